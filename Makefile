@@ -1,0 +1,62 @@
+# Everything happens in .venv; a target sets up what it needs, and only when pyproject.toml changed.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# 3.11 first: it is the version that everything is tested with.
+PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+run: $(VENV)/.installed  ## see it work: four pods draw a picture on a server of your own
+	@$(BIN)/batchq run conf/examples/mandelbrot.yaml
+
+test: $(VENV)/.installed-test  ## the whole test suite
+	$(BIN)/pytest
+
+check: $(VENV)/.installed-test  ## format, lint, types and architecture, without changing anything
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-test  ## format the code and mend what can be mended
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## remove .venv and the tools' caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/pip
+	@echo "Installing batchq into $(VENV) (once)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/pip
+	@echo "Installing batchq and what its tests need into $(VENV) (once)"
+	@$(PIP) --editable '.[test]'
+	@touch $(VENV)/.installed $@
+
+# A folder without pip is one that was interrupted. Debian keeps ensurepip in a package of its own
+# (python3-venv); where that is missing, the system's pip can put a pip into the new folder.
+$(BIN)/pip:
+	@for python in $(PYTHONS); do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  found=$$python; \
+	  echo "Making $(VENV) with $$("$$python" --version)"; \
+	  if "$$python" -c 'import ensurepip' 2>/dev/null; then exec "$$python" -m venv --clear $(VENV); fi; \
+	  "$$python" -m venv --clear --without-pip $(VENV) 2>/dev/null && \
+	  "$$python" -m pip --python $(BIN)/python install --quiet pip 2>/dev/null && exit 0; \
+	done; \
+	rm -rf $(VENV); \
+	if [ -n "$$found" ]; then \
+	  echo "batchq is installed into a virtual environment, and $$found cannot make one: it lacks ensurepip, and pip." >&2; \
+	  echo "On Debian or Ubuntu: sudo apt install python3-venv, then again. With uv instead: uv run batchq run conf/examples/mandelbrot.yaml" >&2; \
+	else \
+	  echo "batchq needs Python 3.11 or newer, and none of these is: $(PYTHONS)." >&2; \
+	  echo "On Debian 12 or later: sudo apt install python3 python3-venv, then again." >&2; \
+	fi; exit 1

@@ -1,0 +1,13 @@
+"""What a session does, one file per verb; see README.md beside this file."""
+
+from __future__ import annotations
+
+from batchq.framework.session import Action
+from batchq_actions.allocate import Allocate
+from batchq_actions.enqueue import Enqueue
+
+#: name -> class: the whole registry, in the open.
+BUILTIN_ACTIONS: dict[str, type[Action]] = {
+    Enqueue.name: Enqueue,
+    Allocate.name: Allocate,
+}

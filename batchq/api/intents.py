@@ -1,0 +1,129 @@
+"""What a session decided, in the order decided: the story that logs, events and reports tell.
+
+The commit is made from the same moves: each Statement changes the session's state and says so
+with one of these.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+
+class AdmitGroup(Struct, frozen=True, kw_only=True):
+    """`group` (a key) becomes InQueue for the `admission`-th time."""
+
+    group: str
+    admission: int
+
+
+class CreatePods(Struct, frozen=True, kw_only=True):
+    """`pods` (full names) of `group` come into being."""
+
+    group: str
+    pods: tuple[str, ...]
+
+
+class Bind(Struct, frozen=True, kw_only=True):
+    """`pod` (full name, and uid) goes to `node`, for the `attempt`-th time."""
+
+    group: str
+    pod: str
+    uid: str
+    node: str
+    attempt: int
+
+
+class Evict(Struct, frozen=True, kw_only=True):
+    """`pod` is told to stop, for `reason`; `by` and `action` name the claimant, if any."""
+
+    group: str
+    pod: str
+    uid: str
+    reason: str
+    by: str = ""
+    action: str = ""
+
+
+class LosePod(Struct, frozen=True, kw_only=True):
+    """`pod` is written off: its lease and grace have passed."""
+
+    group: str
+    pod: str
+    uid: str
+
+
+class RequeuePod(Struct, frozen=True, kw_only=True):
+    """`pod` goes back to Pending and waits for its next attempt."""
+
+    group: str
+    pod: str
+    uid: str
+
+
+class RollBack(Struct, frozen=True, kw_only=True):
+    """`group` leaves for Pending, for `reason`."""
+
+    group: str
+    reason: str
+    message: str = ""
+
+
+class MoveGroup(Struct, frozen=True, kw_only=True):
+    """`group` is Running or Unknown now."""
+
+    group: str
+    phase: str
+
+
+class FinishGroup(Struct, frozen=True, kw_only=True):
+    """`group` has ended in `phase`, for `reason`."""
+
+    group: str
+    phase: str
+    reason: str
+    message: str = ""
+
+
+class ExpireGroup(Struct, frozen=True, kw_only=True):
+    """`group` has been finished for long enough and is forgotten, with its pods."""
+
+    group: str
+
+
+class Settle(Struct, frozen=True, kw_only=True):
+    """`group`'s charge or bookkeeping follows what its pods did."""
+
+    group: str
+
+
+class SetReasons(Struct, frozen=True, kw_only=True):
+    """`group` waits, and why has changed."""
+
+    group: str
+    reasons: tuple[str, ...]
+
+
+class SetNodeReady(Struct, frozen=True, kw_only=True):
+    """`node` has not been heard of for too long."""
+
+    node: str
+    ready: bool
+
+
+Intent: TypeAlias = (
+    AdmitGroup
+    | CreatePods
+    | Bind
+    | Evict
+    | LosePod
+    | RequeuePod
+    | RollBack
+    | MoveGroup
+    | FinishGroup
+    | ExpireGroup
+    | Settle
+    | SetReasons
+    | SetNodeReady
+)

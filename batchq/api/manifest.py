@@ -1,0 +1,310 @@
+"""Manifests: objects as people write them and as `get -o yaml` prints them.
+
+`decode` is strict: an unknown field, a wrong type or an impossible name is an error of one
+sentence that says where. `encode` is its inverse and the canonical form. What a manifest
+*means* (whether its numbers fit together) is `batchq.api.validate`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeAlias, get_type_hints
+
+from msgspec import Struct, structs
+
+from batchq.api import names, notation
+from batchq.api.names import shown
+from batchq.api.notation import Entry, Malformed, Path, Unfold, fields_of, mapping_at
+from batchq.api.objects import (
+    API_VERSION,
+    DEFAULT,
+    KINDS,
+    NAMESPACED,
+    Metadata,
+    Object,
+    Pod,
+    PodGroup,
+    PodSpec,
+    PodTemplate,
+    kind_of,
+)
+from batchq.api.resources import named
+from batchq.errors import InvalidInput
+
+#: Where a field stands in its file, as a line number, if that is known.
+LineOf: TypeAlias = Callable[[Path], int | None]
+
+_TOP = ("apiVersion", "kind", "metadata", "spec", "status")
+_TEMPLATE_FIELDS = frozenset(PodTemplate.__struct_encode_fields__)
+_POD_FIELDS = frozenset(PodSpec.__struct_encode_fields__)
+#: The structs of each kind's spec and status.
+_PARTS: dict[str, dict[str, type[Struct]]] = {
+    kind: {name: hint for name, hint in get_type_hints(cls).items() if name in ("spec", "status")}
+    for kind, cls in KINDS.items()
+}
+
+
+def decode(data: object, *, place: str = "", line_of: LineOf | None = None) -> Object:
+    """The object that a manifest describes; its status too, if it states one.
+
+    `place` says where the manifest stands (`jobs.yaml, document 2`) and `line_of` on which line
+    a field does; both only serve messages.
+    Raises InvalidInput.
+    """
+    try:
+        return _decode(data)
+    except Malformed as problem:
+        line = line_of(problem.path) if line_of else None
+        where = ", line ".join(part for part in (place, str(line) if line else "") if part)
+        subject = _subject(data)
+        text = ": ".join(part for part in (where, subject, str(problem)) if part)
+        raise InvalidInput(text) from None
+
+
+def encode(obj: Object) -> dict[str, object]:
+    """The manifest of an object: quantities, durations and times as people write them.
+
+    Keys come in a fixed order, what is at its default is left out, the phase never is.
+    """
+    kind = kind_of(obj)
+    manifest: dict[str, object] = {"apiVersion": API_VERSION, "kind": kind}
+    metadata = notation.write(obj.metadata)
+    manifest["metadata"] = metadata
+    spec = notation.write(obj.spec)
+    if spec:
+        manifest["spec"] = spec
+    status: Struct | None = getattr(obj, "status", None)
+    if status is not None:
+        written = notation.write(status, always=frozenset({"phase"}))
+        if written:
+            manifest["status"] = written
+    return manifest
+
+
+def has_status(data: object) -> bool:
+    """Whether a manifest states a `status`, which `apply` ignores with a warning."""
+    return isinstance(data, Mapping) and bool(data.get("status"))
+
+
+# --- the parts of an object -----------------------------------------------------------------
+
+
+def _decode(data: object) -> Object:
+    manifest = mapping_at(data, ())
+    kind = _kind(manifest)
+    for field in manifest:
+        if field not in _TOP:
+            raise Malformed((field,), f"there is no such field; {notation.suggestion(field, _TOP)}")
+    metadata = _metadata(kind, manifest.get("metadata"))
+    parts: dict[str, object] = {"metadata": metadata}
+    for part in _PARTS[kind]:
+        if manifest.get(part) is not None or (kind, part) == ("Pod", "spec"):
+            parts[part] = _part(kind, part, manifest.get(part), metadata)
+    build: Callable[..., Object] = KINDS[kind]
+    obj = build(**parts)
+    _check_names(obj)
+    if isinstance(obj, Pod):
+        _check_pod_gates(obj, mapping_at(manifest.get("spec"), ("spec",)))
+    return obj
+
+
+def _kind(manifest: Mapping[str, object]) -> str:
+    version = manifest.get("apiVersion")
+    if version != API_VERSION:
+        raise Malformed(("apiVersion",), f"expected {API_VERSION}, found {shown(version)}")
+    kind = manifest.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        near = notation.nearest(kind, KINDS) if isinstance(kind, str) else ""
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise Malformed(("kind",), f"expected one of {', '.join(KINDS)}, found {shown(kind)}{hint}")
+    return kind
+
+
+def _metadata(kind: str, data: object) -> Metadata:
+    metadata = notation.read(Metadata, data, ("metadata",))
+    if kind not in NAMESPACED:
+        if metadata.namespace:
+            raise Malformed(("metadata", "namespace"), f"a {kind} has no namespace; leave it out")
+        return metadata
+    return metadata if metadata.namespace else structs.replace(metadata, namespace=DEFAULT)
+
+
+def _part(kind: str, part: str, data: object, metadata: Metadata) -> Struct:
+    unfold: dict[type, Unfold] = {PodTemplate: _template_entries}
+    if kind == "Pod":
+        unfold[PodSpec] = lambda written, path: _pod_entries(written, path, metadata.name)
+    return notation.read(_PARTS[kind][part], data, (part,), unfold=unfold)
+
+
+# --- templates: flat, or with metadata and spec inside ---------------------------------------
+
+
+def _template_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
+    """The fields of a template, whichever way it is written.
+
+    People who know Kubernetes write `metadata: {labels, annotations}` and `spec: {...}`; both are
+    unfolded into the flat form. A field that is given twice is a contradiction.
+    """
+    seen: dict[str, Path] = {}
+    for name, value, place in _unfolded(written, path):
+        if value is None:
+            continue
+        if name in seen:
+            first = notation.path_text(seen[name])
+            raise Malformed(place, f"the same field is given at {first} too; keep one of the two")
+        seen[name] = place
+        yield name, value, place
+
+
+def _unfolded(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
+    for name, value, place in fields_of(written, path):
+        if name == "metadata":
+            inner = mapping_at(value, place)
+            for key in inner:
+                if key not in ("labels", "annotations"):
+                    raise Malformed(
+                        (*place, key), "a template's metadata holds labels and annotations only"
+                    )
+            yield from fields_of(inner, place)
+        elif name == "spec":
+            yield from fields_of(mapping_at(value, place), place)
+        else:
+            yield name, value, place
+
+
+def _pod_entries(written: Mapping[str, object], path: Path, name: str) -> Iterator[Entry]:
+    """A pod's own fields. The template's other fields are checked and left to the group."""
+    rest = {key: value for key, value in written.items() if key in _TEMPLATE_FIELDS - _POD_FIELDS}
+    notation.read(PodTemplate, rest, path)
+    for key, value, place in fields_of(written, path):
+        if key not in rest:
+            yield key, value, place
+    if written.get("task") is None and written.get("index") is None:
+        yield from _place_by_name(str(written.get("podGroup")), name, path)
+
+
+def _place_by_name(group: str, name: str, path: Path) -> Iterable[Entry]:
+    """A pod is called `<group>-<task>-<index>`."""
+    task, dash, index = name.removeprefix(f"{group}-").rpartition("-")
+    if name.startswith(f"{group}-") and dash and index.isdecimal() and len(index) <= 9:
+        yield "task", task, (*path, "task")
+        yield "index", int(index), (*path, "index")
+
+
+def _check_pod_gates(pod: Pod, spec: Mapping[str, object]) -> None:
+    if not spec.get("schedulingGates"):
+        return
+    if pod.status.node or pod.status.phase != "Pending":
+        raise Malformed(
+            ("spec", "schedulingGates"),
+            "a pod that has a node, or is past Pending, cannot have scheduling gates",
+        )
+    raise Malformed(
+        ("spec", "schedulingGates"), "gates of single pods are not available in this version"
+    )
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+def check_names(obj: Object) -> None:
+    """Every name in the object is one that batchq and its store can hold.
+
+    Raises InvalidInput.
+    """
+    try:
+        _check_names(obj)
+    except Malformed as problem:
+        raise InvalidInput(f"{_title(obj)}: {problem}") from None
+
+
+def _check_names(obj: Object) -> None:
+    for path, name, problem_of in _names_in(obj):
+        problem = problem_of(name)
+        if problem:
+            raise Malformed(path, problem)
+
+
+_Named: TypeAlias = tuple[Path, str, Callable[[str], str]]
+
+
+def _names_in(obj: Object) -> Iterator[_Named]:
+    meta = obj.metadata
+    short = kind_of(obj) in ("PodGroup", "ResourceQuota")
+    yield ("metadata", "name"), meta.name, names.label_problem if short else names.subdomain_problem
+    if meta.namespace:
+        yield ("metadata", "namespace"), meta.namespace, names.label_problem
+    yield from _labels(meta.labels, ("metadata", "labels"))
+    yield from _keys(meta.annotations, ("metadata", "annotations"))
+    match obj:
+        case PodGroup():
+            yield from _names_in_group(obj)
+        case Pod():
+            yield ("spec", "podGroup"), obj.spec.pod_group, names.label_problem
+            yield ("spec", "task"), obj.spec.task, names.label_problem
+    for path, amounts in _amounts_in(obj):
+        for resource in named(amounts):
+            yield (*path, resource), resource, names.qualified_problem
+
+
+def _names_in_group(group: PodGroup) -> Iterator[_Named]:
+    spec = group.spec
+    yield ("spec", "queue"), spec.queue, names.subdomain_problem
+    if spec.priority_class_name:
+        yield ("spec", "priorityClassName"), spec.priority_class_name, names.subdomain_problem
+    for place, gate in enumerate(spec.scheduling_gates):
+        yield ("spec", "schedulingGates", place, "name"), gate.name, names.qualified_problem
+    for place, dependency in enumerate(spec.depends_on):
+        yield ("spec", "dependsOn", place, "name"), dependency.name, names.label_problem
+    for place, task in enumerate(spec.tasks):
+        path: Path = ("spec", "tasks", place)
+        yield (*path, "name"), task.name, names.label_problem
+        yield from _labels(task.template.labels, (*path, "template", "labels"))
+        yield from _keys(task.template.annotations, (*path, "template", "annotations"))
+
+
+def _amounts_in(obj: Object) -> Iterator[tuple[Path, dict[str, int]]]:
+    if isinstance(obj, PodGroup):
+        yield ("spec", "minResources"), obj.spec.min_resources
+        for place, task in enumerate(obj.spec.tasks):
+            yield ("spec", "tasks", place, "template", "requests"), task.template.requests
+
+
+def _labels(labels: Mapping[str, str], path: Path) -> Iterator[_Named]:
+    yield from _keys(labels, path)
+    for key, value in labels.items():
+        yield (*path, key), value, names.label_value_problem
+
+
+def _keys(table: Mapping[str, str], path: Path) -> Iterator[_Named]:
+    for key in table:
+        yield (*path, key), key, names.qualified_problem
+
+
+# --- messages -------------------------------------------------------------------------------
+
+
+def _title(obj: Object) -> str:
+    space = f"{obj.metadata.namespace}/" if obj.metadata.namespace else ""
+    return f"{kind_of(obj)} {space}{_short(obj.metadata.name)}"
+
+
+def _subject(data: object) -> str:
+    """`PodGroup default/train`, as far as the manifest says so much."""
+    if not isinstance(data, Mapping):
+        return ""
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        return ""
+    metadata = data.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str):
+        return kind
+    space = metadata.get("namespace") if isinstance(metadata, Mapping) else None
+    if kind not in NAMESPACED:
+        return f"{kind} {_short(name)}"
+    return f"{kind} {_short(space if isinstance(space, str) and space else DEFAULT)}/{_short(name)}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 64 else f"{name[:24]}…"

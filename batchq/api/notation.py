@@ -1,0 +1,381 @@
+"""Reading and writing our structs in people's notation: `64Gi`, `90s`, `2026-01-31T12:00:00Z`.
+
+A walk over the structs' own type information, so that a field added to a struct is read, checked
+and written without a line here. The markers on the types (`Amounts`, `Duration`, `Instant`,
+`Factor` in `batchq.api.objects`) say where which notation is meant. Nothing is guessed: an
+unknown field or a wrong type is a `Malformed` that names the path, what was expected and what
+was found.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from functools import cache
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+from msgspec import Struct, inspect
+
+from batchq.api import names
+from batchq.api.names import shown
+from batchq.api.quantity import LARGEST, format_quantity, parse_quantity
+from batchq.api.reasons import Verdict
+from batchq.api.times import format_duration, format_instant, parse_duration, parse_instant
+
+Path: TypeAlias = tuple[str | int, ...]
+#: A field as written: its name, its value, and where it stands.
+Entry: TypeAlias = tuple[str, object, Path]
+#: Where a struct may be written in more than one way: brings it into one.
+Unfold: TypeAlias = Callable[[Mapping[str, object], Path], Iterable[Entry]]
+
+S = TypeVar("S", bound=Struct)
+
+#: In these fields a number stands for its text: `annotations: {batchq/runtime: 30}`.
+_TEXT_OF_NUMBERS = frozenset({"annotations", "command", "env", "parameters"})
+_LARGEST_FACTOR = 1_000_000
+
+
+class Malformed(Exception):
+    """`text` says what was expected and found at `path`."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(f"{path_text(path)}: {text}" if path else text)
+        self.path = path
+        self.text = text
+
+
+def path_text(path: Path) -> str:
+    """`spec.tasks[0].template.requests["example.com/gpu"]`"""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and len(part) <= 64:
+            text += f".{part}" if text else part
+        else:
+            text += f"[{shown(part)}]"
+    return text
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The one of `known` that was probably meant; empty if none is near."""
+    by_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else ""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'queue'?`, or the list of what there is."""
+    choices = list(known)
+    near = nearest(word, choices)
+    if near:
+        return f"did you mean {near!r}?"
+    return f"known: {', '.join(choices)}" if choices else "none is known here"
+
+
+def mapping_at(data: object, path: Path) -> Mapping[str, object]:
+    """`data` as a mapping with text keys; nothing is an empty one."""
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise Malformed(path, f"expected a mapping, found {shown(data)}")
+    for key in data:
+        if not isinstance(key, str):
+            raise Malformed(path, f"expected text as the name of a field, found {shown(key)}")
+    return data
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+def read(kind: type[S], data: object, path: Path = (), *, unfold: Mapping[type, Unfold] = {}) -> S:
+    """The struct `kind` that `data` describes.
+
+    Raises Malformed.
+    """
+    return cast(S, _read_struct(_struct_type(kind), data, path, unfold))
+
+
+@cache
+def _struct_type(kind: type[Struct]) -> inspect.StructType:
+    return cast(inspect.StructType, inspect.type_info(kind))
+
+
+def _read_struct(
+    kind: inspect.StructType, data: object, path: Path, unfold: Mapping[type, Unfold]
+) -> Struct:
+    written = mapping_at(data, path)
+    known = {field.encode_name: field for field in kind.fields}
+    found: dict[str, Any] = {}
+    for name, value, place in _entries(kind.cls, written, path, unfold):
+        if name not in known:
+            hint = suggestion(name, known)
+            raise Malformed(place, f"there is no such field; {hint}")
+        if value is not None:
+            field = known[name]
+            found[field.name] = _read(field.type, value, place, unfold)
+    for field in kind.fields:
+        if field.required and field.name not in found:
+            raise Malformed((*path, field.encode_name), "this field is required")
+    built: Struct = kind.cls(**found)
+    return built
+
+
+def _entries(
+    kind: type, written: Mapping[str, object], path: Path, unfold: Mapping[type, Unfold]
+) -> Iterable[Entry]:
+    if kind is Verdict:
+        return _verdict_entries(written, path)
+    if kind in unfold:
+        return unfold[kind](written, path)
+    return fields_of(written, path)
+
+
+def fields_of(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
+    """Each field of a mapping with its place."""
+    return ((name, value, (*path, name)) for name, value in written.items())
+
+
+def _read(kind: inspect.Type, data: object, path: Path, unfold: Mapping[type, Unfold]) -> object:
+    match kind:
+        case inspect.Metadata(type=inner, extra=extra):
+            return (
+                _read_form(extra["form"], data, path) if extra else _read(inner, data, path, unfold)
+            )
+        case inspect.StructType():
+            return _read_struct(kind, data, path, unfold)
+        case inspect.VarTupleType(item_type=item):
+            return _read_list(item, data, path, unfold)
+        case inspect.DictType(value_type=value):
+            return {
+                name: _read(value, item, (*path, _text(name, path)), unfold)
+                for name, item in mapping_at(data, path).items()
+            }
+        case inspect.UnionType(types=types):
+            return _read(_member_for(types, data), data, path, unfold)
+        case inspect.RawType():
+            return _read_raw(data, path)
+        case _:
+            return _read_scalar(kind, data, path)
+
+
+def _read_scalar(kind: inspect.Type, data: object, path: Path) -> object:
+    match kind:
+        case inspect.StrType():
+            return _text(data, path)
+        case inspect.BoolType():
+            if not isinstance(data, bool):
+                raise Malformed(path, f"expected true or false, found {shown(data)}")
+            return data
+        case inspect.IntType():
+            return _whole(data, path)
+        case inspect.LiteralType(values=values):
+            return _choice(tuple(str(value) for value in values), data, path)
+        case inspect.EnumType(cls=cls):
+            return cls(_choice(tuple(str(member.value) for member in cls), data, path))
+        case _:
+            raise TypeError(f"no notation is defined for {kind!r} at {path_text(path)}")
+
+
+def _read_list(
+    item: inspect.Type, data: object, path: Path, unfold: Mapping[type, Unfold]
+) -> tuple[object, ...]:
+    if not isinstance(data, list | tuple):
+        hint = ""
+        if path[-1] == "command" and isinstance(data, str):
+            hint = '; write the words as a list, or for a shell line ["sh", "-c", "…"]'
+        raise Malformed(path, f"expected a list, found {shown(data)}{hint}")
+    return tuple(_read(item, value, (*path, place), unfold) for place, value in enumerate(data))
+
+
+def _member_for(types: tuple[inspect.Type, ...], data: object) -> inspect.Type:
+    """The member of `X | None` or `int | Literal[...]` that `data` is meant for."""
+    members = [kind for kind in types if not isinstance(kind, inspect.NoneType)]
+    if len(members) == 1:
+        return members[0]
+    wanted = (
+        inspect.IntType
+        if isinstance(data, int) and not isinstance(data, bool)
+        else inspect.LiteralType
+    )
+    return next(kind for kind in members if isinstance(kind, wanted))
+
+
+def _text(data: object, path: Path) -> str:
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        if _TEXT_OF_NUMBERS.intersection(path[-2:]):
+            return str(data)
+        raise Malformed(path, f"expected text, found {shown(data)}; put it in quotes")
+    if isinstance(data, bool):
+        raise Malformed(path, f"expected text, found {shown(data)}; put it in quotes")
+    if not isinstance(data, str):
+        raise Malformed(path, f"expected text, found {shown(data)}")
+    try:
+        data.encode()
+    except UnicodeEncodeError:
+        raise Malformed(
+            path, "expected text, found characters that are not valid Unicode"
+        ) from None
+    return data
+
+
+def _whole(data: object, path: Path) -> int:
+    if isinstance(data, bool) or not isinstance(data, int):
+        raise Malformed(path, f"expected a whole number, found {shown(data)}")
+    if abs(data) > LARGEST:
+        raise Malformed(path, f"expected a whole number of at most 2^53, found {shown(data)}")
+    return data
+
+
+def _choice(values: tuple[str, ...], data: object, path: Path) -> str:
+    # YAML reads True and 1 as a boolean and a number; the words are meant.
+    word = str(data) if isinstance(data, bool | int) else data
+    if isinstance(word, str) and word in values:
+        return word
+    near = nearest(word, values) if isinstance(word, str) else ""
+    hint = f"; did you mean {near!r}?" if near else ""
+    raise Malformed(path, f"expected one of {', '.join(values)}, found {shown(data)}{hint}")
+
+
+def _read_raw(data: object, path: Path) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(msgspec.json.encode(data))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(path, f"expected a value that JSON can hold ({error})") from None
+
+
+def _read_form(form: str, data: object, path: Path) -> object:
+    if form == "amounts":
+        return {name: _amount(name, item, path) for name, item in mapping_at(data, path).items()}
+    if isinstance(data, dict | list):
+        raise Malformed(path, f"expected {_FORMS[form]}, found {shown(data)}")
+    try:
+        match form:
+            case "duration":
+                return parse_duration(cast(Any, data))
+            case "instant":
+                return parse_instant(cast(Any, data))
+            case "factor":
+                return parse_factor(cast(Any, data))
+    except ValueError as error:
+        raise Malformed(path, str(error)) from None
+    raise TypeError(f"no notation is defined for {form!r}")
+
+
+_FORMS = {
+    "duration": "a duration such as 90s",
+    "instant": "a time",
+    "factor": "a number such as 1.5",
+}
+
+
+def _amount(resource: str, data: object, path: Path) -> int:
+    problem = names.qualified_problem(resource)
+    if problem:
+        raise Malformed(path, problem)
+    try:
+        return parse_quantity(resource, cast(Any, data))
+    except ValueError as error:
+        text = str(error)
+        if isinstance(data, dict | list | None):
+            text = f"expected a quantity such as 500m, 2 or 64Gi, found {shown(data)}"
+        raise Malformed((*path, resource), text) from None
+
+
+def parse_factor(written: object) -> int:
+    """Thousandths of a decimal such as 1.5.
+
+    Raises ValueError with what was expected and found.
+    """
+    problem = (
+        f"expected a number from 0 to 1000 with at most three decimals, found {shown(written)}"
+    )
+    if isinstance(written, bool) or not isinstance(written, str | int | float):
+        raise ValueError(problem)
+    try:
+        thousandths = Decimal(str(written)[:64]) * 1000
+    except InvalidOperation:
+        raise ValueError(problem) from None
+    if not thousandths.is_finite() or not 0 <= thousandths <= _LARGEST_FACTOR or thousandths % 1:
+        raise ValueError(problem)
+    return int(thousandths)
+
+
+def _verdict_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
+    """A verdict's numbers are printed as quantities, and its sentence beside them."""
+    resource = written.get("resource") or ""
+    for name, value, place in fields_of(written, path):
+        if name == "message":
+            continue
+        if name in ("need", "limit", "seen") and value is not None and isinstance(resource, str):
+            try:
+                value = parse_quantity(resource, cast(Any, value))
+            except ValueError as error:
+                raise Malformed(place, str(error)) from None
+        yield name, value, place
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def write(value: Struct, *, always: frozenset[str] = frozenset()) -> dict[str, object]:
+    """`value` in people's notation: fields in the order of the struct, defaults left out.
+
+    Fields named in `always` (`phase`) are written even where they are at their default.
+    """
+    written: dict[str, object] = {}
+    for field in _struct_type(type(value)).fields:
+        content = getattr(value, field.name)
+        if field.encode_name in always or field.required or content != default_of(field):
+            written[field.encode_name] = _write(field.type, content)
+    if isinstance(value, Verdict):
+        for name in ("need", "limit", "seen"):
+            if name in written:
+                written[name] = format_quantity(value.resource, cast(int, written[name]))
+        written["message"] = value.message()
+    return written
+
+
+def default_of(field: inspect.Field) -> object:
+    """What an absent field means."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _write(kind: inspect.Type, value: Any) -> object:
+    match kind:
+        case _ if value is None:
+            return None
+        case inspect.UnionType(types=types):
+            member = next(each for each in types if not isinstance(each, inspect.NoneType))
+            return _write(member, value)
+        case inspect.Metadata(type=inner, extra=extra):
+            return write_form(extra["form"], value) if extra else _write(inner, value)
+        case inspect.StructType():
+            return write(value)
+        case inspect.VarTupleType(item_type=item):
+            return [_write(item, each) for each in value]
+        case inspect.DictType(value_type=item):
+            return {name: _write(item, each) for name, each in value.items()}
+        case inspect.RawType():
+            return msgspec.json.decode(value)
+        case _:
+            return value.value if isinstance(value, Enum) else value
+
+
+def write_form(form: str, value: Any) -> object:
+    """An amount map, a duration, an instant or a factor as people write it."""
+    match form:
+        case "amounts":
+            return {name: format_quantity(name, value[name]) for name in sorted(value)}
+        case "duration":
+            return format_duration(value)
+        case "instant":
+            return format_instant(value)
+        case "factor":
+            return value // 1000 if value % 1000 == 0 else value / 1000
+    raise TypeError(f"no notation is defined for {form!r}")

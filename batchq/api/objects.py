@@ -1,0 +1,335 @@
+"""The objects people write and batchq keeps: Queue, ResourceQuota, Node, PriorityClass,
+AdmissionCheck, PodGroup and Pod.
+
+Frozen values. Field names are camelCase in manifests and in the store. Inside, amounts are
+integer units, instants and durations integer milliseconds; the markers on the types
+(`AMOUNTS`, `DURATION`, `INSTANT`) tell `batchq.api.manifest` where people's notation goes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from batchq.api import times
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.reasons import Verdict
+
+API_VERSION = "batchq/v1"
+DEFAULT = "default"
+
+#: Where a template says how long its pods run in a described world.
+RUNTIME_ANNOTATION = "batchq/runtime"
+
+Amounts: TypeAlias = Annotated[dict[str, int], Meta(extra={"form": "amounts"})]
+Duration: TypeAlias = Annotated[int, Meta(extra={"form": "duration"})]
+Instant: TypeAlias = Annotated[int, Meta(extra={"form": "instant"})]
+#: A decimal factor such as 1.5, in thousandths.
+Factor: TypeAlias = Annotated[int, Meta(extra={"form": "factor"})]
+
+
+class Value(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What every part of an object is."""
+
+
+class Metadata(Value, frozen=True):
+    name: str
+    namespace: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    uid: str = ""
+    creation_timestamp: Instant | None = None
+    revision: int = 0
+
+
+class Condition(Value, frozen=True):
+    """One of QuotaReserved, Admitted, Scheduled, Evicted, Finished."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str = ""
+    message: str = ""
+    last_transition_time: Instant = 0
+
+
+# --- Queue ----------------------------------------------------------------------------------
+
+
+class Strategy(Value, frozen=True):
+    type: Literal["BestEffortFIFO", "StrictFIFO", "Backfill"] = "BestEffortFIFO"
+    order: Literal["fcfs", "shortest"] = "fcfs"
+    reservations: Literal["1", "all"] = "1"
+
+
+class QueuePreemption(Value, frozen=True):
+    within_queue: Literal["LowerPriority", "Never"] = "LowerPriority"
+    reclaim: Literal["Any", "LowerPriority", "Never"] = "Any"
+    borrowing: int | Literal["Never"] = "Never"
+
+
+class QueueSpec(Value, frozen=True):
+    parent: str = ""
+    weight: int = 1
+    guarantee: Amounts = {}
+    deserved: Amounts = {}
+    capability: Amounts = {}
+    strategy: Strategy = Strategy()
+    max_pod_groups: int | None = None
+    reclaimable: bool = True
+    preemption: QueuePreemption = QueuePreemption()
+    overcommit: Factor = 1000
+    admission_checks: tuple[str, ...] = ()
+    stop_policy: Literal["None", "Hold", "HoldAndDrain"] = "None"
+
+
+class Queue(Value, frozen=True):
+    metadata: Metadata
+    spec: QueueSpec = QueueSpec()
+
+
+# --- ResourceQuota, PriorityClass, AdmissionCheck -------------------------------------------
+
+
+class ResourceQuotaSpec(Value, frozen=True):
+    hard: Amounts = {}
+
+
+class ResourceQuota(Value, frozen=True):
+    metadata: Metadata
+    spec: ResourceQuotaSpec = ResourceQuotaSpec()
+
+
+class PriorityClassSpec(Value, frozen=True):
+    value: int = 0
+    preemption_policy: Literal["PreemptLowerPriority", "Never"] = "PreemptLowerPriority"
+    default: bool = False
+
+
+class PriorityClass(Value, frozen=True):
+    metadata: Metadata
+    spec: PriorityClassSpec = PriorityClassSpec()
+
+
+class AdmissionCheckSpec(Value, frozen=True):
+    controller_name: str = ""
+    retry_delay_minutes: int = 15
+    preemption_policy: Literal["Anytime", "AfterCheckPassedOrOnDemand"] = "Anytime"
+    unknown_timeout: Duration = 30 * times.MINUTE
+    on_timeout: Literal["Retry", "Reject"] = "Retry"
+    parameters: dict[str, str] = {}
+
+
+class AdmissionCheckStatus(Value, frozen=True):
+    active: bool = True
+
+
+class AdmissionCheck(Value, frozen=True):
+    metadata: Metadata
+    spec: AdmissionCheckSpec = AdmissionCheckSpec()
+    status: AdmissionCheckStatus = AdmissionCheckStatus()
+
+
+# --- Node -----------------------------------------------------------------------------------
+
+
+class Taint(Value, frozen=True):
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "NoExecute", "PreferNoSchedule"] = "NoSchedule"
+
+
+class NodeSpec(Value, frozen=True):
+    resources: Amounts = {}
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
+class NodeStatus(Value, frozen=True):
+    ready: bool = True
+    #: When the node was last heard of.
+    heartbeat: Instant | None = None
+
+
+class Node(Value, frozen=True):
+    metadata: Metadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+# --- PodGroup -------------------------------------------------------------------------------
+
+
+class SchedulingGate(Value, frozen=True):
+    name: str
+
+
+class Toleration(Value, frozen=True):
+    key: str = ""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class PodTemplate(Value, frozen=True):
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    command: tuple[str, ...] = ()
+    function: str = ""
+    args: tuple[msgspec.Raw, ...] = ()
+    kwargs: dict[str, msgspec.Raw] = {}
+    env: dict[str, str] = {}
+    working_dir: str = ""
+    requests: Amounts = {}
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    priority: int | None = None
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    termination_grace: Duration = 30 * times.SECOND
+
+
+class Task(Value, frozen=True):
+    name: str
+    replicas: int = 1
+    min_available: int = 0
+    template: PodTemplate = PodTemplate()
+
+
+class Retry(Value, frozen=True):
+    limit: int = 0
+    backoff: Duration = 10 * times.SECOND
+
+
+class Dependency(Value, frozen=True):
+    name: str
+    condition: Literal["ok", "any", "failed"] = "ok"
+    #: The group that the name stood for at submission; filled in by batchq.
+    uid: str = ""
+
+
+class PodGroupSpec(Value, frozen=True):
+    queue: str = DEFAULT
+    min_member: int | None = None
+    min_resources: Amounts = {}
+    priority_class_name: str = ""
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    suspend: bool = False
+    walltime: Duration | None = None
+    retry: Retry = Retry()
+    ttl_after_finished: Duration = 7 * times.DAY
+    depends_on: tuple[Dependency, ...] = ()
+    controller: Literal["batchq", "external"] = "batchq"
+    tasks: tuple[Task, ...] = ()
+
+
+class CheckState(Value, frozen=True):
+    name: str
+    status: Literal["True", "False", "Unknown"] = "Unknown"
+    reason: str = ""
+    message: str = ""
+
+
+class PodGroupStatus(Value, frozen=True):
+    phase: PodGroupPhase = PodGroupPhase.PENDING
+    #: How often the group has become InQueue; never reset.
+    admission: int = 0
+    reserved_at: Instant | None = None
+    #: What the group holds beyond its pods' own requests can never exceed this.
+    reservation: Amounts = {}
+    #: What the ledger counts for the group; written together with the ledger itself.
+    charge: Amounts = {}
+    in_queue_at: Instant | None = None
+    started_at: Instant | None = None
+    #: Since when fewer than minMember pods run (phase Unknown).
+    unknown_at: Instant | None = None
+    finished_at: Instant | None = None
+    queue_time: Instant | None = None
+    backoff_until: Instant | None = None
+    backoff_count: int = 0
+    checks: tuple[CheckState, ...] = ()
+    pledge: dict[str, msgspec.Raw] = {}
+    conditions: tuple[Condition, ...] = ()
+    #: Why the group waits: all blockers, ranked.
+    reasons: tuple[Verdict, ...] = ()
+    #: Pods that have ended for good, by outcome, kept when their records go.
+    succeeded: int = 0
+    failed: int = 0
+    exit_code: int | None = None
+
+
+class PodGroup(Value, frozen=True):
+    metadata: Metadata
+    spec: PodGroupSpec = PodGroupSpec()
+    status: PodGroupStatus = PodGroupStatus()
+
+
+# --- Pod ------------------------------------------------------------------------------------
+
+
+class PodSpec(Value, frozen=True):
+    """A pod's place in its group; what it runs stands in the group's template."""
+
+    pod_group: str
+    task: str
+    index: int = 0
+    requests: Amounts = {}
+    termination_grace: Duration = 30 * times.SECOND
+    priority: int | None = None
+
+
+class PodStatus(Value, frozen=True):
+    phase: PodPhase = PodPhase.PENDING
+    #: The uid of the group, and the admission that made this pod: its fence, with `attempt`.
+    group_uid: str = ""
+    admission: int = 0
+    attempt: int = 0
+    node: str = ""
+    bound_at: Instant | None = None
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+    terminating: bool = False
+    terminating_at: Instant | None = None
+    #: Why it is being stopped or was: a leaving or finish reason.
+    reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str = ""
+    #: Attempts that ended in failure; evictions and node losses are not counted.
+    failures: int = 0
+    retry_at: Instant | None = None
+
+
+class Pod(Value, frozen=True):
+    metadata: Metadata
+    spec: PodSpec
+    status: PodStatus = PodStatus()
+
+
+Object: TypeAlias = Queue | ResourceQuota | Node | PriorityClass | AdmissionCheck | PodGroup | Pod
+
+KINDS: dict[str, type[Object]] = {
+    kind.__name__: kind
+    for kind in (Queue, ResourceQuota, Node, PriorityClass, AdmissionCheck, PodGroup, Pod)
+}
+NAMESPACED = frozenset({"ResourceQuota", "PodGroup", "Pod"})
+
+
+def kind_of(item: Object) -> str:
+    """`PodGroup`, `Queue` …"""
+    return type(item).__name__
+
+
+def key_of(item: Object) -> str:
+    """The key of an object in its kind: a pod's uid, `namespace/name`, or the bare name."""
+    if isinstance(item, Pod):
+        return item.metadata.uid
+    if kind_of(item) in NAMESPACED:
+        return f"{item.metadata.namespace}/{item.metadata.name}"
+    return item.metadata.name
+
+
+def full_name(item: Object) -> str:
+    """For people: `namespace/name`, or the bare name where there is no namespace."""
+    meta = item.metadata
+    return f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name

@@ -1,0 +1,129 @@
+"""Why something waits, leaves or ends: three closed lists, and the Verdict that carries one.
+
+The same words stand in conditions, on the command line, in the Python client and in metrics.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from batchq.api.quantity import describe_quantity
+
+
+class Waiting(StrEnum):
+    """Why a group waits, the most fundamental reason first."""
+
+    MISCONFIGURED = "Misconfigured"
+    QUEUE_NOT_FOUND = "QueueNotFound"
+    EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
+    QUEUE_STOPPED = "QueueStopped"
+    SUSPENDED = "Suspended"
+    SCHEDULING_GATED = "SchedulingGated"
+    DEPENDENCY_NOT_MET = "DependencyNotMet"
+    BACKING_OFF = "BackingOff"
+    WAITING_FOR_CHECKS = "WaitingForChecks"
+    CHECK_INACTIVE = "CheckInactive"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    WAITING_FOR_RESOURCES = "WaitingForResources"
+    WAITING_FOR_TURN = "WaitingForTurn"
+    WAITING_FOR_PREEMPTION = "WaitingForPreemption"
+    UNSCHEDULABLE = "Unschedulable"
+    PENDING_EVALUATION = "PendingEvaluation"
+
+
+class Leaving(StrEnum):
+    """Why an admitted group, or a pod, had to go."""
+
+    PREEMPTED = "Preempted"
+    RECLAIMED = "Reclaimed"
+    SUSPENDED = "Suspended"
+    QUEUE_STOPPED = "QueueStopped"
+    NODE_LOST = "NodeLost"
+    CAPACITY_CUT = "CapacityCut"
+    IN_QUEUE_TIMEOUT = "InQueueTimeout"
+    RECOVERY_TIMEOUT = "RecoveryTimeout"
+    UNSCHEDULABLE = "Unschedulable"
+    CHECK_RETRY = "CheckRetry"
+    CHECK_REJECTED = "CheckRejected"
+    CLAIM_LAPSED = "ClaimLapsed"
+
+
+class Finish(StrEnum):
+    """How a group ended."""
+
+    SUCCEEDED = "Succeeded"
+    RETRIES_SPENT = "RetriesSpent"
+    WALLTIME_EXCEEDED = "WalltimeExceeded"
+    CHECK_REJECTED = "CheckRejected"
+    DEPENDENCY_NEVER_MET = "DependencyNeverMet"
+    CANCELLED = "Cancelled"
+
+
+_RANK = {reason: place for place, reason in enumerate(Waiting)}
+
+
+class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A refusal kept as data.
+
+    `need`, `limit` and `seen` are integer units of `resource`: what the group asks for, what
+    `subject` allows, and how much of that was taken when the verdict was made. `in_line` says
+    whether the group keeps its place in line (refused by capacity) or stands aside.
+    """
+
+    plugin: str
+    reason: Waiting
+    subject: str = ""
+    resource: str = ""
+    need: int | None = None
+    limit: int | None = None
+    seen: int | None = None
+    detail: str = ""
+    in_line: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The place of the reason in `Waiting`; lower is more fundamental."""
+        return _RANK[self.reason]
+
+    def same_cause(self, other: Verdict) -> bool:
+        """Whether both say the same but for the passing number `seen`."""
+        return (
+            self.plugin == other.plugin
+            and self.reason == other.reason
+            and self.subject == other.subject
+            and self.resource == other.resource
+            and self.need == other.need
+            and self.limit == other.limit
+            and self.detail == other.detail
+        )
+
+    def message(self) -> str:
+        """One sentence for people, with the numbers that decide."""
+        if self.need is None or self.limit is None:
+            return self.detail
+        need = describe_quantity(self.resource, self.need)
+        limit = describe_quantity(self.resource, self.limit)
+        if self.seen is None:
+            text = f"needs {self.resource} {need}, and {self.subject} allows at most {limit}"
+        else:
+            seen = describe_quantity(self.resource, self.seen)
+            free = describe_quantity(self.resource, max(0, self.limit - self.seen))
+            text = (
+                f"needs {self.resource} {need}, and {self.subject} has {free} free"
+                f" ({seen} of {limit} in use)"
+            )
+        return f"{text}; {self.detail}" if self.detail else text
+
+
+def ranked(verdicts: list[Verdict]) -> tuple[Verdict, ...]:
+    """All of them, the most fundamental first, equal ones in the order given."""
+    return tuple(sorted(verdicts, key=lambda verdict: verdict.rank))
+
+
+def same_causes(left: tuple[Verdict, ...], right: tuple[Verdict, ...]) -> bool:
+    """Whether two lists of blockers differ in nothing but passing numbers."""
+    return len(left) == len(right) and all(
+        one.same_cause(other) for one, other in zip(left, right, strict=True)
+    )

@@ -1,0 +1,286 @@
+"""Whether one object, by itself, makes sense: bounds, contradictions, and what is not built yet.
+
+Three sorts of problems. *Contradictions* of a PodGroup (a gang of five with four pods) are errors
+when somebody submits it, and keep it waiting as Misconfigured in a described world. What is *not
+available* in this version is refused everywhere: it must not be ignored silently. The rest (a
+negative count, a name twice, a megabyte of environment) is refused everywhere too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from batchq.api.manifest import check_names
+from batchq.api.names import shown
+from batchq.api.objects import (
+    AdmissionCheck,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    PodTemplate,
+    PriorityClass,
+    Queue,
+    QueuePreemption,
+    full_name,
+    kind_of,
+)
+from batchq.api.quantity import LARGEST, PODS, describe_quantity
+from batchq.api.resources import ONE_POD, times
+from batchq.api.transaction import POD_GROUPS
+from batchq.errors import InvalidInput
+
+MOST_REPLICAS = 1_000_000
+MOST_TASKS = 1_000
+MOST_GATES = 64
+MOST_DEPENDENCIES = 256
+MOST_TAINTS = 64
+MOST_RETRIES = 1_000
+MOST_LABELS = 64
+MOST_VARIABLES = 1_000
+MOST_RESOURCES = 64
+MOST_WEIGHT = 1_000_000
+MOST_PRIORITY = 1_000_000_000
+#: What Linux takes as one argument of a program; the same bound for all of them together.
+MOST_COMMAND_BYTES = 128 * 1024
+MOST_ENV_BYTES = 128 * 1024
+MOST_ANNOTATION_BYTES = 256 * 1024
+MOST_OBJECT_BYTES = 2**20
+
+
+def check(obj: Object, *, described: bool = False) -> None:
+    """Raise InvalidInput, with the first problem, unless the object can be accepted.
+
+    In a `described` world, contradictions are left to show as Misconfigured, and a task needs no
+    command, since nothing is ever started.
+    """
+    check_names(obj)
+    for problem in _problems(obj, described):
+        raise InvalidInput(f"{kind_of(obj)} {full_name(obj)}: {problem}")
+
+
+def contradictions(group: PodGroup) -> list[str]:
+    """What no scheduler could satisfy, because the group's own numbers exclude each other."""
+    spec = group.spec
+    replicas = sum(task.replicas for task in spec.tasks)
+    external = spec.controller == "external"
+    found = []
+    if not external and not replicas:
+        found.append("expected at least one task with at least one replica, found none")
+    if external and not spec.min_resources:
+        found.append("spec.minResources: an external group must state what it needs")
+    least = replicas if spec.min_member is None else spec.min_member
+    if spec.min_member is not None and least < 1:
+        found.append(f"spec.minMember: expected at least 1, found {least}")
+    if not external and spec.min_member is not None and replicas and least > replicas:
+        found.append(
+            f"spec.minMember: expected at most the {replicas} replicas of all tasks, found {least}"
+        )
+    available = sum(task.min_available for task in spec.tasks)
+    if available > least:
+        found.append(f"minAvailable adds up to {available}, which is more than minMember {least}")
+    for place, task in enumerate(spec.tasks):
+        if task.min_available > task.replicas:
+            found.append(
+                f"spec.tasks[{place}].minAvailable: expected at most its {task.replicas} replicas,"
+                f" found {task.min_available}"
+            )
+    return found
+
+
+def not_available(obj: Object) -> list[str]:
+    """Fields of the manual whose behaviour this version does not have, each as a sentence."""
+    match obj:
+        case Queue():
+            return list(_not_available_in_queue(obj))
+        case PodGroup():
+            return list(_not_available_in_group(obj))
+        case AdmissionCheck():
+            return ["admission checks are not available in this version"]
+        case _:
+            return []
+
+
+# --- what is not built yet ------------------------------------------------------------------
+
+
+def _not_available_in_queue(queue: Queue) -> Iterator[str]:
+    spec, strategy = queue.spec, queue.spec.strategy
+    if spec.parent not in ("", "root"):
+        yield _later("spec.parent", spec.parent, "leave it out: all queues stand side by side")
+    if spec.guarantee:
+        yield _later("spec.guarantee", "", "use capability and weight")
+    if spec.deserved:
+        yield _later("spec.deserved", "", "use capability and weight")
+    if spec.preemption != QueuePreemption():
+        yield _later("spec.preemption", "", "leave it out: nothing is preempted")
+    if not spec.reclaimable:
+        yield _later("spec.reclaimable", "false", "leave it out: nothing is reclaimed")
+    if spec.admission_checks:
+        yield _later("spec.admissionChecks", "", "leave it out")
+    if strategy.type == "Backfill":
+        yield _later("spec.strategy.type", "Backfill", "use BestEffortFIFO or StrictFIFO")
+    if strategy.order != "fcfs":
+        yield _later("spec.strategy.order", strategy.order, "use fcfs")
+    if strategy.reservations != "1":
+        yield _later("spec.strategy.reservations", strategy.reservations, "use 1")
+
+
+def _not_available_in_group(group: PodGroup) -> Iterator[str]:
+    if group.spec.controller != "batchq":
+        yield _later("spec.controller", group.spec.controller, "use batchq")
+    for place, task in enumerate(group.spec.tasks):
+        path, template = f"spec.tasks[{place}].template", task.template
+        for name, value in (
+            ("function", template.function),
+            ("args", template.args),
+            ("kwargs", template.kwargs),
+        ):
+            if value:
+                yield _later(f"{path}.{name}", "", "use command")
+        if template.scheduling_gates:
+            yield _later(f"{path}.schedulingGates", "", "use the group's own spec.schedulingGates")
+
+
+def _later(path: str, value: str, instead: str) -> str:
+    what = f"{path} {value}" if value else path
+    return f"{what} is not available in this version; {instead}"
+
+
+# --- bounds ---------------------------------------------------------------------------------
+
+
+def _problems(obj: Object, described: bool) -> Iterator[str]:
+    yield from _metadata_problems(obj)
+    match obj:
+        case Queue():
+            yield from _queue_problems(obj)
+        case Node():
+            yield from _at_most("spec.taints", len(obj.spec.taints), MOST_TAINTS)
+            yield from _at_most("spec.resources", len(obj.spec.resources), MOST_RESOURCES)
+        case PriorityClass():
+            yield from _within("spec.value", obj.spec.value, -MOST_PRIORITY, MOST_PRIORITY)
+        case PodGroup():
+            yield from _group_problems(obj, described)
+            if not described:
+                yield from contradictions(obj)
+        case Pod():
+            yield from _within("spec.index", obj.spec.index, 0, MOST_REPLICAS - 1)
+            yield from _within("status.attempt", obj.status.attempt, 0, LARGEST)
+            yield from _request_problems(obj.spec.requests, 1, "spec.requests")
+    yield from not_available(obj)
+    # Last: any field that is too long by itself has been named by then.
+    yield from _at_most("its size in bytes", len(msgspec.json.encode(obj)), MOST_OBJECT_BYTES)
+
+
+def _metadata_problems(obj: Object) -> Iterator[str]:
+    meta = obj.metadata
+    yield from _at_most("metadata.labels", len(meta.labels), MOST_LABELS)
+    yield from _at_most("metadata.annotations", _bytes_of(meta.annotations), MOST_ANNOTATION_BYTES)
+
+
+def _queue_problems(queue: Queue) -> Iterator[str]:
+    spec = queue.spec
+    yield from _within("spec.weight", spec.weight, 0, MOST_WEIGHT)
+    if spec.max_pod_groups is not None:
+        yield from _within("spec.maxPodGroups", spec.max_pod_groups, 0, 1_000_000_000)
+    yield from _at_most("spec.capability", len(spec.capability), MOST_RESOURCES)
+    for lower, low, upper, high in (
+        ("guarantee", spec.guarantee, "deserved", spec.deserved),
+        ("guarantee", spec.guarantee, "capability", spec.capability),
+        ("deserved", spec.deserved, "capability", spec.capability),
+    ):
+        for resource in low:
+            if resource in high and low[resource] > high[resource]:
+                yield (
+                    f"spec.{lower}.{resource}: expected at most its {upper} of"
+                    f" {describe_quantity(resource, high[resource])},"
+                    f" found {describe_quantity(resource, low[resource])}"
+                )
+
+
+def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
+    spec = group.spec
+    yield from _at_most("spec.schedulingGates", len(spec.scheduling_gates), MOST_GATES)
+    yield from _at_most("spec.dependsOn", len(spec.depends_on), MOST_DEPENDENCIES)
+    yield from _at_most("spec.tasks", len(spec.tasks), MOST_TASKS)
+    yield from _once("spec.schedulingGates", (gate.name for gate in spec.scheduling_gates))
+    yield from _once("spec.dependsOn", (dependency.name for dependency in spec.depends_on))
+    yield from _once("spec.tasks", (task.name for task in spec.tasks))
+    yield from _within("spec.retry.limit", spec.retry.limit, 0, MOST_RETRIES)
+    if spec.walltime == 0:
+        yield "spec.walltime: expected more than 0s; leave it out for no limit"
+    if POD_GROUPS in spec.min_resources:
+        yield "spec.minResources.podgroups: groups are counted by batchq; leave it out"
+    for place, task in enumerate(spec.tasks):
+        path = f"spec.tasks[{place}]"
+        yield from _within(f"{path}.replicas", task.replicas, 0, MOST_REPLICAS)
+        yield from _within(f"{path}.minAvailable", task.min_available, 0, MOST_REPLICAS)
+        yield from _template_problems(task.template, f"{path}.template")
+        yield from _request_problems(
+            task.template.requests, task.replicas, f"{path}.template.requests"
+        )
+        if not described and spec.controller == "batchq" and not _runs(task.template):
+            yield f"{path}.template.command: expected a command for its pods to run, found none"
+    replicas = sum(task.replicas for task in spec.tasks)
+    yield from _at_most("the replicas of all tasks", replicas, MOST_REPLICAS)
+
+
+def _runs(template: PodTemplate) -> bool:
+    return bool(template.function or (template.command and template.command[0]))
+
+
+def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
+    yield from _at_most(f"{path}.labels", len(template.labels), MOST_LABELS)
+    yield from _at_most(
+        f"{path}.annotations, in bytes", _bytes_of(template.annotations), MOST_ANNOTATION_BYTES
+    )
+    command_bytes = sum(len(word.encode()) + 1 for word in template.command)
+    yield from _at_most(f"{path}.command, in bytes", command_bytes, MOST_COMMAND_BYTES)
+    yield from _at_most(f"{path}.env", len(template.env), MOST_VARIABLES)
+    yield from _at_most(f"{path}.env, in bytes", _bytes_of(template.env), MOST_ENV_BYTES)
+    for name in template.env:
+        if not name or "=" in name:
+            yield f"{path}.env: expected a name without '=' for a variable, found {shown(name)}"
+    for field, texts in (
+        ("command", template.command),
+        ("env", (*template.env, *template.env.values())),
+        ("workingDir", (template.working_dir,)),
+    ):
+        if any("\0" in text for text in texts):
+            yield f"{path}.{field}: a NUL character cannot be passed to a process"
+
+
+def _request_problems(requests: Mapping[str, int], replicas: int, path: str) -> Iterator[str]:
+    yield from _at_most(path, len(requests), MOST_RESOURCES)
+    if POD_GROUPS in requests:
+        yield f"{path}.podgroups: groups are counted by batchq; leave it out"
+    if requests.get(PODS, ONE_POD) != ONE_POD:
+        yield f"{path}.pods: every pod counts as one; leave it out"
+    for resource, units in times(requests, replicas).items():
+        if units > LARGEST:
+            yield f"{path}.{resource}: the {replicas} replicas together ask for over 2^53 units"
+
+
+def _within(path: str, value: int, least: int, most: int) -> Iterator[str]:
+    if not least <= value <= most:
+        yield f"{path}: expected a number from {least} to {most}, found {value}"
+
+
+def _at_most(path: str, count: int, most: int) -> Iterator[str]:
+    if count > most:
+        yield f"{path}: expected at most {most}, found {count}"
+
+
+def _once(path: str, names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{path}: {shown(name)} is named twice"
+        seen.add(name)
+
+
+def _bytes_of(table: Mapping[str, str]) -> int:
+    return sum(len(key.encode()) + len(value.encode()) for key, value in table.items())

@@ -1,0 +1,114 @@
+"""From a configuration to a scheduler: the only module that knows every builtin by name.
+
+Actions and plugins of others come from installed packages, by the entry points `batchq.actions`
+and `batchq.plugins`; a builtin's name cannot be taken by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any
+
+from batchq.config.model import SchedulerConfig
+from batchq.errors import InvalidInput
+from batchq.framework.extension import POINTS
+from batchq.framework.session import Action, Plugin
+from batchq.plugins.capacity import Capacity
+from batchq.plugins.dependencies import Dependencies
+from batchq.plugins.gang import Gang
+from batchq.plugins.gates import Gates
+from batchq.plugins.nodeorder import BinPack, LeastAllocated
+from batchq.plugins.predicates import Predicates
+from batchq.plugins.priority import Priority
+from batchq.plugins.quota import Quota
+from batchq.scheduler.scheduler import Scheduler
+from batchq_actions import BUILTIN_ACTIONS
+
+#: Makes an action or a plugin; a plugin's own settings arrive as keyword arguments.
+Maker = Callable[..., Any]
+
+BUILTIN_PLUGINS: dict[str, Maker] = {
+    Gates.name: Gates,
+    Dependencies.name: Dependencies,
+    Quota.name: Quota,
+    Capacity.name: Capacity,
+    Gang.name: Gang,
+    Priority.name: Priority,
+    Predicates.name: Predicates,
+    LeastAllocated.name: LeastAllocated,
+    BinPack.name: BinPack,
+}
+
+
+def assemble(config: SchedulerConfig) -> Scheduler:
+    """The scheduler that `config` describes.
+
+    Raises InvalidInput for a name that nobody provides, naming those that somebody does, for a
+    plugin without any extension point, and for settings that a plugin does not take.
+    """
+    actions = tuple(_action(name) for name in config.actions)
+    plugins = tuple(
+        (_plugin(entry.name, config.plugin_config.get(entry.name, {})), entry.weight)
+        for entry in config.plugins
+    )
+    return Scheduler(actions=actions, plugins=plugins, settings=config.settings)
+
+
+def known_actions() -> list[str]:
+    """The names of every action that can be configured."""
+    return sorted({*BUILTIN_ACTIONS, *_provided("batchq.actions")})
+
+
+def known_plugins() -> list[str]:
+    """The names of every plugin that can be configured."""
+    return sorted({*BUILTIN_PLUGINS, *_provided("batchq.plugins")})
+
+
+def _action(name: str) -> Action:
+    maker = BUILTIN_ACTIONS.get(name) or _load("batchq.actions", name)
+    if maker is None:
+        raise _unknown("action", name, known_actions())
+    action: Action = maker()
+    return action
+
+
+def _plugin(name: str, settings: dict[str, object]) -> Plugin:
+    maker = BUILTIN_PLUGINS.get(name) or _load("batchq.plugins", name)
+    if maker is None:
+        raise _unknown("plugin", name, known_plugins())
+    try:
+        plugin: Plugin = maker(**settings)
+    except TypeError as error:
+        found = ", ".join(sorted(settings)) or "none"
+        raise InvalidInput(
+            f"pluginConfig of {name} does not fit the plugin: it was given {found} ({error})",
+            hint="conf/README.md lists what each plugin takes.",
+        ) from error
+    if not any(hasattr(plugin, method) for method in POINTS.values()):
+        raise InvalidInput(
+            f"plugin {name} implements no extension point; expected one of {', '.join(POINTS)}"
+        )
+    return plugin
+
+
+def _provided(group: str) -> list[str]:
+    return [entry.name for entry in entry_points(group=group)]
+
+
+def _load(group: str, name: str) -> Maker | None:
+    for entry in entry_points(group=group, name=name):
+        maker: Maker = entry.load()
+        return maker
+    return None
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> InvalidInput:
+    known = list(known)
+    near = get_close_matches(name, known, n=1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    return InvalidInput(
+        f"there is no {what} {name!r}; known {what}s: {', '.join(known)}.{meant}",
+        hint="Correct the name in scheduler.yaml, or install the package that provides it.",
+    )

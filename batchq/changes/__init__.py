@@ -1,0 +1,38 @@
+"""What a person asks for, as a Transaction: create, edit, delete, cancel, suspend, open a gate …
+
+Pure functions over a Reader. Each looks at what is stored, refuses what the rules refuse, with a
+sentence, and returns what is to be written, compared against the revisions it saw. None means
+that everything already is as asked. The client commits the result to the live store (and asks
+anew when somebody else was faster: `Word.CONFLICT`), the simulator's timeline to its own.
+"""
+
+from batchq.changes.editing import apply, create, delete, found_defaults, in_order, update
+from batchq.changes.records import put_node
+from batchq.changes.refusals import explain_refusal
+from batchq.changes.verbs import (
+    cancel,
+    cordon,
+    open_gate,
+    resume,
+    set_quota,
+    suspend,
+    uncordon,
+)
+
+__all__ = [
+    "apply",
+    "cancel",
+    "cordon",
+    "create",
+    "delete",
+    "explain_refusal",
+    "found_defaults",
+    "in_order",
+    "open_gate",
+    "put_node",
+    "resume",
+    "set_quota",
+    "suspend",
+    "uncordon",
+    "update",
+]

@@ -1,0 +1,320 @@
+"""Creating, updating and deleting objects: what `apply` and `delete` do to one object each.
+
+`described` marks a world that somebody wrote down: nothing is run there, so commands are not
+needed, groups may name queues that do not exist, and uids and times are believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from graphlib import CycleError
+
+from msgspec import structs
+
+from batchq.api import validate
+from batchq.api.lifecycle import ON_NODE, TERMINAL
+from batchq.api.objects import (
+    DEFAULT,
+    KINDS,
+    Metadata,
+    Node,
+    NodeStatus,
+    Object,
+    Pod,
+    PodGroup,
+    PodGroupStatus,
+    PriorityClass,
+    Queue,
+    key_of,
+    kind_of,
+)
+from batchq.api.transaction import Charge, Event, Transaction, Write
+from batchq.changes.groups import (
+    bind_dependencies,
+    check_edit,
+    check_references,
+    circular,
+    dependency_order,
+    in_stored_gate_order,
+)
+from batchq.changes.lookup import find, title
+from batchq.changes.records import object_charge, put, remove
+from batchq.errors import Conflict, Rejected
+from batchq.ports import Reader
+
+#: What others refer to comes first.
+_ORDER = ("PriorityClass", "AdmissionCheck", "Queue", "ResourceQuota", "Node", "PodGroup", "Pod")
+
+
+def create(
+    reader: Reader, obj: Object, *, now_ms: int, uid: str, described: bool = False
+) -> Transaction:
+    """Bring an object into being; its status, uid and time of creation are batchq's to set.
+
+    Raises InvalidInput, NotFound (a name in it stands for nothing), Conflict (it exists) or
+    Rejected.
+    """
+    validate.check(obj, described=described)
+    if isinstance(obj, Pod):
+        raise _pods_are_made(obj)
+    stored = reader.get(kind_of(obj), key_of(obj))
+    if stored is not None:
+        raise _exists(stored)
+    new = _stamped(obj, now_ms=now_ms, uid=uid, described=described)
+    if not isinstance(new, PodGroup):
+        _check_only_default(reader, new)
+        return put(reader, new, expect=0, event=_event(new, "Created", now_ms))
+    new = bind_dependencies(reader, new, None, described=described)
+    check_references(reader, new, None, described=described)
+    event = _event(new, "Submitted", now_ms, f"to queue {new.spec.queue}")
+    return put(reader, new, expect=0, event=event, charges=(object_charge(new),))
+
+
+def update(
+    reader: Reader, obj: Object, *, now_ms: int, described: bool = False
+) -> Transaction | None:
+    """Give a stored object the spec, labels and annotations of `obj`; its status stays.
+
+    If `obj` states a revision, it must be the stored one.
+    Raises InvalidInput, NotFound, Conflict (not in this state, or changed since it was read) or
+    Rejected.
+    """
+    validate.check(obj, described=described)
+    if isinstance(obj, Pod):
+        raise _pods_are_made(obj)
+    stored = find(reader, type(obj), key_of(obj))
+    revision = stored.metadata.revision
+    if obj.metadata.revision not in (0, revision):
+        raise Conflict(
+            f"{title(stored)} has changed since it was read: it is at revision {revision},"
+            f" and the edit is of {obj.metadata.revision}",
+            hint="get it again and repeat the edit",
+        )
+    new = _with_stored_state(obj, stored)
+    if isinstance(new, PodGroup) and isinstance(stored, PodGroup):
+        new = bind_dependencies(
+            reader, in_stored_gate_order(new, stored), stored, described=described
+        )
+        check_edit(stored, new)
+        check_references(reader, new, stored, described=described)
+    if new == stored:
+        return None
+    _check_only_default(reader, new)
+    return put(reader, new, expect=revision, event=_event(new, "Updated", now_ms))
+
+
+def apply(
+    reader: Reader, obj: Object, *, now_ms: int, uid: str, described: bool = False
+) -> Transaction | None:
+    """Create what is not there, update what is; None if nothing changes.
+
+    Raises what `create` and `update` raise.
+    """
+    if isinstance(obj, Pod) or reader.get(kind_of(obj), key_of(obj)) is None:
+        return create(reader, obj, now_ms=now_ms, uid=uid, described=described)
+    return update(reader, obj, now_ms=now_ms, described=described)
+
+
+def delete(reader: Reader, kind: str, key: str, *, now_ms: int) -> Transaction:
+    """Take an object away, with what belongs to it: a finished group takes its pods along.
+
+    Raises NotFound, Conflict (something still needs it) or Rejected.
+    """
+    obj: Object = find(reader, KINDS[kind], key)
+    event = _event(obj, "Deleted", now_ms)
+    match obj:
+        case PodGroup():
+            return _delete_group(reader, obj, event)
+        case Pod():
+            raise _pods_are_made(obj)
+        case Queue():
+            _check_queue_empty(reader, obj)
+        case Node():
+            _check_node_empty(reader, obj)
+        case PriorityClass():
+            _check_class_unused(reader, obj)
+    return remove(reader, obj, event=event)
+
+
+def in_order(objects: Sequence[Object]) -> list[Object]:
+    """The objects of one request so that what is referred to comes first, else as they were.
+
+    Raises Rejected if groups depend on each other in a circle.
+    """
+    groups = {key_of(item): item for item in objects if isinstance(item, PodGroup)}
+    needs = {key: _keys_needed(group) for key, group in groups.items()}
+    depth: dict[str, int] = {}
+    try:
+        for key in dependency_order(needs):
+            depth[key] = max(
+                (depth[other] + 1 for other in needs[key] if other in needs), default=0
+            )
+    except CycleError as error:
+        circle = error.args[1]
+        raise circular(groups[circle[0]], [key.rpartition("/")[2] for key in circle]) from None
+    return sorted(
+        objects, key=lambda item: (_ORDER.index(kind_of(item)), depth.get(_group_key(item), 0))
+    )
+
+
+def found_defaults(reader: Reader, *, now_ms: int, uid: str) -> Transaction | None:
+    """The queue `default`, which is there from the start; None if it is there already."""
+    if reader.get("Queue", DEFAULT) is not None:
+        return None
+    return create(reader, Queue(metadata=Metadata(name=DEFAULT)), now_ms=now_ms, uid=uid)
+
+
+# --- parts ----------------------------------------------------------------------------------
+
+
+def _stamped(obj: Object, *, now_ms: int, uid: str, described: bool) -> Object:
+    meta = obj.metadata
+    created_at = meta.creation_timestamp if described else None
+    created_at = now_ms if created_at is None else created_at
+    meta = structs.replace(
+        meta,
+        uid=(meta.uid if described else "") or uid,
+        creation_timestamp=created_at,
+        revision=0,
+    )
+    match obj:
+        case PodGroup():
+            return structs.replace(obj, metadata=meta, status=PodGroupStatus(queue_time=created_at))
+        case Node():
+            status = obj.status if described else NodeStatus(ready=True, heartbeat=now_ms)
+            return structs.replace(obj, metadata=meta, status=status)
+        case _:
+            return structs.replace(obj, metadata=meta)
+
+
+def _with_stored_state(obj: Object, stored: Object) -> Object:
+    """The edit's spec, labels and annotations over the stored object's identity and status."""
+    meta = structs.replace(
+        stored.metadata, labels=obj.metadata.labels, annotations=obj.metadata.annotations
+    )
+    status = getattr(stored, "status", None)
+    if status is None:
+        return structs.replace(obj, metadata=meta)
+    return structs.replace(obj, metadata=meta, status=status)
+
+
+def _check_only_default(reader: Reader, obj: Object) -> None:
+    """Two default priority classes would leave it open which one counts."""
+    if not isinstance(obj, PriorityClass) or not obj.spec.default:
+        return
+    for other in reader.list("PriorityClass"):
+        if isinstance(other, PriorityClass) and other.spec.default and key_of(other) != key_of(obj):
+            raise Rejected(
+                f"{title(obj)}: spec.default: {title(other)} is the default already",
+                hint="set its spec.default to false first",
+            )
+
+
+def _delete_group(reader: Reader, group: PodGroup, event: Event) -> Transaction:
+    if group.status.phase not in TERMINAL:
+        raise Conflict(
+            f"{title(group)} is {group.status.phase}, and only finished groups can be deleted",
+            hint=f"cancel it first: batchq cancel {group.metadata.name}"
+            f" -n {group.metadata.namespace}",
+        )
+    pods = [pod for pod in _pods(reader, group.metadata.namespace) if _belongs(pod, group)]
+    stopping = sum(pod.status.phase in ON_NODE for pod in pods)
+    if stopping:
+        raise Conflict(
+            f"{title(group)} is {group.status.phase}, but {stopping} of its pods still run",
+            hint="try again when they have ended",
+        )
+    holders = [f"object:{group.metadata.uid}", f"group:{group.metadata.uid}"]
+    transaction = remove(reader, group, event=event)
+    return structs.replace(
+        transaction,
+        writes=(*transaction.writes, *(_delete_pod(pod) for pod in pods)),
+        charges=tuple(Charge(holder=holder) for holder in holders),
+    )
+
+
+def _delete_pod(pod: Pod) -> Write:
+    return Write(kind="Pod", key=key_of(pod), expect=pod.metadata.revision, value=None)
+
+
+def _belongs(pod: Pod, group: PodGroup) -> bool:
+    return pod.status.group_uid == group.metadata.uid
+
+
+def _pods(reader: Reader, namespace: str) -> list[Pod]:
+    return [pod for pod in reader.list("Pod", namespace=namespace) if isinstance(pod, Pod)]
+
+
+def _unfinished_groups(reader: Reader) -> list[PodGroup]:
+    return [
+        group
+        for group in reader.list("PodGroup")
+        if isinstance(group, PodGroup) and group.status.phase not in TERMINAL
+    ]
+
+
+def _check_queue_empty(reader: Reader, queue: Queue) -> None:
+    name = queue.metadata.name
+    if name == DEFAULT:
+        raise Rejected(
+            "Queue default is always there and cannot be deleted",
+            hint="set its spec.stopPolicy to Hold to keep groups from starting",
+        )
+    count = sum(group.spec.queue == name for group in _unfinished_groups(reader))
+    if count:
+        raise Conflict(
+            f"Queue {name} still has {count} unfinished pod groups",
+            hint="wait for them or cancel them; stopPolicy: Hold keeps new ones from starting",
+        )
+
+
+def _check_node_empty(reader: Reader, node: Node) -> None:
+    name = node.metadata.name
+    count = sum(
+        pod.status.node == name and pod.status.phase in ON_NODE for pod in _pods(reader, "")
+    )
+    if count:
+        raise Conflict(
+            f"Node {name} still runs {count} pods",
+            hint=f"drain it first: batchq nodes drain {name}",
+        )
+
+
+def _check_class_unused(reader: Reader, item: PriorityClass) -> None:
+    name = item.metadata.name
+    groups = _unfinished_groups(reader)
+    count = sum(group.spec.priority_class_name == name for group in groups)
+    if count:
+        raise Conflict(
+            f"PriorityClass {name} is still named by {count} unfinished pod groups",
+            hint="wait for them or cancel them",
+        )
+
+
+def _keys_needed(group: PodGroup) -> list[str]:
+    namespace = group.metadata.namespace
+    return [f"{namespace}/{dependency.name}" for dependency in group.spec.depends_on]
+
+
+def _group_key(obj: Object) -> str:
+    return key_of(obj) if isinstance(obj, PodGroup) else ""
+
+
+def _event(obj: Object, reason: str, now_ms: int, message: str = "") -> Event:
+    return Event(kind=kind_of(obj), key=key_of(obj), reason=reason, message=message, at=now_ms)
+
+
+def _exists(stored: Object) -> Conflict:
+    if isinstance(stored, PodGroup):
+        return Conflict(
+            f"{title(stored)} exists already and is {stored.status.phase}",
+            hint="choose another name, or delete it when it has finished",
+        )
+    return Conflict(f"{title(stored)} exists already", hint="use apply to change it")
+
+
+def _pods_are_made(pod: Pod) -> Rejected:
+    return Rejected(
+        f"{title(pod)}: pods are made by batchq from the tasks of a PodGroup, and go with it",
+        hint="apply or cancel the PodGroup instead",
+    )

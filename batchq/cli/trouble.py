@@ -1,0 +1,100 @@
+"""From an exception to what the user is told: one sentence, one hint, one exit code.
+
+Commands raise; `batchq.cli.main` shows. An answer of -o json has its errors as JSON too, on
+stderr: {"error": {"code", "message", "hint"}}.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import click
+
+from batchq.errors import BatchqError
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+#: `submit --wait`, `run` and `wait`: the group has failed, or was cancelled.
+EXIT_GROUP_FAILED = 10
+EXIT_GROUP_CANCELLED = 11
+EXIT_INTERRUPTED = 130
+
+
+class Interrupted(BatchqError):
+    """The user pressed Ctrl-C; the message says what goes on nevertheless."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+class Trouble(NamedTuple):
+    """What is shown. `word` is for programs: NotFound, Conflict, UsageError …"""
+
+    word: str
+    message: str
+    hint: str
+    exit_code: int
+
+    def as_text(self) -> str:
+        """Two lines at most, for people."""
+        lines = [f"error: {self.message}"]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """One line, for programs."""
+        return json.dumps(
+            {"error": {"code": self.word, "message": self.message, "hint": self.hint}},
+            ensure_ascii=False,
+        )
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """What to tell the user about `error`; None if it is a mistake of our own."""
+    match error:
+        case BatchqError():
+            return Trouble(type(error).__name__, error.message, error.hint, error.exit_code)
+        case click.UsageError():
+            return Trouble("UsageError", error.format_message(), _see_help(error), EXIT_USAGE)
+        case click.ClickException():
+            return Trouble("Error", error.format_message(), "", error.exit_code)
+        case click.Abort():
+            return Trouble("Interrupted", "interrupted", "", EXIT_INTERRUPTED)
+        case OSError() if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            return Trouble(
+                "OutputFailed",
+                f"the answer cannot be written: {error.strerror}",
+                "make room, or write it somewhere else",
+                EXIT_ERROR,
+            )
+        case _:
+            return None
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON; looked up in its words, since they may be wrong."""
+    words = list(arguments)
+    if "--" in words:
+        words = words[: words.index("--")]
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    return any(
+        word in ("-ojson", "--output=json") or (word in ("-o", "--output") and following == "json")
+        for word, following in pairs
+    )
+
+
+@contextmanager
+def on_interrupt(message: str, *, hint: str = "") -> Iterator[None]:
+    """Say `message` when the user presses Ctrl-C inside."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(message, hint=hint) from None
+
+
+def _see_help(error: click.UsageError) -> str:
+    return f"see `{error.ctx.command_path} --help`" if error.ctx else "see `batchq --help`"

@@ -1,0 +1,176 @@
+"""`batchq worker`: this machine as a node, in the foreground."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast, get_args, get_type_hints
+
+import click
+
+from batchq.cli.options import Globals, examples, pass_globals
+from batchq.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from batchq.api.objects import Taint
+
+T = TypeVar("T")
+
+_TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
+
+
+@click.command(
+    epilog=examples(
+        "batchq worker",
+        "batchq worker --name gpu-01 --resources cpu=16,memory=64Gi,gpu=4 --label zone=a",
+        "batchq worker --taint dedicated=ml:NoSchedule",
+    )
+)
+@click.option("--name", help="The node's name; without it, the host's.")
+@click.option(
+    "--resources",
+    metavar="NAME=QUANTITY,…",
+    help="What pods may have of this machine, as in cpu=16,memory=64Gi,gpu=4; "
+    "without it, what is detected.",
+)
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label of the node.")
+@click.option(
+    "--taint",
+    "taints",
+    multiple=True,
+    metavar="KEY[=VALUE]:EFFECT",
+    help="Keeps pods away that do not tolerate it. EFFECT is NoSchedule, NoExecute or "
+    "PreferNoSchedule.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 10_000),
+    default=256,
+    show_default=True,
+    help="How many pods run at once at most, whatever is bound.",
+)
+@click.option(
+    "--drain-timeout",
+    default="30s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long running pods are let run on when the agent is asked to end.",
+)
+@click.option(
+    "--beat",
+    default="5s",
+    show_default=True,
+    metavar="DURATION",
+    help="How often the node says that it lives; several times within the scheduler's nodeTimeout.",
+)
+@click.option(
+    "--lease",
+    default="30s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long a pod runs on without a word from the server; the scheduler's podLease.",
+)
+@pass_globals
+def worker(
+    shared: Globals,
+    name: str | None,
+    resources: str | None,
+    labels: tuple[str, ...],
+    taints: tuple[str, ...],
+    slots: int,
+    drain_timeout: str,
+    beat: str,
+    lease: str,
+) -> int:
+    """Make this machine a node and run the pods that are bound to it; logs to stderr.
+
+    SIGTERM or Ctrl-C drains: nothing new comes, what runs may end within --drain-timeout and is
+    stopped after it. A second one stops it at once.
+    """
+    from batchq.daemon import logs
+    from batchq.daemon.paths import find_home, resolve_url
+    from batchq.worker.agent import Agent, AgentSettings
+    from batchq.worker.detect import parse_resources
+
+    logs.configure()
+    home = find_home()
+    settings = AgentSettings(
+        node=_node_name(name),
+        url=resolve_url(shared.redis_url, home),
+        home=home.root,
+        resources=parse_resources(resources) if resources is not None else None,
+        labels=_labels(labels),
+        taints=tuple(parse_taint(text) for text in taints),
+        slots=slots,
+        beat_s=_duration_ms("--beat", beat) / 1000,
+        lease_ms=_duration_ms("--lease", lease),
+        drain_timeout_s=_duration_ms("--drain-timeout", drain_timeout, least=0) / 1000,
+    )
+    home.prepare()
+    return Agent(settings).run()
+
+
+def parse_taint(text: str) -> Taint:
+    """The taint `dedicated=ml:NoSchedule`.
+
+    Raises InvalidInput.
+    """
+    from batchq.api import names
+    from batchq.api.objects import Taint
+
+    effects = get_args(get_type_hints(Taint)["effect"])
+    match = _TAINT.fullmatch(text)
+    if match is None or match["effect"] not in effects:
+        raise InvalidInput(
+            f"--taint: expected KEY=VALUE:EFFECT or KEY:EFFECT, found {text[:80]!r}",
+            hint=f"EFFECT is one of {', '.join(effects)}",
+        )
+    _refuse("--taint", match["key"], names.qualified_problem)
+    _refuse("--taint", match["value"] or "", names.label_value_problem)
+    effect = cast(str, match["effect"])
+    return Taint(key=match["key"], value=match["value"] or "", effect=effect)  # type: ignore[arg-type] # one of `effects`
+
+
+def _labels(written: Sequence[str]) -> dict[str, str]:
+    from batchq.api import names
+
+    found: dict[str, str] = {}
+    for text in written:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidInput(f"--label: expected KEY=VALUE, found {text[:80]!r}")
+        _refuse("--label", key, names.qualified_problem)
+        _refuse("--label", value, names.label_value_problem)
+        if key in found:
+            raise InvalidInput(f"--label: {key} is given twice", hint="give it once")
+        found[key] = value
+    return found
+
+
+def _node_name(name: str | None) -> str:
+    from batchq.api import names
+    from batchq.daemon.shares import node_names
+
+    if name is None:
+        # The host's name, as the agents of `batchq up` have it before their number.
+        return node_names(1)[0].removesuffix("-1")
+    _refuse("--name", name, names.subdomain_problem)
+    return name
+
+
+def _refuse(option: str, text: str, problem_of: Callable[[str], str]) -> None:
+    problem = problem_of(text)
+    if problem:
+        raise InvalidInput(f"{option}: {problem}")
+
+
+def _duration_ms(option: str, text: str, *, least: int = 1) -> int:
+    from batchq.api.times import parse_duration
+
+    try:
+        found = parse_duration(text)
+    except ValueError as wrong:
+        raise InvalidInput(f"{option}: {wrong}") from None
+    if found < least:
+        raise InvalidInput(f"{option}: expected more than 0s, found {text!r}")
+    return found

@@ -1,0 +1,360 @@
+"""Files of manifests: YAML with one or more documents, `kind: List`, or JSON.
+
+The reader builds plain dicts, lists and scalars from the parser's events, so that each of its
+bounds holds before memory is spent: bytes, nesting, and what anchors expand to. A scalar becomes
+a number only if its text and the number's are the same: `007`, `1.10` and `yes` stay text, and
+nothing a person wrote is lost on the way to an environment variable or an annotation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from batchq.api import manifest
+from batchq.api.names import shown
+from batchq.api.notation import Path, path_text
+from batchq.api.objects import API_VERSION, Object
+from batchq.errors import InvalidInput
+
+MOST_BYTES = 8 * 2**20
+DEEPEST = 64
+#: How many values all aliases of one file together may stand for.
+MOST_EXPANDED = 10_000
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
+_WORDS: dict[str, object] = {
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "NULL": None,
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
+}
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a value stands (`line` counts from 1), and its parts by key or index."""
+
+    line: int
+    parts: dict[str | int, Mark] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One manifest of a file. `place` counts them from 1 across the file, a List's items too."""
+
+    data: dict[str, object]
+    source: str
+    place: int
+    mark: Mark | None = None
+
+    def line_of(self, path: Path) -> int | None:
+        """The line of a field, or of the nearest thing around it; None where unknown (JSON)."""
+        here = self.mark
+        if here is None:
+            return None
+        for part in path:
+            inner = here.parts.get(part)
+            if inner is None:
+                break
+            here = inner
+        return here.line
+
+    def decode(self) -> Object:
+        """The object that this manifest describes.
+
+        Raises InvalidInput, which names the file and the line.
+        """
+        return manifest.decode(self.data, place=self.where(), line_of=self.line_of)
+
+    def problem(self, path: Path, text: str) -> InvalidInput:
+        """An error about one field: `jobs.yaml, line 7: spec.queue: …`."""
+        line = self.line_of(path)
+        where = f"{self.where()}, line {line}" if line else self.where()
+        return InvalidInput(": ".join(part for part in (where, path_text(path), text) if part))
+
+    def where(self) -> str:
+        """The file; for JSON, where lines are not known, the document too."""
+        return self.source if self.mark else f"{self.source}, document {self.place}"
+
+
+def read_documents(text: str | bytes, source: str) -> list[Document]:
+    """The manifests in `text`, in the order of the file; empty documents are left out.
+
+    `source` is what messages call the file.
+    Raises InvalidInput.
+    """
+    size = len(text) if isinstance(text, bytes) else len(text.encode("utf-8", "surrogatepass"))
+    if size > MOST_BYTES:
+        raise InvalidInput(f"{source}: expected at most 8 MiB, found {size / 2**20:.1f} MiB")
+    content = _text_of(text, source)
+    found: list[Document] = []
+    for data, mark in _roots(content, source):
+        for item, place in _items(data, mark, source):
+            found.append(Document(item, source, len(found) + 1, place))
+    return found
+
+
+def _text_of(text: str | bytes, source: str) -> str:
+    try:
+        content = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        content.encode()
+    except UnicodeError:
+        raise InvalidInput(f"{source}: expected text in UTF-8, found other bytes") from None
+    return content.removeprefix("\ufeff")
+
+
+def _roots(content: str, source: str) -> Iterator[tuple[object, Mark | None]]:
+    if content.lstrip()[:1] in ("{", "["):
+        try:
+            yield _read_json(content, source), None
+            return
+        except json.JSONDecodeError:
+            pass  # It may still be YAML in flow style; what is wrong with it, YAML says better.
+        except RecursionError:
+            raise _too_deep(source) from None
+    yield from _read_yaml(content, source)
+
+
+def _items(
+    data: object, mark: Mark | None, source: str
+) -> Iterator[tuple[dict[str, object], Mark | None]]:
+    """A document, or the items of a `kind: List`, whose paths then start at the item."""
+    where = f"{source}, line {mark.line}" if mark else source
+    if data is None:
+        return
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{where}: expected a mapping of fields, found {shown(data)}")
+    if data.get("kind") != "List":
+        yield data, mark
+        return
+    items = data.get("items")
+    if data.get("apiVersion") not in (API_VERSION, "v1", None) or not isinstance(items, list):
+        raise InvalidInput(
+            f"{where}: expected a List of apiVersion {API_VERSION} with a list of items"
+        )
+    marks = mark.parts.get("items") if mark else None
+    for index, item in enumerate(items):
+        yield from _items(item, marks.parts.get(index) if marks else None, source)
+
+
+# --- JSON -----------------------------------------------------------------------------------
+
+
+def _read_json(content: str, source: str) -> object:
+    def pairs(fields: list[tuple[str, object]]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, value in fields:
+            if key in found:
+                raise InvalidInput(
+                    f"{source}: the field {shown(key)} is given twice in one mapping"
+                )
+            found[key] = value
+        return found
+
+    def constant(word: str) -> object:
+        raise InvalidInput(f"{source}: {word} is not a JSON number")
+
+    data = json.loads(content, object_pairs_hook=pairs, parse_constant=constant)
+    if _depth_above(data, DEEPEST):
+        raise _too_deep(source)
+    return data
+
+
+def _depth_above(data: object, most: int) -> bool:
+    level = [data]
+    for _ in range(most):
+        level = [
+            inner
+            for item in level
+            for inner in (
+                item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+            )
+        ]
+        if not level:
+            return False
+    return True
+
+
+# --- YAML -----------------------------------------------------------------------------------
+
+
+def _read_yaml(content: str, source: str) -> Iterator[tuple[object, Mark]]:
+    loader = _Loader(content)
+    try:
+        yield from _Builder(loader.get_event, source).documents()
+    except yaml.YAMLError as error:
+        raise InvalidInput(_sentence(error, content, source)) from None
+    finally:
+        loader.dispose()
+
+
+def _sentence(error: yaml.YAMLError, content: str, source: str) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+    if mark is None:
+        return f"{source}: this is not YAML: {problem}"
+    lines = content.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if line[: len(line) - len(line.lstrip())].count("\t"):
+        problem = "the line is indented with a tab; YAML wants spaces"
+    return f"{source}, line {mark.line + 1}: this is not YAML: {problem}"
+
+
+def _too_deep(source: str, line: int | None = None) -> InvalidInput:
+    where = f"{source}, line {line}" if line else source
+    return InvalidInput(f"{where}: expected at most {DEEPEST} levels of nesting")
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A value, its mark, and how many values it consists of with all its aliases expanded."""
+
+    value: object
+    mark: Mark
+    size: int
+
+
+class _Builder:
+    """Builds the documents of one stream of events; owns the anchors of the current document."""
+
+    def __init__(self, next_event: Callable[[], Any], source: str) -> None:
+        self._next_event = next_event
+        self._source = source
+        self._anchors: dict[str, _Built] = {}
+        self._expanded = 0
+
+    def documents(self) -> Iterator[tuple[object, Mark]]:
+        while not isinstance(event := self._next_event(), yaml.StreamEndEvent):
+            if isinstance(event, yaml.DocumentStartEvent):
+                self._anchors = {}
+                built = self._build(self._next_event(), 1)
+                yield built.value, built.mark
+
+    def _build(self, event: Any, depth: int) -> _Built:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event.anchor, line)
+        if depth > DEEPEST:
+            raise _too_deep(self._source, line)
+        if isinstance(event, yaml.MappingStartEvent):
+            built = self._mapping(line, depth)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            built = self._sequence(line, depth)
+        else:
+            built = _Built(self._scalar(event, line), Mark(line), 1)
+        if event.anchor is not None:
+            # Only now: an alias inside its own anchor would never end.
+            self._anchors[event.anchor] = built
+        return built
+
+    def _alias(self, anchor: str | None, line: int) -> _Built:
+        built = self._anchors.get(anchor or "")
+        if built is None:
+            raise self._problem(
+                line, f"the alias *{shown(anchor)[1:-1]} stands for nothing before it"
+            )
+        self._expanded += built.size
+        if self._expanded > MOST_EXPANDED:
+            raise self._problem(
+                line, f"the aliases stand for more than {MOST_EXPANDED} values; write them out"
+            )
+        return _Built(built.value, Mark(line, built.mark.parts), built.size)
+
+    def _sequence(self, line: int, depth: int) -> _Built:
+        values: list[object] = []
+        mark = Mark(line)
+        size = 1
+        while not isinstance(event := self._next_event(), yaml.SequenceEndEvent):
+            built = self._build(event, depth + 1)
+            mark.parts[len(values)] = built.mark
+            values.append(built.value)
+            size += built.size
+        return _Built(values, mark, size)
+
+    def _mapping(self, line: int, depth: int) -> _Built:
+        found: dict[str, object] = {}
+        merged: list[dict[str, object]] = []
+        mark = Mark(line)
+        size = 1
+        while not isinstance(event := self._next_event(), yaml.MappingEndEvent):
+            key_line = event.start_mark.line + 1
+            key = self._key(event, key_line)
+            built = self._build(self._next_event(), depth + 1)
+            size += built.size + 1
+            if key == "<<" and event.style in (None, ""):
+                merged.extend(self._merged(built.value, key_line))
+                continue
+            if key in found:
+                first = mark.parts[key].line
+                text = (
+                    f"the field {shown(key)} is given twice in one mapping (first on line {first})"
+                )
+                raise self._problem(key_line, text)
+            found[key] = built.value
+            mark.parts[key] = Mark(key_line, built.mark.parts)
+        for fields in merged:
+            for key, value in fields.items():
+                found.setdefault(key, value)
+        return _Built(found, mark, size)
+
+    def _key(self, event: Any, line: int) -> str:
+        if isinstance(event, yaml.AliasEvent):
+            value = self._alias(event.anchor, line).value
+            if isinstance(value, str):
+                return value
+        if not isinstance(event, yaml.ScalarEvent):
+            raise self._problem(line, "expected text as the name of a field")
+        if event.anchor is not None:
+            self._anchors[event.anchor] = _Built(event.value, Mark(line), 1)
+        return str(event.value)
+
+    def _merged(self, value: object, line: int) -> list[dict[str, object]]:
+        many: list[Any] = value if isinstance(value, list) else [value]
+        if not all(isinstance(fields, dict) for fields in many):
+            raise self._problem(line, "expected a mapping, or a list of them, to merge at <<")
+        return many
+
+    def _scalar(self, event: Any, line: int) -> object:
+        text: str = event.value
+        tag = (event.tag or "").removeprefix(_TAG)
+        if tag in ("", "!"):
+            return text if tag == "!" or not event.implicit[0] else _resolved(text)
+        if tag == "str":
+            return text
+        if tag in ("int", "float", "bool", "null", "timestamp"):
+            return _resolved(text)
+        raise self._problem(line, f"the tag {shown(event.tag)} is not allowed here")
+
+    def _problem(self, line: int, text: str) -> InvalidInput:
+        return InvalidInput(f"{self._source}, line {line}: {text}")
+
+
+def _resolved(text: str) -> object:
+    """A plain scalar: a word of YAML 1.2, a number whose text is its own, or text."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) <= 20 and _INTEGER.fullmatch(text):
+        return int(text)
+    if len(text) <= 20 and _DECIMAL.fullmatch(text):
+        number = float(text)
+        if math.isfinite(number) and str(number) == text:
+            return number
+    return text

@@ -1,0 +1,193 @@
+"""From `scheduler.yaml` to a `SchedulerConfig`, or to one sentence that names the line.
+
+Names of actions and plugins are not looked up here: which there are is known to the assembly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
+
+from msgspec import structs
+
+from batchq.api import notation
+from batchq.api.names import shown
+from batchq.api.notation import Malformed, mapping_at
+from batchq.api.times import SECOND, format_duration
+from batchq.config.documents import Document, read_documents
+from batchq.config.model import PluginEntry, SchedulerConfig, SchedulerFile
+from batchq.errors import InvalidInput
+from batchq.framework.settings import Settings
+
+_LISTS = ("actions", "plugins", "pluginConfig")
+_PLAIN = SchedulerFile.__struct_encode_fields__
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+_LARGEST_WEIGHT = 1000
+
+#: The least that makes sense: below these a daemon would spin, or give up on what is well.
+_LEAST_MS = {
+    "schedulePeriod": 10,
+    "inQueueTimeout": SECOND,
+    "recoveryTimeout": SECOND,
+    "nodeTimeout": SECOND,
+    "podLease": SECOND,
+    "backoffFirst": 1,
+    "backoffMost": 1,
+    "nodeMemory": SECOND,
+}
+
+
+def load_config(path: str | FilePath | None) -> SchedulerConfig:
+    """The configuration in the file at `path`; the defaults if there is no path.
+
+    Raises InvalidInput.
+    """
+    if path is None:
+        return SchedulerConfig()
+    try:
+        content = FilePath(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"{path}: the configuration cannot be read: {error.strerror}",
+            hint="leave out --config for the defaults",
+        ) from None
+    return read_config(content, str(path))
+
+
+def read_config(content: str | bytes, source: str) -> SchedulerConfig:
+    """The configuration in `content`; `source` is what messages call it.
+
+    Raises InvalidInput.
+    """
+    documents = read_documents(content, source)
+    if not documents:
+        return SchedulerConfig()
+    if len(documents) > 1:
+        raise InvalidInput(f"{source}: expected one document, found {len(documents)}")
+    try:
+        return _config(documents[0])
+    except Malformed as problem:
+        raise documents[0].problem(problem.path, problem.text) from None
+
+
+def as_written(config: SchedulerConfig) -> dict[str, object]:
+    """The whole configuration as it would stand in a file, defaults included."""
+    settings = structs.asdict(config.settings)
+    plain = SchedulerFile(
+        **{name: settings[_setting(name)] for name in SchedulerFile.__struct_fields__}
+    )
+    return {
+        "actions": list(config.actions),
+        **notation.write(plain, always=frozenset(_PLAIN)),
+        "plugins": [
+            entry.name if entry.weight == 1 else {"name": entry.name, "weight": entry.weight}
+            for entry in config.plugins
+        ],
+        "pluginConfig": {name: dict(fields) for name, fields in config.plugin_config.items()},
+    }
+
+
+def _config(document: Document) -> SchedulerConfig:
+    written = mapping_at(document.data, ())
+    known = (*_PLAIN, *_LISTS)
+    for name in written:
+        if name not in known:
+            hint = notation.suggestion(name, known)
+            raise Malformed((name,), f"there is no such setting; {hint}")
+    default = SchedulerConfig()
+    actions, plugins = written.get("actions"), written.get("plugins")
+    return SchedulerConfig(
+        actions=default.actions if actions is None else _actions(actions),
+        plugins=default.plugins if plugins is None else _plugins(plugins),
+        plugin_config=_plugin_config(written.get("pluginConfig")),
+        settings=_settings({name: written[name] for name in written if name in _PLAIN}),
+    )
+
+
+def _settings(written: Mapping[str, object]) -> Settings:
+    plain = notation.read(SchedulerFile, written)
+    found = {
+        encoded: getattr(plain, name)
+        for name, encoded in zip(SchedulerFile.__struct_fields__, _PLAIN, strict=True)
+    }
+    for name, least in _LEAST_MS.items():
+        if found[name] < least:
+            raise Malformed(
+                (name,), f"expected at least {format_duration(least)}, found {shown(written[name])}"
+            )
+    if plain.backoff_most < plain.backoff_first:
+        raise Malformed(
+            ("backoffMost",) if "backoffMost" in written else ("backoffFirst",),
+            "expected backoffMost to be at least backoffFirst,"
+            f" found {format_duration(plain.backoff_most)}"
+            f" and {format_duration(plain.backoff_first)}",
+        )
+    return Settings(
+        **{_setting(name): getattr(plain, name) for name in SchedulerFile.__struct_fields__}
+    )
+
+
+def _setting(name: str) -> str:
+    """The field of Settings for one of SchedulerFile."""
+    return name if name == "overcommit" else f"{name}_ms"
+
+
+def _actions(data: object) -> tuple[str, ...]:
+    names = [part.strip() for part in data.split(",")] if isinstance(data, str) else data
+    if not isinstance(names, list):
+        text = (
+            f"expected a list such as [enqueue, allocate], or them in one text, found {shown(data)}"
+        )
+        raise Malformed(("actions",), text)
+    for place, name in enumerate(names):
+        _check_name(name, ("actions", place), "an action")
+    if not names:
+        raise Malformed(("actions",), "expected at least one action, found none")
+    _check_once(names, "actions")
+    return tuple(names)
+
+
+def _plugins(data: object) -> tuple[PluginEntry, ...]:
+    if isinstance(data, Mapping):
+        raise Malformed(
+            ("plugins",),
+            "enabling plugins per extension point (multiPoint and the like) is not available in"
+            " this version; write a list of plugin names",
+        )
+    if not isinstance(data, list):
+        raise Malformed(("plugins",), f"expected a list of plugin names, found {shown(data)}")
+    entries = tuple(_plugin(item, place) for place, item in enumerate(data))
+    _check_once([entry.name for entry in entries], "plugins")
+    return entries
+
+
+def _plugin(item: object, place: int) -> PluginEntry:
+    path: notation.Path = ("plugins", place)
+    if not isinstance(item, dict):
+        _check_name(item, path, "a plugin")
+        return PluginEntry(name=str(item))
+    entry = notation.read(PluginEntry, item, path)
+    _check_name(entry.name, (*path, "name"), "a plugin")
+    if not 1 <= entry.weight <= _LARGEST_WEIGHT:
+        text = f"expected a weight from 1 to {_LARGEST_WEIGHT}, found {entry.weight}"
+        raise Malformed((*path, "weight"), text)
+    return entry
+
+
+def _plugin_config(data: object) -> dict[str, dict[str, object]]:
+    fields = mapping_at(data, ("pluginConfig",))
+    return {name: dict(mapping_at(value, ("pluginConfig", name))) for name, value in fields.items()}
+
+
+def _check_name(name: object, path: notation.Path, what: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Malformed(path, f"expected the name of {what}, found {shown(name)}")
+
+
+def _check_once(names: Iterable[str], field: str) -> None:
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if name in seen:
+            raise Malformed((field, place), f"{name} is named twice")
+        seen.add(name)

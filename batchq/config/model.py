@@ -1,0 +1,66 @@
+"""The scheduler's configuration as values: what `scheduler.yaml` says, after reading.
+
+`SchedulerConfig` is what the rest of batchq works with. `SchedulerFile` is the file's own shape,
+one field per key, with the notation of manifests (`90s`, `1.5`); `batchq.config.load` turns one
+into the other.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from batchq.api.objects import Duration, Factor, Value
+from batchq.framework.settings import Settings
+
+_TIMES = Settings()
+
+
+class PluginEntry(Struct, frozen=True, kw_only=True):
+    """One plugin that is on. `weight` multiplies its score where it scores nodes."""
+
+    name: str
+    weight: int = 1
+
+
+DEFAULT_ACTIONS = ("enqueue", "allocate")
+DEFAULT_PLUGINS = tuple(
+    PluginEntry(name=name)
+    for name in (
+        "gates",
+        "dependencies",
+        "quota",
+        "capacity",
+        "gang",
+        "priority",
+        "predicates",
+        "leastAllocated",
+        "binpack",
+    )
+)
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True):
+    """Which actions run, in this order, with which plugins, and by which times and factors.
+
+    `plugin_config` maps a plugin's name to its own settings, as written in the file.
+    """
+
+    actions: tuple[str, ...] = DEFAULT_ACTIONS
+    plugins: tuple[PluginEntry, ...] = DEFAULT_PLUGINS
+    plugin_config: dict[str, dict[str, object]] = {}
+    settings: Settings = Settings()
+
+
+class SchedulerFile(Value, frozen=True):
+    """The keys of `scheduler.yaml` that hold one plain value; every default is `Settings`' own."""
+
+    schedule_period: Duration = _TIMES.schedule_period_ms
+    min_session_interval: Duration = _TIMES.min_session_interval_ms
+    in_queue_timeout: Duration = _TIMES.in_queue_timeout_ms
+    recovery_timeout: Duration = _TIMES.recovery_timeout_ms
+    node_timeout: Duration = _TIMES.node_timeout_ms
+    pod_lease: Duration = _TIMES.pod_lease_ms
+    backoff_first: Duration = _TIMES.backoff_first_ms
+    backoff_most: Duration = _TIMES.backoff_most_ms
+    node_memory: Duration = _TIMES.node_memory_ms
+    overcommit: Factor = _TIMES.overcommit

@@ -1,0 +1,207 @@
+"""The scheduler daemon, put together: store, leadership, loop and their end.
+
+`run_scheduler` is what `batchq scheduler` runs. The main thread only waits: for a signal, or for
+a thread that says that the process must end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+
+from batchq.api.objects import DEFAULT, Metadata, Queue
+from batchq.api.transaction import Transaction, Write
+from batchq.assembly import assemble
+from batchq.config.load import load_config
+from batchq.config.model import SchedulerConfig
+from batchq.daemon import leader
+from batchq.daemon.clock import StoreClock
+from batchq.daemon.ending import OWN_MISTAKE, Ending
+from batchq.daemon.ids import RandomIds
+from batchq.daemon.leader import Leadership
+from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, TurnReport
+from batchq.daemon.outage import Backoff, Outage
+from batchq.daemon.paths import find_home, resolve_url
+from batchq.daemon.service import Services
+from batchq.daemon.watcher import watcher
+from batchq.errors import StoreUnavailable
+from batchq.ports import Clock, Executor, IdSource, Store
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.store.connect import open_store, shown
+from batchq.store.redis import RedisStore
+from batchq.worker.relay import Relay
+
+_log = structlog.get_logger()
+
+#: A leader whose turn hangs for so many periods stops renewing its lease.
+_UNFIT_AFTER_PERIODS = 6 * HANGS_AFTER_PERIODS
+
+
+class SchedulerOptions(Struct, frozen=True, kw_only=True):
+    """What the command line says. `url` None: BATCHQ_REDIS_URL, else the embedded server."""
+
+    url: str | None = None
+    home: Path | None = None
+    config: Path | None = None
+    lease_ms: int = leader.LEASE_MS
+
+
+def run_scheduler(options: SchedulerOptions) -> int:
+    """Run until SIGTERM or SIGINT (exit code 0), or until an own mistake (70).
+
+    Waits for a server that does not answer yet. Raises InvalidInput for a wrong configuration
+    file or URL, before anything is started.
+    """
+    config = load_config(options.config)
+    scheduler = assemble(config)
+    url = resolve_url(options.url, find_home(options.home))
+    ending = Ending()
+    ending.on_signals(signal.SIGTERM, signal.SIGINT)
+    store = _open_when_up(url, ending)
+    if store is None:
+        return 0
+    try:
+        cycle = Cycle(store, scheduler, StoreClock(store), RandomIds())
+        _log.info("scheduler.starts", server=shown(url), actions=config.actions)
+        return _serve(store, cycle, config, ending, lease_ms=options.lease_ms)
+    finally:
+        store.close()
+
+
+def _serve(
+    store: RedisStore, cycle: Cycle, config: SchedulerConfig, ending: Ending, *, lease_ms: int
+) -> int:
+    settings, outage = config.settings, Outage()
+    threading.excepthook = _ends_the_process(ending)
+    unfit_after_s = _UNFIT_AFTER_PERIODS * settings.schedule_period_ms / 1000
+    leadership = Leadership(
+        store,
+        identity=leader.new_identity(),
+        outage=outage,
+        lease_ms=lease_ms,
+        # The loop is made after what it asks for its epoch; neither runs before both are made.
+        fit=lambda: loop.hanging_s() < unfit_after_s,
+        elected=lambda: loop.wake(),
+    )
+    turn = LeaderTurn(
+        store, cycle, Relay(store), clock=StoreClock(store), epoch=leadership.epoch, ids=RandomIds()
+    )
+    loop = Loop(turn, settings=settings, outage=outage, crashed=_crash(ending))
+    changes = watcher(
+        store,
+        changed=loop.wake,
+        unchanged=loop.keep_pace,
+        apart_ms=settings.min_session_interval_ms,
+    )
+    services = Services([leadership, loop, changes], name="scheduler")
+    services.start()
+    try:
+        code = ending.wait()
+    finally:
+        services.stop()
+    _log.info("scheduler.ends", exit_code=code)
+    if services.alive:
+        # A thread that does not end would keep the interpreter from ending, for ever.
+        os._exit(code or OWN_MISTAKE)
+    return code or 0
+
+
+class LeaderTurn:
+    """One turn of a scheduler: nothing while another leads; else a cycle, and its deliveries."""
+
+    def __init__(
+        self,
+        store: Store,
+        cycle: Cycle,
+        executor: Executor,
+        *,
+        clock: Clock,
+        epoch: Callable[[], int | None],
+        ids: IdSource,
+    ) -> None:
+        self._store = store
+        self._cycle = cycle
+        self._executor = executor
+        self._clock = clock
+        self._epoch = epoch
+        self._ids = ids
+        self._prepared = False
+
+    def __call__(self) -> TurnReport:
+        """Take the turn. Raises StoreUnavailable."""
+        epoch = self._epoch()
+        if epoch is None:
+            return TurnReport(acted=False)
+        if not self._prepared:
+            ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
+            self._prepared = True
+        report = self._cycle.run_once(epoch)
+        self._executor.deliver()
+        _tell(report)
+        if report.next_due_at is None:
+            return TurnReport()
+        return TurnReport(due_in_ms=report.next_due_at - self._clock.now_ms())
+
+
+def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:
+    """Make the queue `default` unless it exists. Raises StoreUnavailable."""
+    if store.get("Queue", DEFAULT) is not None:
+        return
+    uid = ids.new_uid()
+    queue = Queue(metadata=Metadata(name=DEFAULT, uid=uid, creation_timestamp=clock.now_ms()))
+    write = Write(kind="Queue", key=DEFAULT, expect=0, value=queue)
+    # A refusal means that somebody else has made it meanwhile.
+    store.commit([Transaction(subject=f"Queue/{DEFAULT}", writes=(write,))], request_id=uid)
+
+
+def _open_when_up(url: str, ending: Ending) -> RedisStore | None:
+    """The store, once its server answers; None if the process is to end before."""
+    outage, backoff = Outage(), Backoff()
+    while not ending.asked:
+        try:
+            store = open_store(url)
+        except StoreUnavailable as error:
+            outage.failed(error)
+            ending.wait(backoff.next_ms() / 1000)
+        else:
+            outage.succeeded()
+            return store
+    return None
+
+
+def _tell(report: CycleReport) -> None:
+    commit = report.commit
+    if report.intents:
+        _log.info(
+            "session.committed",
+            intents=len(report.intents),
+            applied=len(commit.applied),
+            refused=len(commit.refused),
+            duration_ms=report.duration_ms,
+        )
+
+
+def _crash(ending: Ending) -> Callable[[BaseException], None]:
+    def crashed(error: BaseException) -> None:
+        _log.critical("session.crashed", error=str(error), exc_info=error)
+        ending.ask(OWN_MISTAKE)
+
+    return crashed
+
+
+def _ends_the_process(ending: Ending) -> Callable[[threading.ExceptHookArgs], None]:
+    """No thread dies unnoticed: what leaves one is our mistake."""
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread else "?"
+        _log.critical("thread.crashed", thread=name, exc_info=args.exc_value or sys.exc_info())
+        ending.ask(OWN_MISTAKE)
+
+    return hook

@@ -1,0 +1,63 @@
+"""How a process learns that it is to end: by a signal, or because one of its threads says so.
+
+The first word counts. A `threading.Event` would not do: its lock is not re-entrant, and a signal
+handler that sets it while the main thread is inside `wait` can wait for itself. A byte in a pipe
+has no lock.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from types import FrameType
+
+#: The process stops because of its own mistake (EX_SOFTWARE): its supervisor may start it anew.
+OWN_MISTAKE = 70
+
+
+class Ending:
+    """The wish that this process ends, and its exit code. Used by any thread; waited for by one."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._codes: list[int] = []
+
+    def ask(self, code: int) -> None:
+        """Wish the process to end with this code, unless another was wished before."""
+        self._codes.append(code)
+        # A pipe that is full of wishes does not miss one more.
+        with suppress(BlockingIOError):
+            os.write(self._writer, b"x")
+
+    @property
+    def asked(self) -> bool:
+        """Whether the process is to end."""
+        return bool(self._codes)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code once the end is wished; None when the time is over before."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._codes:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._reader], [], [], left)
+            if not ready and left is not None:
+                return None
+        return self._codes[0]
+
+    def on_signals(self, *numbers: signal.Signals) -> None:
+        """Let these signals wish the end, with exit code 0. Main thread only."""
+        for number in numbers:
+            signal.signal(number, self._handle)
+
+    def close(self) -> None:
+        """Give the pipe back. No signal may come any more."""
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.ask(0)

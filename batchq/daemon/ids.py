@@ -1,0 +1,62 @@
+"""Makers of uids: 16 characters out of `[a-z0-9]` that sort by time of making."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+from batchq.daemon.clock import SystemClock
+from batchq.ports import Clock
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_HALF = 8
+#: Eight digits of milliseconds last for 89 years; counted from 2024 that is until 2113.
+_FIRST_MS = 1_704_067_200_000
+_SPAN = 36**_HALF
+#: Within one millisecond ids go up by random steps: in order, and not another process's.
+_STEP = 1 << 24
+
+
+class RandomIds:
+    """Eight characters of time, eight of chance. Ids of one source rise strictly.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._tick = 0
+        self._tail = 0
+
+    def new_uid(self) -> str:
+        """A fresh uid."""
+        now = max(0, self._clock.now_ms() - _FIRST_MS)
+        with self._lock:
+            if now > self._tick:
+                self._tick, self._tail = now, secrets.randbelow(_SPAN)
+            else:
+                self._tail += 1 + secrets.randbelow(_STEP)
+                if self._tail >= _SPAN:
+                    self._tick, self._tail = self._tick + 1, secrets.randbelow(_SPAN)
+            return _base36(self._tick) + _base36(self._tail)
+
+
+class CountingIds:
+    """0000000000000001, 0000000000000002 …: the same in every run, for tests and simulations."""
+
+    def __init__(self, *, first: int = 1) -> None:
+        self._next = first
+
+    def new_uid(self) -> str:
+        """The next number."""
+        number, self._next = self._next, self._next + 1
+        return _base36(number, width=2 * _HALF)
+
+
+def _base36(number: int, *, width: int = _HALF) -> str:
+    digits = []
+    for _ in range(width):
+        number, digit = divmod(number, 36)
+        digits.append(_DIGITS[digit])
+    return "".join(reversed(digits))

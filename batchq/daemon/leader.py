@@ -1,0 +1,147 @@
+"""Who decides: of all schedulers on one store, the one that holds the leader's lease.
+
+The lease runs out by itself, so a scheduler that dies is succeeded. Each change of leader raises
+the *epoch*, which every decision carries: what a former leader still sends is refused by the
+store, whatever that leader believes. Believing less is only a courtesy.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from batchq.daemon.outage import Outage
+from batchq.daemon.service import ThreadService
+from batchq.errors import StoreUnavailable
+
+_log = structlog.get_logger()
+
+#: How long a dead leader keeps its successor waiting.
+LEASE_MS = 5000
+#: Renewed so often that two renewals may be lost.
+_RENEWALS_PER_LEASE = 3
+
+
+class LeaseStore(Protocol):
+    """The part of a store that keeps the leader's lease."""
+
+    def lead(self, identity: str, lease_ms: int) -> int | None:
+        """Take or renew the lease: the epoch, or None if another leads."""
+
+    def resign(self, identity: str) -> None:
+        """Give the lease up, if it is ours."""
+
+
+def new_identity() -> str:
+    """`host:pid:chance`: tells people which process it is, and restarts apart."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+class Leadership:
+    """A service that takes the lease, renews it, and gives it up at `stop`.
+
+    `fit` is asked before each renewal: a leader whose deciding thread hangs lets its lease run
+    out. `elected` is called, from the service's thread, when this process begins to lead.
+    """
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        *,
+        identity: str,
+        outage: Outage,
+        lease_ms: int = LEASE_MS,
+        fit: Callable[[], bool] = lambda: True,
+        elected: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.identity = identity
+        self._store = store
+        self._outage = outage
+        self._lease_ms = lease_ms
+        self._fit = fit
+        self._elected = elected
+        # Written by the service's thread alone; one tuple, so that readers see both or neither.
+        self._held: tuple[int, float] | None = None
+        self._waiting = False
+        self._thread = ThreadService("leadership", self._keep)
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        return self._thread.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.alive
+
+    def start(self) -> None:
+        """Begin to ask for the lease."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Resign, if leading, and end."""
+        self._thread.stop()
+
+    def epoch(self) -> int | None:
+        """The epoch while this process leads, else None. Never later than the lease's end."""
+        held = self._held
+        return held[0] if held is not None and time.monotonic() < held[1] else None
+
+    def _keep(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            if self._fit():
+                self._ask()
+            if self._held is not None and self.epoch() is None:
+                self._lose()
+            stopping.wait(self._lease_ms / _RENEWALS_PER_LEASE / 1000)
+        self._give_up()
+
+    def _ask(self) -> None:
+        # The lease counts from before the call: a slow reply must not make it look longer.
+        asked_at = time.monotonic()
+        try:
+            epoch = self._store.lead(self.identity, self._lease_ms)
+        except StoreUnavailable as error:
+            self._outage.failed(error)
+            return
+        self._outage.succeeded()
+        if epoch is None:
+            self._follow()
+            return
+        before = self._held
+        self._held = (epoch, asked_at + self._lease_ms / 1000)
+        self._waiting = False
+        if before is None or before[0] != epoch:
+            _log.info("leader.elected", identity=self.identity, epoch=epoch)
+            self._elected()
+
+    def _follow(self) -> None:
+        if self._held is not None:
+            self._lose()
+        if not self._waiting:
+            self._waiting = True
+            _log.info("leader.waiting", identity=self.identity)
+
+    def _lose(self) -> None:
+        held, self._held = self._held, None
+        _log.warning("leader.lost", identity=self.identity, epoch=held[0] if held else None)
+
+    def _give_up(self) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        try:
+            self._store.resign(self.identity)
+        except StoreUnavailable as error:
+            # The lease runs out by itself.
+            _log.warning("leader.not_resigned", error=error.message)
+        else:
+            _log.info("leader.resigned", identity=self.identity, epoch=held[0])

@@ -1,0 +1,130 @@
+"""How batchq's processes log: structured lines on stderr, in UTC, that never stop the process.
+
+On a terminal lines are for people, elsewhere `key=value`; BATCHQ_LOG=json makes them JSON and
+BATCHQ_LOG_LEVEL says from which level on. A line that cannot be written (a full disk) is counted,
+and the count is told as soon as writing works again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+from batchq.errors import InvalidInput
+
+FORMAT_VARIABLE = "BATCHQ_LOG"
+LEVEL_VARIABLE = "BATCHQ_LOG_LEVEL"
+
+_LEVELS = ("debug", "info", "warning", "error")
+_FORMATS = ("console", "logfmt", "json")
+
+#: Libraries that tell at length what batchq says once itself.
+_QUIET = ("apscheduler", "rq.worker", "redis")
+
+
+class LossyStream:
+    """Writes lines to a stream; those it cannot write are counted instead of raised.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self.lost = 0
+
+    def write(self, line: str) -> None:
+        """Write one line."""
+        with self._lock:
+            if self.lost:
+                line = f"event=log.lost lines={self.lost}\n{line}"
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except OSError:
+                self.lost += 1
+            else:
+                self.lost = 0
+
+    # The names by which structlog calls a logger.
+    msg = debug = info = warning = warn = error = err = critical = fatal = exception = log = write
+
+
+class _Bridge(logging.Handler):
+    """Carries the lines of libraries that use the standard library's logging."""
+
+    def __init__(self, stream: LossyStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._stream.write(self.format(record))
+
+
+def configure(
+    *, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ
+) -> LossyStream:
+    """Set up logging for this process; to be called once, before the first line.
+
+    Raises InvalidInput where the environment asks for an unknown format or level.
+    """
+    target = stream or sys.stderr
+    on_terminal = target.isatty()
+    form = _choice(environ, FORMAT_VARIABLE, _FORMATS, "console" if on_terminal else "logfmt")
+    level = getattr(logging, _choice(environ, LEVEL_VARIABLE, _LEVELS, "info").upper())
+    output = LossyStream(target)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer = _renderer(form, colors=on_terminal and "NO_COLOR" not in environ)
+    story: list[Processor] = [] if form == "console" else [structlog.processors.format_exc_info]
+    structlog.configure(
+        processors=[*shared, *story, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: output,
+        cache_logger_on_first_use=True,
+    )
+    bridge = _Bridge(output)
+    bridge.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *story,
+                renderer,
+            ],
+            foreign_pre_chain=shared,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [bridge]
+    root.setLevel(max(level, logging.WARNING))
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return output
+
+
+def _choice(environ: Mapping[str, str], name: str, known: tuple[str, ...], default: str) -> str:
+    found = environ.get(name, "") or default
+    if found.lower() not in known:
+        raise InvalidInput(f"{name} is {found!r}, expected one of {', '.join(known)}")
+    return found.lower()
+
+
+def _renderer(form: str, *, colors: bool) -> Processor:
+    match form:
+        case "json":
+            return structlog.processors.JSONRenderer()
+        case "console":
+            return structlog.dev.ConsoleRenderer(colors=colors)
+        case _:
+            order = ["timestamp", "level", "event"]
+            return structlog.processors.LogfmtRenderer(key_order=order, bool_as_flag=False)

@@ -1,0 +1,147 @@
+"""Where batchq keeps its state on this machine, and which server it talks to.
+
+A *home* is one folder: BATCHQ_HOME, or the user's state folder. Under it lie the embedded
+server's data, pid records and locks (`run`) and log files (`logs`). Two homes are two separate
+batchqs on one machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import platformdirs
+
+from batchq.errors import InvalidInput
+
+HOME_VARIABLE = "BATCHQ_HOME"
+URL_VARIABLE = "BATCHQ_REDIS_URL"
+
+#: The kernel's field for a socket's path has 108 bytes on Linux and 104 on macOS, the last a NUL.
+LONGEST_SOCKET_PATH_BYTES = 103
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The places under one root; `root` is absolute. Nothing is created before `prepare`."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        """The embedded server's append-only file."""
+        return self.root / "data"
+
+    @property
+    def run(self) -> Path:
+        """Pid records, locks and, where its path is short enough, the socket."""
+        return self.root / "run"
+
+    @property
+    def logs(self) -> Path:
+        """One file per process."""
+        return self.root / "logs"
+
+    @property
+    def socket(self) -> Path:
+        """The embedded server's unix socket, at a path that the kernel accepts.
+
+        Where the home's own path is too long it is `/tmp/batchq-<uid>/<digest of the home>.sock`.
+        Not under XDG_RUNTIME_DIR nor TMPDIR: a log-in shell, a cron job and a container's
+        entry point see different ones, and all must find the same server. The first also
+        disappears at log-out, while the server stays.
+        """
+        inside = self.run / "batchq.sock"
+        if len(os.fsencode(inside)) <= LONGEST_SOCKET_PATH_BYTES:
+            return inside
+        digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
+        return short_folder() / f"{digest}.sock"
+
+    def prepare(self) -> None:
+        """Make the folders, for this user alone.
+
+        Raises InvalidInput where that is not possible.
+        """
+        for folder in (self.root, self.data, self.run, self.logs):
+            _make_private(folder)
+        if self.socket.parent != self.run:
+            _make_private(self.socket.parent)
+            _refuse_strangers(self.socket.parent)
+
+
+def find_home(
+    explicit: Path | str | None = None, *, environ: Mapping[str, str] = os.environ
+) -> Home:
+    """The home to use: `explicit`, else BATCHQ_HOME, else the user's state folder.
+
+    Raises InvalidInput where none of them says.
+    """
+    chosen = str(explicit) if explicit else environ.get(HOME_VARIABLE, "")
+    if chosen:
+        return Home(Path(chosen).expanduser().resolve())
+    if environ.get("HOME") or environ.get("XDG_STATE_HOME"):
+        return Home(Path(platformdirs.user_state_dir("batchq")).resolve())
+    # An unset or empty HOME, as under some init systems: what the user database says.
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise InvalidInput(
+            f"Cannot tell where to keep state: HOME is not set and user {os.getuid()} has no entry",
+            hint=f"Set {HOME_VARIABLE} to a folder that this user may write to.",
+        ) from None
+    return Home(Path(entry.pw_dir, ".local", "state", "batchq").resolve())
+
+
+def short_folder() -> Path:
+    """A folder of this user's whose path is short, whatever the environment says."""
+    return Path("/tmp", f"batchq-{os.getuid()}")  # noqa: S108 (`_refuse_strangers` looks at it)
+
+
+def default_url(home: Home) -> str:
+    """The URL of the home's embedded server."""
+    return f"unix://{quote(str(home.socket))}"
+
+
+def resolve_url(
+    explicit: str | None, home: Home, *, environ: Mapping[str, str] = os.environ
+) -> str:
+    """The server to talk to: `explicit`, else BATCHQ_REDIS_URL, else the home's own."""
+    return explicit or environ.get(URL_VARIABLE, "") or default_url(home)
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        # `parents` get the usual mode: ~/.local/state is not ours to close.
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except (FileExistsError, NotADirectoryError):
+        raise InvalidInput(
+            f"Cannot keep state in {folder}: what is there, or above it, is not a folder",
+            hint=_ELSEWHERE,
+        ) from None
+    except OSError as error:
+        raise InvalidInput(
+            f"Cannot keep state in {folder}: {error.strerror}", hint=_ELSEWHERE
+        ) from error
+    if not writable:
+        raise InvalidInput(f"Cannot keep state in {folder}: Permission denied", hint=_ELSEWHERE)
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Anybody may create names in /tmp: a socket there is trusted in one's own folder only."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InvalidInput(
+            f"Cannot use {folder}: it is not a folder of user {os.getuid()} closed to others",
+            hint=f"Remove it, or set {HOME_VARIABLE} to a folder with a shorter path.",
+        )
+
+
+_ELSEWHERE = f"Set {HOME_VARIABLE} to a folder that this user may write to."

@@ -1,0 +1,412 @@
+"""Everything on this machine: the embedded server, a scheduler and node agents, as processes
+that outlive the command that started them.
+
+`up` starts what is missing, `status` looks, `down` ends it all and keeps the data. Each process
+has a pid record under the home's `run` and a log under `logs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from batchq.config.load import load_config
+from batchq.daemon import embedded, locks, processes, shares
+from batchq.daemon.ending import Ending
+from batchq.daemon.paths import (
+    HOME_VARIABLE,
+    URL_VARIABLE,
+    Home,
+    default_url,
+    resolve_url,
+)
+from batchq.daemon.processes import Fate, Record
+from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
+from batchq.store.connect import open_store, shown
+from batchq.store.redis import RedisStore
+from batchq.worker.detect import detect_resources, parse_resources
+
+MOST_AGENTS = 64
+
+READY_WITHIN_S = 60.0
+#: Longer than a pod's usual grace: an agent that drains waits for its pods.
+DRAINED_WITHIN_S = 45.0
+SCHEDULER_ENDS_WITHIN_S = 40.0
+
+_POLL_S = 0.05
+_WATCH_S = 1.0
+#: A node that was found running counts as ready if it was heard of so lately.
+_HEARD_WITHIN_MS = 40_000
+_SCHEDULER = "scheduler"
+_AGENT = "agent-"
+
+#: Told in passing what is being done, a sentence at a time.
+Say = Callable[[str], None]
+
+
+class State(StrEnum):
+    """What became of a part, or how it was found."""
+
+    STARTED = "started"
+    RUNNING = "running"
+    ENDED = "ended"
+    KILLED = "killed"
+    #: It was started once and has died, or the machine has.
+    DEAD = "dead"
+    ABSENT = "not running"
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """One process of the stack. `name` is `server`, `scheduler` or the node's name."""
+
+    name: str
+    state: State
+    pid: int | None = None
+    log: str = ""
+    #: What an agent offers, or the server's version.
+    detail: str = ""
+
+
+class StackReport(Struct, frozen=True, kw_only=True):
+    """What `up`, `status` and `down` answer: the parts in the order in which they start."""
+
+    home: str
+    #: Without its password.
+    url: str
+    parts: tuple[Part, ...]
+
+    @property
+    def running(self) -> bool:
+        """Whether any part runs."""
+        return any(part.state in (State.STARTED, State.RUNNING) for part in self.parts)
+
+
+class UpOptions(Struct, frozen=True, kw_only=True):
+    """What `up` is to make true. `url` None: BATCHQ_REDIS_URL, else the embedded server."""
+
+    url: str | None = None
+    agents: int = 2
+    #: What each agent offers, `cpu=2,memory=4Gi`; None divides the machine.
+    resources: str | None = None
+    config: Path | None = None
+    #: Let the embedded server listen on this port of 127.0.0.1, too.
+    port: int | None = None
+    within_s: float = READY_WITHIN_S
+
+
+def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: None) -> StackReport:
+    """Start what does not run yet, and wait until a leader is elected and all nodes are ready.
+
+    Where it fails, what it had started is ended again, and what it had found is left alone.
+
+    Raises InvalidInput for a wrong option, configuration or home; StoreUnavailable when the server
+    cannot be started or reached; Conflict when another stack's processes stand in the way;
+    BatchqError when a process dies at its start, with the end of its log; WaitTimedOut.
+    """
+    options = options or UpOptions()
+    _check(options)
+    url = resolve_url(options.url, home)
+    home.prepare()
+    with _turn(home), ExitStack() as undo:
+        parts = []
+        if url == default_url(home):
+            parts.append(_up_server(home, options, undo, say))
+        store = open_store(url)
+        try:
+            launch = _Launch(home, url, store, undo, say)
+            parts.append(launch.scheduler(options.config))
+            names = shares.node_names(options.agents)
+            parts.extend(launch.agents(names, options.resources))
+            launch.await_ready(parts, names, options.within_s)
+        finally:
+            store.close()
+        undo.pop_all()
+    return StackReport(home=str(home.root), url=shown(url), parts=tuple(parts))
+
+
+def status(home: Home, *, url: str | None = None) -> StackReport:
+    """How each part is found, without starting or changing anything."""
+    target = resolve_url(url, home)
+    parts = []
+    if target == default_url(home):
+        parts.append(_server_part(home))
+    records = _records(home)
+    if not any(record.name == _SCHEDULER for record in records):
+        parts.append(Part(name=_SCHEDULER, state=State.ABSENT))
+    for record in records:
+        state = State.RUNNING if processes.is_running(record) else State.DEAD
+        parts.append(_part(record, state))
+    return StackReport(home=str(home.root), url=shown(target), parts=tuple(parts))
+
+
+def down(
+    home: Home,
+    *,
+    keep_server: bool = False,
+    drained_within_s: float = DRAINED_WITHIN_S,
+    say: Say = lambda _: None,
+) -> StackReport:
+    """End the agents (which drain), then the scheduler, then the embedded server. Data stays.
+
+    `keep_server` leaves the server as it is. What does not end in time is killed. Raises Conflict
+    while another process is at it, and StoreUnavailable when the server cannot be ended.
+    """
+    url = default_url(home)
+    if not home.run.is_dir():
+        absent = tuple(Part(name=name, state=State.ABSENT) for name in ("server", _SCHEDULER))
+        return StackReport(home=str(home.root), url=url, parts=absent)
+    with _turn(home):
+        records = _records(home)
+        agents = [record for record in records if record.name != _SCHEDULER]
+        schedulers = [record for record in records if record.name == _SCHEDULER]
+        if agents:
+            say(f"Draining {len(agents)} node agents")
+        agent_parts = _end(home, agents, drained_within_s)
+        scheduler_parts = _end(home, schedulers, SCHEDULER_ENDS_WITHIN_S)
+        server = _server_part(home) if keep_server else _down_server(home)
+    first = scheduler_parts or [Part(name=_SCHEDULER, state=State.ABSENT)]
+    return StackReport(home=str(home.root), url=url, parts=(server, *first, *agent_parts))
+
+
+def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> StackReport:
+    """Stay with a stack that is up until SIGINT or SIGTERM, or until a part dies; then `down`.
+
+    Main thread only. Raises BatchqError, after all has ended, when a part has died.
+    """
+    ending = Ending()
+    ending.on_signals(signal.SIGINT, signal.SIGTERM)
+    lost: list[Part] = []
+    expected = {part.name for part in report.parts}
+    while ending.wait(_WATCH_S) is None and not lost:
+        now = status(home, url=None).parts
+        lost = [part for part in now if part.name in expected and part.state is not State.RUNNING]
+    say("Stopping")
+    result = down(home, say=say)
+    if lost and not ending.asked:
+        raise _died(lost[0].name, Path(lost[0].log), "died", since=0)
+    return result
+
+
+class _Launch:
+    """Starts the scheduler and the agents of one `up`."""
+
+    def __init__(self, home: Home, url: str, store: RedisStore, undo: ExitStack, say: Say) -> None:
+        self._home = home
+        self._store = store
+        self._undo = undo
+        self._say = say
+        self._digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+        # The URL may hold a password, which a command line would show to everybody.
+        self._environ = {**os.environ, HOME_VARIABLE: str(home.root), URL_VARIABLE: url}
+        #: How long the log of each process started here was before.
+        self._since: dict[str, int] = {}
+        self._started: list[Record] = []
+        self._heard_after_ms = store.now_ms()
+
+    def scheduler(self, config: Path | None) -> Part:
+        """Find or start the scheduler."""
+        arguments = [_SCHEDULER, *(["--config", str(config.resolve())] if config else [])]
+        return self._find_or_start(_SCHEDULER, arguments, {})
+
+    def agents(self, names: Sequence[str], resources: str | None) -> list[Part]:
+        """Find or start the agents; also tells of those that run besides."""
+        running = [
+            record
+            for record in _records(self._home)
+            if record.name.startswith(_AGENT) and processes.is_running(record)
+        ]
+        there = {record.name.removeprefix(_AGENT) for record in running}
+        missing = [name for name in names if name not in there]
+        if resources is None:
+            taken = [parse_resources(record.notes["resources"]) for record in running]
+            divided = shares.divide(detect_resources(), taken, missing) if missing else {}
+            offers = {name: shares.written(share) for name, share in divided.items()}
+        else:
+            offers = dict.fromkeys(missing, resources)
+        return [
+            self._find_or_start(
+                f"{_AGENT}{name}",
+                ["worker", "--name", name, "--resources", offers.get(name, "")],
+                {"resources": offers.get(name, "")},
+            )
+            for name in sorted({*names, *there}, key=_by_number)
+        ]
+
+    def await_ready(self, parts: Sequence[Part], names: Sequence[str], within_s: float) -> None:
+        """Wait until somebody leads and every node of `names` has been heard of."""
+        started = {part.name for part in parts if part.state is State.STARTED}
+        deadline = time.monotonic() + within_s
+        while waited_for := self._missing(names, started):
+            for record in self._started:
+                exit_code = processes.reap(record.pid)
+                if exit_code is not None or not processes.is_running(record):
+                    raise self._died_at_start(record, exit_code)
+            if time.monotonic() >= deadline:
+                raise WaitTimedOut(
+                    f"The stack is not ready after {within_s:.0f} s: no sign of {waited_for}",
+                    hint=f"The logs are in {self._home.logs}.",
+                )
+            time.sleep(_POLL_S)
+
+    def _missing(self, names: Sequence[str], started: set[str]) -> str:
+        """What is still waited for, in words; empty when nothing is."""
+        now_ms = self._store.now_ms()
+        leader = self._store.leader()
+        if leader is None or leader.expires_at <= now_ms or _is_dead_here(leader.identity):
+            return "a leading scheduler"
+        beats = self._store.beats()
+        for name in names:
+            after_ms = self._heard_after_ms if name in started else now_ms - _HEARD_WITHIN_MS
+            if beats.get(name, 0) < after_ms or self._store.get("Node", name) is None:
+                return f"node {name}"
+        return ""
+
+    def _find_or_start(self, name: str, arguments: list[str], notes: dict[str, str]) -> Part:
+        record = processes.read_record(_record_path(self._home, name))
+        if record is not None and processes.is_running(record):
+            if record.notes.get("url") != self._digest:
+                raise Conflict(
+                    f"A {_shown(name)} of this home runs already, on another server",
+                    hint="Stop it with `batchq down`, or use another BATCHQ_HOME.",
+                )
+            return _part(record, State.RUNNING)
+        self._say(f"Starting {_shown(name)}")
+        log = self._home.logs / f"{name}.log"
+        self._since[name] = processes.size_of(log)
+        # -P: a stranger's `redis.py` in the current folder must not be taken for the library.
+        command = [sys.executable, "-P", "-m", "batchq.cli", *arguments]
+        pid = processes.spawn(command, log=log, environ=self._environ)
+        record = Record(
+            name=name,
+            pid=pid,
+            birth=processes.birth_of(pid) or "",
+            log=str(log),
+            started_at=time.time_ns() // 1_000_000,
+            notes={**notes, "url": self._digest},
+        )
+        processes.write_record(_record_path(self._home, name), record)
+        self._started.append(record)
+        patience_s = DRAINED_WITHIN_S if name.startswith(_AGENT) else SCHEDULER_ENDS_WITHIN_S
+        self._undo.callback(_end, self._home, [record], patience_s)
+        return _part(record, State.STARTED)
+
+    def _died_at_start(self, record: Record, exit_code: int | None) -> BatchqError:
+        how = "died" if exit_code is None else f"ended with {processes.in_words(exit_code)}"
+        since = self._since[record.name]
+        return _died(_shown(record.name), Path(record.log), f"{how} at its start", since=since)
+
+
+def _check(options: UpOptions) -> None:
+    """Everything that can be wrong without starting anything."""
+    if not 0 <= options.agents <= MOST_AGENTS:
+        raise InvalidInput(f"Expected 0 to {MOST_AGENTS} agents, found {options.agents}")
+    if options.resources is not None:
+        parse_resources(options.resources)
+    load_config(options.config)
+
+
+def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Part:
+    if embedded.running_server(home) is None:
+        say("Starting the embedded server")
+    server = embedded.ensure_server(home, port=options.port)
+    if server.started:
+        undo.callback(embedded.stop_server, home)
+    return Part(
+        name="server",
+        state=State.STARTED if server.started else State.RUNNING,
+        pid=server.pid,
+        log=str(embedded.log_path(home)),
+        detail=server.version,
+    )
+
+
+def _down_server(home: Home) -> Part:
+    state = _state(embedded.stop_server(home))
+    return Part(name="server", state=state, log=str(embedded.log_path(home)))
+
+
+def _server_part(home: Home) -> Part:
+    log = str(embedded.log_path(home))
+    server = embedded.running_server(home)
+    if server is not None:
+        return Part(
+            name="server", state=State.RUNNING, pid=server.pid, log=log, detail=server.version
+        )
+    record = processes.read_record(embedded.record_path(home))
+    return Part(name="server", state=State.ABSENT if record is None else State.DEAD, log=log)
+
+
+def _end(home: Home, records: Sequence[Record], patience_s: float) -> list[Part]:
+    fates = processes.end_all(records, patience_s=patience_s)
+    for record in records:
+        _record_path(home, record.name).unlink(missing_ok=True)
+    return [_part(record, _state(fate)) for record, fate in zip(records, fates, strict=True)]
+
+
+def _records(home: Home) -> list[Record]:
+    """The scheduler's record, then the agents' by number."""
+    paths = [home.run / f"{_SCHEDULER}.json", *home.run.glob(f"{_AGENT}*.json")]
+    found = [record for path in paths if (record := processes.read_record(path)) is not None]
+    return sorted(found, key=lambda record: (record.name != _SCHEDULER, _by_number(record.name)))
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    """`host-10` after `host-9`."""
+    stem, _, number = name.rpartition("-")
+    return (stem, int(number)) if number.isdigit() else (name, 0)
+
+
+def _part(record: Record, state: State) -> Part:
+    alive = state in (State.STARTED, State.RUNNING)
+    return Part(
+        name=record.name.removeprefix(_AGENT),
+        state=state,
+        pid=record.pid if alive else None,
+        log=record.log,
+        detail=record.notes.get("resources", ""),
+    )
+
+
+def _state(fate: Fate) -> State:
+    match fate:
+        case Fate.ENDED:
+            return State.ENDED
+        case Fate.KILLED:
+            return State.KILLED
+        case Fate.ABSENT:
+            return State.ABSENT
+
+
+def _shown(name: str) -> str:
+    return f"agent {name.removeprefix(_AGENT)}" if name.startswith(_AGENT) else name
+
+
+def _died(name: str, log: Path, how: str, *, since: int) -> BatchqError:
+    last = processes.tail(log, since=since, lines=5) or "it said nothing"
+    return BatchqError(f"The {name} {how}: {last}", hint=f"Its log is {log}.")
+
+
+def _is_dead_here(identity: str) -> bool:
+    """Whether a leader's identity is that of a process of this machine that runs no more."""
+    host, _, rest = identity.rpartition(":")[0].rpartition(":")
+    return host == socket.gethostname() and processes.birth_of(int(rest)) is None
+
+
+def _record_path(home: Home, name: str) -> Path:
+    return home.run / f"{name}.json"
+
+
+def _turn(home: Home) -> AbstractContextManager[None]:
+    return locks.exclusive(
+        home.run / "stack.turn", wait_s=READY_WITHIN_S, doing="start or stop the stack"
+    )

@@ -1,0 +1,72 @@
+"""Every error that a user can meet, each one sentence and one hint.
+
+    BatchqError                 exit code
+    ├── InvalidInput                 1     a manifest, a file or a value is wrong
+    ├── UsageError                   2     the command line is wrong
+    ├── NotFound                     6
+    ├── Conflict                     8     the object is not in a state that allows this
+    ├── StoreUnavailable             9     the server does not answer, or refuses us
+    ├── Rejected                    12     well-formed, but a rule of the system refuses it
+    └── WaitTimedOut               124
+
+`InvariantBroken` is not among them: it is our own mistake, and the process that meets it stops.
+"""
+
+from __future__ import annotations
+
+
+class BatchqError(Exception):
+    """A problem to tell the user about: `message` names the object, `hint` says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InvalidInput(BatchqError):
+    """A manifest, a file or a value that cannot be read as what it should be."""
+
+    exit_code = 1
+
+
+class UsageError(BatchqError):
+    """A command line that contradicts itself."""
+
+    exit_code = 2
+
+
+class NotFound(BatchqError):
+    """The named object does not exist."""
+
+    exit_code = 6
+
+
+class Conflict(BatchqError):
+    """The object exists, but not in a state that allows what was asked."""
+
+    exit_code = 8
+
+
+class StoreUnavailable(BatchqError):
+    """The server cannot be reached, refuses the credentials, or refuses to write."""
+
+    exit_code = 9
+
+
+class Rejected(BatchqError):
+    """A well-formed request that a rule of the system refuses."""
+
+    exit_code = 12
+
+
+class WaitTimedOut(BatchqError):
+    """What was waited for did not happen in time."""
+
+    exit_code = 124
+
+
+class InvariantBroken(Exception):
+    """A state that our own code must never reach; carries the story that led to it."""

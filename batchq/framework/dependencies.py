@@ -1,0 +1,44 @@
+"""Whether a group's dependencies hold: met, open, or never to be met any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.objects import Dependency
+from batchq.framework.state import GroupState
+
+
+class DependencyState(Enum):
+    MET = "met"
+    OPEN = "open"
+    NEVER = "never"
+
+
+def dependency_state(dependency: Dependency, groups: Mapping[str, GroupState]) -> DependencyState:
+    """Judge one dependency by the group that it was bound to at submission.
+
+    A group that is gone has ended: that meets `any`, and can never meet `ok` or `failed`.
+    """
+    other = groups.get(dependency.uid)
+    if other is None:
+        met = dependency.condition == "any"
+        return DependencyState.MET if met else DependencyState.NEVER
+    phase = other.phase
+    if phase not in TERMINAL:
+        return DependencyState.OPEN
+    met = {
+        "ok": phase == PodGroupPhase.COMPLETED,
+        "failed": phase != PodGroupPhase.COMPLETED,
+        "any": True,
+    }[dependency.condition]
+    return DependencyState.MET if met else DependencyState.NEVER
+
+
+def never_met(group: GroupState, groups: Mapping[str, GroupState]) -> Dependency | None:
+    """The first dependency that can never hold any more."""
+    for dependency in group.record.spec.depends_on:
+        if dependency_state(dependency, groups) is DependencyState.NEVER:
+            return dependency
+    return None

@@ -1,0 +1,68 @@
+"""Extension points: where plugins have a say, and how several answers become one.
+
+One generic class holds what was registered; four combinators read it. A plugin is an object with
+a `name` and a method for each point that it implements, named as the point's `method`. Votes are
+pure: asked twice about the same state, a plugin answers twice the same, and changes nothing.
+
+| point       | asked                                    | several answers combine by |
+|-------------|------------------------------------------|----------------------------|
+| preEnqueue  | may this Pending group stand in line?    | every refusal is kept      |
+| admissible  | may this group be admitted now?          | every refusal is kept      |
+| queueOrder  | which queue is served next?              | sort key, in plugin order  |
+| groupOrder  | which group of a queue comes first?      | sort key, in plugin order  |
+| podOrder    | which pod of a group comes first?        | sort key, in plugin order  |
+| predicate   | may a pod of this shape be on this node? | first refusal              |
+| score       | how good is this node for it?            | weighted sum               |
+| groupReady  | are this group's placements enough?      | all must agree             |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class Registration(Generic[F]):
+    """A plugin's function at a point."""
+
+    plugin: str
+    function: F
+    weight: int = 1
+
+
+@dataclass(slots=True)
+class ExtensionPoint(Generic[F]):
+    """What is registered at one point, in the order in which it is asked."""
+
+    name: str
+    method: str
+    registered: list[Registration[F]] = field(default_factory=list)
+
+    def add(self, plugin: str, function: F, weight: int = 1) -> None:
+        """Register; a plugin may stand at a point once."""
+        if any(entry.plugin == plugin for entry in self.registered):
+            raise ValueError(f"plugin {plugin} is registered at {self.name} already")
+        self.registered.append(Registration(plugin, function, weight))
+
+    def __iter__(self) -> Iterator[Registration[F]]:
+        return iter(self.registered)
+
+    def __bool__(self) -> bool:
+        return bool(self.registered)
+
+
+#: point -> the method of a plugin that implements it.
+POINTS: dict[str, str] = {
+    "preEnqueue": "pre_enqueue",
+    "admissible": "admissible",
+    "queueOrder": "queue_order",
+    "groupOrder": "group_order",
+    "podOrder": "pod_order",
+    "predicate": "predicate",
+    "score": "score",
+    "groupReady": "group_ready",
+}

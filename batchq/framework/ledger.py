@@ -1,0 +1,90 @@
+"""The session's ledger: what admitted groups are charged, summed by scope, held against limits.
+
+The store keeps the same sums and re-checks every growth in the script that writes; here they
+decide, there they are enforced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from batchq.api.resources import Amounts
+from batchq.api.transaction import (
+    CLUSTER,
+    ONE_GROUP,
+    POD_GROUPS,
+    namespace_scope,
+    queue_scope,
+)
+from batchq.framework.state import GroupState
+
+#: The queue above all others; it has a limit only where one is stated for it.
+ROOT = "root"
+
+
+def scopes_of(group: GroupState) -> tuple[str, ...]:
+    """Where a group's charge is summed."""
+    return (
+        CLUSTER,
+        queue_scope(ROOT),
+        queue_scope(group.queue),
+        namespace_scope(group.namespace),
+    )
+
+
+def charge_with_count(group: GroupState) -> Amounts:
+    """A group's charge as the store keeps it: with one `podgroups` while there is any of it."""
+    return counted(group.charge()) if group.reserved or group.charge() else {}
+
+
+def counted(amounts: Mapping[str, int]) -> Amounts:
+    """Amounts of one group, with the group itself as a dimension."""
+    return {**amounts, POD_GROUPS: ONE_GROUP}
+
+
+class LedgerView:
+    """Sums per scope and limits per scope, kept up to date as the session moves groups.
+
+    Owned by the session. In `cluster` an absent limit is zero, elsewhere there is none.
+    """
+
+    def __init__(self, limits: Mapping[str, Amounts]) -> None:
+        self.limits = limits
+        self.sums: dict[str, dict[str, int]] = {}
+        self._charges: dict[str, Amounts] = {}
+        #: Set aside by heads that wait in a strict queue: counted as if it were charged.
+        self.aside: dict[str, int] = {}
+
+    def charged(self, group: GroupState) -> Amounts:
+        """What the group counts for now."""
+        return self._charges.get(group.uid, {})
+
+    def recharge(self, group: GroupState) -> None:
+        """Let the sums follow the group's current state."""
+        new = charge_with_count(group)
+        old = self._charges.get(group.uid, {})
+        if new == old:
+            return
+        for scope in scopes_of(group):
+            sums = self.sums.setdefault(scope, {})
+            for name, units in old.items():
+                sums[name] = sums.get(name, 0) - units
+            for name, units in new.items():
+                sums[name] = sums.get(name, 0) + units
+        self._charges[group.uid] = new
+
+    def used(self, scope: str, resource: str) -> int:
+        """The sum of a scope."""
+        return self.sums.get(scope, {}).get(resource, 0)
+
+    def limit(self, scope: str, resource: str) -> int | None:
+        """The limit of a scope; None where there is none."""
+        limits = self.limits.get(scope)
+        if limits is None:
+            return 0 if scope == CLUSTER else None
+        return limits.get(resource, 0 if scope == CLUSTER else None)
+
+    def without(self, group: GroupState, scope: str, resource: str) -> int:
+        """The sum of a scope, leaving out the group itself, with what is set aside."""
+        seen = self.used(scope, resource) - self._charges.get(group.uid, {}).get(resource, 0)
+        return seen + self.aside.get(resource, 0) if scope == CLUSTER else seen

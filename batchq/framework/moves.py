@@ -1,0 +1,333 @@
+"""What can happen to a group or a pod in a session, each as one function on a Statement.
+
+These functions say how a move changes the records; who may make it and when is the business of
+actions and of `batchq.scheduler.controller`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from batchq.api import intents
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
+from batchq.api.objects import Condition, Metadata, Pod, PodGroupStatus, PodSpec, PodStatus
+from batchq.api.reasons import Finish, Leaving
+from batchq.api.resources import Amounts, describe, named
+from batchq.framework.state import GroupState, TaskShape
+from batchq.framework.statement import Statement
+
+#: Leaving for one of these costs the group its place in line.
+_NEW_QUEUE_TIME = frozenset({Leaving.IN_QUEUE_TIMEOUT, Leaving.UNSCHEDULABLE, Leaving.CHECK_RETRY})
+#: Leaving for one of these is followed by a growing pause.
+_BACKS_OFF = frozenset(
+    {
+        Leaving.IN_QUEUE_TIMEOUT,
+        Leaving.UNSCHEDULABLE,
+        Leaving.RECOVERY_TIMEOUT,
+        Leaving.CLAIM_LAPSED,
+    }
+)
+
+_set = msgspec.structs.replace
+
+
+def with_condition(
+    status: PodGroupStatus,
+    kind: str,
+    state: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str,
+    now_ms: int,
+) -> tuple[Condition, ...]:
+    """The conditions with one set; unchanged (the same object) if it says so already."""
+    for place, old in enumerate(status.conditions):
+        if old.type == kind:
+            if (old.status, old.reason, old.message) == (state, reason, message):
+                return status.conditions
+            changed_at = now_ms if old.status != state else old.last_transition_time
+            new = _set(
+                old, status=state, reason=reason, message=message, last_transition_time=changed_at
+            )
+            return (*status.conditions[:place], new, *status.conditions[place + 1 :])
+    new = Condition(
+        type=kind, status=state, reason=reason, message=message, last_transition_time=now_ms
+    )
+    return tuple(sorted((*status.conditions, new), key=lambda condition: condition.type))
+
+
+def set_condition(
+    statement: Statement,
+    group: GroupState,
+    kind: str,
+    state: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str = "",
+) -> None:
+    """Set one condition; nothing happens if it says so already."""
+    now_ms = statement.session.now_ms
+    conditions = with_condition(group.status, kind, state, reason, message, now_ms)
+    if conditions is not group.status.conditions:
+        statement.set_status(group, conditions=conditions)
+
+
+# --- Groups ---------------------------------------------------------------------------------
+
+
+def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
+    """Pending -> InQueue: reserve, and count the admission."""
+    now_ms = statement.session.now_ms
+    statement.set_status(
+        group,
+        phase=PodGroupPhase.IN_QUEUE,
+        admission=group.status.admission + 1,
+        reserved_at=now_ms,
+        reservation=reservation,
+        in_queue_at=now_ms,
+        started_at=None,
+        unknown_at=None,
+        backoff_until=None,
+        reasons=(),
+    )
+    message = f"reserved {describe(reservation)}"
+    set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
+    set_condition(statement, group, "Admitted", "True", "Admitted", message)
+    statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
+
+
+def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) -> list[Pod]:
+    """Bring pods into being, Pending, for the current admission."""
+    pods = [_new_pod(group, ordinal) for ordinal in ordinals]
+    for pod in pods:
+        statement.put_pod(group, pod)
+    if pods:
+        names = tuple(_pod_name(pod) for pod in pods)
+        statement.say(intents.CreatePods(group=group.key, pods=names))
+    return pods
+
+
+def roll_back(statement: Statement, group: GroupState, reason: Leaving, message: str = "") -> None:
+    """Leave for Pending: no reservation, pods deleted or told to stop."""
+    session = statement.session
+    status, settings, now_ms = group.status, session.settings, session.now_ms
+    changes: dict[str, object] = {}
+    if reason in _NEW_QUEUE_TIME:
+        changes["queue_time"] = now_ms
+    if reason in _BACKS_OFF:
+        pause = min(
+            settings.backoff_first_ms << min(status.backoff_count, 30), settings.backoff_most_ms
+        )
+        changes |= {"backoff_until": now_ms + pause, "backoff_count": status.backoff_count + 1}
+    statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
+    statement.set_status(
+        group,
+        phase=PodGroupPhase.PENDING,
+        reserved_at=None,
+        reservation={},
+        in_queue_at=None,
+        started_at=None,
+        unknown_at=None,
+        **changes,
+    )
+    for kind in ("Admitted", "QuotaReserved"):
+        set_condition(statement, group, kind, "False", reason, message)
+    set_condition(statement, group, "Evicted", "True", reason, message)
+    clear_pods(statement, group, reason, keep_final=group.is_elastic)
+
+
+def clear_pods(statement: Statement, group: GroupState, reason: str, *, keep_final: bool) -> None:
+    """Stop what runs and drop what does not; `keep_final` spares pods that ended for good."""
+    for uid, pod in list(group.pods.items()):
+        phase = pod.status.phase
+        if phase in ON_NODE:
+            evict(statement, group, pod, reason)
+        elif not (keep_final and group.is_final(pod)):
+            statement.drop_pod(group, uid)
+
+
+def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) -> None:
+    """To Running or Unknown."""
+    now_ms = statement.session.now_ms
+    if phase == PodGroupPhase.RUNNING:
+        statement.set_status(
+            group,
+            phase=phase,
+            unknown_at=None,
+            started_at=group.status.started_at if group.status.started_at is not None else now_ms,
+            backoff_count=0,
+        )
+        set_condition(statement, group, "Scheduled", "True", "Scheduled")
+    else:
+        statement.set_status(group, phase=phase, unknown_at=now_ms)
+    statement.say(intents.MoveGroup(group=group.key, phase=phase))
+
+
+def finish(
+    statement: Statement,
+    group: GroupState,
+    phase: PodGroupPhase,
+    reason: Finish,
+    message: str = "",
+) -> None:
+    """The end: no reservation, pods that still run are told to stop, the others are kept."""
+    now_ms = statement.session.now_ms
+    statement.say(intents.FinishGroup(group=group.key, phase=phase, reason=reason, message=message))
+    statement.set_status(
+        group,
+        phase=phase,
+        finished_at=now_ms,
+        reserved_at=None,
+        reservation={},
+        unknown_at=None,
+        reasons=(),
+    )
+    set_condition(statement, group, "Finished", "True", reason, message)
+    stop_leftovers(statement, group, reason)
+
+
+def stop_leftovers(statement: Statement, group: GroupState, reason: str) -> None:
+    """For a group that has ended: pods on nodes are told to stop, waiting ones are dropped."""
+    for uid, pod in list(group.pods.items()):
+        if pod.status.phase in ON_NODE:
+            if not pod.status.terminating:
+                evict(statement, group, pod, reason)
+        elif pod.status.phase == PodPhase.PENDING:
+            statement.drop_pod(group, uid)
+
+
+def expire(statement: Statement, group: GroupState) -> None:
+    """Forget a finished group and its pods."""
+    for uid in list(group.pods):
+        statement.drop_pod(group, uid)
+    statement.session.expired.add(group.uid)
+    statement.session.touched[group.uid] = group
+    statement.say(intents.ExpireGroup(group=group.key))
+
+
+# --- Pods -----------------------------------------------------------------------------------
+
+
+def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
+    """Pending -> Bound: the next attempt, on `node`."""
+    now_ms = statement.session.now_ms
+    attempt = pod.status.attempt + 1
+    bound = _set(
+        pod,
+        status=_set(
+            pod.status,
+            phase=PodPhase.BOUND,
+            node=node,
+            attempt=attempt,
+            bound_at=now_ms,
+            started_at=None,
+            finished_at=None,
+            terminating=False,
+            terminating_at=None,
+            reason="",
+            message="",
+            exit_code=None,
+            signal=None,
+        ),
+    )
+    statement.put_pod(group, bound)
+    statement.say(
+        intents.Bind(
+            group=group.key,
+            pod=_pod_name(pod),
+            uid=pod.metadata.uid,
+            node=node,
+            attempt=attempt,
+        )
+    )
+    return bound
+
+
+def evict(
+    statement: Statement,
+    group: GroupState,
+    pod: Pod,
+    reason: str,
+    *,
+    by: str = "",
+    action: str = "",
+) -> None:
+    """Tell a pod on a node to stop. Nothing later extends its grace or changes the reason."""
+    if pod.status.terminating:
+        return
+    now_ms = statement.session.now_ms
+    status = _set(pod.status, terminating=True, terminating_at=now_ms, reason=str(reason))
+    statement.put_pod(group, _set(pod, status=status))
+    statement.say(
+        intents.Evict(
+            group=group.key,
+            pod=_pod_name(pod),
+            uid=pod.metadata.uid,
+            reason=str(reason),
+            by=by,
+            action=action,
+        )
+    )
+
+
+def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
+    """Write a pod off whose node has gone silent: -> Evicted, NodeLost."""
+    reason = pod.status.reason if pod.status.terminating else str(Leaving.NODE_LOST)
+    status = _set(
+        pod.status,
+        phase=PodPhase.EVICTED,
+        finished_at=statement.session.now_ms,
+        terminating=False,
+        reason=reason,
+    )
+    lost = _set(pod, status=status)
+    statement.put_pod(group, lost)
+    statement.say(intents.LosePod(group=group.key, pod=_pod_name(pod), uid=pod.metadata.uid))
+    return lost
+
+
+def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
+    """Evicted or Failed -> Pending, to be bound anew."""
+    status = _set(pod.status, phase=PodPhase.PENDING, node="", terminating=False, bound_at=None)
+    statement.put_pod(group, _set(pod, status=status))
+    statement.say(intents.RequeuePod(group=group.key, pod=_pod_name(pod), uid=pod.metadata.uid))
+
+
+def pod_uid(group: GroupState, ordinal: int) -> str:
+    """`<group uid>-<admission>-<ordinal>`: unique for ever, and allowed as an RQ id."""
+    return f"{group.uid}-{group.status.admission}-{ordinal}"
+
+
+def shape_at(group: GroupState, ordinal: int) -> TaskShape:
+    """The task to which the pod with this ordinal belongs."""
+    for shape in group.tasks:
+        if ordinal in shape.ordinals:
+            return shape
+    raise IndexError(f"{group.key} has no pod number {ordinal}")
+
+
+def _new_pod(group: GroupState, ordinal: int) -> Pod:
+    shape = shape_at(group, ordinal)
+    template, index = shape.task.template, ordinal - shape.first
+    return Pod(
+        metadata=Metadata(
+            name=f"{group.record.metadata.name}-{shape.task.name}-{index}",
+            namespace=group.namespace,
+            labels=template.labels,
+            annotations=template.annotations,
+            uid=pod_uid(group, ordinal),
+        ),
+        spec=PodSpec(
+            pod_group=group.record.metadata.name,
+            task=shape.task.name,
+            index=index,
+            requests=named(template.requests),
+            termination_grace=template.termination_grace,
+            priority=template.priority,
+        ),
+        status=PodStatus(group_uid=group.uid, admission=group.status.admission),
+    )
+
+
+def _pod_name(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"

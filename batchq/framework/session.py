@@ -1,0 +1,242 @@
+"""One turn of the scheduler: the state that plugins are asked about and actions move.
+
+A session is opened on a snapshot, run through the actions, and closed; what it decided is its
+`intents` and the states of the groups that it `touched`. It reads no clock and does no I/O: the
+same snapshot, settings and `now_ms` give the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from batchq.api.intents import Intent
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.limits import capacity_of, hard_limit, limit_of_queue, without_groups
+from batchq.api.objects import DEFAULT, Metadata, PodGroup, PriorityClass, Queue
+from batchq.api.reasons import Verdict
+from batchq.api.resources import Amounts, of_pod, scaled, total
+from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
+from batchq.framework.eligibility import stands_aside
+from batchq.framework.extension import POINTS, ExtensionPoint
+from batchq.framework.ledger import LedgerView
+from batchq.framework.settings import Settings
+from batchq.framework.snapshot import Snapshot
+from batchq.framework.state import GroupState, NodeState, QueueState, TaskShape
+from batchq.framework.statement import Statement
+
+if TYPE_CHECKING:
+    from batchq.framework.placement import ShapeRanking
+
+Key = tuple[Any, ...]
+
+
+class Plugin(Protocol):
+    """A policy: an object with a name, and a method for each point that it implements."""
+
+    name: str
+
+
+class Action(Protocol):
+    """A verb of the session: reads it, and moves groups and pods through Statements."""
+
+    name: str
+
+    def execute(self, session: Session) -> None:
+        """Take one turn."""
+
+
+class Session:
+    """Owner of all working state of one turn. See the module's docstring."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        now_ms: int,
+        settings: Settings,
+        plugins: Iterable[tuple[Plugin, int]],
+        actions: tuple[str, ...] = (),
+    ) -> None:
+        self.snapshot = snapshot
+        self.now_ms = now_ms
+        self.settings = settings
+        self.actions = actions
+        self.intents: list[Intent] = []
+        self.refusals: dict[str, tuple[Verdict, ...]] = {}
+        self.touched: dict[str, GroupState] = {}
+        self.expired: set[str] = set()
+        self.unready: list[str] = []
+        self.held: list[Statement] = []
+        #: What each queue asks for and deserves, once worked out (batchq.framework.queue_shares).
+        self.demands: dict[str, Amounts] | None = None
+        self.deserved: dict[str, Amounts] | None = None
+        self._aside: dict[str, tuple[Verdict, ...]] = {}
+        #: The names of nodes on which something was taken or given back, in that order.
+        self.node_changes: list[str] = []
+        #: Shape -> the nodes that take it, best first (batchq.framework.placement).
+        self.rankings: dict[tuple[object, ...], ShapeRanking] = {}
+        self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
+        for plugin, weight in plugins:
+            self._register(plugin, weight)
+
+        self.nodes = _nodes(snapshot, now_ms, settings)
+        self.groups = _groups(snapshot)
+        self.by_key = {group.key: group for group in self.groups.values()}
+        self.ledger = LedgerView(_limits(snapshot, self.nodes, settings))
+        for group in self.groups.values():
+            self._count_in(group)
+        self.queues = self._queues()
+
+    # Plugins' say ----------------------------------------------------------------------------
+
+    def _register(self, plugin: Plugin, weight: int) -> None:
+        for point in self.points.values():
+            function: Callable[..., Any] | None = getattr(plugin, point.method, None)
+            if function is not None:
+                point.add(plugin.name, function, weight)
+
+    def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
+        """Every refusal of every plugin at `preEnqueue` or `admissible`."""
+        return [verdict for entry in self.points[point] for verdict in entry.function(self, group)]
+
+    def refused_by(self, shape: TaskShape, node: NodeState) -> Verdict | None:
+        """The first plugin's refusal to put this shape on that node."""
+        for entry in self.points["predicate"]:
+            verdict: Verdict | None = entry.function(self, shape, node)
+            if verdict is not None:
+                return verdict
+        return None
+
+    def score(self, shape: TaskShape, node: NodeState) -> int:
+        """The weighted sum of the plugins' scores; higher is better."""
+        return sum(
+            entry.weight * entry.function(self, shape, node) for entry in self.points["score"]
+        )
+
+    def group_ready(self, group: GroupState) -> bool:
+        """Whether every plugin finds the group's placements enough to start it."""
+        return all(entry.function(self, group) for entry in self.points["groupReady"])
+
+    def group_key(self, group: GroupState) -> Key:
+        """The order of groups: the plugins' keys, then queue time, then uid."""
+        keys = tuple(entry.function(self, group) for entry in self.points["groupOrder"])
+        return (*keys, group.queue_time, group.order)
+
+    def queue_key(self, queue: QueueState) -> Key:
+        """The order of queues: the plugins' keys, then the name. Moves with every admission."""
+        keys = tuple(entry.function(self, queue) for entry in self.points["queueOrder"])
+        return (*keys, queue.name)
+
+    # Working -----------------------------------------------------------------------------------
+
+    def statement(self) -> Statement:
+        """A fresh Statement; leaving its block without commit discards it."""
+        return Statement(self)
+
+    def refuse(self, group: GroupState, verdicts: Iterable[Verdict]) -> None:
+        """Keep why a group waits, all blockers, ranked."""
+        self.refusals[group.uid] = tuple(sorted(verdicts, key=lambda verdict: verdict.rank))
+
+    def standing_aside(self, group: GroupState) -> tuple[Verdict, ...]:
+        """Why a Pending group is out of line, whatever the ledger says; empty if it is in line.
+
+        Asked once a session for each group: none of it changes within one.
+        """
+        verdicts = self._aside.get(group.uid)
+        if verdicts is None:
+            found = [*stands_aside(self, group), *self.refusals_at("preEnqueue", group)]
+            verdicts = self._aside[group.uid] = tuple(found)
+        return verdicts
+
+    def close(self) -> None:
+        """End the turn: what was only held is undone."""
+        while self.held:
+            self.held.pop().discard()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _count_in(self, group: GroupState) -> None:
+        self.ledger.recharge(group)
+        for pod in group.pods.values():
+            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
+                node.take(of_pod(pod.spec.requests))
+
+    def _queues(self) -> dict[str, QueueState]:
+        queues = {queue.metadata.name: QueueState(queue, []) for queue in self.snapshot.queues}
+        queues.setdefault(DEFAULT, QueueState(Queue(metadata=Metadata(name=DEFAULT)), []))
+        for group in self.groups.values():
+            if group.phase == PodGroupPhase.PENDING and group.queue in queues:
+                queues[group.queue].line.append(group)
+        for queue in queues.values():
+            queue.line.sort(key=self.group_key)
+        return dict(sorted(queues.items()))
+
+
+def priorities_of(classes: Iterable[PriorityClass]) -> tuple[Mapping[str, int], int]:
+    """Class name -> value, and the value for groups that name none."""
+    values, default = {}, 0
+    for item in classes:
+        values[item.metadata.name] = item.spec.value
+        if item.spec.default:
+            default = item.spec.value
+    return values, default
+
+
+def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:
+    """Whether a node counts: told so, and heard of within the timeout (if it beats at all)."""
+    return record_ready and (heartbeat is None or now_ms < heartbeat + timeout_ms)
+
+
+def _nodes(snapshot: Snapshot, now_ms: int, settings: Settings) -> dict[str, NodeState]:
+    nodes = {}
+    for record in sorted(snapshot.nodes, key=lambda node: node.metadata.name):
+        status = record.status
+        ready = is_ready(status.ready, status.heartbeat, now_ms, settings.node_timeout_ms)
+        nodes[record.metadata.name] = NodeState(record, ready=ready)
+    return nodes
+
+
+def _groups(snapshot: Snapshot) -> dict[str, GroupState]:
+    values, default = priorities_of(snapshot.priority_classes)
+
+    def priority(record: PodGroup) -> int:
+        return values.get(record.spec.priority_class_name, default)
+
+    return {
+        record.metadata.uid: GroupState(
+            record, snapshot.pods.get(record.metadata.uid, ()), priority(record)
+        )
+        for record in snapshot.groups
+    }
+
+
+def _limits(
+    snapshot: Snapshot, nodes: Mapping[str, NodeState], settings: Settings
+) -> dict[str, Amounts]:
+    ready = total(capacity_of(node.record) for node in nodes.values() if node.ready)
+    limits = {CLUSTER: scaled(ready, settings.overcommit)}
+    for queue in snapshot.queues:
+        limits[queue_scope(queue.metadata.name)] = limit_of_queue(queue)
+    namespaces = sorted({quota.metadata.namespace for quota in snapshot.quotas})
+    for namespace in namespaces:
+        quotas = [quota for quota in snapshot.quotas if quota.metadata.namespace == namespace]
+        limits[namespace_scope(namespace)] = without_groups(hard_limit(quotas))
+    return limits
+
+
+def cluster_could_have(session: Session) -> Amounts:
+    """What all nodes seen within a day have, ready or not, times overcommit."""
+    settings, now_ms = session.settings, session.now_ms
+    seen = (
+        capacity_of(node.record)
+        for node in session.nodes.values()
+        if node.record.status.heartbeat is None
+        or now_ms < node.record.status.heartbeat + settings.node_memory_ms
+    )
+    return scaled(total(seen), settings.overcommit)
+
+
+def unfinished(groups: Iterable[GroupState]) -> list[GroupState]:
+    """The groups that have not ended."""
+    return [group for group in groups if group.phase not in TERMINAL]

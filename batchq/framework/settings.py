@@ -1,0 +1,24 @@
+"""The times and factors a session goes by; all durations in milliseconds."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from batchq.api.times import DAY, MINUTE, SECOND
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Defaults are those of the manual; `overcommit` is in thousandths."""
+
+    schedule_period_ms: int = 1 * SECOND
+    min_session_interval_ms: int = 20
+    in_queue_timeout_ms: int = 5 * MINUTE
+    recovery_timeout_ms: int = 5 * MINUTE
+    node_timeout_ms: int = 40 * SECOND
+    #: How long a pod's lease lasts, and how much longer its node is given before it is written off.
+    pod_lease_ms: int = 30 * SECOND
+    backoff_first_ms: int = 10 * SECOND
+    backoff_most_ms: int = 10 * MINUTE
+    #: A node that was last seen longer ago no longer counts as one that could ever come back.
+    node_memory_ms: int = 1 * DAY
+    overcommit: int = 1000

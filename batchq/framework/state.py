@@ -1,0 +1,266 @@
+"""A session's working state: groups, nodes and queues that can change for one turn.
+
+Everything kept here is an immutable value in a mutable place, so that a Statement can undo a
+change by putting the old value back. Only Statements change a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.limits import capacity_of
+from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
+from batchq.api.resources import Amounts, larger, named, of_pod, plus, times, total
+
+#: Uids that are numbers (places in a file) compare as numbers, and before all others.
+UidOrder = tuple[int, int, str]
+
+
+def uid_order(uid: str) -> UidOrder:
+    """The key by which uids are compared, where nothing else decides."""
+    return (0, int(uid), "") if uid.isascii() and uid.isdigit() else (1, 0, uid)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskShape:
+    """One task of a group as the scheduler sees it; pods of one shape are interchangeable.
+
+    `first` is the ordinal of its first pod among all pods of the group.
+    """
+
+    task: Task
+    first: int
+    requests: Amounts
+    shape: tuple[object, ...]
+
+    @property
+    def ordinals(self) -> range:
+        """The ordinals of its pods."""
+        return range(self.first, self.first + self.task.replicas)
+
+
+class GroupState:
+    """A pod group during one session.
+
+    `record` is what the snapshot has and never changes; `status` and `pods` are the current
+    values. `pods` holds every pod of the group, those of older admissions included, by uid.
+    """
+
+    __slots__ = (
+        "_reservation",
+        "_shapes_by_task",
+        "held",
+        "key",
+        "min_member",
+        "order",
+        "placed",
+        "pods",
+        "priority",
+        "record",
+        "replicas",
+        "status",
+        "tasks",
+        "uid",
+    )
+
+    def __init__(self, record: PodGroup, pods: tuple[Pod, ...], priority: int) -> None:
+        self.record = record
+        self.key = key_of(record)
+        self.uid = record.metadata.uid
+        self.order = uid_order(self.uid)
+        self.priority = priority
+        self.status: PodGroupStatus = record.status
+        self.tasks = _shapes(record.spec.tasks)
+        self._shapes_by_task = {shape.task.name: shape for shape in self.tasks}
+        #: What its pods hold on nodes, terminating ones included, until their processes end.
+        self.held: Amounts = {}
+        #: Task -> how many of its pods have a node and may keep it, or have succeeded.
+        self.placed: dict[str, int] = dict.fromkeys(self._shapes_by_task, 0)
+        self.pods: dict[str, Pod] = {}
+        for pod in pods:
+            self.exchange(pod.metadata.uid, None, pod)
+        self.replicas = sum(task.replicas for task in record.spec.tasks)
+        self.min_member = record.spec.min_member or max(1, self.replicas)
+        self._reservation: Amounts | None = None
+
+    # What it is ------------------------------------------------------------------------------
+
+    @property
+    def namespace(self) -> str:
+        return self.record.metadata.namespace
+
+    @property
+    def queue(self) -> str:
+        return self.record.spec.queue
+
+    @property
+    def phase(self) -> PodGroupPhase:
+        return self.status.phase
+
+    @property
+    def is_array(self) -> bool:
+        """One pod is enough, and there are more."""
+        return self.min_member == 1 and self.replicas > 1
+
+    @property
+    def is_elastic(self) -> bool:
+        """It can run with fewer pods than it has."""
+        return self.replicas > self.min_member
+
+    @property
+    def queue_time(self) -> int:
+        """Since when it stands in line, in milliseconds."""
+        if self.status.queue_time is not None:
+            return self.status.queue_time
+        return self.record.metadata.creation_timestamp or 0
+
+    @property
+    def reservation(self) -> Amounts:
+        """What an admission reserves: the larger of minResources and minMember pods' requests."""
+        if self._reservation is None:
+            wanted = self.choose(self.min_member)
+            of_pods = total(
+                times(shape.requests, count)
+                for shape, count in zip(self.tasks, wanted, strict=True)
+            )
+            self._reservation = named(larger(self.record.spec.min_resources, of_pods))
+        return self._reservation
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it holds a reservation."""
+        return self.status.reserved_at is not None and self.phase not in TERMINAL
+
+    # Its pods --------------------------------------------------------------------------------
+
+    def choose(self, count: int) -> list[int]:
+        """How many pods of each task make up `count` of them.
+
+        Each task's minAvailable first, then tasks in order.
+        """
+        chosen = [min(shape.task.min_available, shape.task.replicas) for shape in self.tasks]
+        rest = count - sum(chosen)
+        for place, shape in enumerate(self.tasks):
+            more = max(0, min(rest, shape.task.replicas - chosen[place]))
+            chosen[place] += more
+            rest -= more
+        return chosen
+
+    def current(self) -> Iterator[Pod]:
+        """The pods of this admission, and those that an elastic group has finished before."""
+        for pod in self.pods.values():
+            if pod.status.admission == self.status.admission or self.is_final(pod):
+                yield pod
+
+    def is_final(self, pod: Pod) -> bool:
+        """Whether it has ended for good: succeeded, or failed with no retry left."""
+        status = pod.status
+        if status.phase == PodPhase.SUCCEEDED:
+            return True
+        return status.phase == PodPhase.FAILED and (
+            status.failures > self.record.spec.retry.limit or status.reason == "WalltimeExceeded"
+        )
+
+    def shape_of(self, pod: Pod) -> TaskShape:
+        """The task that the pod belongs to; an empty one if an edit has removed it since."""
+        known = self._shapes_by_task.get(pod.spec.task)
+        return known or _shapes((Task(name=pod.spec.task, replicas=0),))[0]
+
+    def exchange(self, uid: str, old: Pod | None, new: Pod | None) -> None:
+        """Put, replace or take away one pod; for Statements."""
+        if old is not None:
+            self._count(old, -1)
+        if new is None:
+            del self.pods[uid]
+        else:
+            self.pods[uid] = new
+            self._count(new, 1)
+
+    def _count(self, pod: Pod, sign: int) -> None:
+        phase = pod.status.phase
+        if phase in ON_NODE:
+            requests = of_pod(pod.spec.requests)
+            self.held = {
+                name: units
+                for name, units in plus(self.held, times(requests, sign)).items()
+                if units
+            }
+        if phase == PodPhase.SUCCEEDED or (phase in ON_NODE and not pod.status.terminating):
+            self.placed[pod.spec.task] = self.placed.get(pod.spec.task, 0) + sign
+
+    def charge(self) -> Amounts:
+        """live + promise: what the ledger counts for this group.
+
+        The promise is what the reservation exceeds the pods on nodes by, per dimension.
+        """
+        return larger(self.held, self.status.reservation) if self.reserved else self.held
+
+
+class NodeState:
+    """A node during one session: what is free on it now."""
+
+    __slots__ = ("free", "name", "ready", "record", "total")
+
+    def __init__(self, record: Node, *, ready: bool) -> None:
+        self.record = record
+        self.name = record.metadata.name
+        self.ready = ready
+        self.total: Amounts = capacity_of(record)
+        self.free: dict[str, int] = dict(self.total)
+
+    @property
+    def open(self) -> bool:
+        """Whether new pods may come."""
+        return self.ready and not self.record.spec.unschedulable
+
+    def take(self, requests: Mapping[str, int]) -> None:
+        """Count a pod in."""
+        for name, units in requests.items():
+            self.free[name] = self.free.get(name, 0) - units
+
+    def give(self, requests: Mapping[str, int]) -> None:
+        """Count a pod out."""
+        for name, units in requests.items():
+            self.free[name] = self.free.get(name, 0) + units
+
+    def lacks(self, requests: Mapping[str, int]) -> str:
+        """The first dimension that does not fit, in the order of the request, or ''."""
+        free = self.free
+        for name, units in requests.items():
+            if units > free.get(name, 0):
+                return name
+        return ""
+
+
+@dataclass(slots=True)
+class QueueState:
+    """A queue during one session, with its Pending groups in line."""
+
+    record: Queue
+    line: list[GroupState]
+
+    @property
+    def name(self) -> str:
+        return self.record.metadata.name
+
+
+def _shapes(tasks: tuple[Task, ...]) -> tuple[TaskShape, ...]:
+    shapes, first = [], 0
+    for task in tasks:
+        template = task.template
+        requests = of_pod(template.requests)
+        shape = (
+            tuple(requests.items()),
+            tuple(sorted(template.node_selector.items())),
+            template.tolerations,
+        )
+        shapes.append(TaskShape(task, first, requests, shape))
+        first += task.replicas
+    return tuple(shapes)
+
+
+def is_admitted(group: GroupState) -> bool:
+    """InQueue, Running or Unknown."""
+    return group.status.phase in ADMITTED

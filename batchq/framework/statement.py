@@ -1,0 +1,119 @@
+"""A Statement: several moves that become true together, or leave no trace.
+
+    with session.statement() as statement:
+        ...                      # moves of batchq.framework.moves
+        if enough:
+            statement.commit()   # without it, leaving the block undoes every move
+
+Each change stores its own undo. Only Statements change a session's groups and nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from batchq.api.intents import Intent
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Pod
+from batchq.api.resources import of_pod
+from batchq.framework.state import GroupState
+
+if TYPE_CHECKING:
+    from batchq.framework.session import Session
+
+
+class Statement:
+    """A context manager; owned by the one action that opened it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.intents: list[Intent] = []
+        self._undo: list[Callable[[], None]] = []
+        self._open = True
+
+    def __enter__(self) -> Statement:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._open:
+            self.discard()
+
+    def commit(self) -> None:
+        """Keep every move; their intents join the session's."""
+        self._open = False
+        self.session.intents.extend(self.intents)
+
+    def discard(self) -> None:
+        """Undo every move, the last one first."""
+        self._open = False
+        while self._undo:
+            self._undo.pop()()
+
+    def hold(self) -> None:
+        """Keep the moves for the rest of this session only: they take room, and come to nothing."""
+        self._open = False
+        self.session.held.append(self)
+
+    # The three changes that everything else is made of ---------------------------------------
+
+    def say(self, intent: Intent) -> None:
+        """Tell what the moves before meant."""
+        self.intents.append(intent)
+
+    def set_status(self, group: GroupState, **changes: Any) -> None:
+        """Replace fields of a group's status."""
+        former = group.status
+        group.status = msgspec.structs.replace(former, **changes)
+        self._undo.append(lambda: self._put_status(group, former))
+        self._follow(group)
+
+    def put_pod(self, group: GroupState, pod: Pod) -> None:
+        """Add a pod to its group, or replace it by its next state."""
+        uid = pod.metadata.uid
+        former = group.pods.get(uid)
+        self._exchange(group, uid, former, pod)
+        self._undo.append(lambda: self._exchange(group, uid, pod, former))
+
+    def drop_pod(self, group: GroupState, uid: str) -> None:
+        """Take a pod out of its group."""
+        former = group.pods[uid]
+        self._exchange(group, uid, former, None)
+        self._undo.append(lambda: self._exchange(group, uid, None, former))
+
+    # ------------------------------------------------------------------------------------------
+
+    def _put_status(self, group: GroupState, status: Any) -> None:
+        group.status = status
+        self._follow(group)
+
+    def _exchange(self, group: GroupState, uid: str, old: Pod | None, new: Pod | None) -> None:
+        self._count(group, old, taken=False)
+        self._count(group, new, taken=True)
+        group.exchange(uid, old, new)
+        self._follow(group)
+
+    def _count(self, group: GroupState, pod: Pod | None, *, taken: bool) -> None:
+        if pod is None or pod.status.phase not in ON_NODE:
+            return
+        node = self.session.nodes.get(pod.status.node)
+        if node is None:
+            return
+        requests = of_pod(pod.spec.requests)
+        if taken:
+            node.take(requests)
+        else:
+            node.give(requests)
+        self.session.node_changes.append(node.name)
+
+    def _follow(self, group: GroupState) -> None:
+        self.session.touched[group.uid] = group
+        self.session.ledger.recharge(group)

@@ -1,0 +1,65 @@
+"""capacity (admissible, queueOrder): queues and the cluster, rules 1, 3 and 4; weight as share.
+
+Rule 3: a queue's ledger + reservation <= its capability, groups <= maxPodGroups. Rule 4: the
+cluster's ledger + reservation <= ready resources x overcommit. Queues are served in the order of
+their share: ledger over what their weight deserves (batchq.framework.shares), counting what this
+pass has admitted. Refuses in line. Woken when a charge falls, a queue changes, or a node comes.
+"""
+
+from __future__ import annotations
+
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.framework.ledger import ROOT
+from batchq.framework.queue_shares import share_of_queue
+from batchq.framework.session import Session, cluster_could_have
+from batchq.framework.shares import Share
+from batchq.framework.state import GroupState, QueueState
+from batchq.plugins.limits import UNBOUNDED, never_fits, over_limit
+
+
+class Capacity:
+    name = "capacity"
+
+    def queue_order(self, session: Session, queue: QueueState) -> Share:
+        return share_of_queue(session, queue.name)
+
+    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        if not session.nodes:
+            return [
+                Verdict(
+                    plugin=self.name,
+                    reason=Waiting.WAITING_FOR_RESOURCES,
+                    detail="there are no nodes yet",
+                    in_line=True,
+                )
+            ]
+        return self._never(session, group) or [
+            *self._queue(session, group, group.queue),
+            *self._queue(session, group, ROOT),
+            *over_limit(
+                session, group, CLUSTER, plugin=self.name, subject="the cluster", in_line=True
+            ),
+        ]
+
+    def _never(self, session: Session, group: GroupState) -> list[Verdict]:
+        verdicts = []
+        for queue in (group.queue, ROOT):
+            capability = session.ledger.limits.get(queue_scope(queue), {})
+            subject = f"queue {queue}"
+            verdicts += never_fits(
+                group, capability, plugin=self.name, subject=subject, absent=None
+            )
+        could = dict.fromkeys(UNBOUNDED, 2**53) | cluster_could_have(session)
+        subject = "the cluster, with every node that was seen within a day,"
+        return verdicts + never_fits(group, could, plugin=self.name, subject=subject, absent=0)
+
+    def _queue(self, session: Session, group: GroupState, queue: str) -> list[Verdict]:
+        return over_limit(
+            session,
+            group,
+            queue_scope(queue),
+            plugin=self.name,
+            subject=f"queue {queue}",
+            in_line=True,
+        )

@@ -1,0 +1,60 @@
+"""predicates (predicate): ready, not cordoned, node selector, tolerated taints, resources.
+
+Woken when a node comes, changes, or has something freed on it.
+"""
+
+from __future__ import annotations
+
+from batchq.api.objects import Taint, Toleration
+from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.session import Session
+from batchq.framework.state import NodeState, TaskShape
+
+
+class Predicates:
+    name = "predicates"
+
+    def predicate(self, session: Session, shape: TaskShape, node: NodeState) -> Verdict | None:
+        refusal = suitability(shape, node)
+        if not refusal and (lacking := node.lacks(shape.requests)):
+            return Verdict(
+                plugin=self.name,
+                reason=Waiting.WAITING_FOR_RESOURCES,
+                subject=f"node {node.name}",
+                resource=lacking,
+                need=shape.requests[lacking],
+                limit=node.total.get(lacking, 0),
+                seen=node.total.get(lacking, 0) - node.free.get(lacking, 0),
+                detail=f"insufficient {lacking}",
+            )
+        if refusal:
+            return Verdict(plugin=self.name, reason=Waiting.UNSCHEDULABLE, detail=refusal)
+        return None
+
+
+def suitability(shape: TaskShape, node: NodeState) -> str:
+    """Why pods of this shape may never be on this node as it is, leaving room aside; or ''."""
+    if not node.ready:
+        return "not ready"
+    if node.record.spec.unschedulable:
+        return "cordoned"
+    template = shape.task.template
+    labels = node.record.metadata.labels
+    if any(labels.get(key) != value for key, value in template.node_selector.items()):
+        return "does not match the node selector"
+    for taint in node.record.spec.taints:
+        if taint.effect != "PreferNoSchedule" and not _tolerated(taint, template.tolerations):
+            return f"taint {taint.key} not tolerated"
+    return ""
+
+
+def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
+    """Kubernetes' rule: an empty key with Exists tolerates all, an empty effect every effect."""
+    return any(
+        (not wish.effect or wish.effect == taint.effect)
+        and (
+            (wish.operator == "Exists" and wish.key in ("", taint.key))
+            or (wish.operator == "Equal" and (wish.key, wish.value) == (taint.key, taint.value))
+        )
+        for wish in tolerations
+    )

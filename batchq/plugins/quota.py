@@ -1,0 +1,27 @@
+"""quota (admissible): a namespace's ResourceQuotas, rules 1 and 2.
+
+Refuses out of line: nobody else waits for a group that only its own namespace holds back. Woken
+when a charge of the namespace falls or one of its quotas changes.
+"""
+
+from __future__ import annotations
+
+from batchq.api.reasons import Verdict
+from batchq.api.transaction import namespace_scope
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.plugins.limits import never_fits, over_limit
+
+
+class Quota:
+    name = "quota"
+
+    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        scope = namespace_scope(group.namespace)
+        hard = session.ledger.limits.get(scope)
+        if not hard:
+            return []
+        subject = f"the quota of namespace {group.namespace}"
+        return never_fits(
+            group, hard, plugin=self.name, subject=subject, absent=None
+        ) or over_limit(session, group, scope, plugin=self.name, subject=subject, in_line=False)

@@ -1,0 +1,212 @@
+"""What happens to groups by themselves, at the start of each session, before any action.
+
+Nodes fall silent, pods end, clocks run out, people suspend and cut quotas: the controller lets
+groups and pods follow, along the lifecycle's table. Pure: it moves the session's state through
+Statements, like an action. One function for each kind of event, called in the order of `settle`.
+"""
+
+from __future__ import annotations
+
+from batchq.api import intents
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Pod
+from batchq.api.reasons import Finish, Leaving
+from batchq.framework.dependencies import never_met
+from batchq.framework.ledger import charge_with_count
+from batchq.framework.moves import (
+    create_pods,
+    evict,
+    expire,
+    finish,
+    lose,
+    move_group,
+    requeue,
+    roll_back,
+    stop_leftovers,
+)
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.statement import Statement
+from batchq.framework.wanted import wanted_ordinals
+from batchq.scheduler.cuts import leave_where_cut
+from batchq.scheduler.progress import Progress, remaining_reservation
+from batchq.scheduler.timers import (
+    lease_over_at,
+    pod_walltime_over_at,
+    retry_due_at,
+    walltime_over_at,
+)
+from batchq.scheduler.unschedulable import leave_where_impossible
+
+
+def settle(session: Session) -> None:
+    """Let everything follow what has happened since the last session."""
+    _notice_silent_nodes(session)
+    for group in list(session.groups.values()):
+        with session.statement() as statement:
+            _settle_group(statement, group)
+            _settle_charge(statement, group)
+            statement.commit()
+    leave_where_cut(session)
+    leave_where_impossible(session)
+
+
+def _notice_silent_nodes(session: Session) -> None:
+    for node in session.nodes.values():
+        if node.record.status.ready and not node.ready:
+            session.unready.append(node.name)
+            session.intents.append(intents.SetNodeReady(node=node.name, ready=False))
+
+
+def _settle_group(statement: Statement, group: GroupState) -> None:
+    # What is written off now is requeued by the next session: each step of a pod is stored.
+    lost = _write_off_lost_pods(statement, group)
+    if group.phase in TERMINAL:
+        _bury(statement, group)
+    elif is_admitted(group):
+        _settle_admitted(statement, group, lost)
+    else:
+        _settle_pending(statement, group)
+
+
+def _settle_charge(statement: Statement, group: GroupState) -> None:
+    """Pods that ended since the last session still count in the ledger: let it follow."""
+    if statement.intents or charge_with_count(group) == group.status.charge:
+        return
+    statement.session.touched[group.uid] = group
+    statement.say(intents.Settle(group=group.key))
+
+
+# --- Pods -----------------------------------------------------------------------------------
+
+
+def _write_off_lost_pods(statement: Statement, group: GroupState) -> set[str]:
+    lost = set()
+    for uid, pod in list(group.pods.items()):
+        over_at = lease_over_at(statement.session, pod)
+        if over_at is not None and over_at <= statement.session.now_ms:
+            lose(statement, group, pod)
+            lost.add(uid)
+    return lost
+
+
+def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> None:
+    """Evicted pods at once, failed ones after their back-off; what older admissions left goes."""
+    for uid, pod in list(group.pods.items()):
+        phase = pod.status.phase
+        if uid in spared or phase in ON_NODE or group.is_final(pod):
+            continue
+        if pod.status.admission != group.status.admission:
+            statement.drop_pod(group, uid)
+        elif phase == PodPhase.EVICTED or (
+            phase == PodPhase.FAILED and retry_due_at(group, pod) <= statement.session.now_ms
+        ):
+            requeue(statement, group, pod)
+
+
+def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
+    """An array's pods have a walltime each."""
+    for pod in list(group.pods.values()):
+        over_at = pod_walltime_over_at(group, pod)
+        if over_at is not None and over_at <= statement.session.now_ms:
+            evict(statement, group, pod, Finish.WALLTIME_EXCEEDED)
+
+
+# --- Groups ---------------------------------------------------------------------------------
+
+
+def _settle_pending(statement: Statement, group: GroupState) -> None:
+    dependency = never_met(group, statement.session.groups)
+    if dependency is not None:
+        message = (
+            f"depends on {dependency.name} ({dependency.condition}), which can not hold any more"
+        )
+        finish(statement, group, PodGroupPhase.FAILED, Finish.DEPENDENCY_NEVER_MET, message)
+        return
+    for uid, pod in list(group.pods.items()):
+        if pod.status.phase not in ON_NODE and not (group.is_elastic and group.is_final(pod)):
+            statement.drop_pod(group, uid)
+
+
+def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) -> None:
+    if _leaves_by_order(statement, group):
+        return
+    _requeue_pods(statement, group, lost)
+    if group.is_array:
+        _stop_overdue_pods(statement, group)
+    progress = Progress.of(group)
+    if _ends(statement, group, progress):
+        return
+    create_pods(statement, group, wanted_ordinals(group))
+    _follow_pods(statement, group, progress)
+    if group.phase != PodGroupPhase.IN_QUEUE:
+        remaining = remaining_reservation(group, progress)
+        if remaining != group.status.reservation:
+            statement.set_status(group, reservation=remaining)
+
+
+def _leaves_by_order(statement: Statement, group: GroupState) -> bool:
+    """Somebody said so: the group is suspended, or its queue is drained."""
+    if group.record.spec.suspend:
+        roll_back(statement, group, Leaving.SUSPENDED)
+        return True
+    queue = statement.session.queues.get(group.queue)
+    if queue is not None and queue.record.spec.stop_policy == "HoldAndDrain":
+        roll_back(statement, group, Leaving.QUEUE_STOPPED, f"queue {group.queue} is drained")
+        return True
+    return False
+
+
+def _ends(statement: Statement, group: GroupState, progress: Progress) -> bool:
+    """Completed, or Failed: retries spent, or walltime passed."""
+    if progress.succeeded == group.replicas:
+        finish(statement, group, PodGroupPhase.COMPLETED, Finish.SUCCEEDED)
+        return True
+    if progress.is_hopeless(group):
+        finish(
+            statement,
+            group,
+            PodGroupPhase.FAILED,
+            progress.failure_reason,
+            f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure}",
+        )
+        return True
+    over_at = walltime_over_at(group)
+    if over_at is not None and over_at <= statement.session.now_ms:
+        finish(statement, group, PodGroupPhase.FAILED, Finish.WALLTIME_EXCEEDED)
+        return True
+    return False
+
+
+def _follow_pods(statement: Statement, group: GroupState, progress: Progress) -> None:
+    """InQueue, Running and Unknown, by how many pods run; and the clocks of InQueue and Unknown."""
+    settings, now_ms = statement.session.settings, statement.session.now_ms
+    enough = progress.running + progress.succeeded >= group.min_member
+    status = group.status
+    match group.phase, enough:
+        case ((PodGroupPhase.IN_QUEUE | PodGroupPhase.UNKNOWN), True):
+            move_group(statement, group, PodGroupPhase.RUNNING)
+        case PodGroupPhase.RUNNING, False:
+            move_group(statement, group, PodGroupPhase.UNKNOWN)
+        case PodGroupPhase.IN_QUEUE, False:
+            since = status.in_queue_at if status.in_queue_at is not None else now_ms
+            if since + settings.in_queue_timeout_ms <= now_ms:
+                roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, "did not start in time")
+        case PodGroupPhase.UNKNOWN, False:
+            since = status.unknown_at if status.unknown_at is not None else now_ms
+            if since + settings.recovery_timeout_ms <= now_ms:
+                roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, "did not recover in time")
+
+
+def _bury(statement: Statement, group: GroupState) -> None:
+    """A finished group: stop what still runs; forget it when its time is over."""
+    finished = next((c for c in group.status.conditions if c.type == "Finished"), None)
+    stop_leftovers(statement, group, finished.reason if finished else Finish.CANCELLED)
+    finished_at = group.status.finished_at or 0
+    over = finished_at + group.record.spec.ttl_after_finished <= statement.session.now_ms
+    if over and not any(_on_node(pod) for pod in group.pods.values()):
+        expire(statement, group)
+
+
+def _on_node(pod: Pod) -> bool:
+    return pod.status.phase in ON_NODE

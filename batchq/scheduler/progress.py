@@ -1,0 +1,87 @@
+"""How far an admitted group's pods have come, counted once a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.reasons import Finish
+from batchq.api.resources import Amounts, named, smaller, times, total
+from batchq.framework.state import GroupState
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counts over a group's pods: those that do not exist yet are unfinished too."""
+
+    running: int
+    succeeded: int
+    failed: int
+    finished_by_task: dict[str, int]
+    first_failure: str
+    failure_reason: Finish
+
+    @classmethod
+    def of(cls, group: GroupState) -> Progress:
+        """Count."""
+        running = succeeded = 0
+        failures = []
+        by_task: dict[str, int] = {}
+        for pod in group.current():
+            phase = pod.status.phase
+            if phase == PodPhase.RUNNING:
+                running += 1
+            elif group.is_final(pod):
+                by_task[pod.spec.task] = by_task.get(pod.spec.task, 0) + 1
+                if phase == PodPhase.SUCCEEDED:
+                    succeeded += 1
+                else:
+                    failures.append(pod)
+        reason, story = Finish.RETRIES_SPENT, ""
+        if failures:
+            first = min(failures, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
+            status = first.status
+            how = (
+                f"exited with {status.exit_code}"
+                if status.signal is None
+                else f"was ended by signal {status.signal}"
+            )
+            story = f"the first, {first.metadata.name}, {how}"
+            if status.message:
+                story += f" ({status.message})"
+            if all(pod.status.reason == Finish.WALLTIME_EXCEEDED for pod in failures):
+                reason = Finish.WALLTIME_EXCEEDED
+        return cls(running, succeeded, len(failures), by_task, story, reason)
+
+    def is_hopeless(self, group: GroupState) -> bool:
+        """Whether the group can not succeed any more, or has ended with failures.
+
+        A full gang: at its first final failure. An elastic group: when all have ended, or as soon
+        as succeeded + unfinished < minMember.
+        """
+        if self.failed == 0:
+            return False
+        if not group.is_elastic:
+            return True
+        unfinished = group.replicas - self.succeeded - self.failed
+        return unfinished == 0 or self.succeeded + unfinished < group.min_member
+
+
+def remaining_reservation(group: GroupState, progress: Progress) -> Amounts:
+    """From Running on: never more than before, nor than min(minMember, unfinished) pods ask for."""
+    left = [
+        shape.task.replicas - progress.finished_by_task.get(shape.task.name, 0)
+        for shape in group.tasks
+    ]
+    chosen = [
+        min(shape.task.min_available, rest) for shape, rest in zip(group.tasks, left, strict=True)
+    ]
+    more = group.min_member - sum(chosen)
+    for place, rest in enumerate(left):
+        added = max(0, min(more, rest - chosen[place]))
+        chosen[place] += added
+        more -= added
+    asked = total(
+        times(shape.requests, count) for shape, count in zip(group.tasks, chosen, strict=True)
+    )
+    return named(smaller(group.status.reservation, asked))

@@ -1,0 +1,61 @@
+"""The scheduler: a function from a snapshot to a session that has decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.framework.moves import admit, create_pods
+from batchq.framework.session import Action, Plugin, Session
+from batchq.framework.settings import Settings
+from batchq.framework.snapshot import Snapshot
+from batchq.framework.wanted import wanted_ordinals
+from batchq.scheduler.closing import write_reasons
+from batchq.scheduler.controller import settle
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """Actions in the configured order, plugins with their weights, and the times to go by."""
+
+    actions: tuple[Action, ...]
+    plugins: tuple[tuple[Plugin, int], ...]
+    settings: Settings
+
+    def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
+        """Settle, run the actions, write down the reasons. Pure."""
+        session = self.open(snapshot, now_ms)
+        settle(session)
+        if "enqueue" not in session.actions:
+            _let_all_in(session)
+        for action in self.actions:
+            action.execute(session)
+        session.close()
+        write_reasons(session)
+        return session
+
+    def open(self, snapshot: Snapshot, now_ms: int) -> Session:
+        """A session that has decided nothing yet."""
+        names = tuple(action.name for action in self.actions)
+        return Session(
+            snapshot,
+            now_ms=now_ms,
+            settings=self.settings,
+            plugins=self.plugins,
+            actions=names,
+        )
+
+
+def _let_all_in(session: Session) -> None:
+    """Without `enqueue`: InQueue without reservation; the hard limits then hold at each bind."""
+    for group in session.groups.values():
+        if group.phase != PodGroupPhase.PENDING:
+            continue
+        verdicts = session.standing_aside(group)
+        if verdicts:
+            session.refuse(group, verdicts)
+            continue
+        with session.statement() as statement:
+            admit(statement, group, reservation={})
+            create_pods(statement, group, wanted_ordinals(group))
+            statement.commit()

@@ -1,0 +1,94 @@
+"""Every instant at which something becomes due by the clock alone, in milliseconds.
+
+The controller acts on them, and `next_due_at` tells the loop and the simulator when to look again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Pod
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, is_admitted
+
+
+def lease_over_at(session: Session, pod: Pod) -> int | None:
+    """When a pod is written off: its lease and its grace have passed.
+
+    A pod that its node has not claimed yet has no lease; it is written off only with its node,
+    a lease's length after the node was last heard of.
+    """
+    status = pod.status
+    if status.phase not in ON_NODE:
+        return None
+    grace = pod.spec.termination_grace
+    ends_at = session.snapshot.leases.get(pod.metadata.uid)
+    if status.phase == PodPhase.RUNNING and ends_at is not None:
+        return ends_at + grace
+    node = session.nodes.get(status.node)
+    if node is not None and (node.ready or node.record.status.heartbeat is None):
+        return None
+    heartbeat = 0 if node is None else node.record.status.heartbeat or 0
+    since = max(heartbeat, status.bound_at or 0, status.started_at or 0)
+    return since + session.settings.pod_lease_ms + grace
+
+
+def retry_due_at(group: GroupState, pod: Pod) -> int:
+    """When a failed pod with a retry left may be tried again."""
+    return (pod.status.finished_at or 0) + group.record.spec.retry.backoff
+
+
+def walltime_over_at(group: GroupState) -> int | None:
+    """When a group's time is over; an array's pods have their own."""
+    walltime, started_at = group.record.spec.walltime, group.status.started_at
+    if walltime is None or started_at is None or group.is_array:
+        return None
+    return started_at + walltime
+
+
+def pod_walltime_over_at(group: GroupState, pod: Pod) -> int | None:
+    """When the time of an array's pod is over."""
+    walltime, status = group.record.spec.walltime, pod.status
+    if walltime is None or status.phase != PodPhase.RUNNING or status.started_at is None:
+        return None
+    return None if status.terminating else status.started_at + walltime
+
+
+def next_due_at(session: Session) -> int | None:
+    """The next instant after now at which the controller would act; None if there is none."""
+    later = (at for at in _instants(session) if at > session.now_ms)
+    return min(later, default=None)
+
+
+def _instants(session: Session) -> Iterator[int]:
+    settings = session.settings
+    for node in session.nodes.values():
+        if node.ready and node.record.status.heartbeat is not None:
+            yield node.record.status.heartbeat + settings.node_timeout_ms
+    for group in session.groups.values():
+        if group.uid not in session.expired:
+            yield from _of_group(session, group)
+
+
+def _of_group(session: Session, group: GroupState) -> Iterator[int]:
+    status, settings = group.status, session.settings
+    if group.phase in TERMINAL:
+        yield (status.finished_at or 0) + group.record.spec.ttl_after_finished
+    elif is_admitted(group):
+        if group.phase == PodGroupPhase.IN_QUEUE and status.in_queue_at is not None:
+            yield status.in_queue_at + settings.in_queue_timeout_ms
+            yield status.in_queue_at + settings.in_queue_timeout_ms // 2 + 1
+        if group.phase == PodGroupPhase.UNKNOWN and status.unknown_at is not None:
+            yield status.unknown_at + settings.recovery_timeout_ms
+        if (over_at := walltime_over_at(group)) is not None:
+            yield over_at
+    elif status.backoff_until is not None:
+        yield status.backoff_until
+    for pod in group.pods.values():
+        if (over_at := lease_over_at(session, pod)) is not None:
+            yield over_at
+        if pod.status.phase == PodPhase.FAILED and not group.is_final(pod):
+            yield retry_due_at(group, pod)
+        if group.is_array and (over_at := pod_walltime_over_at(group, pod)) is not None:
+            yield over_at

@@ -1,0 +1,35 @@
+"""InQueue groups that would not fit even on empty ready nodes give their place back."""
+
+from __future__ import annotations
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.reasons import Leaving
+from batchq.framework.moves import roll_back
+from batchq.framework.placement import explain_no_node, find_node, fits_on_empty_nodes
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+
+
+def leave_where_impossible(session: Session) -> None:
+    """Asked once a session for each combination of shapes."""
+    known: dict[tuple[object, ...], bool] = {}
+    for group in session.groups.values():
+        if group.phase != PodGroupPhase.IN_QUEUE or session.group_ready(group):
+            continue
+        shapes = tuple(
+            (shape.shape, count)
+            for shape, count in zip(group.tasks, group.choose(group.min_member), strict=True)
+        )
+        if shapes not in known:
+            known[shapes] = fits_on_empty_nodes(session, group)
+        if not known[shapes]:
+            with session.statement() as statement:
+                roll_back(statement, group, Leaving.UNSCHEDULABLE, _why(session, group))
+                statement.commit()
+
+
+def _why(session: Session, group: GroupState) -> str:
+    for shape in group.tasks:
+        if find_node(session, shape) is None:
+            return explain_no_node(session, shape).detail
+    return f"{group.min_member} pods do not fit together on empty nodes"

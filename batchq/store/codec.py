@@ -1,0 +1,155 @@
+"""Between values and what stands in Redis: JSON for objects, JSON of texts for the scripts.
+
+Lua's numbers are doubles, so no number travels into or out of a script other than as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct, structs
+
+from batchq.api.objects import KINDS, Object
+from batchq.api.transaction import (
+    Answer,
+    Charge,
+    Delivery,
+    Event,
+    Limit,
+    Transaction,
+    Word,
+    Write,
+    fence_of,
+    phase_of,
+    stop_of,
+)
+from batchq.store.keys import KIND_NAMES
+from batchq.store.rules import MOST, NOTHING, Held, held_by
+
+#: Every object begins so; the script puts the revision behind it.
+_START = b'{"metadata":{'
+
+_ENCODER = msgspec.json.Encoder()
+#: Unknown fields are passed over: a newer batchq may have written them.
+_OBJECTS = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
+_EVENT = msgspec.json.Decoder(Event)
+_CHARGE = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[str, str], ...]])
+_PLACE = {name: str(place) for place, name in enumerate(KIND_NAMES, start=1)}
+
+
+class Carried(Struct, frozen=True):
+    """A delivery in the outbox."""
+
+    pod: str
+    attempt: int
+    node: str
+
+
+_CARRIED = msgspec.json.Decoder(Carried)
+_Answers: TypeAlias = tuple[str, tuple[tuple[str, ...], ...]]
+_ANSWERS = msgspec.json.Decoder(_Answers)
+
+
+def read_object(kind: str, stored: bytes) -> Object:
+    """The object as stored, its revision in its metadata."""
+    return _OBJECTS[kind].decode(stored)
+
+
+def read_event(stored: bytes) -> Event:
+    return _EVENT.decode(stored)
+
+
+def read_charge(stored: bytes) -> Held:
+    """A holder's scopes and amounts."""
+    scopes, amounts = _CHARGE.decode(stored)
+    return scopes, {name: int(units) for name, units in amounts}
+
+
+def read_delivery(stored: bytes) -> tuple[tuple[int, int], Delivery]:
+    """Its place in the order of binding, and the delivery."""
+    revision, place, rest = stored.split(b" ", 2)
+    carried = _CARRIED.decode(rest)
+    delivery = Delivery(pod=carried.pod, attempt=carried.attempt, node=carried.node)
+    return (int(revision), int(place)), delivery
+
+
+def delivery_field(delivery: Delivery) -> str:
+    """Its field in the outbox."""
+    return f"{delivery.pod}-{delivery.attempt}"
+
+
+def read_answers(reply: bytes) -> tuple[tuple[Answer, ...], int]:
+    """What `commit.lua` says: an answer for each transaction, and the revision afterwards."""
+    revision, answers = _ANSWERS.decode(reply)
+    return tuple(_answer(parts) for parts in answers), int(revision)
+
+
+def write_transaction(transaction: Transaction) -> bytes:
+    """One transaction for `commit.lua`: lists of lists of texts."""
+    return _ENCODER.encode(
+        (
+            [_write(write) for write in transaction.writes],
+            [_charge(charge) for charge in transaction.charges],
+            [_limit(limit) for limit in transaction.limits],
+            [_delivery(delivery) for delivery in transaction.deliveries],
+            [_text(event) for event in transaction.events],
+        )
+    )
+
+
+def joined(transactions: Sequence[bytes]) -> bytes:
+    """A JSON list of transactions that are JSON already."""
+    return b"[" + b",".join(transactions) + b"]"
+
+
+def _write(write: Write) -> tuple[str, ...]:
+    expect = "" if write.expect is None else str(write.expect)
+    kind = (_PLACE[write.kind], write.kind, write.key, expect, write.fence)
+    item = write.value
+    if item is None:
+        return (*kind, "", "", "", "")
+    return (*kind, phase_of(item), fence_of(item), stop_of(item), _after_start(item))
+
+
+def _after_start(item: Object) -> str:
+    meta = structs.replace(item.metadata, revision=0)
+    return _ENCODER.encode(structs.replace(item, metadata=meta))[len(_START) :].decode()
+
+
+def _charge(charge: Charge) -> tuple[str, str, str]:
+    held = held_by(charge)
+    checked = "yes" if charge.checked else ""
+    if held is NOTHING:
+        return charge.holder, "", checked
+    scopes, amounts = held
+    return charge.holder, _text((scopes, [(name, str(n)) for name, n in amounts.items()])), checked
+
+
+def _limit(limit: Limit) -> tuple[str, str]:
+    if limit.amounts is None:
+        return limit.scope, ""
+    return limit.scope, _text({name: str(min(MOST, n)) for name, n in limit.amounts.items()})
+
+
+def _delivery(delivery: Delivery) -> tuple[str, str]:
+    return delivery_field(delivery), _text(Carried(delivery.pod, delivery.attempt, delivery.node))
+
+
+def _answer(parts: tuple[str, ...]) -> Answer:
+    if len(parts) <= 2:
+        return Answer(word=Word(parts[0]), subject=parts[1] if len(parts) == 2 else "")
+    word, subject, resource, need, limit, seen = parts
+    return Answer(
+        word=Word(word),
+        subject=subject,
+        resource=resource,
+        need=int(need),
+        limit=int(limit),
+        seen=int(seen),
+    )
+
+
+def _text(value: object) -> str:
+    return _ENCODER.encode(value).decode()

@@ -1,0 +1,326 @@
+"""Connections to the server: how URLs are read, how long is waited, what is tried again.
+
+redis-py would repeat a command whose reply was lost, silently, up to ten times, and so apply it
+twice. Here its own retry is off. `Link.ask` repeats instead, and whatever it is given must be
+harmless twice: reads, scripts that know their request, and writes of a fixed value.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+import redis
+from redis import exceptions as broken
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.retry import Retry
+
+from batchq.errors import InvalidInput, StoreUnavailable
+from batchq.store.scripts import Script
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 10.0
+#: No single blocking read lasts longer; its socket waits a little more than that.
+LONGEST_BLOCK_MS = 20_000
+TRIES = 6
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 1.0
+#: How long a server may take to read its files after a start.
+LOADING_TIMEOUT_S = 60.0
+
+OLDEST_VERSION = (6, 2)
+_LONGEST_SOCKET_PATH = 107
+_OPTIONS = frozenset(
+    {"db", "username", "password", "ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}
+)
+_FORMS = "expected redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/server.sock"
+
+#: A broken connection, or no answer in time: what was asked may or may not have happened.
+_LOST = (broken.ConnectionError, broken.TimeoutError)
+
+
+def open_store(url: str) -> RedisStore:
+    """The store behind a URL, after a look at whether it will do.
+
+    Raises InvalidInput for a malformed URL, StoreUnavailable for anything wrong with the server.
+    """
+    from batchq.store.redis import RedisStore  # it builds on this module
+
+    store = RedisStore(url)
+    try:
+        store.check_server()
+    except StoreUnavailable:
+        store.close()
+        raise
+    return store
+
+
+def rq_connection(url: str) -> redis.Redis:
+    """A connection for RQ alone: it repeats on its own, since RQ would give up and lose a result.
+
+    What RQ then does twice is harmless: an attempt is claimed by one work-horse only.
+    """
+    retry = Retry(ExponentialWithJitterBackoff(base=FIRST_DELAY_S, cap=2.0), 60)
+    return _client(url, retry=retry, socket_timeout=ANSWER_TIMEOUT_S)
+
+
+def shown(url: str) -> str:
+    """The URL without what is secret in it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(not a URL)"
+    place = parts.netloc.rpartition("@")[2]
+    if parts.username:
+        place = f"{parts.username}:***@{place}" if parts.password else f"{parts.username}@{place}"
+    elif parts.password:
+        place = f":***@{place}"
+    options = [(name, value) for name, value in parse_qsl(parts.query) if name != "password"]
+    query = "&".join(f"{name}={value}" for name, value in options)
+    return urlunsplit((parts.scheme, place, parts.path, query, ""))
+
+
+def checked_url(url: str) -> str:
+    """The URL itself. Raises InvalidInput if it cannot lead to a server."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        options = parse_qsl(parts.query, strict_parsing=True) if parts.query else []
+    except ValueError as error:
+        raise _malformed(url, f"{error}") from None
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise _malformed(url, f"the scheme is {parts.scheme!r}" if parts.scheme else "no scheme")
+    if port == 0:
+        raise _malformed(url, "the port is 0")
+    for name, value in options:
+        if name not in _OPTIONS:
+            raise _malformed(url, f"the option {name!r} is unknown, known are {_known()}")
+        if name == "db" and not value.isdigit():
+            raise _malformed(url, f"the database is {value!r}, not a number")
+    if parts.scheme == "unix":
+        return _checked_socket(url, parts.path)
+    database = parts.path.strip("/")
+    if database and not database.isdigit():
+        raise _malformed(url, f"the database is {database!r}, not a number")
+    return url
+
+
+def _checked_socket(url: str, path: str) -> str:
+    if path in ("", "/"):
+        raise _malformed(url, "the path of the socket is missing")
+    if len(path.encode()) > _LONGEST_SOCKET_PATH:
+        raise _malformed(url, f"the socket's path is longer than {_LONGEST_SOCKET_PATH} bytes")
+    return url
+
+
+def _known() -> str:
+    return ", ".join(sorted(_OPTIONS))
+
+
+def _malformed(url: str, found: str) -> InvalidInput:
+    return InvalidInput(
+        f"server URL {shown(url)!r}: {found}; {_FORMS}",
+        hint="pass --redis-url or set BATCHQ_REDIS_URL",
+    )
+
+
+def _client(url: str, *, retry: Retry, socket_timeout: float, **options: Any) -> redis.Redis:
+    client = redis.Redis.from_url(
+        checked_url(url),
+        retry=retry,
+        socket_timeout=socket_timeout,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        health_check_interval=30,
+        decode_responses=False,
+        **options,
+    )
+    assert isinstance(client, redis.Redis)
+    return client
+
+
+class Link:
+    """One server, asked with chosen timeouts and one bounded retry.
+
+    `connections` counts how often a connection was made: a server that was restarted is met over
+    a new one.
+    """
+
+    def __init__(self, url: str, *, client: redis.Redis | None = None) -> None:
+        self.shown = shown(url)
+        self.connections = 0
+        self._closing = threading.Event()
+        once = Retry(NoBackoff(), 0)
+        self._has_server = client is None
+        self._client = client or _client(
+            url,
+            retry=once,
+            socket_timeout=ANSWER_TIMEOUT_S,
+            redis_connect_func=self._on_connect,
+        )
+        self._blocking = client or _client(
+            url,
+            retry=once,
+            socket_timeout=LONGEST_BLOCK_MS / 1000 + ANSWER_TIMEOUT_S,
+        )
+
+    def ask(self, question: Callable[[redis.Redis], T], *, tries: int = TRIES) -> T:
+        """The answer; asked again when the connection breaks, so it must be harmless twice.
+
+        Raises StoreUnavailable.
+        """
+        return self._ask(self._client, question, tries)
+
+    def wait(self, question: Callable[[redis.Redis], T]) -> T:
+        """As `ask`, for commands that block up to LONGEST_BLOCK_MS."""
+        return self._ask(self._blocking, question, TRIES)
+
+    def run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[str | bytes | int]
+    ) -> Any:
+        """What the script answers; the server is given its text if it does not know it."""
+
+        def question(client: redis.Redis) -> Any:
+            try:
+                return client.evalsha(script.sha, len(keys), *keys, *arguments)
+            except broken.NoScriptError:
+                return client.eval(script.text, len(keys), *keys, *arguments)
+
+        return self.ask(question)
+
+    def run_id(self) -> str:
+        """Another one after each start of the server; empty where a client stands in for one."""
+        if not self._has_server:
+            return ""
+        return self.ask(lambda client: str(client.info("server").get("run_id", "")))
+
+    def close(self) -> None:
+        """Let go of every connection; whoever waits between two tries stops waiting."""
+        self._closing.set()
+        self._client.close()
+        self._blocking.close()
+
+    def _ask(self, client: redis.Redis, question: Callable[[redis.Redis], T], tries: int) -> T:
+        failed = 0
+        loading_until: float | None = None
+        while True:
+            try:
+                return question(client)
+            except broken.BusyLoadingError as error:
+                now = time.monotonic()
+                loading_until = loading_until or now + LOADING_TIMEOUT_S
+                if now > loading_until:
+                    raise self.unavailable(error) from error
+                delay = LONGEST_DELAY_S / 4
+            except broken.AuthenticationError as error:
+                raise self.unavailable(error) from error
+            except _LOST as error:
+                failed += 1
+                if failed >= tries:
+                    raise self.unavailable(error) from error
+                delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**failed)
+            except (broken.RedisError, OSError) as error:
+                raise self.unavailable(error) from error
+            if self._closing.wait(delay * random.uniform(0.5, 1.0)):
+                raise StoreUnavailable(f"the connection to {self.shown} was closed")
+
+    def _on_connect(self, connection: Any) -> None:
+        connection.on_connect()
+        self.connections += 1
+
+    def unavailable(self, error: Exception) -> StoreUnavailable:
+        """One sentence and one hint for what redis-py raised."""
+        message, hint = _diagnosis(error)
+        return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint)
+
+
+_PREFIXES: tuple[tuple[str, str, str], ...] = (
+    ("NOAUTH", "asks for a password", "put it into the URL: redis://:PASSWORD@host:6379/0"),
+    ("READONLY", "is a read-only replica", "connect to the primary"),
+    (
+        "MISCONF",
+        "refuses writes: it cannot save to its disk",
+        "see the server's log; free its disk",
+    ),
+    ("OOM", "refuses writes: its maxmemory is used up", "raise maxmemory or delete what is old"),
+    ("NOPERM", "does not permit this user what batchq does", "grant the user +@all ~* &*"),
+    ("MOVED", "is part of a cluster", "connect to a standalone server: RQ needs one"),
+    ("CLUSTERDOWN", "is part of a cluster", "connect to a standalone server: RQ needs one"),
+    ("MASTERDOWN", "has lost its primary", "connect to the primary"),
+    ("BUSY ", "is busy with somebody's script", "wait, or stop it with SCRIPT KILL"),
+)
+#: What a server says from inside a script, where the leading word may be missing.
+_PHRASES: tuple[tuple[str, str], ...] = (
+    ("command not allowed when used memory", "OOM"),
+    ("can't write against a read only", "READONLY"),
+    ("read-only script", "READONLY"),
+    ("unable to persist", "MISCONF"),
+    ("configured to save RDB snapshots", "MISCONF"),
+    ("Errors writing to the AOF", "MISCONF"),
+    ("user executing the script can't", "NOPERM"),
+    ("has no permissions", "NOPERM"),
+    ("Authentication required", "NOAUTH"),
+)
+
+
+def _diagnosis(error: Exception) -> tuple[str, str]:
+    text = str(error).strip()
+    code = next((word for phrase, word in _PHRASES if phrase in text), "")
+    for prefix, message, hint in _PREFIXES:
+        if text.startswith(prefix) or code == prefix:
+            return message, hint
+    match error:
+        case broken.AuthenticationError():
+            return "refuses the user name or password", "check the credentials in the URL"
+        case broken.BusyLoadingError():
+            return f"still reads its files after {LOADING_TIMEOUT_S:.0f} s", "wait, then try again"
+        case broken.NoPermissionError():
+            return _PREFIXES[4][1:]
+        case broken.ReadOnlyError():
+            return _PREFIXES[1][1:]
+        case broken.OutOfMemoryError():
+            return _PREFIXES[3][1:]
+        case broken.TimeoutError():
+            return (
+                f"does not answer within {ANSWER_TIMEOUT_S:.0f} s",
+                "is it overloaded, or stopped?",
+            )
+        case broken.ConnectionError():
+            return _no_connection(text)
+        case broken.InvalidResponse():
+            return "does not speak the Redis protocol", "check host and port"
+        case _:
+            return f"refuses a command: {_first_line(text)}", "see the server's log"
+
+
+def _no_connection(text: str) -> tuple[str, str]:
+    lower = text.lower()
+    if "name or service" in lower or "name resolution" in lower or "nodename nor" in lower:
+        return "cannot be found: its host name is unknown", "check the host in the URL"
+    if "no such file" in lower or "refused" in lower:
+        return "is not running: the connection is refused", "start it, e.g. with `batchq up`"
+    if "permission denied" in lower:
+        return (
+            "may not be used by this user: permission denied",
+            "check the socket's owner and mode",
+        )
+    if "protocol" in lower or "unexpected response" in lower:
+        return "does not speak the Redis protocol", "check host and port"
+    if "max number of clients" in lower:
+        return "has no connections left", "raise its maxclients"
+    if "certificate" in lower or "ssl" in lower:
+        return f"does not agree on TLS: {_first_line(text)}", "check rediss:// and the certificates"
+    return f"cannot be reached: {_first_line(text)}", "check that it runs, and the URL"
+
+
+def _first_line(text: str) -> str:
+    line = text.splitlines()[0] if text else "no reason given"
+    return line if len(line) <= 120 else line[:117] + "..."

@@ -1,0 +1,201 @@
+"""A store in this process's memory: for the simulator, and for tests.
+
+The same contract as `RedisStore`, held to it by one suite. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from batchq.api.objects import Object
+from batchq.api.transaction import (
+    Answer,
+    Commit,
+    Delivery,
+    Event,
+    Ledger,
+    Transaction,
+    Word,
+)
+from batchq.framework.snapshot import Snapshot
+from batchq.store.rules import (
+    NOTHING,
+    Held,
+    Weighed,
+    commit_of,
+    held_by,
+    holds_node,
+    refuse_charges,
+    refuse_write,
+    weigh,
+    well_formed,
+)
+from batchq.store.shelf import Shelf
+
+EVENTS_KEPT = 10_000
+REQUESTS_KEPT = 256
+
+
+class MemoryStore:
+    """Objects, ledger and events as Python values."""
+
+    def __init__(self) -> None:
+        self._shelf = Shelf()
+        self._revision = 0
+        self._epoch = 0
+        self._sums: Ledger = {}
+        self._charges: dict[str, Held] = {}
+        self._limits: dict[str, dict[str, int]] = {}
+        self._outbox: dict[tuple[str, int], Delivery] = {}
+        self._leases: dict[str, int] = {}
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._answered: OrderedDict[str, tuple[tuple[Answer, ...], int]] = OrderedDict()
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def get(self, kind: str, key: str) -> Object | None:
+        """The object, or None."""
+        return self._shelf.get(kind, key)
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        """All objects of a kind (of one namespace), ordered by key."""
+        return self._shelf.list(kind, namespace)
+
+    def snapshot(self) -> Snapshot:
+        """Everything a session reads; the same object until something changes."""
+        return self._shelf.snapshot(self._revision)
+
+    def ledger(self) -> Ledger:
+        """The sums of every scope, without zeros."""
+        return {scope: dict(self._sums[scope]) for scope in sorted(self._sums)}
+
+    def charges(self) -> Mapping[str, Held]:
+        """Every holder's scopes and amounts."""
+        return {
+            holder: (scopes, dict(amounts))
+            for holder, (scopes, amounts) in sorted(self._charges.items())
+        }
+
+    def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
+        """The latest events (of one object), oldest first."""
+        found: list[Event] = []
+        for event in reversed(self._events):
+            if len(found) == most:
+                break
+            if (not kind or event.kind == kind) and (not key or event.key == key):
+                found.append(event)
+        return tuple(reversed(found))
+
+    def outbox(self) -> Sequence[Delivery]:
+        """What has been bound and not yet been handed over, in order of binding."""
+        return tuple(self._outbox.values())
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def commit(
+        self,
+        transactions: Sequence[Transaction],
+        *,
+        request_id: str,
+        epoch: int | None = None,
+        overcommit: int = 1000,
+    ) -> Commit:
+        """Apply each transaction whole or not at all, in order (see `ports.Store`)."""
+        for transaction in transactions:
+            well_formed(transaction)
+        if request_id not in self._answered:
+            answers = tuple(self._answer(one, epoch, overcommit) for one in transactions)
+            self._answered[request_id] = (answers, self._revision)
+            if len(self._answered) > REQUESTS_KEPT:
+                self._answered.popitem(last=False)
+        answers, revision = self._answered[request_id]
+        return commit_of(transactions, answers, revision)
+
+    def next_epoch(self) -> int:
+        """Another leader takes over; its epoch."""
+        self._epoch += 1
+        return self._epoch
+
+    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+        """Take what has been handed over out of the outbox."""
+        for delivery in deliveries:
+            self._outbox.pop((delivery.pod, delivery.attempt), None)
+
+    def hold_lease(self, pod: str, until_ms: int) -> None:
+        """The pod's work-horse is known to live until then. It ends with the pod's attempt."""
+        self._leases[pod] = until_ms
+        self._shelf.set_leases(dict(self._leases))
+
+    def _answer(self, transaction: Transaction, epoch: int | None, overcommit: int) -> Answer:
+        if epoch is not None and epoch != self._epoch:
+            return Answer(word=Word.EPOCH, subject=str(self._epoch))
+        for write in transaction.writes:
+            stored = self._shelf.get(write.kind, write.key)
+            revision = stored.metadata.revision if stored is not None else 0
+            refused = refuse_write(write, stored, revision)
+            if refused is not None:
+                return refused
+        weighed = weigh(transaction.charges, self._held)
+        stated = {limit.scope: limit.amounts for limit in transaction.limits}
+        refused = refuse_charges(
+            weighed,
+            self._sum,
+            lambda scope: stated[scope] if scope in stated else self._limits.get(scope),
+            overcommit,
+        )
+        if refused is not None:
+            return refused
+        self._apply(transaction, weighed)
+        return Answer(word=Word.OK)
+
+    def _apply(self, transaction: Transaction, weighed: Weighed) -> None:
+        for write in transaction.writes:
+            self._revision += 1
+            if write.value is None:
+                self._shelf.remove(write.kind, write.key)
+            else:
+                meta = structs.replace(write.value.metadata, revision=self._revision)
+                item = structs.replace(write.value, metadata=meta)
+                self._shelf.put(write.kind, write.key, item)
+            self._end_lease(write.kind, write.key)
+        self._count(weighed)
+        for charge in transaction.charges:
+            held = held_by(charge)
+            if held is NOTHING:
+                self._charges.pop(charge.holder, None)
+            else:
+                self._charges[charge.holder] = held
+        for limit in transaction.limits:
+            if limit.amounts is None:
+                self._limits.pop(limit.scope, None)
+            else:
+                self._limits[limit.scope] = dict(limit.amounts)
+        for delivery in transaction.deliveries:
+            self._outbox[delivery.pod, delivery.attempt] = delivery
+        self._events.extend(transaction.events)
+
+    def _count(self, weighed: Weighed) -> None:
+        for sign, changes in ((1, weighed.plus), (-1, weighed.minus)):
+            for (scope, name), units in changes.items():
+                sums = self._sums.setdefault(scope, {})
+                sums[name] = sums.get(name, 0) + sign * units
+        for scope, name in (*weighed.plus, *weighed.minus):
+            sums = self._sums.get(scope, {})
+            if sums.get(name) == 0:
+                del sums[name]
+            if not sums:
+                self._sums.pop(scope, None)
+
+    def _end_lease(self, kind: str, key: str) -> None:
+        if kind == "Pod" and key in self._leases and not holds_node(self._shelf.get(kind, key)):
+            del self._leases[key]
+            self._shelf.set_leases(dict(self._leases))
+
+    def _held(self, holder: str) -> Held:
+        return self._charges.get(holder, NOTHING)
+
+    def _sum(self, scope: str, name: str) -> int:
+        return self._sums.get(scope, {}).get(name, 0)

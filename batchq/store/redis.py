@@ -1,0 +1,422 @@
+"""The store that everything shares: objects, ledger and events in a Redis or Valkey server.
+
+Whatever depends on what is stored is decided by a script in the server (`lua/`). `snapshot` and
+`compare` belong to one thread, as they use the mirror; everything else may be called from any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import redis
+from msgspec import Struct
+
+from batchq.api.objects import NAMESPACED, Object
+from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
+from batchq.errors import StoreUnavailable
+from batchq.framework.snapshot import Snapshot
+from batchq.store import codec, connect, keys, scripts
+from batchq.store.clock import ServerClock
+from batchq.store.connect import LONGEST_BLOCK_MS, Link
+from batchq.store.mirror import (
+    PAGE,
+    Change,
+    Difference,
+    Mirror,
+    Trimmed,
+    read_changes,
+    read_instants,
+    scan_objects,
+)
+from batchq.store.rules import Held, commit_of, well_formed
+
+__all__ = ["Change", "Difference", "RedisStore", "Trimmed"]
+
+#: The streams keep about this much.
+CHANGES_KEPT = 65_536
+EVENTS_KEPT = 10_000
+LOG_BYTES_KEPT = 1024 * 1024
+LOG_PIECE_BYTES = 64 * 1024
+
+#: One call of the script does at most so much; a single transaction is never divided.
+TRANSACTIONS_A_CALL = 1_000
+WRITES_A_CALL = 2_000
+BYTES_A_CALL = 8 * 1024 * 1024
+
+
+class ServerInfo(Struct, frozen=True, kw_only=True):
+    """What the server says of itself. `role` is `primary` or `replica`."""
+
+    version: str
+    run_id: str
+    role: str
+    aof: bool
+    maxmemory_policy: str
+
+
+class Leader(Struct, frozen=True, kw_only=True):
+    """Who leads, in which epoch, and until when (server's milliseconds)."""
+
+    identity: str
+    epoch: int
+    expires_at: int
+
+
+class Renewal(Struct, frozen=True, kw_only=True):
+    """Whether a pod's work-horse goes on, stops (`reason` says why), or is no longer the pod's."""
+
+    word: Literal["ok", "stop", "fenced"]
+    reason: str = ""
+
+
+class LogChunk(Struct, frozen=True, kw_only=True):
+    """A piece of a pod's output. `id` is where to read on after."""
+
+    id: str
+    stream: str
+    data: bytes
+
+
+class RedisStore:
+    """See `ports.Store`; and the leader's lease, beats, leases, outbox, logs and watching."""
+
+    def __init__(
+        self, url: str, *, client: redis.Redis | None = None, changes_kept: int = CHANGES_KEPT
+    ) -> None:
+        """Connects at the first call. `client` stands in for a connection to `url`."""
+        self.url = url
+        self._link = Link(url, client=client)
+        self._clock = ServerClock(self._link)
+        self._mirror = Mirror(self._link)
+        self._changes_kept = changes_kept
+        self._seen = 0
+        # Names the calls of this process, so that a repeated one is known.
+        self._name = os.urandom(6).hex()
+        self._calls = itertools.count()
+
+    def close(self) -> None:
+        """Let go of the connections; calls in progress end with StoreUnavailable."""
+        self._link.close()
+
+    # --- the server -------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """The server's time, in milliseconds."""
+        return self._clock.now_ms()
+
+    def server_info(self) -> ServerInfo:
+        """Raises StoreUnavailable."""
+        return _server_info(self._link.ask(lambda client: client.info()))
+
+    def check_server(self) -> None:
+        """Raises StoreUnavailable, without trying long, if the server will not do."""
+        info = self._link.ask(lambda client: client.info(), tries=1)
+        version = str(info.get("redis_version", "0"))
+        if tuple(int(part) for part in version.split(".")[:2]) < connect.OLDEST_VERSION:
+            raise StoreUnavailable(
+                f"the server at {self._link.shown} has version {version}; expected 6.2 or later",
+                hint="upgrade Redis, or use Valkey, or the server that comes with batchq",
+            )
+        if info.get("cluster_enabled"):
+            raise StoreUnavailable(
+                f"the server at {self._link.shown} is part of a cluster; expected one by itself",
+                hint="RQ does not work on a cluster",
+            )
+        if info.get("role") != "master":
+            raise StoreUnavailable(
+                f"the server at {self._link.shown} is a read-only replica",
+                hint="connect to the primary",
+            )
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def get(self, kind: str, key: str) -> Object | None:
+        """The object as it is now, or None. Raises StoreUnavailable."""
+        stored = self._link.ask(
+            lambda client: cast("bytes | None", client.hget(keys.objects(kind), key))
+        )
+        return codec.read_object(kind, stored) if stored else None
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        """All objects of a kind (of one namespace), ordered by key. Raises StoreUnavailable."""
+        found: dict[str, Object] = {}
+        spaced = bool(namespace) and kind in NAMESPACED
+        for key, stored in scan_objects(self._link, kind):
+            if spaced and kind != "Pod" and not key.startswith(namespace + "/"):
+                continue
+            item = codec.read_object(kind, stored)
+            if not spaced or item.metadata.namespace == namespace:
+                found[key] = item
+        return tuple(found[key] for key in sorted(found))
+
+    def snapshot(self) -> Snapshot:
+        """Everything a session reads, with all that was committed before; from one thread only.
+
+        Raises StoreUnavailable.
+        """
+        return self._mirror.snapshot()
+
+    def compare(self, most: int = 2_000) -> Sequence[Difference]:
+        """Differences between the next shard of Redis and the mirror; from `snapshot`'s thread.
+
+        After a difference the mirror lists everything again. Raises StoreUnavailable.
+        """
+        differences = self._mirror.compare(most)
+        if differences:
+            self._mirror.forget()
+        return differences
+
+    def ledger(self) -> Ledger:
+        """The sums of every scope, without zeros. Raises StoreUnavailable."""
+        sums: Ledger = {}
+        for field, units in sorted(self._hash(keys.LEDGER).items()):
+            scope, name = field.decode().split(" ", 1)
+            sums.setdefault(scope, {})[name] = int(units)
+        return {scope: sums[scope] for scope in sorted(sums)}
+
+    def charges(self) -> Mapping[str, Held]:
+        """Every holder's scopes and amounts. Raises StoreUnavailable."""
+        return {
+            holder.decode(): codec.read_charge(stored)
+            for holder, stored in sorted(self._hash(keys.CHARGES).items())
+        }
+
+    def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
+        """The latest events (of one object), oldest first. Raises StoreUnavailable."""
+        found: list[Event] = []
+        for event in self._events_backwards():
+            if len(found) == most:
+                break
+            if (not kind or event.kind == kind) and (not key or event.key == key):
+                found.append(event)
+        return tuple(reversed(found))
+
+    def _events_backwards(self) -> Iterator[Event]:
+        before = "+"
+        while True:
+            page = self._events_page(before)
+            for _, fields in page:
+                yield codec.read_event(fields[b"event"])
+            if len(page) < PAGE:
+                return
+            before = f"({page[-1][0].decode()}"
+
+    def _events_page(self, before: str) -> Any:
+        return self._link.ask(lambda client: client.xrevrange(keys.EVENTS, before, "-", count=PAGE))
+
+    def _hash(self, key: str) -> dict[bytes, bytes]:
+        return self._link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(key)))
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def commit(
+        self,
+        transactions: Sequence[Transaction],
+        *,
+        request_id: str,
+        epoch: int | None = None,
+        overcommit: int = 1000,
+    ) -> Commit:
+        """Apply each transaction whole or not at all, in order (see `ports.Store`).
+
+        Large commits take several calls of the script; others may write in between.
+        """
+        written = [codec.write_transaction(well_formed(one)) for one in transactions]
+        answers: list[Answer] = []
+        revision = 0
+        for place, (start, stop) in enumerate(_calls(transactions, written)):
+            reply = self._link.run(
+                scripts.COMMIT,
+                _commit_keys(f"{request_id}.{place}"),
+                (
+                    codec.joined(written[start:stop]),
+                    "" if epoch is None else epoch,
+                    overcommit,
+                    keys.REQUEST_TTL_S,
+                    self._changes_kept,
+                    EVENTS_KEPT,
+                ),
+            )
+            some, revision = codec.read_answers(reply)
+            answers.extend(some)
+        if not transactions:
+            revision = self._revision()
+        return commit_of(transactions, answers, revision)
+
+    def _revision(self) -> int:
+        return self._link.ask(lambda client: int(cast(bytes, client.get(keys.REVISION)) or 0))
+
+    # --- the leader -------------------------------------------------------------------------
+
+    def lead(self, identity: str, lease_ms: int) -> int | None:
+        """Take or renew the leader's lease: the epoch, or None if another leads."""
+        now = self.now_ms()
+        epoch = self._link.run(
+            scripts.LEAD, (keys.LEADER, keys.EPOCH), (identity, now, now + lease_ms)
+        )
+        return int(epoch) if epoch else None
+
+    def resign(self, identity: str) -> None:
+        """Give the leader's lease back, if it is still held."""
+        self._link.run(scripts.RESIGN, (keys.LEADER,), (identity,))
+
+    def leader(self) -> Leader | None:
+        """Who leads, or led last: its lease may have ended."""
+        stored = self._hash(keys.LEADER)
+        if not stored:
+            return None
+        return Leader(
+            identity=stored[b"identity"].decode(),
+            epoch=int(stored[b"epoch"]),
+            expires_at=int(stored[b"expires_at"]),
+        )
+
+    # --- nodes and work-horses --------------------------------------------------------------
+
+    def beat(self, node: str) -> None:
+        """The node is alive now. Nothing happens for a node that does not exist."""
+        self._link.run(scripts.BEAT, (keys.heads("Node"), keys.BEATS), (node, self.now_ms()))
+
+    def beats(self) -> dict[str, int]:
+        """When each node was last heard of, in the server's milliseconds."""
+        return read_instants(self._hash(keys.BEATS))
+
+    def renew(self, pod: str, fence: str, lease_ms: int) -> Renewal:
+        """Renew the lease of the attempt that `fence` names, and hear whether to go on."""
+        until = self.now_ms() + lease_ms
+        word, reason = self._link.run(
+            scripts.RENEW, (keys.heads("Pod"), keys.LEASES), (pod, fence, until)
+        )
+        return Renewal(word=word.decode(), reason=reason.decode())
+
+    def outbox(self) -> Sequence[Delivery]:
+        """What has been bound and not yet been handed over, in order of binding."""
+        entries = (codec.read_delivery(stored) for stored in self._hash(keys.OUTBOX).values())
+        return tuple(delivery for _, delivery in sorted(entries, key=lambda entry: entry[0]))
+
+    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+        """Take what has been handed over out of the outbox."""
+        fields = [codec.delivery_field(delivery) for delivery in deliveries]
+        for start in range(0, len(fields), PAGE):
+            self._remove(keys.OUTBOX, fields[start : start + PAGE])
+
+    def _remove(self, key: str, fields: Sequence[str]) -> None:
+        self._link.ask(lambda client: client.hdel(key, *fields))
+
+    def append_log(self, pod: str, attempt: int, stream: str, data: bytes) -> None:
+        """Keep output of a pod's attempt; of much, the newest MiB."""
+        for start in range(0, len(data), LOG_PIECE_BYTES):
+            self._link.run(
+                scripts.LOG,
+                (keys.log(pod, attempt),),
+                (
+                    f"{self._name}.{os.getpid()}.{next(self._calls)}",
+                    stream,
+                    data[start : start + LOG_PIECE_BYTES],
+                    LOG_BYTES_KEPT,
+                    keys.LOG_TTL_S,
+                ),
+            )
+
+    def read_log(
+        self, pod: str, attempt: int, after: str = "0", block_ms: int = 0
+    ) -> Sequence[LogChunk]:
+        """Up to a thousand pieces of output after `after`; waits for one if `block_ms` is given."""
+        reply = self._read_stream(keys.log(pod, attempt), after, block_ms)
+        return [
+            LogChunk(id=id_.decode(), stream=fields[b"stream"].decode(), data=fields[b"data"])
+            for _, entries in reply or ()
+            for id_, fields in entries
+        ]
+
+    # --- watching ---------------------------------------------------------------------------
+
+    def watch(self, after: str | None, block_ms: int) -> tuple[str, Sequence[Change]]:
+        """Changes after `after` (None: from now on), and the id to go on from.
+
+        Raises Trimmed if the stream no longer reaches back to `after`.
+        """
+        if after is None:
+            return f"{self._revision()}-0", []
+        revision = int(after.split("-")[0])
+        reply = self._read_stream(keys.CHANGES, after, block_ms)
+        changes = read_changes(reply, revision)
+        if changes:
+            return changes[-1].id, changes
+        if self._revision() < revision:
+            raise Trimmed
+        return after, []
+
+    def wait_for_change(self, timeout_ms: int) -> bool:
+        """Whether anything was written since the last call; waits for it up to `timeout_ms`.
+
+        For one watcher thread. The first call tells of everything that was ever written.
+        """
+        left = timeout_ms
+        while True:
+            block_ms = min(left, LONGEST_BLOCK_MS)
+            revision = self._revision()
+            if revision != self._seen:
+                self._seen = revision
+                return True
+            if block_ms <= 0:
+                return False
+            self._read_stream(keys.CHANGES, f"{revision}-0", block_ms, count=1)
+            left -= block_ms
+
+    def _read_stream(self, key: str, after: str, block_ms: int, count: int = PAGE) -> Any:
+        block = min(block_ms, LONGEST_BLOCK_MS) or None
+        return self._link.wait(lambda client: client.xread({key: after}, count=count, block=block))
+
+
+def _calls(
+    transactions: Sequence[Transaction], written: Sequence[bytes]
+) -> Iterator[tuple[int, int]]:
+    """Ranges of transactions, each small enough for one call of the script."""
+    start, writes, size = 0, 0, 0
+    for place, transaction in enumerate(transactions):
+        more, longer = len(transaction.writes), len(written[place])
+        full = (
+            place - start >= TRANSACTIONS_A_CALL
+            or writes + more > WRITES_A_CALL
+            or size + longer > BYTES_A_CALL
+        )
+        if full and place > start:
+            yield start, place
+            start, writes, size = place, 0, 0
+        writes, size = writes + more, size + longer
+    if start < len(transactions):
+        yield start, len(transactions)
+
+
+def _commit_keys(request_id: str) -> tuple[str, ...]:
+    return (
+        keys.request(request_id),
+        keys.EPOCH,
+        keys.REVISION,
+        keys.CHANGES,
+        keys.EVENTS,
+        keys.LEDGER,
+        keys.CHARGES,
+        keys.LIMITS,
+        keys.OUTBOX,
+        keys.LEASES,
+        keys.BEATS,
+        *(name(kind) for kind in keys.KIND_NAMES for name in (keys.objects, keys.heads)),
+    )
+
+
+def _server_info(info: Mapping[str, Any]) -> ServerInfo:
+    version = f"Redis {info.get('redis_version', '')}"
+    if "valkey_version" in info:
+        version = f"Valkey {info['valkey_version']}"
+    return ServerInfo(
+        version=version,
+        run_id=str(info.get("run_id", "")),
+        role="primary" if info.get("role") == "master" else "replica",
+        aof=bool(info.get("aof_enabled")),
+        maxmemory_policy=str(info.get("maxmemory_policy", "")),
+    )

@@ -1,0 +1,43 @@
+"""The connection that RQ is given, and what goes wrong on it in batchq's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import exceptions as broken
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from batchq.store.connect import Link, rq_connection
+
+
+class RqLink:
+    """One connection for RQ.
+
+    It starts impatient: an agent's loop must not wait for minutes for a server that is away, and
+    what a lost reply loses the agent finds again. A work-horse turns it patient after its fork.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.connection = rq_connection(url)
+        self._patience = self.connection.get_retry()
+        self._link = Link(url, client=self.connection)
+        self.connection.set_retry(Retry(NoBackoff(), 0))
+
+    def be_patient(self) -> None:
+        """Wait for a server that is away, as long as `rq_connection` has it."""
+        if self._patience is not None:
+            self.connection.set_retry(self._patience)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Around calls of RQ: raises StoreUnavailable for what redis-py raises."""
+        try:
+            yield
+        except (broken.RedisError, OSError) as error:
+            raise self._link.unavailable(error) from error
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.connection.close()

@@ -1,0 +1,37 @@
+"""The Lua scripts, by name: their text, and the digest by which the server knows them.
+
+`commit` is three files, one after the other: the table of moves, the arithmetic of charges, and
+the writing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+from msgspec import Struct
+
+
+class Script(Struct, frozen=True):
+    """One file of `lua/`."""
+
+    name: str
+    text: str
+    sha: str
+
+
+def _read(name: str, *parts: str) -> Script:
+    folder = resources.files("batchq.store").joinpath("lua")
+    text = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in (*parts, name))
+    # The server identifies scripts by SHA-1; nothing secret depends on it.
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+COMMIT = _read("commit", "moves", "charges")
+LEAD = _read("lead")
+RESIGN = _read("resign")
+RENEW = _read("renew")
+BEAT = _read("beat")
+LOG = _read("log")
+
+ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, RENEW, BEAT, LOG)

@@ -1,0 +1,233 @@
+"""`run_pod`: the one function that a work-horse runs.
+
+RQ hands over a pod's uid and an attempt, nothing else; what to run stands in the store. The
+work-horse claims the pod, starts its command, watches over it and reports its end. An attempt that
+is superseded, or already taken, ends quietly: delivering a pod twice is harmless.
+"""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+from pathlib import Path
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from batchq.api.objects import Pod, PodGroup, Task
+from batchq.api.reasons import Leaving
+from batchq.api.transaction import fence_of
+from batchq.errors import StoreUnavailable
+from batchq.store.connect import open_store
+from batchq.store.redis import RedisStore, Renewal
+from batchq.worker import process
+from batchq.worker.environ import base_environment, pod_environment
+from batchq.worker.lease import Lease
+from batchq.worker.logs import LogFile, LogStream, PodLog
+from batchq.worker.messenger import Messenger, monotonic_ms
+from batchq.worker.outcome import NOT_FOUND, Outcome
+from batchq.worker.report import Claimed, Declined, claim, report
+from batchq.worker.runfile import RunFile, RunFiles, started_ms
+from batchq.worker.signals import Signals
+from batchq.worker.supervise import KILL_SIGNAL, Limits, Supervisor
+
+log = structlog.get_logger(__name__)
+
+_CLAIM_TRIES = 5
+#: How long a work-horse tries to report; then the agent does it, out of the run file.
+_REPORT_FOR_MS = 60_000
+_RETRY_FIRST_MS = 200
+_RETRY_MOST_MS = 2_000
+
+
+class Harness(Struct, frozen=True, kw_only=True):
+    """What the agent gives a work-horse on its way."""
+
+    url: str
+    node: str
+    #: Who writes to the store: the agent's identity; the work-horse adds its pid.
+    agent: str
+    run_dir: Path
+    log_dir: Path
+    lease_ms: int
+    gpus: str | None
+
+
+#: Set in the work-horse right after the fork: what it was given, and the signals it hears.
+HARNESS: ContextVar[tuple[Harness, Signals]] = ContextVar("harness")
+
+
+def run_pod(uid: str, attempt: int) -> None:
+    """Run one attempt of a pod from its claim to the report of its end."""
+    harness, signals = HARNESS.get()
+    structlog.contextvars.bind_contextvars(pod=uid, attempt=attempt)
+    store = open_store(harness.url)
+    try:
+        WorkHorse(harness, signals, store, uid, attempt).run()
+    finally:
+        store.close()
+
+
+def log_path(log_dir: Path, uid: str, attempt: int) -> Path:
+    """The local file that holds the newest output of an attempt."""
+    return log_dir / f"{uid}-{attempt}.log"
+
+
+class WorkHorse:
+    """One attempt of one pod, in a process of its own."""
+
+    def __init__(
+        self, harness: Harness, signals: Signals, store: RedisStore, uid: str, attempt: int
+    ) -> None:
+        self._harness = harness
+        self._signals = signals
+        self._store = store
+        self._uid = uid
+        self._attempt = attempt
+        self._author = f"{harness.agent}:{os.getpid()}"
+        self._files = RunFiles(harness.run_dir)
+        self._lease_from = monotonic_ms()
+        self._run = RunFile(
+            pod=uid,
+            attempt=attempt,
+            horse=os.getpid(),
+            horse_started_ms=started_ms(os.getpid()) or 0,
+        )
+
+    def run(self) -> None:
+        """Claim, run, report. Raises StoreUnavailable if the claim cannot be made."""
+        self._files.write(self._run)
+        match self._claim():
+            case Declined(why=why):
+                log.info("pod declined", why=why)
+                self._files.forget(self._uid, self._attempt)
+            case Claimed(pod=pod, group=group):
+                log.info("pod claimed", group=group.metadata.name)
+                outcome = self._outcome(pod, group)
+                if outcome is None:
+                    log.warning("pod superseded")
+                    self._files.forget(self._uid, self._attempt)
+                else:
+                    self._report(outcome)
+
+    def _claim(self) -> Claimed | Declined:
+        pause_ms = _RETRY_FIRST_MS
+        for tries_left in reversed(range(_CLAIM_TRIES)):
+            self._lease_from = monotonic_ms()
+            try:
+                return claim(
+                    self._store,
+                    self._uid,
+                    self._attempt,
+                    node=self._harness.node,
+                    author=self._author,
+                    now_ms=self._store.now_ms(),
+                    renew=self._renew,
+                )
+            except StoreUnavailable:
+                if not tries_left or self._signals.count(KILL_SIGNAL):
+                    raise
+                pause_ms = self._pause(pause_ms)
+        raise AssertionError("the last try returns or raises")
+
+    def _outcome(self, pod: Pod, group: PodGroup) -> Outcome | None:
+        """Run the command; None if the attempt turns out to be superseded."""
+        task = next((task for task in group.spec.tasks if task.name == pod.spec.task), None)
+        if task is None:
+            return Outcome(exit_code=NOT_FOUND, message=f"its group has no task {pod.spec.task!r}")
+        lease = Lease(now_ms=self._lease_from, lease_ms=self._harness.lease_ms)
+        if self._signals.count(KILL_SIGNAL) or lease.is_lost(monotonic_ms()):
+            return Outcome(stopped=Leaving.NODE_LOST, message="its node went away")
+        try:
+            command = process.start(
+                task.template.command,
+                self._environment(pod, group, task),
+                task.template.working_dir,
+            )
+        except process.NotStarted as failure:
+            return failure.outcome
+        self._note(group=command.group)
+        return self._supervise(command, pod, group, lease)
+
+    def _supervise(
+        self, command: process.Command, pod: Pod, group: PodGroup, lease: Lease
+    ) -> Outcome | None:
+        stream = LogStream()
+        path = log_path(self._harness.log_dir, self._uid, self._attempt)
+        messenger = Messenger(
+            stream,
+            renew=lambda: self._renew(fence_of(pod)),
+            send=lambda name, data: self._store.append_log(self._uid, self._attempt, name, data),
+        )
+        return Supervisor(
+            command,
+            pod_log=PodLog(LogFile(path), stream),
+            lease=lease,
+            limits=Limits(
+                grace_ms=pod.spec.termination_grace, walltime_ms=walltime_of_pod_ms(group)
+            ),
+            messenger=messenger,
+            tell_stop=lambda reason: self._files.tell_stop(self._uid, self._attempt, reason),
+            signals=self._signals,
+        ).run()
+
+    def _renew(self, fence: str) -> Renewal:
+        return self._store.renew(self._uid, fence, self._harness.lease_ms)
+
+    def _environment(self, pod: Pod, group: PodGroup, task: Task) -> dict[str, str]:
+        return pod_environment(
+            base_environment(os.environ, secrets=(self._harness.url,)),
+            pod,
+            group,
+            task,
+            gpus=self._harness.gpus,
+            stop_file=self._files.stop_file(self._uid, self._attempt),
+        )
+
+    def _note(self, *, group: int = 0, outcome: Outcome | None = None) -> None:
+        self._run = msgspec.structs.replace(
+            self._run, group=group or self._run.group, outcome=outcome
+        )
+        self._files.write(self._run)
+
+    def _report(self, outcome: Outcome) -> None:
+        """Report the end, patiently; what cannot be reported is left in the run file."""
+        self._note(outcome=outcome)
+        give_up_at = monotonic_ms() + _REPORT_FOR_MS
+        pause_ms = _RETRY_FIRST_MS
+        while True:
+            try:
+                ours = report(
+                    self._store,
+                    self._uid,
+                    self._attempt,
+                    outcome,
+                    author=self._author,
+                    now_ms=self._store.now_ms(),
+                )
+            except StoreUnavailable as trouble:
+                if monotonic_ms() >= give_up_at or self._signals.count(KILL_SIGNAL):
+                    log.warning("end not reported", trouble=trouble.message)
+                    return
+                pause_ms = self._pause(pause_ms)
+                continue
+            log.info(
+                "pod ended", reported=ours, exit_code=outcome.exit_code, stopped=outcome.stopped
+            )
+            self._files.forget(self._uid, self._attempt)
+            return
+
+    def _pause(self, pause_ms: int) -> int:
+        """Wait, or until a signal comes; how long the next pause is."""
+        self._signals.wait(pause_ms / 1000)
+        return min(2 * pause_ms, _RETRY_MOST_MS)
+
+
+def walltime_of_pod_ms(group: PodGroup) -> int | None:
+    """The walltime of each pod of an array; the scheduler sees to that of every other group.
+
+    An array is a group with `minMember: 1` and more replicas.
+    """
+    replicas = sum(task.replicas for task in group.spec.tasks)
+    return group.spec.walltime if group.spec.min_member == 1 and replicas > 1 else None

@@ -1,0 +1,87 @@
+"""What a former agent of this node left running, ended before anything new begins.
+
+A work-horse dies with its agent and takes its pod along. Only where both were killed at once may
+processes be left; they are known by `BATCHQ_NODE` and `BATCHQ_POD_UID` in their environment, and by
+the process groups in the run files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from time import monotonic
+
+import psutil
+import structlog
+
+from batchq.worker.process import await_death, send_to_group
+from batchq.worker.runfile import RunFile, started_ms
+
+log = structlog.get_logger(__name__)
+
+_HORSE_ENDS_WITHIN_S = 3.0
+_KILLED_WITHIN_S = 10.0
+_ROUND_S = 0.2
+
+
+def sweep(node: str, runs: Iterable[RunFile]) -> list[int]:
+    """End everything of this node's former pods; the pids that could not be killed."""
+    runs = list(runs)
+    _await_horses([run for run in runs if started_ms(run.horse) == run.horse_started_ms])
+    deadline = monotonic() + _KILLED_WITHIN_S
+    while True:
+        for run in runs:
+            _kill_group(node, run)
+        left = _marked(node)
+        if not left or monotonic() >= deadline:
+            break
+        log.warning("leftover processes killed", node=node, pids=left)
+        for pid in left:
+            _kill(pid)
+        await_death(left, _ROUND_S)
+    if left:
+        log.error("processes cannot be killed", pids=left)
+    return left
+
+
+def _await_horses(runs: list[RunFile]) -> None:
+    """A work-horse without its agent is about to end its pod; one that does not is killed."""
+    deadline = monotonic() + _HORSE_ENDS_WITHIN_S
+    while alive := [run.horse for run in runs if started_ms(run.horse) == run.horse_started_ms]:
+        if monotonic() >= deadline:
+            for pid in alive:
+                _kill(pid)
+            return
+        await_death(alive, _ROUND_S)
+
+
+def _kill_group(node: str, run: RunFile) -> None:
+    """While a group has members its number is nobody else's; a leader that lives must be ours."""
+    if run.group and (not psutil.pid_exists(run.group) or _is_marked(run.group, node)):
+        send_to_group(run.group, signal.SIGKILL)
+
+
+def _marked(node: str) -> list[int]:
+    me = os.getpid()
+    return [pid for pid in psutil.pids() if pid != me and _is_marked(pid, node)]
+
+
+def _is_marked(pid: int, node: str) -> bool:
+    try:
+        process = psutil.Process(pid)
+        environment = process.environ()
+        return (
+            environment.get("BATCHQ_NODE") == node
+            and "BATCHQ_POD_UID" in environment
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except (psutil.Error, OSError):
+        return False
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

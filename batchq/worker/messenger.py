@@ -1,0 +1,127 @@
+"""The work-horse's talk with the server, in a thread of its own.
+
+A server that hangs holds whoever asks it for as long as the connection's timeouts have it. The
+supervision must not wait that long: it would miss the end of its own lease. So a second thread
+renews the lease, which is also how an order to stop arrives, and sends the output; the loop only
+looks at what came back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from time import monotonic_ns
+from typing import Protocol
+
+import structlog
+from msgspec import Struct
+
+from batchq.errors import StoreUnavailable
+from batchq.worker.logs import LogStream
+
+log = structlog.get_logger(__name__)
+
+#: How often the work-horse asks whether to go on, and how often it sends output.
+CHECK_MS = 500
+FLUSH_MS = 200
+#: At most this many chunks per flush, so that a flood costs the server few megabytes a second.
+_CHUNKS_PER_FLUSH = 8
+
+
+class Renewal(Protocol):
+    """What the store says to a renewal: `ok`, `stop` (and why), or `fenced`."""
+
+    @property
+    def word(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """A renewal that was answered, and when it had been asked for."""
+
+    word: str
+    reason: str
+    asked_at: int
+
+
+class Messenger:
+    """A service: `start` once, `stop` once; in between one thread talks to the server."""
+
+    def __init__(
+        self, stream: LogStream, *, renew: Callable[[], Renewal], send: Callable[[str, bytes], None]
+    ) -> None:
+        self._stream = stream
+        self._renew = renew
+        self._send = send
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._talk, name="messenger")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send what is left of the output, and end the thread; as long as the server takes."""
+        self._stopping.set()
+        self._thread.join()
+        os.close(self._event)
+
+    def fileno(self) -> int:
+        """Readable when an answer has come since the last `clear`."""
+        return self._event
+
+    def clear(self) -> None:
+        """To be called before the answers are looked at."""
+        try:
+            os.eventfd_read(self._event)
+        except BlockingIOError:
+            return
+
+    def next_answer(self) -> Answer | None:
+        """The answers in the order in which they came."""
+        try:
+            return self._answers.get_nowait()
+        except Empty:
+            return None
+
+    def _talk(self) -> None:
+        check_at = monotonic_ms()
+        while not self._stopping.wait(FLUSH_MS / 1000):
+            if monotonic_ms() >= check_at:
+                self._ask()
+                check_at = monotonic_ms() + CHECK_MS
+            self._flush(_CHUNKS_PER_FLUSH)
+        self._flush(None)
+
+    def _ask(self) -> None:
+        asked_at = monotonic_ms()
+        try:
+            renewal = self._renew()
+        except StoreUnavailable as trouble:
+            log.warning("lease not renewed", trouble=trouble.message)
+            return
+        answer = Answer(word=str(renewal.word), reason=renewal.reason, asked_at=asked_at)
+        self._answers.put(answer)
+        os.eventfd_write(self._event, 1)
+
+    def _flush(self, most: int | None) -> None:
+        """Send up to `most` chunks; None for all there are."""
+        sent = 0
+        while (most is None or sent < most) and (chunk := self._stream.take()) is not None:
+            try:
+                self._send(*chunk)
+            except StoreUnavailable as trouble:
+                self._stream.put_back(*chunk)
+                log.warning("output not sent", trouble=trouble.message)
+                return
+            sent += 1
+
+
+def monotonic_ms() -> int:
+    """Milliseconds of the clock that nobody sets."""
+    return monotonic_ns() // 1_000_000

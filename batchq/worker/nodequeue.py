@@ -1,0 +1,135 @@
+"""A node's RQ queue, and the only kind of RQ job that a batchq worker knows.
+
+RQ would import and call whatever name stands in a job. Anybody who can write to the server could
+have any function called; so the name is compared here, never imported, and callbacks, webhooks,
+retries and dependencies that a job may carry are dropped when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from msgspec import Struct
+from rq import Queue
+from rq.exceptions import DeserializationError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty
+
+from batchq.api.transaction import Delivery
+from batchq.store.rq_link import RqLink
+
+ENTRY = "batchq.worker.entry.run_pod"
+
+#: RQ's records are not the truth and nobody reads them; they go after a minute.
+_RECORD_TTL_S = 60
+_BATCH = 500
+
+
+class NotOurs(Exception):
+    """An RQ job that is not a pod's attempt."""
+
+
+class NoAlarm(BaseDeathPenalty):
+    """RQ's time limits, switched off: a pod's time is the work-horse's and scheduler's matter."""
+
+    def setup_death_penalty(self) -> None:
+        pass
+
+    def cancel_death_penalty(self) -> None:
+        pass
+
+
+class PodAttempt(Struct, frozen=True):
+    """What an RQ job may ask for."""
+
+    pod: str
+    attempt: int
+
+    @property
+    def id(self) -> str:
+        """The RQ job's id."""
+        return f"{self.pod}-{self.attempt}"
+
+
+class PodJob(Job):
+    """An RQ job that can be nothing but one attempt of a pod."""
+
+    def restore(self, raw_data: Any) -> None:
+        """Read the record, and forget everything in it that would make RQ call or do more."""
+        super().restore(raw_data)
+        self._success_callback_name = None
+        self._failure_callback_name = None
+        self._stopped_callback_name = None
+        self._dependency_ids = []
+        self.webhooks = []
+        self.retries_left = None
+        self.repeats_left = None
+        self.timeout = -1
+
+    def asks_for(self) -> PodAttempt:
+        """The pod's attempt. Raises NotOurs."""
+        try:
+            name, arguments, keywords = self.func_name, self.args, self.kwargs
+        except (DeserializationError, ValueError):
+            raise NotOurs("its payload cannot be read") from None
+        if name != ENTRY:
+            raise NotOurs(f"it names the function {str(name)[:80]!r}")
+        match arguments:
+            case [str(pod), int(attempt)] if not keywords and self.id == f"{pod}-{attempt}":
+                return PodAttempt(pod, attempt)
+        raise NotOurs("its arguments are not a pod and an attempt")
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The entry point, whatever the record says. Raises NotOurs."""
+        self.asks_for()
+        from batchq.worker.entry import run_pod
+
+        return run_pod
+
+
+def queue_name(node: str) -> str:
+    """The name of a node's RQ queue."""
+    return f"bq-node-{node}"
+
+
+def node_queue(node: str, link: RqLink) -> Queue:
+    """A node's RQ queue."""
+    return Queue(
+        queue_name(node),
+        connection=link.connection,
+        job_class=PodJob,
+        serializer=JSONSerializer,
+        death_penalty_class=NoAlarm,
+    )
+
+
+def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
+    """Hand over attempts; one that is there already is only written once more."""
+    left = iter(attempts)
+    while batch := list(islice(left, _BATCH)):
+        queue.enqueue_many(
+            [
+                Queue.prepare_data(
+                    ENTRY,
+                    args=[attempt.pod, attempt.attempt],
+                    job_id=attempt.id,
+                    timeout=-1,
+                    result_ttl=_RECORD_TTL_S,
+                    failure_ttl=_RECORD_TTL_S,
+                    description=attempt.id,
+                )
+                for attempt in batch
+            ]
+        )
+
+
+def by_node(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:
+    """The deliveries of each node, nodes by name, in the order given."""
+    nodes: dict[str, list[Delivery]] = {}
+    for delivery in sorted(deliveries, key=lambda delivery: delivery.node):
+        nodes.setdefault(delivery.node, []).append(delivery)
+    return nodes

@@ -1,0 +1,241 @@
+"""Starting a pod's command, hearing its output, and ending everything that it started.
+
+The command leads a process group and a session of its own. It gets SIGKILL when its work-horse
+dies. The work-horse is the parent of every orphan below it, so that at the end nothing that the
+pod started is left, whatever session it moved to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import structlog
+
+from batchq.worker import prctl
+from batchq.worker.outcome import NOT_EXECUTABLE, NOT_FOUND, Outcome
+
+log = structlog.get_logger(__name__)
+
+_READ_BYTES = 64 << 10
+_READS_PER_TURN = 4
+#: A pipe holds at most 1 MiB, so this empties any whose writers are gone.
+_READS_AT_END = 32
+_KILL_ROUND_S = 0.1
+
+
+class NotStarted(Exception):
+    """The command could not be started; `outcome` says why."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
+
+
+class Command:
+    """A running command; owned by the work-horse's supervision loop."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self.group = process.pid
+        self.pidfd = os.pidfd_open(process.pid)
+        self.outputs = {
+            process.stdout.fileno(): "stdout",
+            process.stderr.fileno(): "stderr",
+        }
+        for descriptor in self.outputs:
+            os.set_blocking(descriptor, False)
+
+    def read(self, descriptor: int, *, reads: int = _READS_PER_TURN) -> list[bytes]:
+        """What one of `outputs` has to say now, a bounded part of it; forgotten at its end."""
+        parts: list[bytes] = []
+        for _ in range(reads):
+            try:
+                part = os.read(descriptor, _READ_BYTES)
+            except BlockingIOError:
+                break
+            if not part:
+                del self.outputs[descriptor]
+                break
+            parts.append(part)
+        return parts
+
+    def read_rest(self, descriptor: int) -> list[bytes]:
+        """What is left in a pipe when nobody writes to it any more."""
+        return self.read(descriptor, reads=_READS_AT_END)
+
+    def send(self, sent: signal.Signals) -> None:
+        """Send a signal to the whole process group."""
+        send_to_group(self.group, sent)
+
+    def end(self) -> int:
+        """Kill what is left below this process; the wait status of the command itself.
+
+        Only to be called once `pidfd` is readable. The group is killed before its leader is
+        reaped: until then its number cannot belong to anybody else.
+        """
+        send_to_group(self.group, signal.SIGKILL)
+        _, wait_status = os.waitpid(self.group, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(wait_status)
+        left = kill_children(keep=(), within_s=2.0)
+        if left:
+            log.error("processes cannot be killed", pids=left)
+        return wait_status
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def start(argv: Sequence[str], environment: Mapping[str, str], working_dir: str) -> Command:
+    """Start `argv` in a process group of its own.
+
+    Raises NotStarted, with exit code 127 or 126 as a shell would have it.
+    """
+    if not argv:
+        raise NotStarted(Outcome(exit_code=NOT_FOUND, message="the template names no command"))
+    if working_dir and not Path(working_dir).is_dir():
+        raise NotStarted(
+            Outcome(
+                exit_code=NOT_EXECUTABLE,
+                message=f"workingDir {working_dir} is not a directory on this node",
+            )
+        )
+    horse = os.getpid()
+
+    def in_child() -> None:
+        prctl.die_with_parent(signal.SIGKILL, horse)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            env=dict(environment),
+            cwd=working_dir or None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            # The work-horse has a single thread, so nothing can be locked in the child.
+            preexec_fn=in_child,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+        raise NotStarted(_not_started(argv[0], trouble)) from None
+    return Command(process)
+
+
+def send_to_group(group: int, sent: signal.Signals) -> None:
+    """A signal to every process of a group; nothing if there is none."""
+    try:
+        os.killpg(group, sent)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def kill_children(*, keep: Collection[int], within_s: float) -> list[int]:
+    """Kill every descendant of this process but `keep` and theirs; the pids that are left.
+
+    For a process that adopts orphans: whoever loses its parent becomes a child of this one, so
+    killing children until there are none reaches all of them.
+    """
+    deadline = monotonic() + within_s
+    while True:
+        left = _strangers(keep)
+        if not left:
+            return []
+        for child in left:
+            _kill(child)
+        rest = deadline - monotonic()
+        await_death([child.pid for child in left], min(_KILL_ROUND_S, max(0.0, rest)))
+        reap_orphans(keep=keep)
+        if rest <= 0:
+            return [child.pid for child in _strangers(keep)]
+
+
+def reap_orphans(*, keep: Collection[int]) -> None:
+    """Collect adopted processes that have ended; those in `keep` are collected elsewhere."""
+    for child in _children():
+        if child.pid in keep:
+            continue
+        try:
+            os.waitpid(child.pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+
+
+def has_children() -> bool:
+    """Whether this process has any child, ended ones included; cheaper than listing them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children() if has_children() else []
+
+
+def _strangers(keep: Collection[int]) -> list[psutil.Process]:
+    """Living children that are none of `keep`, with all their descendants."""
+    found: list[psutil.Process] = []
+    for child in _children():
+        if child.pid in keep:
+            continue
+        try:
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+                continue
+            found += [child, *child.children(recursive=True)]
+        except (psutil.NoSuchProcess, ChildProcessError):
+            continue
+    return found
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return
+
+
+def await_death(pids: Sequence[int], within_s: float) -> None:
+    """Return when one of them has ended, or after `within_s`."""
+    poll = select.poll()
+    descriptors: list[int] = []
+    for pid in pids:
+        try:
+            descriptors.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            continue
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    if descriptors:
+        poll.poll(within_s * 1000)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _not_started(program: str, trouble: Exception) -> Outcome:
+    match trouble:
+        case FileNotFoundError():
+            return Outcome(exit_code=NOT_FOUND, message=f"command not found: {program}")
+        case OSError() if trouble.errno == errno.ENOEXEC:
+            message = f"cannot run {program}: neither a program nor a script that names its shell"
+        case OSError():
+            message = f"cannot run {program}: {trouble.strerror}"
+        case _:
+            message = f"cannot run {program!r}: {trouble}"
+    return Outcome(exit_code=NOT_EXECUTABLE, message=message)

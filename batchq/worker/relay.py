@@ -1,0 +1,42 @@
+"""From the outbox to the nodes' RQ queues.
+
+A bind and its hand-over are two systems in one Redis: the bind leaves an entry in the outbox, the
+relay puts it into RQ and only then takes it out. A relay that dies in between delivers twice, and
+that is harmless, because a pod is claimed before it runs.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from batchq.store.redis import RedisStore
+from batchq.store.rq_link import RqLink
+from batchq.worker.nodequeue import PodAttempt, by_node, enqueue, node_queue
+
+log = structlog.get_logger(__name__)
+
+
+class Relay:
+    """Delivers what waits in a store's outbox (`batchq.ports.Executor`)."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._link = RqLink(store.url)
+
+    def deliver(self) -> int:
+        """Hand over what waits; how many that were. Twice is harmless.
+
+        Raises StoreUnavailable; what was handed over until then may be so again.
+        """
+        deliveries = self._store.outbox()
+        for node, to_node in by_node(deliveries).items():
+            queue = node_queue(node, self._link)
+            with self._link.errors():
+                enqueue(queue, (PodAttempt(one.pod, one.attempt) for one in to_node))
+            self._store.delivered(to_node)
+            log.info("pods delivered", node=node, pods=len(to_node))
+        return len(deliveries)
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._link.close()

@@ -1,0 +1,104 @@
+"""What a work-horse leaves on disk about its pod, for the agent, or the agent after that one.
+
+A run file exists from before a pod is claimed until its end has been reported. A file without an
+outcome whose work-horse is gone means: killed in the middle. One with an outcome means: ended, and
+the server was away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import structlog
+from msgspec import Struct
+
+from batchq.worker.outcome import Outcome
+
+log = structlog.get_logger(__name__)
+
+_SUFFIX = ".json"
+
+
+class RunFile(Struct, frozen=True, kw_only=True):
+    """One pod attempt. A pid alone may have been given away again, so its start is kept, too."""
+
+    pod: str
+    attempt: int
+    horse: int
+    horse_started_ms: int
+    #: The command's process group; 0 before it was started.
+    group: int = 0
+    outcome: Outcome | None = None
+
+
+class RunFiles:
+    """The run files of one node, and the stop files beside them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def stop_file(self, pod: str, attempt: int) -> Path:
+        """Where a pod reads why it is being stopped."""
+        return self._directory / f"{pod}-{attempt}.stop"
+
+    def write(self, run: RunFile) -> None:
+        """Replace the file at once; a full disk is told in the log and costs only this record."""
+        path = self._path(run.pod, run.attempt)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(".draft")
+            draft.write_bytes(msgspec.json.encode(run))
+            draft.replace(path)
+        except OSError as trouble:
+            log.warning("run file not written", path=str(path), trouble=str(trouble))
+
+    def tell_stop(self, pod: str, attempt: int, reason: str) -> None:
+        """Write the reason where the pod can read it."""
+        path = self.stop_file(pod, attempt)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(".draft")
+            draft.write_text(reason + "\n")
+            draft.replace(path)
+        except OSError as trouble:
+            log.warning("stop file not written", path=str(path), trouble=str(trouble))
+
+    def read(self, pod: str, attempt: int) -> RunFile | None:
+        """The record, or None if there is none (any more)."""
+        return _read(self._path(pod, attempt))
+
+    def all(self) -> Iterator[RunFile]:
+        """Every record, ordered by name."""
+        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
+            run = _read(path)
+            if run is not None:
+                yield run
+
+    def forget(self, pod: str, attempt: int) -> None:
+        """The attempt is over and reported."""
+        self._path(pod, attempt).unlink(missing_ok=True)
+        self.stop_file(pod, attempt).unlink(missing_ok=True)
+
+    def _path(self, pod: str, attempt: int) -> Path:
+        return self._directory / f"{pod}-{attempt}{_SUFFIX}"
+
+
+def started_ms(pid: int) -> int | None:
+    """When the process with this pid started; None if there is none."""
+    try:
+        return round(psutil.Process(pid).create_time() * 1000)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _read(path: Path) -> RunFile | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunFile)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as trouble:
+        log.warning("run file not readable", path=str(path), trouble=str(trouble))
+        return None

@@ -1,0 +1,178 @@
+"""Watching over one running command: its output, its lease, its time, and the order to stop.
+
+One loop, nothing in it unbounded and no call to the server: a command that floods its output is
+read a part at a time, and what the server says is heard through the messenger. Once the command is
+told to stop its grace is fixed; nothing later extends it.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+from collections.abc import Callable
+
+import structlog
+from msgspec import Struct
+
+from batchq.api.reasons import Finish, Leaving
+from batchq.worker.lease import Lease
+from batchq.worker.logs import PodLog
+from batchq.worker.messenger import Messenger, monotonic_ms
+from batchq.worker.outcome import Outcome, outcome_of
+from batchq.worker.process import Command
+from batchq.worker.signals import Signals, is_readable
+
+log = structlog.get_logger(__name__)
+
+#: The loop looks around at least this often.
+_TURN_MS = 500
+
+#: To the work-horse: stop the pod with its grace, this node goes away.
+STOP_SIGNAL = signal.SIGTERM
+#: To the work-horse: end the pod at once. Also sent when the agent dies.
+KILL_SIGNAL = signal.SIGUSR1
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """`walltime_ms` only where the work-horse enforces it: for the pods of an array."""
+
+    grace_ms: int
+    walltime_ms: int | None = None
+
+
+class Supervisor:
+    """One command from its start to its end; owns the command and its log."""
+
+    def __init__(
+        self,
+        command: Command,
+        *,
+        pod_log: PodLog,
+        lease: Lease,
+        limits: Limits,
+        messenger: Messenger,
+        tell_stop: Callable[[str], None],
+        signals: Signals,
+    ) -> None:
+        self._command = command
+        self._log = pod_log
+        self._lease = lease
+        self._limits = limits
+        self._messenger = messenger
+        self._tell_stop = tell_stop
+        self._signals = signals
+        self._stopped = ""
+        self._message = ""
+        self._kill_at: int | None = None
+        self._killed = False
+        self._fenced = False
+        walltime_ms = limits.walltime_ms
+        self._walltime_at = None if walltime_ms is None else monotonic_ms() + walltime_ms
+        self._poll = select.poll()
+        own = (signals.fileno(), messenger.fileno(), command.pidfd)
+        for descriptor in (*own, *command.outputs):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def run(self) -> Outcome | None:
+        """Until the command has ended and nothing of it is left.
+
+        None if the attempt turned out to be superseded: then its end is nobody's business.
+        """
+        self._messenger.start()
+        try:
+            while not self._hear(self._wait_ms()):
+                now_ms = monotonic_ms()
+                self._obey_signals(now_ms)
+                self._keep_lease(now_ms)
+                self._keep_times(now_ms)
+            return self._finish()
+        finally:
+            self._messenger.stop()
+            self._command.close()
+
+    def _wait_ms(self) -> int:
+        now_ms = monotonic_ms()
+        due = [now_ms + _TURN_MS]
+        due += [at for at in (self._kill_at, self._walltime_at) if at is not None]
+        return max(0, min(due) - now_ms)
+
+    def _hear(self, wait_ms: int) -> bool:
+        """Wait, read a bounded part of the output; whether the command has ended."""
+        has_ended = False
+        for descriptor, _ in self._poll.poll(wait_ms):
+            if descriptor == self._command.pidfd:
+                has_ended = True
+            elif descriptor == self._signals.fileno():
+                self._signals.clear()
+            elif descriptor == self._messenger.fileno():
+                self._messenger.clear()
+            else:
+                self._keep(descriptor, self._command.read)
+        return has_ended
+
+    def _keep(self, descriptor: int, read: Callable[[int], list[bytes]]) -> None:
+        stream = self._command.outputs[descriptor]
+        for part in read(descriptor):
+            self._log.write(stream, part)
+        if descriptor not in self._command.outputs:
+            self._poll.unregister(descriptor)
+
+    def _obey_signals(self, now_ms: int) -> None:
+        if self._signals.count(KILL_SIGNAL):
+            self._kill(Leaving.NODE_LOST)
+        elif self._signals.count(STOP_SIGNAL):
+            self._stop(Leaving.NODE_LOST, now_ms)
+
+    def _keep_lease(self, now_ms: int) -> None:
+        while (answer := self._messenger.next_answer()) is not None:
+            if answer.word == "fenced":
+                self._fenced = True
+                self._kill(Leaving.NODE_LOST)
+                return
+            self._lease.renewed(asked_at=answer.asked_at)
+            if answer.word == "stop":
+                self._stop(answer.reason, now_ms)
+        if self._lease.is_lost(now_ms) and not self._killed:
+            self._message = "its lease could not be renewed"
+            self._kill(Leaving.NODE_LOST)
+
+    def _keep_times(self, now_ms: int) -> None:
+        if self._walltime_at is not None and now_ms >= self._walltime_at:
+            self._walltime_at = None
+            self._stop(Finish.WALLTIME_EXCEEDED, now_ms)
+        if self._kill_at is not None and now_ms >= self._kill_at:
+            self._kill(self._stopped)
+
+    def _stop(self, reason: str, now_ms: int) -> None:
+        if self._stopped or self._has_ended():
+            return
+        self._stopped = reason or "Stopped"
+        self._kill_at = now_ms + self._limits.grace_ms
+        self._tell_stop(self._stopped)
+        self._command.send(signal.SIGTERM)
+        log.info("pod told to stop", reason=self._stopped, grace_ms=self._limits.grace_ms)
+
+    def _kill(self, reason: str) -> None:
+        self._kill_at = None
+        if self._killed or self._has_ended():
+            return
+        self._killed = True
+        if not self._stopped:
+            self._stopped = reason
+            self._tell_stop(reason)
+        self._command.send(signal.SIGKILL)
+
+    def _has_ended(self) -> bool:
+        """An end that came before an order to stop is the command's own."""
+        return is_readable(self._command.pidfd, within_ms=0)
+
+    def _finish(self) -> Outcome | None:
+        wait_status = self._command.end()
+        for descriptor in list(self._command.outputs):
+            self._keep(descriptor, self._command.read_rest)
+        self._log.close()
+        if self._fenced:
+            return None
+        parts = (self._message, self._log.trouble)
+        message = "; ".join(part for part in parts if part)
+        return outcome_of(wait_status, stopped=self._stopped, message=message)

@@ -1,0 +1,23 @@
+"""Homes in fresh folders, whose servers and processes are ended with the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq.daemon import embedded, processes
+from batchq.daemon.paths import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    """A home that does not exist yet."""
+    made = Home(tmp_path / "home")
+    yield made
+    for path in made.run.glob("*.json"):
+        record = processes.read_record(path)
+        if record is not None and path != embedded.record_path(made):
+            processes.end(record, patience_s=10)
+    embedded.stop_server(made)

@@ -1,0 +1,291 @@
+"""The pace of the scheduler. Every turn here is counted; the periods are short or very long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from batchq.daemon.loop import Loop, TurnReport
+from batchq.daemon.outage import Backoff, Outage
+from batchq.errors import InvariantBroken, StoreUnavailable
+from batchq.framework.settings import Settings
+from tests.daemon.waiting import until
+
+HOUR_MS = 3_600_000
+
+
+class Turns:
+    """Counts its turns, and how many of them run at once."""
+
+    def __init__(self, inside: Callable[[int], TurnReport] = lambda _: TurnReport()) -> None:
+        self.began: list[float] = []
+        self.ended: list[float] = []
+        self.threads: set[int] = set()
+        self.most_at_once = 0
+        self._inside = inside
+
+    @property
+    def count(self) -> int:
+        return len(self.ended)
+
+    def __call__(self) -> TurnReport:
+        self.began.append(time.monotonic())
+        self.threads.add(threading.get_ident())
+        self.most_at_once = max(self.most_at_once, len(self.began) - len(self.ended))
+        try:
+            return self._inside(len(self.began))
+        finally:
+            self.ended.append(time.monotonic())
+
+
+@contextmanager
+def running(
+    turns: Turns,
+    *,
+    period_ms: int = HOUR_MS,
+    apart_ms: int = 1,
+    crashed: Callable[[BaseException], None] = lambda _: None,
+) -> Iterator[Loop]:
+    """A loop that has taken its first turn, and is stopped afterwards."""
+    loop = Loop(
+        turns,
+        settings=Settings(schedule_period_ms=period_ms, min_session_interval_ms=apart_ms),
+        outage=Outage(),
+        crashed=crashed,
+        backoff=Backoff(first_ms=10, longest_ms=20),
+        patience_s=10,
+    )
+    loop.start()
+    try:
+        until(lambda: len(turns.began) > 0)
+        yield loop
+    finally:
+        loop.stop()
+
+
+def events(lines: list[EventDict]) -> list[str]:
+    return [line["event"] for line in lines]
+
+
+def test_the_first_turn_is_taken_at_once_and_others_every_period() -> None:
+    turns = Turns()
+    with running(turns, period_ms=20):
+        until(lambda: turns.count >= 4)
+
+
+def test_it_turns_in_one_thread_and_once_at_a_time() -> None:
+    turns = Turns()
+    with running(turns, period_ms=5) as loop:
+        while turns.count < 20:
+            loop.wake()
+    assert turns.most_at_once == 1
+    assert len(turns.threads) == 1
+    assert threading.get_ident() not in turns.threads
+
+
+def test_a_wake_brings_the_next_turn_forward() -> None:
+    turns = Turns()
+    with running(turns) as loop:
+        until(lambda: turns.count == 1)
+        loop.wake()
+        until(lambda: turns.count == 2)
+
+
+def test_many_wakes_during_a_turn_are_one_turn_after_it() -> None:
+    let_go = threading.Event()
+    turns = Turns(lambda number: TurnReport(acted=number > 1 or let_go.wait(10)))
+    with running(turns) as loop:
+        for _ in range(1000):
+            loop.wake()
+        let_go.set()
+        until(lambda: turns.count >= 2)
+    assert turns.count == 2
+
+
+def test_turns_keep_their_distance_however_often_they_are_woken() -> None:
+    turns = Turns()
+    with running(turns, apart_ms=30) as loop:
+        while turns.count < 5:
+            loop.wake()
+    gaps = [start - end for start, end in zip(turns.began[1:], turns.ended, strict=False)]
+    assert min(gaps) >= 0.03
+
+
+def test_wakes_of_many_threads_never_block_each_other_nor_a_stop() -> None:
+    turns = Turns()
+    with running(turns, period_ms=1) as loop:
+        wakers = [
+            threading.Thread(target=lambda: [loop.wake() for _ in range(300)]) for _ in range(6)
+        ]
+        for waker in wakers:
+            waker.start()
+        until(lambda: turns.count > 10)
+    for waker in wakers:
+        waker.join(10)
+        assert not waker.is_alive()
+
+
+def test_it_wakes_when_something_is_due() -> None:
+    turns = Turns(lambda number: TurnReport(due_in_ms=30 if number == 1 else None))
+    with running(turns):
+        until(lambda: turns.count == 2)
+    assert turns.began[1] - turns.ended[0] >= 0.03
+
+
+def test_what_was_due_already_is_no_reason_to_turn_again_and_again() -> None:
+    turns = Turns(lambda _: TurnReport(due_in_ms=-5))
+    with running(turns, period_ms=50):
+        until(lambda: turns.count == 3)
+    assert turns.began[2] - turns.began[0] >= 0.09
+
+
+def test_a_loop_that_a_clock_put_off_is_pushed_on() -> None:
+    turns = Turns()
+    with running(turns, period_ms=20) as loop:
+        until(lambda: turns.count >= 1)
+
+        # What a clock that is set back by an hour does to the plan.
+        in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+        loop._scheduler.modify_job("session", next_run_time=in_an_hour)
+        before = turns.count
+        until(lambda: time.monotonic() - turns.ended[-1] > 0.05)
+        loop.keep_pace()
+        until(lambda: turns.count > before)
+
+
+def test_a_loop_on_time_is_not_pushed() -> None:
+    turns = Turns()
+    with running(turns) as loop:
+        until(lambda: turns.count == 1)
+        for _ in range(100):
+            loop.keep_pace()
+    assert turns.count == 1
+
+
+def test_a_store_that_is_away_is_asked_less_often_and_said_once() -> None:
+    def refuse(number: int) -> TurnReport:
+        if number < 6:
+            raise StoreUnavailable("the server is not running")
+        return TurnReport()
+
+    turns = Turns(refuse)
+    with capture_logs() as lines, running(turns, period_ms=HOUR_MS) as loop:
+        while turns.count < 6:
+            # Nothing can have changed that it could read: a wake does not shorten the wait.
+            loop.wake()
+        until(lambda: "store.back" in events(lines))
+    assert events(lines) == ["store.unavailable", "store.back"]
+    gaps = [b - a for a, b in zip(turns.ended[:5], turns.began[1:6], strict=True)]
+    assert min(gaps) >= 0.005
+    assert min(gaps[1:]) >= 0.01
+
+
+def test_a_turn_that_does_not_ask_the_store_says_nothing_of_its_being_back() -> None:
+    def follow(number: int) -> TurnReport:
+        if number == 1:
+            raise StoreUnavailable("the server is not running")
+        return TurnReport(acted=False)
+
+    turns = Turns(follow)
+    with capture_logs() as lines, running(turns, period_ms=20):
+        until(lambda: turns.count >= 3)
+    assert events(lines) == ["store.unavailable"]
+
+
+def test_a_turn_that_hangs_is_told_with_how_long_and_where() -> None:
+    let_go = threading.Event()
+    turns = Turns(lambda number: TurnReport(acted=number != 1 or let_go.wait(20)))
+    with capture_logs() as lines, running(turns, period_ms=10) as loop:
+        until(lambda: events(lines).count("session.hangs") >= 2)
+        assert loop.hanging_s() > 0.1
+        let_go.set()
+        until(lambda: "session.ended_at_last" in events(lines))
+        until(lambda: turns.count > 1)
+    complaints = [line for line in lines if line["event"] == "session.hangs"]
+    assert complaints[0]["for_s"] >= 0.1
+    assert "threading.py" in complaints[0]["where"]
+    # The second complaint waits until the turn has lasted twice as long.
+    assert complaints[1]["for_s"] >= 0.2
+
+
+def test_a_turn_that_takes_some_periods_is_not_said_to_hang() -> None:
+    turns = Turns(lambda number: TurnReport(acted=number != 1 or not threading.Event().wait(0.05)))
+    with capture_logs() as lines, running(turns, period_ms=20):
+        until(lambda: turns.count >= 3)
+    assert events(lines) == []
+
+
+def test_our_own_mistake_is_told_and_no_further_turn_is_taken() -> None:
+    met: list[BaseException] = []
+
+    def broken(number: int) -> TurnReport:
+        if number == 2:
+            raise InvariantBroken("node n1 is oversubscribed by 3 cpu")
+        return TurnReport()
+
+    turns = Turns(broken)
+    with running(turns, period_ms=10, crashed=met.append) as loop:
+        until(lambda: len(met) == 1)
+        loop.wake()
+        loop.keep_pace()
+    assert str(met[0]) == "node n1 is oversubscribed by 3 cpu"
+    assert turns.count == 2
+
+
+def test_a_stop_waits_for_the_turn_that_runs() -> None:
+    began = threading.Event()
+
+    def slow(number: int) -> TurnReport:
+        began.set()
+        threading.Event().wait(0.1)
+        return TurnReport()
+
+    turns = Turns(slow)
+    with running(turns, period_ms=5) as loop:
+        began.wait(10)
+        loop.stop()
+        assert len(turns.began) == turns.count
+        assert not loop.alive
+
+
+def test_a_stop_does_not_wait_for_ever() -> None:
+    let_go = threading.Event()
+    turns = Turns(lambda _: TurnReport(acted=let_go.wait(20)))
+    loop = Loop(turns, settings=Settings(), outage=Outage(), crashed=print, patience_s=0.05)
+    loop.start()
+    until(lambda: len(turns.began) == 1)
+    with capture_logs() as lines:
+        loop.stop()
+    assert events(lines) == ["service.stuck"]
+    assert loop.alive
+    let_go.set()
+    until(lambda: not loop.alive)
+
+
+def test_stopped_twice_and_before_its_start_it_is_content() -> None:
+    turns = Turns()
+    loop = Loop(turns, settings=Settings(), outage=Outage(), crashed=print)
+    loop.stop()
+    loop.start()
+    loop.stop()
+    assert turns.count == 0
+    with running(turns) as other:
+        other.stop()
+        other.stop()
+        other.start()
+        other.wake()
+    assert turns.count == 1
+
+
+def test_no_thread_is_left_behind() -> None:
+    before = set(threading.enumerate())
+    with running(Turns(), period_ms=5):
+        added = set(threading.enumerate()) - before
+        assert not any(thread.daemon for thread in added)
+    until(lambda: set(threading.enumerate()) <= before)

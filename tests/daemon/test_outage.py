@@ -1,0 +1,44 @@
+"""Waiting for a store that is away, and saying so once."""
+
+from __future__ import annotations
+
+import random
+
+from structlog.testing import capture_logs
+
+from batchq.daemon.outage import Backoff, Outage
+from batchq.errors import StoreUnavailable
+
+
+def test_waits_double_up_to_a_bound_and_begin_anew_after_success() -> None:
+    backoff = Backoff(first_ms=100, longest_ms=1000, chance=random.Random(1))
+    waits = [backoff.next_ms() for _ in range(8)]
+    steps = [100, 200, 400, 800, 1000, 1000, 1000, 1000]
+    assert all(step // 2 <= wait <= step for wait, step in zip(waits, steps, strict=True))
+    backoff.reset()
+    assert 50 <= backoff.next_ms() <= 100
+
+
+def test_two_that_wait_do_not_wait_the_same() -> None:
+    first, second = (Backoff(chance=random.Random(seed)) for seed in (1, 2))
+    assert [first.next_ms() for _ in range(5)] != [second.next_ms() for _ in range(5)]
+
+
+def test_after_a_million_failures_the_wait_is_still_bounded() -> None:
+    backoff = Backoff(first_ms=100, longest_ms=1000)
+    backoff._failures = 1_000_000
+    assert backoff.next_ms() <= 1000
+
+
+def test_it_is_said_once_that_the_store_is_away_and_once_that_it_is_back() -> None:
+    outage = Outage()
+    with capture_logs() as lines:
+        outage.succeeded()
+        for _ in range(3):
+            outage.failed(StoreUnavailable("the server is not running", hint="start it"))
+        assert outage.unavailable
+        outage.succeeded()
+        outage.succeeded()
+    assert [line["event"] for line in lines] == ["store.unavailable", "store.back"]
+    assert lines[0]["error"] == "the server is not running"
+    assert not outage.unavailable

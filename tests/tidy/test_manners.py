@@ -1,0 +1,95 @@
+"""No catch-alls without a reason, no mocks, no sleeping tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from tests.tidy.source import dotted, nodes, place, python_files, told
+
+CATCH_ALLS = {"", "Exception", "BaseException"}
+#: What a linter is told is no reason.
+REASON = re.compile(r"#\s*(noqa:?[ \w,]*|type: ?ignore[\[\]\w-]*)?[\s#:–-]*(?P<reason>\w.*)?$")
+
+
+def caught(handler: ast.ExceptHandler) -> set[str]:
+    """The names that an `except` clause catches; an empty one for a bare `except:`."""
+    match handler.type:
+        case None:
+            return {""}
+        case ast.Tuple(elts=parts):
+            return {dotted(part) for part in parts}
+        case kind:
+            return {dotted(kind)}
+
+
+def gives_a_reason(line: str) -> bool:
+    """Whether the comment of a line says more than which linter to silence."""
+    _, hash_sign, comment = line.partition("#")
+    match = REASON.match(hash_sign + comment)
+    return bool(match and match["reason"])
+
+
+def unexplained_catch_alls(path: Path) -> list[str]:
+    """The lines that catch everything and do not say why."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [
+        place(path, node.lineno)
+        for node in nodes(path)
+        if isinstance(node, ast.ExceptHandler)
+        and caught(node) & CATCH_ALLS
+        and not gives_a_reason(lines[node.lineno - 1])
+    ]
+
+
+def test_a_reason_is_more_than_a_linters_code() -> None:
+    assert gives_a_reason("except Exception:  # a plugin of others may raise anything")
+    assert gives_a_reason("except Exception:  # noqa: BLE001 - a plugin may raise anything")
+    assert not gives_a_reason("except Exception:")
+    assert not gives_a_reason("except Exception:  # noqa: BLE001")
+
+
+def test_everything_is_caught_only_with_a_reason() -> None:
+    faults = [fault for path in python_files() for fault in unexplained_catch_alls(path)]
+    assert not faults, told(
+        faults,
+        "Catch the narrowest type around one call. Where it must be everything, a comment on "
+        "the `except` line says why.",
+    )
+
+
+def test_tests_use_real_implementations_of_our_ports() -> None:
+    faults = [
+        place(path, node.lineno)
+        for path in python_files(("tests",))
+        for node in nodes(path)
+        if (isinstance(node, ast.ImportFrom) and node.module in {"unittest.mock", "mock"})
+        or (
+            isinstance(node, ast.ImportFrom) and node.module == "unittest" and "mock" in names(node)
+        )
+        or (isinstance(node, ast.Import) and names(node) & {"unittest.mock", "mock"})
+    ]
+    assert not faults, told(
+        faults, "MemoryStore, VirtualClock and a store that refuses everything are there for it."
+    )
+
+
+def names(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """What an import statement names."""
+    return {alias.name for alias in node.names}
+
+
+def test_tests_wait_for_something_rather_than_for_a_while() -> None:
+    faults = [
+        place(path, node.lineno)
+        for path in python_files(("tests",))
+        for node in nodes(path)
+        if (isinstance(node, ast.Call) and dotted(node.func) in {"time.sleep", "sleep"})
+        or (isinstance(node, ast.ImportFrom) and node.module == "time" and "sleep" in names(node))
+    ]
+    assert not faults, told(
+        faults,
+        "Wait on an event, a process or a condition with a deadline, or drive the clock: a sleep "
+        "is too long on a fast machine and too short on a slow one.",
+    )

@@ -1,0 +1,59 @@
+"""A module is small, says what it is for, and is named with the words of the house."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.tidy.source import LIBRARY, files, nodes, parsed, place, python_files, told
+
+MOST_LINES = 500
+VAGUE_WORDS = {"manager", "managers", "helper", "helpers", "util", "utils", "handler", "misc"}
+
+
+def words_of(name: str) -> set[str]:
+    """`JobManager_v2` consists of job, manager and v."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_a_name_falls_into_its_words() -> None:
+    assert words_of("RedisJobManager") == {"redis", "job", "manager"}
+    assert words_of("lua_utils") == {"lua", "utils"}
+    assert words_of("utility") == {"utility"}
+
+
+def test_a_module_fits_in_five_hundred_lines() -> None:
+    long = [
+        f"{place(path)}: {count} lines"
+        for path in python_files()
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES
+    ]
+    assert not long, told(long, "Split by meaning: two modules that each say one thing.")
+
+
+def test_a_module_says_what_it_is_for() -> None:
+    silent = [
+        place(path)
+        for path in python_files()
+        if parsed(path).body and not ast.get_docstring(parsed(path))
+    ]
+    assert not silent, told(
+        silent, "Begin with a docstring that tells a newcomer in a sentence what the module does."
+    )
+
+
+def test_nothing_is_named_with_a_word_that_could_name_anything() -> None:
+    vague = [
+        place(path)
+        for path in files(LIBRARY, "")
+        if words_of(path.stem) & VAGUE_WORDS and path.suffix in {".py", ".lua", ""}
+    ]
+    for path in python_files():
+        vague += [
+            f"{place(path, node.lineno)}: class {node.name}"
+            for node in nodes(path)
+            if isinstance(node, ast.ClassDef) and words_of(node.name) & VAGUE_WORDS
+        ]
+    assert not vague, told(
+        vague, "Say what it does: a Relay, a Ledger and an Agent are; a manager is not."
+    )

@@ -1,0 +1,98 @@
+"""The core decides by its arguments alone: the same snapshot gives the same decisions anywhere.
+
+import-linter follows imports (`make check`); these rules see calls, and hold wherever pytest runs.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.source import PURE_ROOMS, dotted, nodes, place, python_files, told
+
+WORLDLY_MODULES = {
+    "asyncio", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets",
+    "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
+#: `hash` differs from run to run for text, `id` always.
+WORLDLY_CALLS = {"open", "input", "print", "hash", "id", "globals", "breakpoint", "exec", "eval"}
+#: Methods of datetime and date that read a clock.
+CLOCK_METHODS = {"now", "utcnow", "today"}
+#: The shell around the core may log (`batchq/scheduler`), never look at the world.
+MAY_LOG = "batchq/scheduler"
+
+
+def worldly_imports(node: ast.AST) -> list[str]:
+    """The modules an import statement takes from outside the core."""
+    match node:
+        case ast.Import(names=names):
+            found = [alias.name for alias in names]
+        case ast.ImportFrom(module=str(module), level=0):
+            found = [module]
+        case _:
+            found = []
+    return [name for name in found if name.partition(".")[0] in WORLDLY_MODULES]
+
+
+def worldly_call(node: ast.AST) -> str:
+    """What a call asks of the world, if it does."""
+    if not isinstance(node, ast.Call):
+        return ""
+    name = dotted(node.func)
+    if name in WORLDLY_CALLS:
+        return name
+    owner, _, method = name.rpartition(".")
+    reads_a_clock = method in CLOCK_METHODS and owner.split(".")[-1] in {"datetime", "date"}
+    return name if reads_a_clock else ""
+
+
+def faults_of(path: Path, tree: list[ast.AST]) -> list[str]:
+    """Every look at the world in one module."""
+    found = []
+    for node in tree:
+        line = getattr(node, "lineno", None)
+        found += [f"{place(path, line)}: import {name}" for name in worldly_imports(node)]
+        if call := worldly_call(node):
+            found.append(f"{place(path, line)}: {call}(…)")
+    if place(path).startswith(MAY_LOG):
+        found = [fault for fault in found if not fault.endswith("import logging")]
+    return found
+
+
+def test_the_core_asks_nothing_of_the_world() -> None:
+    faults = [
+        fault for path in python_files(PURE_ROOMS) for fault in faults_of(path, list(nodes(path)))
+    ]
+    assert not faults, told(
+        faults,
+        "Time comes in as `now` or a Clock, ids from an IdSource, everything else as a value: "
+        "otherwise the simulator is not the scheduler any more.",
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import time",
+        "from os import environ",
+        "import concurrent.futures, random",
+        "at = datetime.now(tz=UTC)",
+        "day = datetime.date.today()",
+        "text = open('f').read()",
+        "order = sorted(groups, key=lambda group: hash(group.uid))",
+    ],
+)
+def test_the_rule_sees(line: str) -> None:
+    here = Path(__file__)
+    assert len(faults_of(here, list(ast.walk(ast.parse(line))))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from datetime import UTC, datetime", "now = clock.now_ms()", "now = settings.now()"],
+)
+def test_the_rule_lets_pass(line: str) -> None:
+    here = Path(__file__)
+    assert faults_of(here, list(ast.walk(ast.parse(line)))) == []

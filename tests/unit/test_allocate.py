@@ -1,0 +1,163 @@
+"""allocate: which pods go to which nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import PodGroupStatus, Taint, Task, Toleration
+from tests.builders import (
+    Decided,
+    a_group,
+    a_node,
+    a_priority,
+    a_queue,
+    a_running_group,
+    a_task,
+    amounts,
+    decide,
+)
+
+
+def _crowded(gang_since: int, now_ms: int) -> Decided:
+    """Ten cores, two of them taken: the gang's two pods of three find only one node, n2."""
+    return decide(
+        a_node("n1", cpu=4),
+        a_node("n2", cpu=4, labels={"only": "n2"}),
+        a_node("n3", cpu=2),
+        *a_running_group("runner", node="n1", cpu=2),
+        a_group("gang", tasks=(_of(2, 3),), status=_in_queue(amounts(cpu=6, pods=2), gang_since)),
+        a_group("small", tasks=(a_task(requests={"cpu": 2}, node_selector={"only": "n2"}),)),
+        now_ms=now_ms,
+    )
+
+
+def test_a_gang_that_can_not_be_placed_whole_holds_nothing_and_blocks_nobody() -> None:
+    decided = _crowded(gang_since=0, now_ms=60_000)
+    assert decided.bound == {"default/small-w-0": "n2"}
+    assert decided.message("gang") == "task w: 0/3 nodes fit: 3 insufficient cpu"
+
+
+def test_a_gang_that_has_waited_for_half_its_timeout_keeps_the_room_it_finds() -> None:
+    decided = _crowded(gang_since=0, now_ms=151_000)
+    assert decided.admitted == ["default/small"]
+    assert decided.bound == {}
+
+
+def test_every_task_gets_its_min_available_before_others_get_more() -> None:
+    tasks = (a_task("a", 3, 1), a_task("b", 2, 1))
+    decided = decide(a_node(cpu=2), a_group("g", tasks=tasks, min_member=2))
+    assert list(decided.bound) == ["default/g-a-0", "default/g-b-0"]
+
+
+def test_pods_beyond_min_member_come_into_being_as_they_are_bound() -> None:
+    decided = decide(a_node(cpu=10), a_group("array", 100, min_member=1))
+    assert len(decided.bound) == 10
+    assert len(decided.session.by_key["default/array"].pods) == 10
+
+
+def test_extra_pods_come_after_all_gangs_and_in_turns() -> None:
+    decided = decide(
+        a_node(cpu=6),
+        a_group("one", 9, min_member=1, created=1),
+        a_group("two", 9, min_member=1, created=2),
+    )
+    owners = Counter(name.split("/")[1].split("-")[0] for name in decided.bound)
+    assert owners == {"one": 3, "two": 3}
+
+
+def test_extra_pods_go_to_the_queue_with_the_lowest_share_anew_after_each_pod() -> None:
+    decided = decide(
+        a_node(cpu=9),
+        a_queue("a", weight=2),
+        a_queue("b"),
+        a_group("x", 9, min_member=1, queue="a"),
+        a_group("y", 9, min_member=1, queue="b"),
+    )
+    owners = Counter(name.split("/")[1].split("-")[0] for name in decided.bound)
+    assert owners == {"x": 6, "y": 3}
+
+
+def test_extra_pods_stop_at_the_capability_of_their_queue() -> None:
+    decided = decide(
+        a_node(cpu=9),
+        a_queue("a", capability={"cpu": 4}),
+        a_group("x", 9, min_member=1, queue="a"),
+    )
+    assert len(decided.bound) == 4
+
+
+@pytest.mark.parametrize(
+    ("sentence", "node"),
+    [
+        ("it is not ready", a_node(cpu=4, ready=False)),
+        ("it is cordoned", a_node(cpu=4, cordoned=True)),
+        ("its labels do not match", a_node(cpu=4, labels={"zone": "b"})),
+        ("its taint is not tolerated", a_node(cpu=4, taints=(Taint(key="gpu"),))),
+        ("it takes no more pods", a_node(cpu=4, pods=0)),
+    ],
+)
+def test_a_node_is_passed_over_when(sentence: str, node: object) -> None:
+    selector = {"zone": "a"} if "labels" in sentence else {}
+    other = a_node("other", cpu=4, labels={"zone": "a"})
+    decided = decide(node, other, a_group("g", tasks=(a_task(node_selector=selector),)))
+    assert decided.bound == {"default/g-w-0": "other"}
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [
+        Toleration(key="gpu", operator="Exists"),
+        Toleration(operator="Exists"),
+        Toleration(key="gpu", operator="Equal", value="yes", effect="NoSchedule"),
+    ],
+)
+def test_a_tolerated_taint_is_no_obstacle(toleration: Toleration) -> None:
+    node = a_node(cpu=4, taints=(Taint(key="gpu", value="yes"),))
+    decided = decide(node, a_group("g", tasks=(a_task(tolerations=(toleration,)),)))
+    assert decided.bound == {"default/g-w-0": "n1"}
+
+
+def test_pods_spread_over_nodes_and_ties_go_by_name() -> None:
+    decided = decide(a_node("n2", cpu=4), a_node("n1", cpu=4), a_group("g", 4))
+    assert list(decided.bound.values()) == ["n1", "n2", "n1", "n2"]
+
+
+def test_gpus_are_packed_so_that_whole_nodes_stay_free() -> None:
+    task = a_task("w", 2, requests={"gpu": 1})
+    decided = decide(a_node("n1", gpu=4), a_node("n2", gpu=4), a_group("g", tasks=(task,)))
+    assert list(decided.bound.values()) == ["n1", "n1"]
+
+
+def test_the_pods_of_one_group_go_by_their_own_priority() -> None:
+    tasks = (a_task("low", 1), a_task("high", 1, priority=9))
+    decided = decide(a_node(cpu=4), a_group("g", tasks=tasks))
+    assert list(decided.bound) == ["default/g-high-0", "default/g-low-0"]
+
+
+def test_the_more_important_gang_takes_the_last_slot() -> None:
+    in_queue = _in_queue(amounts(cpu=4, pods=1))
+    decided = decide(
+        a_node(cpu=4),
+        a_priority("high", 1),
+        a_group("first", cpu=4, created=1, status=in_queue),
+        a_group("urgent", cpu=4, created=2, status=in_queue, priority_class_name="high"),
+    )
+    # Only one fits in the cluster: the last in line has left before allocate is asked.
+    assert decided.bound == {"default/urgent-w-0": "n1"}
+
+
+def _of(replicas: int, cpu: int) -> Task:
+    return a_task("w", replicas, requests={"cpu": cpu})
+
+
+def _in_queue(reservation: dict[str, int], since: int = 0) -> PodGroupStatus:
+    return PodGroupStatus(
+        phase=PodGroupPhase.IN_QUEUE,
+        admission=1,
+        reserved_at=0,
+        in_queue_at=since,
+        reservation=reservation,
+    )

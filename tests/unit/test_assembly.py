@@ -1,0 +1,88 @@
+"""From a configuration to a scheduler, with the actions and plugins of others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from batchq.api.objects import PodGroup
+from batchq.assembly import assemble, known_actions, known_plugins
+from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
+from batchq.errors import InvalidInput
+from tests.builders import a_group, a_node, a_snapshot
+
+_GUIDE = Path(__file__).parents[2] / "docs" / "plugins.md"
+#: Saturday, 2026-01-03, noon.
+_SATURDAY_MS = 1_767_441_600_000
+_DAY_MS = 86_400_000
+
+
+def test_the_builtin_actions_and_plugins_are_known() -> None:
+    assert known_actions() == ["allocate", "enqueue"]
+    assert known_plugins() == sorted(entry.name for entry in DEFAULT_PLUGINS)
+
+
+def test_an_unknown_action_is_refused_with_those_that_are_known_and_the_nearest() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        assemble(SchedulerConfig(actions=("enqueu", "allocate")))
+    assert caught.value.message == (
+        "there is no action 'enqueu'; known actions: allocate, enqueue. Did you mean enqueue?"
+    )
+
+
+def test_an_unknown_plugin_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(InvalidInput, match="there is no plugin 'drf'; known plugins: binpack, "):
+        assemble(SchedulerConfig(plugins=(PluginEntry(name="drf"),)))
+
+
+def test_settings_that_a_plugin_does_not_take_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="pluginConfig of binpack does not fit"):
+        assemble(SchedulerConfig(plugin_config={"binpack": {"colour": "red"}}))
+
+
+def test_a_plugin_gets_its_own_settings() -> None:
+    scheduler = assemble(SchedulerConfig(plugin_config={"binpack": {"resource": "cpu"}}))
+    assert [getattr(plugin, "resource", None) for plugin, _ in scheduler.plugins][-1] == "cpu"
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with the guide's own examples."""
+    guide = _GUIDE.read_text()
+    for code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", guide, re.DOTALL):
+        (tmp_path / code[0]).write_text(code[1])
+    info = tmp_path / "weekend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weekend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[batchq.plugins]\nweekend = weekend:Weekend\n[batchq.actions]\ncensus = census:Census\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("third_party")
+def test_an_installed_plugin_and_an_action_join_by_name() -> None:
+    config = SchedulerConfig(
+        actions=("enqueue", "allocate", "census"),
+        plugins=(PluginEntry(name="weekend"), *DEFAULT_PLUGINS),
+    )
+    scheduler = assemble(config)
+    world = a_snapshot(a_node(cpu=4), a_group("g"))
+
+    on_saturday = scheduler.decide(world, _SATURDAY_MS)
+    assert [verdict.plugin for verdict in on_saturday.by_key["default/g"].status.reasons] == [
+        "weekend"
+    ]
+    assert getattr(on_saturday, "waiting", None) == 1
+
+    on_monday = scheduler.decide(world, _SATURDAY_MS + 2 * _DAY_MS)
+    assert on_monday.by_key["default/g"].phase == "InQueue"
+    assert isinstance(on_monday.by_key["default/g"].record, PodGroup)
+
+
+@pytest.mark.usefixtures("third_party")
+def test_an_installed_plugin_is_listed_among_the_known() -> None:
+    assert "weekend" in known_plugins()
+    assert "census" in known_actions()

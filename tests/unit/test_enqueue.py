@@ -1,0 +1,235 @@
+"""enqueue: who becomes InQueue, in which order, and why the others wait."""
+
+from __future__ import annotations
+
+from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, decide
+
+
+def test_the_group_that_came_first_is_admitted_first() -> None:
+    decided = decide(
+        a_node(cpu=4), a_group("late", 4, created=2), a_group("early", 4, created=1)
+    )
+    assert decided.admitted == ["default/early"]
+    assert decided.reasons("late") == ["WaitingForResources"]
+
+
+def test_of_two_groups_of_one_instant_the_one_with_the_smaller_number_as_uid_is_first() -> None:
+    decided = decide(
+        a_node(cpu=1), a_group("tenth", uid="10"), a_group("ninth", uid="9")
+    )
+    assert decided.admitted == ["default/ninth"]
+
+
+def test_the_more_important_group_overtakes_an_earlier_one() -> None:
+    decided = decide(
+        a_node(cpu=4),
+        a_priority("high", 100),
+        a_group("early", 4, created=1),
+        a_group("urgent", 4, created=2, priority_class_name="high"),
+    )
+    assert decided.admitted == ["default/urgent"]
+
+
+def test_under_best_effort_a_small_group_passes_a_large_one_that_does_not_fit() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_group("runs", 6, created=1),
+        a_group("large", 4, created=2),
+        a_group("small", 2, created=3),
+    )
+    assert decided.admitted == ["default/runs", "default/small"]
+
+
+def test_under_strict_a_small_group_waits_behind_a_large_one_that_does_not_fit() -> None:
+    decided = decide(
+        a_queue(strict=True),
+        a_node(cpu=8),
+        a_group("runs", 6, created=1),
+        a_group("large", 4, created=2),
+        a_group("small", 2, created=3),
+    )
+    assert decided.admitted == ["default/runs"]
+    assert decided.reasons("large") == ["WaitingForResources"]
+    assert decided.reasons("small") == ["WaitingForTurn"]
+
+
+def test_a_strict_head_held_back_only_by_its_namespace_is_passed() -> None:
+    decided = decide(
+        a_queue(strict=True),
+        a_node(cpu=8),
+        a_quota("team", cpu=1),
+        a_group("held", 2, namespace="team", created=1, uid="1", min_member=2),
+        a_group("free", 2, created=2, uid="2"),
+    )
+    assert decided.admitted == ["default/free"]
+    assert decided.reasons("held", "team") == ["ExceedsMaxQuota"]
+
+
+def test_a_strict_head_sets_aside_what_its_queue_deserves_from_other_queues() -> None:
+    objects = (
+        a_node(cpu=8),
+        a_queue("runs"),
+        a_queue("other"),
+        a_group("runs", 4, queue="runs", created=0),
+        a_group("head", 8, queue="strict", created=1),
+        a_group("one", 3, queue="other", created=2),
+        a_group("two", 1, queue="other", created=3),
+    )
+    assert decide(a_queue("strict"), *objects).admitted == [
+        "default/one",
+        "default/runs",
+        "default/two",
+    ]
+    held_back = decide(a_queue("strict", strict=True), *objects)
+    assert "default/head" not in held_back.admitted
+    assert len(held_back.admitted) < 3
+
+
+def test_what_a_pass_admits_counts_for_the_order_of_queues_in_the_same_pass() -> None:
+    groups = [a_group(f"{queue}{n}", queue=queue, created=n) for queue in "ab" for n in range(4)]
+    decided = decide(a_node(cpu=4), a_queue("a"), a_queue("b"), *groups)
+    assert decided.admitted == ["default/a0", "default/b0", "default/a1", "default/b1"]
+
+
+def test_a_queue_of_twice_the_weight_gets_twice_as_much() -> None:
+    groups = [a_group(f"{queue}{n}", queue=queue, created=n) for queue in "ab" for n in range(9)]
+    decided = decide(a_node(cpu=9), a_queue("a", weight=2), a_queue("b"), *groups)
+    assert sum(name.startswith("default/a") for name in decided.admitted) == 6
+
+
+def test_a_capability_holds_even_if_the_cluster_is_empty() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_queue("small", capability={"cpu": 2}),
+        a_group("one", 2, queue="small", created=1),
+        a_group("two", 2, queue="small", created=2),
+    )
+    assert decided.admitted == ["default/one"]
+    assert decided.message("two") == "needs cpu 2, and queue small has 0 free (2 of 2 in use)"
+
+
+def test_a_capability_that_does_not_name_a_dimension_does_not_limit_it() -> None:
+    decided = decide(
+        a_node(cpu=8, memory="8Gi"),
+        a_queue("small", capability={"memory": "1Gi"}),
+        a_group("wide", 8, queue="small"),
+    )
+    assert decided.admitted == ["default/wide"]
+
+
+def test_max_pod_groups_counts_groups_whatever_their_size() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_queue("few", max_pod_groups=1),
+        a_group("one", queue="few", created=1),
+        a_group("two", queue="few", created=2),
+    )
+    assert decided.admitted == ["default/one"]
+    assert decided.message("two") == "needs podgroups 1, and queue few has 0 free (1 of 1 in use)"
+
+
+def test_the_quotas_of_one_namespace_hold_all_at_once() -> None:
+    decided = decide(
+        a_node(cpu=8, memory="8Gi"),
+        a_quota(name="wide", cpu=6),
+        a_quota(name="narrow", cpu=3),
+        a_group("one", 2, created=1),
+        a_group("two", 2, created=2),
+    )
+    assert decided.admitted == ["default/one"]
+    assert decided.message("two") == (
+        "needs cpu 2, and the quota of namespace default has 1 free (2 of 3 in use)"
+    )
+
+
+def test_a_group_larger_than_every_node_together_is_told_so_and_blocks_nobody() -> None:
+    decided = decide(
+        a_queue(strict=True),
+        a_node(cpu=8),
+        a_group("giant", 9, created=1),
+        a_group("small", 1, created=2),
+    )
+    assert decided.admitted == ["default/small"]
+    assert decided.reasons("giant") == ["ExceedsMaxQuota"]
+
+
+def test_a_request_for_something_that_no_node_has_can_never_fit() -> None:
+    decided = decide(a_node(cpu=8), a_group("fpga", min_resources={"fpga": 1000}))
+    assert decided.reasons("fpga") == ["ExceedsMaxQuota"]
+
+
+def test_without_any_node_groups_wait_for_resources() -> None:
+    assert decide(a_group("early")).reasons("early") == ["WaitingForResources"]
+
+
+def test_every_blocker_is_kept_the_most_fundamental_first() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_group("gated", 9, suspend=True, scheduling_gates=(SchedulingGate(name="budget"),)),
+    )
+    assert decided.reasons("gated") == ["ExceedsMaxQuota", "Suspended", "SchedulingGated"]
+
+
+def test_a_group_in_a_missing_queue_says_so_and_names_the_queues_there_are() -> None:
+    decided = decide(a_node(cpu=8), a_queue("real"), a_group("lost", queue="reel"))
+    assert decided.admitted == []
+    # Such a group stands in no line; the controller's last step tells why it waits.
+    assert decided.reasons("lost") == ["QueueNotFound"]
+    assert decided.message("lost") == "there is no queue reel; there are: default, real"
+
+
+def test_a_stopped_queue_admits_nobody() -> None:
+    decided = decide(a_node(cpu=8), a_queue("held", stop_policy="Hold"), a_group("one", queue="held"))
+    assert decided.reasons("one") == ["QueueStopped"]
+
+
+def test_a_dependent_group_waits_for_the_group_it_names() -> None:
+    depends = (Dependency(name="first", uid="first"),)
+    decided = decide(a_node(cpu=8), a_group("first"), a_group("second", depends_on=depends))
+    assert decided.admitted == ["default/first"]
+    assert decided.message("second") == "waits for first to complete"
+
+
+def test_a_dependent_group_goes_when_the_group_it_names_has_completed() -> None:
+    done = PodGroupStatus(phase=PodGroupPhase.COMPLETED, finished_at=0)
+    depends = (Dependency(name="first", uid="first"),)
+    decided = decide(
+        a_node(cpu=8), a_group("first", status=done), a_group("second", depends_on=depends)
+    )
+    assert decided.admitted == ["default/second"]
+
+
+def test_a_pending_group_has_no_pods_and_an_admitted_one_has_min_member() -> None:
+    decided = decide(
+        a_node(cpu=3), a_group("in", 10, min_member=3, created=1), a_group("out", 10, created=2)
+    )
+    groups = decided.session.by_key
+    assert len(groups["default/in"].pods) == 3
+    assert len(groups["default/out"].pods) == 0
+
+
+def test_without_a_queue_order_all_groups_stand_in_one_line() -> None:
+    plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "capacity")
+    groups = [a_group(f"a{n}", queue="a", created=n) for n in range(3)]
+    decided = decide(
+        a_node(cpu=4),
+        a_queue("a"),
+        a_queue("b"),
+        *groups,
+        a_group("b9", queue="b", created=9),
+        config=SchedulerConfig(plugins=plugins),
+    )
+    assert decided.admitted == ["default/a0", "default/a1", "default/a2", "default/b9"]
+
+
+def test_without_enqueue_the_limits_hold_at_the_bind() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_queue("small", capability={"cpu": 2}),
+        a_group("wide", 3, queue="small", min_member=1),
+        config=SchedulerConfig(actions=("allocate",)),
+    )
+    assert list(decided.bound) == ["default/wide-w-0", "default/wide-w-1"]

@@ -7,7 +7,7 @@ PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format clean
+.PHONY: help run test check bench swarm format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -23,6 +23,12 @@ check: $(VENV)/.installed-test  ## format, lint, types and architecture, without
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-test  ## the benchmarks, each beside something else
+	$(BIN)/python -m benchmarks
+
+swarm: $(VENV)/.installed-test  ## the properties over thousands of random worlds
+	HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
 
 format: $(VENV)/.installed-test  ## format the code and mend what can be mended
 	$(BIN)/ruff format

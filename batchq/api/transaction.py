@@ -11,7 +11,8 @@ keeps the sum of every scope. Setting a charge replaces the holder's former one.
 
 **Limits** are amounts per scope. In `cluster` and `node:*` an absent dimension is a limit of zero,
 elsewhere it is no limit. The limit of `cluster` is not stored: it is the sum of scope `capacity`
-(what ready nodes have) times the commit's overcommit factor, rounded down.
+(what ready nodes have) times the commit's overcommit factor, rounded down; of `podgroups`, which
+no node has, it takes any number.
 """
 
 from __future__ import annotations

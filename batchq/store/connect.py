@@ -8,9 +8,10 @@ harmless twice: reads, scripts that know their request, and writes of a fixed va
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -145,6 +146,26 @@ def _client(url: str, *, retry: Retry, socket_timeout: float, **options: Any) ->
     )
     assert isinstance(client, redis.Redis)
     return client
+
+
+def check_info(info: Mapping[str, Any], place: str) -> None:
+    """Raises StoreUnavailable if the server that says this of itself will not do."""
+    version = str(info.get("redis_version", "0"))
+    numbers = tuple(int(part) for part in re.findall("[0-9]+", version)[:2])
+    if numbers < OLDEST_VERSION:
+        raise StoreUnavailable(
+            f"the server at {place} has version {version}; expected 6.2 or later",
+            hint="upgrade Redis, or use Valkey, or the server that comes with batchq",
+        )
+    if info.get("cluster_enabled"):
+        raise StoreUnavailable(
+            f"the server at {place} is part of a cluster; expected one by itself",
+            hint="RQ does not work on a cluster",
+        )
+    if info.get("role") != "master":
+        raise StoreUnavailable(
+            f"the server at {place} is a read-only replica", hint="connect to the primary"
+        )
 
 
 class Link:

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from batchq.api.objects import NAMESPACED, Object
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
-from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, connect, keys, scripts
 from batchq.store.clock import ServerClock
@@ -113,23 +112,7 @@ class RedisStore:
 
     def check_server(self) -> None:
         """Raises StoreUnavailable, without trying long, if the server will not do."""
-        info = self._link.ask(lambda client: client.info(), tries=1)
-        version = str(info.get("redis_version", "0"))
-        if tuple(int(part) for part in version.split(".")[:2]) < connect.OLDEST_VERSION:
-            raise StoreUnavailable(
-                f"the server at {self._link.shown} has version {version}; expected 6.2 or later",
-                hint="upgrade Redis, or use Valkey, or the server that comes with batchq",
-            )
-        if info.get("cluster_enabled"):
-            raise StoreUnavailable(
-                f"the server at {self._link.shown} is part of a cluster; expected one by itself",
-                hint="RQ does not work on a cluster",
-            )
-        if info.get("role") != "master":
-            raise StoreUnavailable(
-                f"the server at {self._link.shown} is a read-only replica",
-                hint="connect to the primary",
-            )
+        connect.check_info(self._link.ask(lambda client: client.info(), tries=1), self._link.shown)
 
     # --- reading ----------------------------------------------------------------------------
 

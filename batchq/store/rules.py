@@ -16,6 +16,7 @@ from batchq.api.objects import Object, Pod, PodGroup, key_of, kind_of
 from batchq.api.transaction import (
     CAPACITY,
     CLUSTER,
+    POD_GROUPS,
     Answer,
     Charge,
     Commit,
@@ -222,6 +223,8 @@ def _limit_of(
     overcommit: int,
 ) -> int:
     if scope == CLUSTER:
+        if name == POD_GROUPS:
+            return MOST
         place = (CAPACITY, name)
         units = seen(*place) - weighed.minus.get(place, 0) + weighed.plus.get(place, 0)
         return min(MOST, units * overcommit // 1000)

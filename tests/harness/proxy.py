@@ -24,7 +24,7 @@ class LossyProxy:
         self.url = f"unix://{path}"
         self.lost = 0
         self._losing: list[bytes] = []
-        self._cut: set[int] = set()
+        self._cut: set[socket.socket] = set()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -73,13 +73,14 @@ class LossyProxy:
             while data := caller.recv(1 << 20):
                 if self._losing and self._losing[0] in data:
                     self._losing.pop(0)
-                    self._cut.add(server.fileno())
+                    self._cut.add(server)
                 server.sendall(data)
 
     def _back(self, caller: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
-                if server.fileno() in self._cut:
+                if server in self._cut:
+                    self._cut.discard(server)
                     self.lost += 1
                     caller.shutdown(socket.SHUT_RDWR)
                     server.shutdown(socket.SHUT_RDWR)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
@@ -24,14 +24,12 @@ _SCHEDULER = assemble(SchedulerConfig())
 
 
 @given(worlds())
-@settings(max_examples=150, deadline=None)
 def test_no_node_is_oversubscribed(world: list[Any]) -> None:
     for node in decide(*world).session.nodes.values():
         assert all(units >= 0 for units in node.free.values())
 
 
 @given(worlds())
-@settings(max_examples=150, deadline=None)
 def test_no_limit_is_passed(world: list[Any]) -> None:
     before = _SCHEDULER.open(a_snapshot(*world), 0).ledger
     ledger = decide(*world).session.ledger
@@ -44,7 +42,6 @@ def test_no_limit_is_passed(world: list[Any]) -> None:
 
 
 @given(worlds())
-@settings(max_examples=150, deadline=None)
 def test_the_ledger_is_the_sum_of_what_it_counts(world: list[Any]) -> None:
     session = decide(*world).session
     for scope, sums in session.ledger.sums.items():
@@ -56,7 +53,6 @@ def test_the_ledger_is_the_sum_of_what_it_counts(world: list[Any]) -> None:
 
 
 @given(worlds())
-@settings(max_examples=150, deadline=None)
 def test_a_gang_has_min_member_pods_on_nodes_or_none(world: list[Any]) -> None:
     for group in decide(*world).session.groups.values():
         placed = sum(pod.status.phase in ON_NODE for pod in group.pods.values())
@@ -64,7 +60,6 @@ def test_a_gang_has_min_member_pods_on_nodes_or_none(world: list[Any]) -> None:
 
 
 @given(worlds(), st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
 def test_the_order_of_the_snapshot_does_not_matter(world: list[Any], chance: Any) -> None:
     shuffled = list(world)
     chance.shuffle(shuffled)
@@ -73,7 +68,6 @@ def test_the_order_of_the_snapshot_does_not_matter(world: list[Any], chance: Any
 
 
 @given(worlds(), st.data())
-@settings(max_examples=150, deadline=None)
 def test_a_discarded_statement_leaves_no_trace(world: list[Any], data: st.DataObject) -> None:
     session = _SCHEDULER.open(a_snapshot(*world), 0)
     before = dump(session)

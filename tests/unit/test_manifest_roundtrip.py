@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -86,6 +87,7 @@ def field_values(cls: type, field: inspect.Field) -> st.SearchStrategy[Any]:
     return NAMES[field.name] if field.name in NAMES else values(field.type)
 
 
+@cache
 def objects(kind: str) -> st.SearchStrategy[Any]:
     def placed(obj: Any) -> Any:
         namespace = (obj.metadata.namespace or "default") if kind in NAMESPACED else ""
@@ -97,7 +99,7 @@ def objects(kind: str) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_encoded_decodes_to_the_same(kind: str, data: st.DataObject) -> None:
     obj = data.draw(objects(kind))
     manifest = encode(obj)
@@ -109,7 +111,7 @@ def test_what_is_encoded_decodes_to_the_same(kind: str, data: st.DataObject) -> 
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_printed_as_yaml_reads_as_the_same(data: st.DataObject) -> None:
     obj = data.draw(objects("PodGroup"))
     text = yaml.safe_dump(encode(obj), sort_keys=False, allow_unicode=True)

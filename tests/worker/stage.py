@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+import redis
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
@@ -137,10 +140,7 @@ class Stage:
                 subject=name,
                 writes=(
                     Write(kind="PodGroup", key=f"default/{name}", expect=0, value=group),
-                    *(
-                        Write(kind="Pod", key=pod.metadata.uid, expect=0, value=pod)
-                        for pod in made
-                    ),
+                    *(Write(kind="Pod", key=pod.metadata.uid, expect=0, value=pod) for pod in made),
                 ),
                 charges=tuple(
                     Charge(
@@ -209,9 +209,11 @@ class Stage:
     def started(self, pod: Pod, *, saying: str = "") -> int:
         """The process group of a pod's command, once it runs (and has said something)."""
         until(
-            lambda: (run := self.run_of(pod)) is not None
-            and run.group > 0
-            and saying in self.output(pod),
+            lambda: (
+                (run := self.run_of(pod)) is not None
+                and run.group > 0
+                and saying in self.output(pod)
+            ),
             within_s=WITHIN_S,
         )
         run = self.run_of(pod)
@@ -254,6 +256,17 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@contextmanager
+def frozen(raw: redis.Redis) -> Iterator[None]:
+    """The server hangs: worse than one that is gone, for whoever asks it waits."""
+    pid = raw.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def kill(pid: int) -> None:

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from batchq.api.lifecycle import PodPhase
+from batchq.store.rq_link import RqLink
+from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
 from tests.worker.stage import Stage
 
 pytestmark = pytest.mark.e2e
@@ -36,3 +38,128 @@ def test_a_pod_that_is_killed_has_failed_with_the_signal(stage: Stage) -> None:
     status = stage.ended(pod).status
     assert (status.phase, status.exit_code, status.signal) == (PodPhase.FAILED, 139, 11)
     assert status.message == "killed by signal 11 (SIGSEGV)"
+
+
+def test_a_pod_knows_who_it_is_and_nothing_of_the_server(stage: Stage) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("env", env={"MINE": "1", "BATCHQ_NODE": "forged"})
+    stage.ended(pod)
+    environment = dict(line.split("=", 1) for line in stage.output(pod).splitlines())
+    stop_file = environment.pop("BATCHQ_STOP_FILE")
+    assert {name: value for name, value in environment.items() if name.startswith("BATCHQ")} == {
+        "BATCHQ_GROUP": "g1",
+        "BATCHQ_NAMESPACE": "default",
+        "BATCHQ_POD": "g1-w-0",
+        "BATCHQ_POD_UID": "g1-1-0",
+        "BATCHQ_TASK": "w",
+        "BATCHQ_INDEX": "0",
+        "BATCHQ_REPLICAS": "1",
+        "BATCHQ_ADMISSION": "1",
+        "BATCHQ_ATTEMPT": "1",
+        "BATCHQ_NODE": "n1",
+        "BATCHQ_QUEUE": "default",
+    }
+    assert stop_file == str(stage.home / "run" / "n1" / "g1-1-0-1.stop")
+    assert environment["MINE"] == "1"
+    assert stage.store.url not in stage.output(pod)
+
+
+def test_output_goes_to_the_store_and_to_a_local_file(stage: Stage) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", "echo hello; echo oh dear >&2")
+    stage.ended(pod)
+    assert stage.output(pod) == "hello\n"
+    assert stage.output(pod, "stderr") == "oh dear\n"
+    kept = (stage.home / "logs" / "g1-1-0-1.log").read_text()
+    assert sorted(kept.splitlines()) == ["hello", "oh dear"]
+
+
+def test_a_pod_starts_in_its_working_directory(stage: Stage) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("pwd", working_dir="/usr")
+    stage.ended(pod)
+    assert stage.output(pod) == "/usr\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "working_dir", "exit_code", "message"),
+    [
+        (("no-such-program",), "", 127, "command not found: no-such-program"),
+        ((), "", 127, "the template names no command"),
+        (("/etc/passwd",), "", 126, "cannot run /etc/passwd: Permission denied"),
+        (("true",), "/no/such", 126, "workingDir /no/such is not a directory on this node"),
+    ],
+)
+def test_a_command_that_cannot_start_fails_its_pod_with_a_sentence(
+    stage: Stage, command: tuple[str, ...], working_dir: str, exit_code: int, message: str
+) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind(*command, working_dir=working_dir)
+    status = stage.ended(pod).status
+    assert (status.phase, status.exit_code) == (PodPhase.FAILED, exit_code)
+    assert status.message == message
+
+
+def test_sixteen_pods_run_at_once_in_one_agent(stage: Stage) -> None:
+    stage.start_agent()
+    meeting = stage.home / "meeting"
+    meeting.mkdir()
+    # Each waits until all are there: they end only if they run at the same time.
+    program = (
+        "import os, pathlib, sys, threading\n"
+        "place = pathlib.Path(sys.argv[1])\n"
+        "(place / os.environ['BATCHQ_INDEX']).touch()\n"
+        "while len(list(place.iterdir())) < 16: threading.Event().wait(0.02)\n"
+    )
+    pods = stage.bind(sys.executable, "-c", program, str(meeting), replicas=16)
+    assert {stage.ended(pod).status.phase for pod in pods} == {PodPhase.SUCCEEDED}
+    assert stage.store.ledger().get("node:n1", {}) == {}
+
+
+def test_a_flood_of_output_neither_stalls_the_pod_nor_fills_anything(stage: Stage) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", "yes 0123456789 | head -c 60000000; echo the end")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert stage.output(pod).endswith("the end\n")
+    assert len(stage.output(pod)) <= 2 << 20
+    kept = [path.stat().st_size for path in (stage.home / "logs").iterdir()]
+    assert 8 << 20 <= sum(kept) <= 16 << 20
+
+
+def test_a_full_disk_costs_the_local_log_and_not_the_pod(stage: Stage) -> None:
+    stage.start_agent()
+    (stage.home / "logs").mkdir(exist_ok=True)
+    (pod,) = stage.bound("sh", "-c", "echo one; echo two")
+    (stage.home / "logs" / "g1-1-0-1.log").symlink_to("/dev/full")
+    stage.deliver(pod)
+    status = stage.ended(pod).status
+    assert status.phase == PodPhase.SUCCEEDED
+    assert "could not be kept" in status.message
+    assert "No space left on device" in status.message
+    assert stage.output(pod) == "one\ntwo\n"
+    assert stage.output(pod, "stderr").count("No space left on device") == 1
+
+
+def test_gpus_are_handed_out_by_index(stage: Stage) -> None:
+    stage.start_agent(resources={"cpu": 8000, "memory": 1 << 34, "gpu": 2000})
+    pods = [
+        stage.bind("sh", "-c", "echo gpus: $CUDA_VISIBLE_DEVICES; sleep 60", requests={"gpu": 1})[0]
+        for _ in range(2)
+    ]
+    for pod in pods:
+        stage.started(pod, saying="gpus")
+    assert sorted(stage.output(pod) for pod in pods) == ["gpus: 0\n", "gpus: 1\n"]
+
+
+def test_a_pod_delivered_twice_runs_once(stage: Stage) -> None:
+    stage.start_agent()
+    (pod,) = stage.bound("sh", "-c", "echo ran")
+    link = RqLink(stage.store.url)
+    twice = [PodAttempt(pod.metadata.uid, 1)] * 2
+    enqueue(node_queue("n1", link), twice)
+    stage.deliver(pod)
+    link.close()
+    stage.ended(pod)
+    (other,) = stage.bind("true")
+    stage.ended(other)
+    assert stage.output(pod) == "ran\n"

@@ -58,6 +58,8 @@ local function thousandth(number) return (number - math.fmod(number, 1000)) / 10
 
 local function limit_of(scope, name, plus, minus, stated)
   if scope == 'cluster' then
+    -- Groups are counted, but nodes offer none: no number of them is too many for the cluster.
+    if name == 'podgroups' then return MOST end
     local field, overcommit = 'capacity ' .. name, tonumber(ARGV[3])
     local units = sum(field) - (minus[field] or 0) + (plus[field] or 0)
     local rest = math.fmod(units, 1000)

@@ -1,0 +1,13 @@
+"""`python -m benchmarks [NAME …]`: run all of them, or those named."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+ALL = ("placement", "backlog", "commits")
+
+for name in sys.argv[1:] or ALL:
+    if name not in ALL:
+        sys.exit(f"there is no benchmark {name!r}; there are: {', '.join(ALL)}")
+    import_module(f"benchmarks.{name}").main()

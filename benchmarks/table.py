@@ -1,0 +1,49 @@
+"""What every benchmark shares: timing, a table, and a JSON file with the machine it ran on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+_RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("batchq", "msgspec", "redis", "rq")
+
+
+def median_s(run: Callable[[], object], *, times: int = 3) -> float:
+    """The median wall time of some runs, in seconds."""
+    taken = []
+    for _ in range(times):
+        started_at = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started_at)
+    return statistics.median(taken)
+
+
+def report(name: str, columns: list[str], rows: list[list[object]]) -> None:
+    """Print the table, and keep it with the machine it was made on."""
+    cells = [columns, *([_shown(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+    print(f"\n{name}")
+    for row in cells:
+        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    _RESULTS.mkdir(exist_ok=True)
+    machine = {
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "versions": {package: version(package) for package in _PACKAGES},
+    }
+    result = {"name": name, "machine": machine, "columns": columns, "rows": rows}
+    (_RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _shown(cell: object) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

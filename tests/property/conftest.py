@@ -1,0 +1,17 @@
+"""How hard the properties are tried: a hundred worlds each, or thousands by `make swarm`."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("usual", max_examples=100, deadline=None)
+settings.register_profile(
+    "swarm",
+    max_examples=5_000,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))

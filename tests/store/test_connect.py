@@ -1,0 +1,248 @@
+"""A server that will not do: one sentence that says why, nothing half-applied, no secret told."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from batchq.api.transaction import Delivery, Event, Limit, Transaction
+from batchq.errors import InvalidInput, StoreUnavailable
+from batchq.store.connect import Link, check_info, open_store, rq_connection, shown
+from batchq.store.redis import RedisStore
+from tests.contract.made import charge, put, queue, words, writing
+from tests.harness.server import Server
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("", "no scheme"),
+        ("localhost:6379", "the scheme is 'localhost'"),
+        ("http://localhost", "the scheme is 'http'"),
+        ("redis://localhost:abc", "Port could not be cast"),
+        ("redis://localhost:99999", "Port out of range"),
+        ("redis://localhost:0", "the port is 0"),
+        ("redis://[::1", "Invalid IPv6 URL"),
+        ("redis://localhost/first", "the database is 'first', not a number"),
+        ("redis://localhost?db=x", "the database is 'x', not a number"),
+        ("redis://localhost?timeout=5", "the option 'timeout' is unknown"),
+        ("unix://", "the path of the socket is missing"),
+        ("unix:///" + "x" * 120, "longer than 107 bytes"),
+    ],
+)
+def test_a_malformed_url_is_refused_before_anything_is_tried(url: str, found: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        open_store(url)
+    assert found in caught.value.message
+    assert "expected redis://" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
+        ("redis://me:secret@host/0", "redis://me:***@host/0"),
+        ("redis://me@host/0?password=secret&db=1", "redis://me@host/0?db=1"),
+        ("unix://:secret@/run/s", "unix://:***@/run/s"),
+        ("http://:secret@host:x", "http://:***@host:x"),
+        ("redis://[:secret", "(not a URL)"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, seen: str) -> None:
+    assert shown(url) == seen
+
+
+def refusal(url: str) -> str:
+    """What opening a store says."""
+    with pytest.raises(StoreUnavailable) as caught:
+        open_store(url)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_a_server_that_does_not_run(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/none"
+    assert refusal(url) == f"the server at {url} is not running: the connection is refused"
+    assert "is not running" in refusal("redis://127.0.0.1:1")
+
+
+def test_a_host_that_nobody_knows() -> None:
+    assert refusal("redis://:secret@no-such-host.invalid:6379") == (
+        "the server at redis://:***@no-such-host.invalid:6379 cannot be found:"
+        " its host name is unknown"
+    )
+
+
+def test_something_else_listens_there() -> None:
+    web = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        assert "does not speak the Redis protocol" in refusal(
+            f"redis://127.0.0.1:{web.server_port}"
+        )
+    finally:
+        web.shutdown()
+        web.server_close()
+        thread.join()
+
+
+def test_a_server_with_a_password() -> None:
+    with Server("--requirepass", "right") as server:
+        assert refusal(server.url).endswith("asks for a password")
+        wrong = server.url.replace("unix://", "unix://:wrong-secret@")
+        told = refusal(wrong)
+        assert told.endswith("refuses the user name or password")
+        assert "wrong-secret" not in told
+        store = open_store(server.url.replace("unix://", "unix://:right@"))
+        assert store.server_info().role == "primary"
+        store.close()
+
+
+def test_a_user_without_permission() -> None:
+    with Server("--user", "guest", "on", ">pw", "~*", "+info", "+ping", "+hello") as server:
+        store = RedisStore(server.url.replace("unix://", "unix://guest:pw@"))
+        with pytest.raises(StoreUnavailable, match="does not permit this user"):
+            store.commit([writing(put(queue()))], request_id="1")
+        store.close()
+
+
+def test_a_replica() -> None:
+    with Server("--replicaof", "127.0.0.1", "1") as server:
+        assert refusal(server.url) == f"the server at {server.url} is a read-only replica"
+
+
+def everything() -> Transaction:
+    """A bit of everything that a transaction can hold."""
+    return Transaction(
+        subject="everything",
+        writes=(put(queue("other")),),
+        charges=(charge("group:a", "queue:q", cpu=1),),
+        limits=(Limit(scope="queue:q", amounts={"cpu": 1}),),
+        deliveries=(Delivery(pod="p", attempt=1, node="n"),),
+        events=(Event(kind="Queue", key="q", reason="Made"),),
+    )
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that a test may spoil."""
+    with Server() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend", "told"),
+    [
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", "its maxmemory is used up"),
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "is a read-only replica"),
+        (
+            "CONFIG SET min-replicas-to-write 1",
+            "CONFIG SET min-replicas-to-write 0",
+            "refuses a command: NOREPLICAS",
+        ),
+    ],
+)
+def test_a_server_that_stops_taking_writes_applies_nothing(
+    own_server: Server, spoil: str, mend: str, told: str
+) -> None:
+    store, raw = open_store(own_server.url), redis.Redis(unix_socket_path=str(own_server.socket))
+    store.commit([], request_id="warm up")
+    asked = [writing(put(queue())), everything()]
+    raw.execute_command(*spoil.split())
+    with pytest.raises(StoreUnavailable) as caught:
+        store.commit(asked, request_id="1")
+    assert told in caught.value.message
+    raw.execute_command(*mend.split())
+    assert (store.get("Queue", "q"), store.ledger()) == (None, {})
+    assert words(store.commit(asked, request_id="1")) == []
+    store.close()
+    raw.close()
+
+
+def test_a_server_whose_disk_fails_applies_nothing(own_server: Server) -> None:
+    store, raw = open_store(own_server.url), redis.Redis(unix_socket_path=str(own_server.socket))
+    raw.config_set("save", "1 1000000")
+    nowhere = own_server.folder / "gone"
+    nowhere.mkdir()
+    raw.config_set("dir", str(nowhere))
+    nowhere.rmdir()
+    raw.bgsave()
+    pause = threading.Event()
+    while raw.info("persistence")["rdb_bgsave_in_progress"]:
+        pause.wait(0.01)
+    with pytest.raises(StoreUnavailable, match="it cannot save to its disk"):
+        store.commit([writing(put(queue()))], request_id="1")
+    assert store.get("Queue", "q") is None
+    store.close()
+    raw.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        ({"redis_version": "6.0.16", "role": "master"}, "has version 6.0.16; expected 6.2"),
+        ({"redis_version": "7.0", "role": "master", "cluster_enabled": 1}, "part of a cluster"),
+        ({"redis_version": "7.0", "role": "slave"}, "read-only replica"),
+        ({}, "has version 0; expected 6.2"),
+    ],
+)
+def test_a_server_that_says_it_will_not_do(info: dict[str, object], told: str) -> None:
+    with pytest.raises(StoreUnavailable, match=told):
+        check_info(info, "redis://host")
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.2.4", "10.0.0"])
+def test_a_server_that_will_do(version: str) -> None:
+    check_info({"redis_version": version, "role": "master"}, "redis://host")
+
+
+def test_a_server_that_reads_its_files_is_waited_for(server: Server) -> None:
+    link = Link(server.url)
+    replies = iter([redis.BusyLoadingError("loading"), redis.BusyLoadingError("loading"), None])
+
+    def question(client: redis.Redis) -> bool:
+        if error := next(replies):
+            raise error
+        return bool(client.ping())
+
+    assert link.ask(question, tries=1)
+    link.close()
+
+
+def test_closing_ends_the_waiting_between_two_tries(tmp_path: Path) -> None:
+    store = RedisStore(f"unix://{tmp_path}/none")
+    store.close()
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        store.get("Queue", "q")
+
+
+def test_a_server_that_forgot_its_scripts_is_told_them(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    redis_store.commit([writing(put(queue("a")))], request_id="1")
+    raw.script_flush()
+    assert words(redis_store.commit([writing(put(queue("b")))], request_id="2")) == []
+
+
+def test_what_a_server_says_of_itself(redis_store: RedisStore) -> None:
+    info = redis_store.server_info()
+    assert info.version.split()[0] in {"Valkey", "Redis"}
+    assert (info.role, info.aof, info.maxmemory_policy) == ("primary", False, "noeviction")
+    assert len(info.run_id) == 40
+
+
+def test_rqs_connection_repeats_on_its_own(server: Server) -> None:
+    connection = rq_connection(server.url)
+    assert connection.ping()
+    assert connection.get_retry().get_retries() == 60
+    connection.close()
+    with pytest.raises(InvalidInput):
+        rq_connection("nonsense")

@@ -1,0 +1,100 @@
+"""Every key in use is declared, with its type and how long it lives."""
+
+from __future__ import annotations
+
+import redis
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import AdmissionCheck, Metadata, PriorityClass, ResourceQuota
+from batchq.api.transaction import Delivery, Event, Limit, Transaction
+from batchq.store import keys
+from batchq.store.redis import RedisStore
+from tests.contract.made import charge, gone, group, node, pod, put, queue
+
+
+def use_everything(store: RedisStore) -> None:
+    """Leave something in every key there is."""
+    everything = Transaction(
+        subject="everything",
+        writes=(
+            put(queue()),
+            put(ResourceQuota(metadata=Metadata(name="r", namespace="x"))),
+            put(node()),
+            put(PriorityClass(metadata=Metadata(name="p"))),
+            put(AdmissionCheck(metadata=Metadata(name="c"))),
+            put(group()),
+            put(pod(0, phase=PodPhase.RUNNING, attempt=1)),
+        ),
+        charges=(charge("group:u1", "queue:q", cpu=1),),
+        limits=(Limit(scope="queue:q", amounts={"cpu": 5}),),
+        deliveries=(Delivery(pod="u1-1-0", attempt=1, node="n1"),),
+        events=(Event(kind="Queue", key="q", reason="Seen"),),
+    )
+    epoch = store.lead("one", 30_000)
+    assert len(store.commit([everything], request_id="1", epoch=epoch).applied) == 1
+    store.beat("n1")
+    store.renew("u1-1-0", "u1 1 1", 30_000)
+    store.append_log("u1-1-0", 1, "stdout", b"hello")
+
+
+def test_every_key_in_use_is_declared(redis_store: RedisStore, raw: redis.Redis) -> None:
+    use_everything(redis_store)
+    used = {}
+    for name in sorted(raw.scan_iter("*")):
+        key = keys.declared(name.decode())
+        assert key is not None, f"{name!r} is not in the table of batchq/store/keys.py"
+        assert raw.type(name).decode() == key.type, name
+        lives_s = raw.ttl(name)
+        assert lives_s == -1 if key.ttl_s is None else 0 < lives_s <= key.ttl_s, name
+        used[key.name] = key
+    assert sorted(used) == sorted(key.name for key in keys.TABLE)
+
+
+def test_a_deleted_world_leaves_only_what_is_bounded(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    use_everything(redis_store)
+    seen = redis_store.snapshot()
+    deletions = Transaction(
+        subject="everything",
+        writes=tuple(
+            gone(item, expect=item.metadata.revision)
+            for item in (
+                *seen.queues,
+                *seen.quotas,
+                *seen.nodes,
+                *seen.priority_classes,
+                *seen.groups,
+                *seen.pods["u1"],
+            )
+        ),
+        charges=(charge("group:u1"),),
+        limits=(Limit(scope="queue:q", amounts=None),),
+    )
+    assert len(redis_store.commit([deletions], request_id="2").applied) == 1
+    redis_store.delivered(redis_store.outbox())
+    redis_store.resign("one")
+    assert sorted(name.decode() for name in raw.scan_iter("*") if raw.ttl(name) == -1) == [
+        "{bq}:AdmissionCheck",
+        "{bq}:AdmissionCheck:head",
+        "{bq}:changes",
+        "{bq}:epoch",
+        "{bq}:events",
+        "{bq}:revision",
+    ]
+
+
+def test_the_change_stream_is_bounded(redis_store: RedisStore, raw: redis.Redis) -> None:
+    store = RedisStore(redis_store.url, changes_kept=200)
+    for number in range(20):
+        many = Transaction(
+            subject="many", writes=tuple(put(queue(f"q{number}-{place}")) for place in range(100))
+        )
+        store.commit([many], request_id=str(number))
+    store.close()
+    assert 200 <= raw.xlen("{bq}:changes") <= 400
+
+
+def test_what_is_not_ours_is_not_declared() -> None:
+    for name in ("rq:queues", "bq:revision", "{bq}:other", "{bq}:revision:x", "{bq}:request:"):
+        assert keys.declared(name) is None

@@ -1,0 +1,150 @@
+"""The mirror shows what the server holds, whatever happened meanwhile; watchers miss nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from batchq.store.redis import Difference, RedisStore, Trimmed
+from tests.contract.made import gone, put, queue, writing
+from tests.harness.server import Server
+
+
+def names(store: RedisStore) -> list[str]:
+    return [one.metadata.name for one in store.snapshot().queues]
+
+
+def make(store: RedisStore, *wanted: str) -> None:
+    for name in wanted:
+        store.commit([writing(put(queue(name)))], request_id=f"make {name}")
+
+
+def test_one_store_sees_what_another_wrote(open_redis: Callable[[], RedisStore]) -> None:
+    writer, reader = open_redis(), open_redis()
+    make(writer, "a", "b")
+    assert names(reader) == ["a", "b"]
+    make(writer, "c")
+    writer.commit([writing(gone(queue("a"), expect=1))], request_id="delete")
+    assert names(reader) == ["b", "c"]
+    assert reader.snapshot().revision == 4
+
+
+def test_a_reader_that_was_trimmed_off_lists_again(
+    redis_store: RedisStore, open_redis: Callable[[], RedisStore]
+) -> None:
+    reader = open_redis()
+    make(redis_store, "a")
+    assert names(reader) == ["a"]
+    writer = RedisStore(redis_store.url, changes_kept=10)
+    for number in range(10):
+        many = writing(*(put(queue(f"q{number}-{place}")) for place in range(100)))
+        writer.commit([many], request_id=str(number))
+    writer.commit([writing(gone(queue("a"), expect=1))], request_id="delete")
+    writer.close()
+    assert len(names(reader)) == 1_000
+    assert list(reader.compare()) == []
+
+
+def test_an_emptied_server_is_noticed(redis_store: RedisStore, raw: redis.Redis) -> None:
+    make(redis_store, "a", "b")
+    assert names(redis_store) == ["a", "b"]
+    raw.flushall()
+    assert names(redis_store) == []
+    make(redis_store, "c")
+    assert names(redis_store) == ["c"]
+
+
+def test_a_restarted_server_that_lost_writes_is_noticed() -> None:
+    with Server() as server:
+        store, other = RedisStore(server.url), RedisStore(server.url)
+        make(store, "a", "b")
+        assert names(store) == ["a", "b"]
+        server.stop()
+        server.start()
+        make(other, "c", "d")
+        assert names(store) == ["c", "d"]
+        store.close()
+        other.close()
+
+
+def test_a_restarted_server_that_kept_its_file_has_everything() -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        store = RedisStore(server.url)
+        make(store, "a")
+        server.stop()
+        server.start()
+        make(store, "b")
+        assert names(store) == ["a", "b"]
+        assert store.snapshot().revision == 2
+        store.close()
+
+
+def test_the_comparison_finds_what_was_changed_behind_our_back(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    make(redis_store, "a", "b", "c")
+    assert names(redis_store) == ["a", "b", "c"]
+    assert list(redis_store.compare()) == []
+    raw.hdel("{bq}:Queue", "a")
+    raw.hset("{bq}:Queue", "b", '{"metadata":{"revision":2,"name":"b"},"spec":{"weight":7}}')
+    raw.hset("{bq}:Queue", "d", '{"metadata":{"revision":9,"name":"d"}}')
+    assert sorted(redis_store.compare(), key=lambda one: one.key) == [
+        Difference(kind="Queue", key="a", mirrored=1, stored=0),
+        Difference(kind="Queue", key="b", mirrored=2, stored=2),
+        Difference(kind="Queue", key="d", mirrored=0, stored=9),
+    ]
+    assert names(redis_store) == ["b", "c", "d"]
+
+
+def test_the_comparison_goes_on_where_it_stopped(redis_store: RedisStore, raw: redis.Redis) -> None:
+    many = writing(*(put(queue(f"q{number:04}")) for number in range(3_000)))
+    redis_store.commit([many], request_id="1")
+    redis_store.snapshot()
+    raw.hdel("{bq}:Queue", "q2999")
+    found = [one for _ in range(10) for one in redis_store.compare(1_000)]
+    assert [one.key for one in found] == ["q2999"]
+
+
+def test_a_watcher_hears_of_each_change_in_order(redis_store: RedisStore) -> None:
+    make(redis_store, "a")
+    place, heard = redis_store.watch(None, 0)
+    assert list(heard) == []
+    make(redis_store, "b")
+    redis_store.commit([writing(gone(queue("a"), expect=1))], request_id="delete")
+    place, heard = redis_store.watch(place, 0)
+    assert [(one.key, one.revision, one.value is None) for one in heard] == [
+        ("b", 2, False),
+        ("a", 3, True),
+    ]
+    assert redis_store.watch(place, 10) == (place, [])
+
+
+def test_a_watcher_that_was_trimmed_off_is_told(redis_store: RedisStore, raw: redis.Redis) -> None:
+    make(redis_store, "a")
+    place, _ = redis_store.watch(None, 0)
+    make(redis_store, "b", "c")
+    raw.xtrim("{bq}:changes", maxlen=1, approximate=False)
+    with pytest.raises(Trimmed):
+        redis_store.watch(place, 0)
+    raw.flushall()
+    with pytest.raises(Trimmed):
+        redis_store.watch(place, 0)
+
+
+def test_waiting_for_a_change_ends_with_it_or_in_time(
+    open_redis: Callable[[], RedisStore],
+) -> None:
+    waiter, writer = open_redis(), open_redis()
+    make(writer, "a")
+    assert waiter.wait_for_change(0)
+    assert not waiter.wait_for_change(20)
+    heard: list[bool] = []
+    thread = threading.Thread(target=lambda: heard.append(waiter.wait_for_change(15_000)))
+    thread.start()
+    make(writer, "b")
+    thread.join(timeout=20)
+    assert heard == [True]
+    assert not waiter.wait_for_change(0)

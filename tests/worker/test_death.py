@@ -1,0 +1,157 @@
+"""Work-horses, agents and servers that are killed: nothing is left, nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import redis
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Node
+from batchq.store.redis import RedisStore
+from tests.daemon.waiting import until
+from tests.worker.stage import WITHIN_S, Stage, frozen, is_alive, kill, members
+
+pytestmark = pytest.mark.e2e
+
+#: A child in the group, and one that has moved to a session of its own.
+FAMILY = "sleep 600 & setsid sleep 601 & echo $!; wait"
+
+
+def test_a_killed_work_horse_takes_everything_along_and_its_pod_is_evicted(stage: Stage) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", FAMILY)
+    group = stage.started(pod, saying="\n")
+    escaped = int(stage.output(pod))
+    kill(stage.horse_of(pod))
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason, status.failures) == (PodPhase.EVICTED, "NodeLost", 0)
+    assert members(group) == []
+    assert not is_alive(escaped)
+    assert stage.store.ledger().get("node:n1", {}) == {}
+    assert stage.run_of(pod) is None
+
+
+def test_a_killed_agent_takes_everything_along_and_the_next_one_sets_it_right(
+    stage: Stage,
+) -> None:
+    agent = stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", FAMILY)
+    group = stage.started(pod, saying="\n")
+    escaped, horse = int(stage.output(pod)), stage.horse_of(pod)
+    agent.kill()
+    agent.wait()
+    until(lambda: not (members(group) or is_alive(escaped) or is_alive(horse)), within_s=WITHIN_S)
+    stage.start_agent()
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+    (other,) = stage.bind("true")
+    assert stage.ended(other).status.phase == PodPhase.SUCCEEDED
+
+
+def test_what_survives_agent_and_work_horse_is_swept_by_the_next_agent(stage: Stage) -> None:
+    agent = stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", FAMILY)
+    group = stage.started(pod, saying="\n")
+    escaped, horse = int(stage.output(pod)), stage.horse_of(pod)
+    agent.send_signal(signal.SIGSTOP)
+    kill(horse)
+    agent.kill()
+    agent.wait()
+    assert is_alive(escaped)
+    stage.start_agent()
+    assert not is_alive(escaped)
+    assert members(group) == []
+    assert stage.ended(pod).status.phase == PodPhase.EVICTED
+
+
+def test_a_pod_that_rq_has_lost_is_handed_in_again_at_the_start(stage: Stage) -> None:
+    (pod,) = stage.bound("true")
+    stage.store.delivered(stage.store.outbox())
+    stage.start_agent()
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+
+
+def test_a_pod_that_rq_loses_later_is_handed_in_again_after_a_while(stage: Stage) -> None:
+    stage.start_agent()
+    long_ago = stage.store.now_ms() - 60_000
+    (pod,) = stage.bound("true", pods={"bound_at": long_ago})
+    stage.store.delivered(stage.store.outbox())
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+
+
+def test_a_pod_whose_lease_cannot_be_renewed_is_killed_before_the_lease_ends(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    stage.start_agent(lease_ms=3000)
+    (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+    group = stage.started(pod, saying="up")
+    with frozen(raw):
+        until(lambda: not members(group), within_s=3.0)
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+    assert "its lease could not be renewed" in status.message
+
+
+def test_a_pod_that_ends_while_the_server_is_away_is_reported_when_it_is_back(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    stage.start_agent()
+    flag = stage.home / "flag"
+    (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done; exit 4")
+    group = stage.started(pod, saying="up")
+    with frozen(raw):
+        flag.touch()
+        until(lambda: not members(group), within_s=WITHIN_S)
+    status = stage.ended(pod).status
+    assert (status.phase, status.exit_code) == (PodPhase.FAILED, 4)
+
+
+def test_a_drained_agent_lets_its_pods_end(stage: Stage) -> None:
+    agent = stage.start_agent()
+    flag = stage.home / "flag"
+    (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
+    stage.started(pod, saying="up")
+    agent.send_signal(signal.SIGTERM)
+    until(lambda: not _is_ready(stage.store), within_s=WITHIN_S)
+    assert stage.store.ledger().get("capacity", {}) == {}
+    (late,) = stage.bind("true")
+    assert stage.ended(late).status.reason == "NodeLost"
+    flag.touch()
+    assert agent.wait(timeout=WITHIN_S) == 0
+    assert stage.now(pod).status.phase == PodPhase.SUCCEEDED
+
+
+def test_what_outlasts_the_drain_is_stopped_with_its_grace(stage: Stage) -> None:
+    agent = stage.start_agent(drain_timeout_s=0.2)
+    (pod,) = stage.bind(
+        "sh",
+        "-c",
+        "trap 'cat $BATCHQ_STOP_FILE; exit 0' TERM; echo up; while :; do sleep 0.1; done",
+    )
+    stage.started(pod, saying="up")
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=WITHIN_S) == 0
+    status = stage.now(pod).status
+    assert (status.phase, status.reason, status.exit_code) == (PodPhase.EVICTED, "NodeLost", 0)
+    assert stage.output(pod) == "up\nNodeLost\n"
+
+
+def test_a_second_signal_ends_everything_at_once(stage: Stage) -> None:
+    agent = stage.start_agent(drain_timeout_s=600)
+    (pod,) = stage.bind("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
+    group = stage.started(pod, saying="up")
+    agent.send_signal(signal.SIGTERM)
+    until(lambda: not _is_ready(stage.store), within_s=WITHIN_S)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=WITHIN_S) == 0
+    status = stage.now(pod).status
+    assert (status.phase, status.reason, status.signal) == (PodPhase.EVICTED, "NodeLost", 9)
+    assert members(group) == []
+
+
+def _is_ready(store: RedisStore) -> bool:
+    node = store.get("Node", "n1")
+    assert isinstance(node, Node)
+    return node.status.ready

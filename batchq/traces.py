@@ -100,12 +100,17 @@ def _read(path: Path, processors: int | None) -> tuple[int, list[TraceJob]]:
     """The machine's size and every job as it is written."""
     machine = processors
     rows: list[TraceJob] = []
+    seen: set[int] = set()
     with closing(_lines(path)) as lines:
         for place, line in lines:
             if line.startswith(";"):
                 machine = machine or _stated_size(line)
                 continue
-            rows.append(_row(line, f"{path}, line {place}"))
+            row = _row(line, f"{path}, line {place}")
+            if row.number in seen:
+                raise InvalidInput(f"{path}, line {place}: job {row.number} is there twice")
+            seen.add(row.number)
+            rows.append(row)
             if len(rows) > MOST_JOBS:
                 raise InvalidInput(f"{path}: expected at most {MOST_JOBS} jobs")
     if machine is None and rows:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from benchmarks.table import median_s, report
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.scheduler.effects import transactions_of
+from benchmarks.table import median_s, report
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
 
 _SCHEDULER = assemble(SchedulerConfig())

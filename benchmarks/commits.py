@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.table import median_s, report
 from batchq.api.objects import Metadata, Pod, PodSpec
 from batchq.api.transaction import Charge, Transaction, Write, node_scope
 from batchq.store.redis import RedisStore
+from benchmarks.table import median_s, report
 from tests.harness.server import Server
 
 _PODS = 2_000

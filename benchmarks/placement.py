@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.table import median_s, report
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.framework.placement import rank_of
+from benchmarks.table import median_s, report
 from tests.builders import a_group, a_node, a_snapshot
 
 _SCHEDULER = assemble(SchedulerConfig())

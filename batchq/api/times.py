@@ -14,7 +14,7 @@ HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 
 _UNITS_MS = {"ms": 1, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY}
-_PART = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,3}))?(ms|s|m|h|d)")
+_PART = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?(ms|s|m|h|d)")
 
 #: A century: longer durations and later instants are typing errors.
 _LONGEST_MS = 36525 * DAY
@@ -32,7 +32,7 @@ def parse_duration(written: str | int | float) -> int:
         milliseconds = round(written * SECOND) if abs(written) < 1e15 else -1
     else:
         text = str(written).strip()
-        if re.fullmatch(r"[0-9]{1,12}", text):
+        if re.fullmatch(r"[0-9]{1,15}", text):
             milliseconds = int(text) * SECOND
         else:
             milliseconds, position = 0, 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -358,3 +358,34 @@ def _resolved(text: str) -> object:
         if math.isfinite(number) and str(number) == text:
             return number
     return text
+
+
+# --- printing -------------------------------------------------------------------------------
+
+
+def print_documents(manifests: Sequence[Mapping[str, object]]) -> str:
+    """The manifests as YAML, one document each, keys in the order given.
+
+    What `read_documents` makes of it is the same again.
+    """
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Never writes anchors, and texts of several lines as blocks."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _print_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = all(character.isprintable() or character == "\n" for character in text)
+    if not plain:
+        # YAML 1.1 takes some control characters for line breaks; escaped, they stay themselves.
+        style = '"'
+    else:
+        style = "|" if "\n" in text else None
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
+
+
+_Dumper.add_representer(str, _print_text)

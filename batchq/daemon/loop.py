@@ -23,6 +23,7 @@ from apscheduler.events import (
     EVENT_JOB_ERROR,
     EVENT_JOB_EXECUTED,
     EVENT_JOB_MAX_INSTANCES,
+    EVENT_JOB_SUBMITTED,
     JobExecutionEvent,
     SchedulerEvent,
 )
@@ -87,9 +88,13 @@ class Loop:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._started = False
+        #: No turn is to begin any more: asked for by `stop`, or after a crash.
         self._stopping = False
+        self._ended = False
         self._woken = False
         self._holding_off = False
+        #: Touched by APScheduler's own thread alone.
+        self._settle_when_planned = False
         self._due_in_s: float | None = None
         self._running_since: float | None = None
         self._ended_at = time.monotonic()
@@ -127,7 +132,8 @@ class Loop:
     def stop(self) -> None:
         """Let the turn that runs finish, for as long as patience lasts, and run no more."""
         with self._lock:
-            first, self._stopping = not self._stopping, True
+            first, self._ended = not self._ended, True
+            self._stopping = True
             self._changed.notify_all()
             finished = self._changed.wait_for(self._is_idle, self._patience_s)
         if not finished:
@@ -165,7 +171,7 @@ class Loop:
     def _run_turn(self) -> None:
         with self._lock:
             self._await_distance()
-            if self._stopping:
+            if self._stopping or self._too_early():
                 return
             self._running_since = time.monotonic()
             self._decider = threading.current_thread()
@@ -194,6 +200,10 @@ class Loop:
         left_s = self._ended_at + self._apart_s - time.monotonic()
         self._changed.wait_for(lambda: self._stopping, max(0.0, left_s))
 
+    def _too_early(self) -> bool:
+        """Whether a turn planned before the last one failed comes within the wait after it."""
+        return self._holding_off and (self._wanted_wait_s() or 0.0) > 0.0
+
     def _is_idle(self) -> bool:
         return self._running_since is None
 
@@ -209,7 +219,17 @@ class Loop:
                 self._stopping = True
             self._crashed(event.exception)
             return
-        self._settle()
+        if threading.current_thread() is self._decider:
+            self._settle()
+        else:
+            # The turn was over before APScheduler had even planned the one after it, and its own
+            # thread tells of the end. What is moved now would be planned over.
+            self._settle_when_planned = True
+
+    def _after_plan(self, event: SchedulerEvent) -> None:
+        if self._settle_when_planned:
+            self._settle_when_planned = False
+            self._settle()
 
     def _settle(self) -> None:
         """Move the next turn to where the fields want it."""
@@ -263,5 +283,6 @@ class Loop:
             executors={_SESSION: ThreadPoolExecutor(1)}, timezone=UTC, daemon=False
         )
         scheduler.add_listener(self._after_turn, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
+        scheduler.add_listener(self._after_plan, EVENT_JOB_SUBMITTED)
         scheduler.add_listener(self._refused, EVENT_JOB_MAX_INSTANCES)
         return scheduler

@@ -228,7 +228,9 @@ class _Launch:
         there = {record.name.removeprefix(_AGENT) for record in running}
         missing = [name for name in names if name not in there]
         if resources is None:
-            taken = [parse_resources(record.notes["resources"]) for record in running]
+            # Those of a replay offer what they declare, and take nothing of this machine.
+            offered = [record.notes.get("resources", "") for record in running]
+            taken = [parse_resources(offer) for offer in offered if offer]
             divided = shares.divide(detect_resources(), taken, missing) if missing else {}
             offers = {name: shares.written(share) for name, share in divided.items()}
         else:

@@ -1,0 +1,5 @@
+"""A described world, played in virtual time: the real sessions over a store in memory.
+
+`run.play` is the way in; `batchq simulate` calls it. Nothing here decides anything: the scheduler
+comes from `batchq.assembly` and turns through `batchq.scheduler.cycle`, as in the daemon.
+"""

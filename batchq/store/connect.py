@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import redis
 from redis import exceptions as broken
@@ -87,7 +87,7 @@ def shown(url: str) -> str:
         place = f":***@{place}"
     options = [(name, value) for name, value in parse_qsl(parts.query) if name != "password"]
     query = "&".join(f"{name}={value}" for name, value in options)
-    return urlunsplit((parts.scheme, place, parts.path, query, ""))
+    return f"{parts.scheme}://{place}{parts.path}" + (f"?{query}" if query else "")
 
 
 def checked_url(url: str) -> str:
@@ -263,7 +263,7 @@ class Link:
         return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint)
 
 
-_PREFIXES: tuple[tuple[str, str, str], ...] = (
+_CODES: tuple[tuple[str, str, str], ...] = (
     ("NOAUTH", "asks for a password", "put it into the URL: redis://:PASSWORD@host:6379/0"),
     ("READONLY", "is a read-only replica", "connect to the primary"),
     (
@@ -272,11 +272,12 @@ _PREFIXES: tuple[tuple[str, str, str], ...] = (
         "see the server's log; free its disk",
     ),
     ("OOM", "refuses writes: its maxmemory is used up", "raise maxmemory or delete what is old"),
+    ("NOREPLICAS", "refuses writes: it has too few replicas", "see its min-replicas-to-write"),
     ("NOPERM", "does not permit this user what batchq does", "grant the user +@all ~* &*"),
     ("MOVED", "is part of a cluster", "connect to a standalone server: RQ needs one"),
     ("CLUSTERDOWN", "is part of a cluster", "connect to a standalone server: RQ needs one"),
     ("MASTERDOWN", "has lost its primary", "connect to the primary"),
-    ("BUSY ", "is busy with somebody's script", "wait, or stop it with SCRIPT KILL"),
+    ("BUSY", "is busy with somebody's script", "wait, or stop it with SCRIPT KILL"),
 )
 #: What a server says from inside a script, where the leading word may be missing.
 _PHRASES: tuple[tuple[str, str], ...] = (
@@ -286,6 +287,7 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ("unable to persist", "MISCONF"),
     ("configured to save RDB snapshots", "MISCONF"),
     ("Errors writing to the AOF", "MISCONF"),
+    ("enough good replicas", "NOREPLICAS"),
     ("user executing the script can't", "NOPERM"),
     ("has no permissions", "NOPERM"),
     ("Authentication required", "NOAUTH"),
@@ -294,21 +296,15 @@ _PHRASES: tuple[tuple[str, str], ...] = (
 
 def _diagnosis(error: Exception) -> tuple[str, str]:
     text = str(error).strip()
-    code = next((word for phrase, word in _PHRASES if phrase in text), "")
-    for prefix, message, hint in _PREFIXES:
-        if text.startswith(prefix) or code == prefix:
+    code = next((word for phrase, word in _PHRASES if phrase in text), _code_of(error))
+    for word, message, hint in _CODES:
+        if text.startswith(f"{word} ") or code == word:
             return message, hint
     match error:
         case broken.AuthenticationError():
             return "refuses the user name or password", "check the credentials in the URL"
         case broken.BusyLoadingError():
             return f"still reads its files after {LOADING_TIMEOUT_S:.0f} s", "wait, then try again"
-        case broken.NoPermissionError():
-            return _PREFIXES[4][1:]
-        case broken.ReadOnlyError():
-            return _PREFIXES[1][1:]
-        case broken.OutOfMemoryError():
-            return _PREFIXES[3][1:]
         case broken.TimeoutError():
             return (
                 f"does not answer within {ANSWER_TIMEOUT_S:.0f} s",
@@ -320,6 +316,19 @@ def _diagnosis(error: Exception) -> tuple[str, str]:
             return "does not speak the Redis protocol", "check host and port"
         case _:
             return f"refuses a command: {_first_line(text)}", "see the server's log"
+
+
+def _code_of(error: Exception) -> str:
+    """The word that redis-py has cut off the server's message."""
+    match error:
+        case broken.NoPermissionError():
+            return "NOPERM"
+        case broken.ReadOnlyError():
+            return "READONLY"
+        case broken.OutOfMemoryError():
+            return "OOM"
+        case _:
+            return ""
 
 
 def _no_connection(text: str) -> tuple[str, str]:

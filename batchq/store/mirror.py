@@ -148,7 +148,7 @@ class Mirror:
             for key in sorted(stored.keys() | expected)
             if not self._agrees(kind, key, stored.get(key))
         ]
-        found = (self._difference(kind, key) for kind, key in suspects)
+        found = (self._difference(kind, key) for kind, key in dict.fromkeys(suspects))
         return [difference for difference in found if difference is not None]
 
     def _difference(self, kind: str, key: str) -> Difference | None:

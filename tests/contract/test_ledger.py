@@ -40,7 +40,7 @@ def test_a_charge_replaces_the_holders_former_one(store: AnyStore) -> None:
 @pytest.mark.parametrize("amounts", [{}, {"cpu": 0}])
 def test_a_charge_of_nothing_leaves_no_trace(store: AnyStore, amounts: dict[str, int]) -> None:
     ask(store, 1, charging(charge("group:a", "queue:q", cpu=5)))
-    ask(store, 2, charging(charge("group:a", "queue:q", **amounts)))
+    ask(store, 2, charging(Charge(holder="group:a", scopes=("queue:q",), amounts=amounts)))
     assert (store.ledger(), store.charges()) == ({}, {})
 
 

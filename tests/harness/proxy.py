@@ -45,12 +45,11 @@ class LossyProxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for end in self._open:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        hang_up(*self._open)
         for thread in self._threads:
             thread.join(timeout=10)
+        for end in self._open:
+            end.close()
         self._folder.cleanup()
 
     def _accept(self) -> None:
@@ -66,7 +65,7 @@ class LossyProxy:
 
     def _carry(self, caller: socket.socket, server: socket.socket) -> None:
         """One request, one reply: a caller that has sent a request waits for the whole reply."""
-        with contextlib.suppress(OSError), caller, server:
+        with contextlib.suppress(OSError):
             back = threading.Thread(target=self._back, args=(caller, server))
             self._threads.append(back)
             back.start()
@@ -75,6 +74,7 @@ class LossyProxy:
                     self._losing.pop(0)
                     self._cut.add(server)
                 server.sendall(data)
+        hang_up(server)
 
     def _back(self, caller: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -82,7 +82,13 @@ class LossyProxy:
                 if server in self._cut:
                     self._cut.discard(server)
                     self.lost += 1
-                    caller.shutdown(socket.SHUT_RDWR)
-                    server.shutdown(socket.SHUT_RDWR)
-                    return
+                    break
                 caller.sendall(data)
+        hang_up(caller, server)
+
+
+def hang_up(*ends: socket.socket) -> None:
+    """Wake whoever reads from these; closing them would not."""
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -13,12 +14,19 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 READY_WITHIN_S = 20.0
 
 
 def server_binary() -> Path:
-    """A server on PATH, else the one that comes with batchq. Raises FileNotFoundError."""
+    """What BATCHQ_TEST_SERVER names, a server on PATH, or the one that comes with batchq.
+
+    Raises FileNotFoundError.
+    """
+    if named := os.environ.get("BATCHQ_TEST_SERVER"):
+        return Path(named)
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return Path(found)
@@ -47,7 +55,7 @@ class Server:
         arguments = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         arguments += ["--logfile", str(log), "--save", "", *self._options]
         self._process = subprocess.Popen([str(server_binary()), *arguments])
-        client = redis.Redis(unix_socket_path=str(self.socket))
+        client = redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
         pause = threading.Event()
         try:
             for _ in range(round(READY_WITHIN_S / 0.01)):

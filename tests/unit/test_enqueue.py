@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
 from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, decide
 
 
 def test_the_group_that_came_first_is_admitted_first() -> None:
-    decided = decide(
-        a_node(cpu=4), a_group("late", 4, created=2), a_group("early", 4, created=1)
-    )
+    decided = decide(a_node(cpu=4), a_group("late", 4, created=2), a_group("early", 4, created=1))
     assert decided.admitted == ["default/early"]
     assert decided.reasons("late") == ["WaitingForResources"]
 
 
 def test_of_two_groups_of_one_instant_the_one_with_the_smaller_number_as_uid_is_first() -> None:
-    decided = decide(
-        a_node(cpu=1), a_group("tenth", uid="10"), a_group("ninth", uid="9")
-    )
+    decided = decide(a_node(cpu=1), a_group("tenth", uid="10"), a_group("ninth", uid="9"))
     assert decided.admitted == ["default/ninth"]
 
 
@@ -182,7 +178,9 @@ def test_a_group_in_a_missing_queue_says_so_and_names_the_queues_there_are() -> 
 
 
 def test_a_stopped_queue_admits_nobody() -> None:
-    decided = decide(a_node(cpu=8), a_queue("held", stop_policy="Hold"), a_group("one", queue="held"))
+    decided = decide(
+        a_node(cpu=8), a_queue("held", stop_policy="Hold"), a_group("one", queue="held")
+    )
     assert decided.reasons("one") == ["QueueStopped"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
@@ -16,7 +15,7 @@ from msgspec import inspect
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import KINDS, NAMESPACED
 from batchq.api.quantity import LARGEST
-from batchq.config.documents import read_documents
+from batchq.config.documents import print_documents, read_documents
 
 LABEL = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
 SUBDOMAIN = st.lists(LABEL, min_size=1, max_size=3).map(".".join)
@@ -99,7 +98,7 @@ def objects(kind: str) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_encoded_decodes_to_the_same(kind: str, data: st.DataObject) -> None:
     obj = data.draw(objects(kind))
     manifest = encode(obj)
@@ -111,9 +110,9 @@ def test_what_is_encoded_decodes_to_the_same(kind: str, data: st.DataObject) -> 
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_printed_as_yaml_reads_as_the_same(data: st.DataObject) -> None:
     obj = data.draw(objects("PodGroup"))
-    text = yaml.safe_dump(encode(obj), sort_keys=False, allow_unicode=True)
+    text = print_documents([encode(obj)])
     (document,) = read_documents(text, "printed.yaml")
     assert document.decode() == obj

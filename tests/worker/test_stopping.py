@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from batchq.api.lifecycle import PodPhase
 from tests.daemon.waiting import until
-from tests.worker.stage import WITHIN_S, Stage, members
+from tests.worker.stage import WITHIN_S, Stage, is_alive, members
 
 pytestmark = pytest.mark.e2e
 
 #: Says why it is stopped, cleans up, and leaves with 0.
-POLITE = 'trap \'echo "stop: $(cat "$BATCHQ_STOP_FILE")"; exit 0\' TERM; echo up; while :; do sleep 0.1; done'
+POLITE = """
+trap 'echo "stop: $(cat "$BATCHQ_STOP_FILE")"; exit 0' TERM
+echo up
+while :; do sleep 0.1; done
+"""
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
 
 
@@ -77,7 +79,7 @@ def test_what_a_pod_leaves_in_the_background_ends_with_it(stage: Stage) -> None:
     (pod,) = stage.bind("sh", "-c", "sleep 600 & setsid sleep 601 & echo $! ; exit 0")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
     escaped = int(stage.output(pod))
-    until(lambda: not os.path.exists(f"/proc/{escaped}"), within_s=WITHIN_S)
+    until(lambda: not is_alive(escaped), within_s=WITHIN_S)
 
 
 def test_a_superseded_attempt_is_killed_and_says_nothing(stage: Stage) -> None:

@@ -1,0 +1,202 @@
+"""From a command and what it needs to the PodGroup that runs it: what `submit` is without a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from batchq.api.names import LABEL_MOST
+from batchq.api.objects import (
+    DEFAULT,
+    Dependency,
+    Metadata,
+    PodGroup,
+    PodGroupSpec,
+    PodTemplate,
+    Retry,
+    SchedulingGate,
+    Task,
+)
+from batchq.api.quantity import CPU, MEMORY, parse_quantity
+from batchq.api.times import parse_duration
+from batchq.errors import InvalidInput, UsageError
+
+#: What a pod asks for when nothing is said about cpus.
+USUAL_CPUS = "1"
+MOST_OF_ARRAY = 1_000_000
+_ARRAY = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+
+#: A quantity as people write it: `4`, `1.5`, `500m`, `64Gi`.
+Quantity = str | int | float
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What `Client.submit` is told about a command; see there."""
+
+    command: Sequence[str]
+    name: str = ""
+    namespace: str = DEFAULT
+    queue: str = DEFAULT
+    cpus: Quantity | None = None
+    mem: Quantity | None = None
+    gpus: Quantity | None = None
+    resources: Mapping[str, Quantity] = {}
+    replicas: int | None = None
+    min_member: int | None = None
+    array: str | int | None = None
+    walltime: Quantity | None = None
+    priority_class: str = ""
+    env: Mapping[str, str] = {}
+    after: Sequence[str] = ()
+    gates: Sequence[str] = ()
+    suspend: bool = False
+    retries: int = 0
+    working_dir: str = ""
+
+
+def group_of(request: Request, *, suffix: str) -> PodGroup:
+    """The group that a request describes. A nameless one is called `<command>-<suffix>`.
+
+    Raises InvalidInput for a value that cannot be read, UsageError for a contradiction.
+    """
+    if not request.command:
+        raise UsageError("there is no command to run", hint="put it after `--`, or name a file")
+    replicas, min_member = _size(request)
+    spec = PodGroupSpec(
+        queue=request.queue,
+        min_member=min_member,
+        priority_class_name=request.priority_class,
+        scheduling_gates=tuple(SchedulingGate(name=gate) for gate in request.gates),
+        suspend=request.suspend,
+        walltime=_walltime(request.walltime),
+        retry=structs.replace(Retry(), limit=request.retries),
+        depends_on=tuple(_dependency(text) for text in request.after),
+        tasks=(Task(name="main", replicas=replicas, template=_template(request)),),
+    )
+    name = request.name or default_name(request.command[0], suffix)
+    return PodGroup(metadata=Metadata(name=name, namespace=request.namespace), spec=spec)
+
+
+def default_name(program: str, suffix: str) -> str:
+    """`/usr/bin/My_Prog.py` with suffix k3x9q is `my-prog-py-k3x9q`."""
+    base = re.sub(r"[^a-z0-9]+", "-", program.rpartition("/")[2].lower()).strip("-")
+    base = base[: LABEL_MOST - len(suffix) - 1].strip("-") or "run"
+    return f"{base}-{suffix}"
+
+
+def array_size(written: str | int) -> int:
+    """How many pods `0-99` (or the number 100) stands for.
+
+    Raises UsageError: an array's pods are numbered from 0.
+    """
+    if isinstance(written, int):
+        if 1 <= written <= MOST_OF_ARRAY:
+            return written
+        raise UsageError(f"array: expected 1 to {MOST_OF_ARRAY} pods, found {written}")
+    match = _ARRAY.fullmatch(written.strip())
+    if match is None:
+        raise UsageError(f"array: expected a range such as 0-99, found {written[:40]!r}")
+    first, last = int(match[1]), int(match[2])
+    if first != 0:
+        raise UsageError(
+            f"array: expected a range that starts at 0, found {written!r}",
+            hint=f"use 0-{max(0, last - first)} and add {first} to $BATCHQ_INDEX in the command",
+        )
+    return array_size(last + 1)
+
+
+def _size(request: Request) -> tuple[int, int | None]:
+    """Replicas and minMember."""
+    if request.array is None:
+        return (1 if request.replicas is None else request.replicas), request.min_member
+    if request.replicas is not None or request.min_member is not None:
+        raise UsageError(
+            "an array says by itself how many pods there are, and that one is enough to start",
+            hint="leave out --replicas and --min-member, or --array",
+        )
+    return array_size(request.array), 1
+
+
+def _template(request: Request) -> PodTemplate:
+    return PodTemplate(
+        command=tuple(request.command),
+        env=dict(request.env),
+        working_dir=request.working_dir,
+        requests=_requests(request),
+    )
+
+
+def _requests(request: Request) -> dict[str, int]:
+    wanted: dict[str, Quantity] = {CPU: USUAL_CPUS if request.cpus is None else request.cpus}
+    if request.mem is not None:
+        wanted[MEMORY] = request.mem
+    if request.gpus is not None:
+        wanted["gpu"] = request.gpus
+    for name, quantity in request.resources.items():
+        if name in wanted and not (name == CPU and request.cpus is None):
+            raise UsageError(f"{name} is asked for twice, once as a resource of its own")
+        wanted[name] = quantity
+    return amounts_of(wanted)
+
+
+def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:
+    """Quantities in integer units.
+
+    Raises InvalidInput, which names the resource.
+    """
+    amounts: dict[str, int] = {}
+    for name, quantity in written.items():
+        try:
+            amounts[name] = parse_quantity(name, quantity)
+        except ValueError as error:
+            raise InvalidInput(f"{name}: {error}") from None
+    return amounts
+
+
+def _walltime(written: Quantity | None) -> int | None:
+    if written is None:
+        return None
+    try:
+        return parse_duration(written)
+    except ValueError as error:
+        raise InvalidInput(f"walltime: {error}") from None
+
+
+def _dependency(written: str) -> Dependency:
+    """`NAME`, or `ok:NAME`, `any:NAME`, `failed:NAME`."""
+    condition, colon, name = written.rpartition(":")
+    match condition:
+        case "":
+            return Dependency(name=name)
+        case "ok" | "any" | "failed":
+            return Dependency(name=name, condition=condition)
+        case _:
+            raise UsageError(
+                f"after: expected NAME, ok:NAME, any:NAME or failed:NAME, found {written[:80]!r}"
+            )
+
+
+def with_working_dir(groups: Iterable[PodGroup], folder: str) -> list[PodGroup]:
+    """The groups, their pods started in `folder` (absolute) where their templates name none.
+
+    A relative workingDir counts from `folder`, too.
+    """
+    return [
+        structs.replace(
+            group,
+            spec=structs.replace(
+                group.spec, tasks=tuple(_task_in(task, folder) for task in group.spec.tasks)
+            ),
+        )
+        for group in groups
+    ]
+
+
+def _task_in(task: Task, folder: str) -> Task:
+    there = task.template.working_dir
+    if there.startswith("/"):
+        return task
+    path = f"{folder.rstrip('/')}/{there}" if there not in ("", ".") else folder
+    return structs.replace(task, template=structs.replace(task.template, working_dir=path))

@@ -1,0 +1,275 @@
+"""How things stand: groups with their place in line and why they wait, queues with their shares.
+
+Worked out on a session that is opened, asked and thrown away: the rules are the scheduler's own,
+with its default plugins; what it last decided stands in the groups themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Queue
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts, describe, plus
+from batchq.api.transaction import queue_scope
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
+from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot
+from batchq.framework.state import GroupState
+
+GATED = "SchedulingGated"
+
+
+class PodCounts(Struct, frozen=True, kw_only=True):
+    """A group's pods by phase. `wanted` is all of its replicas, `least` its minMember."""
+
+    wanted: int
+    least: int
+    pending: int = 0
+    bound: int = 0
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    #: On a node, and told to stop.
+    stopping: int = 0
+
+
+class Blocker(Struct, frozen=True, kw_only=True):
+    """One reason for which a group waits.
+
+    `stored` is the verdict as the scheduler wrote it down; `now` the same with the ledger's
+    numbers of this moment, or None where it would no longer be refused for this.
+    """
+
+    stored: Verdict
+    now: Verdict | None
+
+    @property
+    def reason(self) -> Waiting:
+        """The word."""
+        return self.stored.reason
+
+    @property
+    def message(self) -> str:
+        """The sentence, with the numbers of this moment."""
+        return (self.now or self.stored).message()
+
+
+class GroupView(Struct, frozen=True, kw_only=True):
+    """A pod group as lists show it. Instants are in milliseconds, amounts in integer units."""
+
+    key: str
+    queue: str
+    priority: int
+    phase: PodGroupPhase
+    #: The phase, or SchedulingGated for a Pending group with gates.
+    shown: str
+    pods: PodCounts
+    #: What an admission reserves.
+    request: Amounts
+    #: The same in words: `cpu 1 ×40`.
+    request_text: str
+    #: From 1 within its queue; None unless it is Pending and stands in line.
+    position: int | None
+    blockers: tuple[Blocker, ...]
+    nodes: tuple[str, ...]
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    #: How it ended, or why it was last sent back: reason and sentence.
+    reason: str
+    message: str
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why a group is where it is. `ahead` are the keys of those before it in its queue's line."""
+
+    group: GroupView
+    ahead: tuple[str, ...]
+
+    @property
+    def blockers(self) -> tuple[Blocker, ...]:
+        """All reasons, the most fundamental first."""
+        return self.group.blockers
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """A queue as lists show it. `share` is held / deserved, a number or "inf"."""
+
+    queue: Queue
+    used: Amounts
+    pending_groups: int
+    pending: Amounts
+    admitted_groups: int
+    deserved: Amounts
+    share: float | str
+
+
+class Overview:
+    """One look at everything; `at` is its instant in milliseconds."""
+
+    def __init__(self, snapshot: Snapshot, now_ms: int) -> None:
+        self.at = now_ms
+        self._session: Session = assemble(SchedulerConfig()).open(snapshot, now_ms)
+        self._lines: dict[str, list[str]] = {}
+
+    def groups(
+        self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
+    ) -> list[GroupView]:
+        """Groups by key; of one namespace, of one queue, in one of some phases (as shown)."""
+        chosen = [
+            group
+            for key, group in sorted(self._session.by_key.items())
+            if namespace in ("", group.namespace)
+            and queue in ("", group.queue)
+            and (not phases or shown_phase(group) in phases or group.phase in phases)
+        ]
+        return [self._view(group) for group in chosen]
+
+    def explain(self, key: str) -> Explanation | None:
+        """Why a group is where it is; None if there is none."""
+        group = self._session.by_key.get(key)
+        if group is None:
+            return None
+        view = self._view(group)
+        line = self._line(group.queue)
+        ahead = tuple(line[: view.position - 1]) if view.position is not None else ()
+        return Explanation(group=view, ahead=ahead)
+
+    def queues(self) -> list[QueueView]:
+        """Every queue, by name."""
+        deserved = deserved_of_queues(self._session)
+        found = []
+        for name, queue in self._session.queues.items():
+            admitted = [
+                group
+                for group in self._session.groups.values()
+                if group.queue == name and group.phase in ADMITTED
+            ]
+            pending: Amounts = {}
+            for group in queue.line:
+                pending = plus(pending, group.reservation)
+            found.append(
+                QueueView(
+                    queue=queue.record,
+                    used=dict(self._session.ledger.sums.get(queue_scope(name), {})),
+                    pending_groups=len(queue.line),
+                    pending=pending,
+                    admitted_groups=len(admitted),
+                    deserved=deserved.get(name, {}),
+                    share=share_of_queue(self._session, name).rounded(),
+                )
+            )
+        return found
+
+    def _view(self, group: GroupState) -> GroupView:
+        status = group.status
+        reason, message = _last_word(group)
+        return GroupView(
+            key=group.key,
+            queue=group.queue,
+            priority=group.priority,
+            phase=group.phase,
+            shown=shown_phase(group),
+            pods=_counts(group),
+            request=group.reservation,
+            request_text=_request_text(group),
+            position=self._position(group),
+            blockers=self._blockers(group),
+            nodes=_nodes(group),
+            created_at=group.record.metadata.creation_timestamp or 0,
+            started_at=status.started_at,
+            finished_at=status.finished_at,
+            reason=reason,
+            message=message,
+        )
+
+    def _position(self, group: GroupState) -> int | None:
+        if group.phase != PodGroupPhase.PENDING or group.queue not in self._session.queues:
+            return None
+        line = self._line(group.queue)
+        return line.index(group.key) + 1 if group.key in line else None
+
+    def _line(self, queue: str) -> list[str]:
+        """The keys of a queue's groups that stand in line, in its order."""
+        if queue not in self._lines:
+            state = self._session.queues.get(queue)
+            self._lines[queue] = [
+                group.key
+                for group in (state.line if state else ())
+                if _in_line(blockers(self._session, group))
+            ]
+        return self._lines[queue]
+
+    def _blockers(self, group: GroupState) -> tuple[Blocker, ...]:
+        if group.phase in TERMINAL:
+            return ()
+        stored = group.record.status.reasons
+        pending = group.phase == PodGroupPhase.PENDING
+        fresh = blockers(self._session, group) if pending and stored else ()
+        return tuple(
+            Blocker(
+                stored=verdict,
+                now=next((other for other in fresh if other.same_cause(verdict)), None),
+            )
+            for verdict in stored
+        )
+
+
+def shown_phase(group: GroupState) -> str:
+    """The phase as people see it."""
+    gated = group.phase == PodGroupPhase.PENDING and group.record.spec.scheduling_gates
+    return GATED if gated else str(group.phase)
+
+
+def _in_line(verdicts: tuple[Verdict, ...]) -> bool:
+    return not verdicts or waits_in_line(verdicts)
+
+
+def _counts(group: GroupState) -> PodCounts:
+    phases = dict.fromkeys(PodPhase, 0)
+    stopping = 0
+    for pod in group.current():
+        phases[pod.status.phase] += 1
+        stopping += pod.status.phase in ON_NODE and pod.status.terminating
+    if group.phase in TERMINAL:
+        stopping = phases[PodPhase.BOUND] + phases[PodPhase.RUNNING]
+    return PodCounts(
+        wanted=group.replicas,
+        least=group.min_member,
+        pending=phases[PodPhase.PENDING],
+        bound=phases[PodPhase.BOUND],
+        running=phases[PodPhase.RUNNING],
+        # The group remembers those whose records have gone.
+        succeeded=max(phases[PodPhase.SUCCEEDED], group.status.succeeded),
+        failed=max(phases[PodPhase.FAILED], group.status.failed),
+        stopping=stopping,
+    )
+
+
+def _nodes(group: GroupState) -> tuple[str, ...]:
+    return tuple(
+        sorted({pod.status.node for pod in group.current() if pod.status.phase in ON_NODE})
+    )
+
+
+def _request_text(group: GroupState) -> str:
+    """`cpu 1 ×40` where all pods are alike, else what the admission reserves."""
+    if len(group.tasks) == 1 and not group.record.spec.min_resources:
+        text = describe(group.tasks[0].requests)
+        return text if group.replicas == 1 else f"{text} ×{group.replicas}"
+    return describe(group.reservation)
+
+
+def _last_word(group: GroupState) -> tuple[str, str]:
+    wanted = "Finished" if group.phase in TERMINAL else "Evicted"
+    for condition in group.record.status.conditions:
+        if condition.type == wanted and condition.status == "True":
+            return condition.reason, condition.message
+    return "", ""

@@ -1,0 +1,139 @@
+"""Several objects in one request: planned against what is stored and what the request itself
+brings, then committed as one transaction, so that nothing is ever half-applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from batchq.api.objects import NAMESPACED, Object, key_of, kind_of
+from batchq.api.transaction import Limit, Transaction
+from batchq.changes import in_order
+from batchq.changes.lookup import title
+from batchq.errors import InvalidInput
+from batchq.ports import Reader
+
+
+class Effect(StrEnum):
+    """What a request did, or would do, to one object."""
+
+    CREATED = "created"
+    CONFIGURED = "configured"
+    UNCHANGED = "unchanged"
+    DELETED = "deleted"
+
+
+class Applied(Struct, frozen=True, kw_only=True):
+    """One object of a request, as it is afterwards (a deleted one: as it was)."""
+
+    object: Object
+    effect: Effect
+
+
+#: What is to be written for one object; None if nothing.
+Step: TypeAlias = Callable[[Reader, Object], Transaction | None]
+
+
+class Overlay:
+    """Objects as they will be: a Reader that sees what was recorded over what is stored."""
+
+    def __init__(self, below: Reader) -> None:
+        self._below = below
+        self._over: dict[tuple[str, str], Object | None] = {}
+
+    def record(self, transaction: Transaction) -> None:
+        """See the transaction's writes from now on."""
+        for write in transaction.writes:
+            self._over[write.kind, write.key] = write.value
+
+    def get(self, kind: str, key: str) -> Object | None:
+        """The object as it will be, or None."""
+        if (kind, key) in self._over:
+            return self._over[kind, key]
+        return self._below.get(kind, key)
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        """All objects of a kind as they will be, ordered by key."""
+        found: dict[str, Object] = {
+            key_of(item): item for item in self._below.list(kind, namespace=namespace)
+        }
+        for (other, key), item in self._over.items():
+            if other != kind:
+                continue
+            if item is None:
+                found.pop(key, None)
+            elif kind not in NAMESPACED or namespace in ("", item.metadata.namespace):
+                found[key] = item
+        return tuple(found[key] for key in sorted(found))
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a request does to each of its objects, and all of it as one transaction, if any."""
+
+    applied: tuple[Applied, ...]
+    transaction: Transaction | None
+
+
+def plan(reader: Reader, objects: Sequence[Object], step: Step) -> Plan:
+    """Take `step` for every object, those that others refer to first; nothing is written.
+
+    Raises what `step` raises, and InvalidInput for an object that is given twice.
+    """
+    _check_once(objects)
+    overlay = Overlay(reader)
+    applied: dict[tuple[str, str], Applied] = {}
+    transactions = []
+    for item in in_order(objects):
+        place = kind_of(item), key_of(item)
+        before = overlay.get(*place)
+        transaction = step(overlay, item)
+        if transaction is not None:
+            overlay.record(transaction)
+            transactions.append(transaction)
+        applied[place] = _applied(item, before, overlay.get(*place), transaction is not None)
+    return Plan(
+        applied=tuple(applied[kind_of(item), key_of(item)] for item in objects),
+        transaction=merged(transactions) if transactions else None,
+    )
+
+
+def merged(transactions: Sequence[Transaction]) -> Transaction:
+    """All of them as one: all happen or none does."""
+    if len(transactions) == 1:
+        return transactions[0]
+    # A later limit of one scope was worked out with the earlier objects in sight.
+    limits: dict[str, Limit] = {
+        limit.scope: limit for transaction in transactions for limit in transaction.limits
+    }
+    return Transaction(
+        subject=f"the request of {len(transactions)} objects",
+        writes=tuple(write for transaction in transactions for write in transaction.writes),
+        charges=tuple(charge for transaction in transactions for charge in transaction.charges),
+        limits=tuple(limits.values()),
+        deliveries=tuple(one for transaction in transactions for one in transaction.deliveries),
+        events=tuple(event for transaction in transactions for event in transaction.events),
+    )
+
+
+def _applied(item: Object, before: Object | None, after: Object | None, changed: bool) -> Applied:
+    if after is None:
+        return Applied(object=before or item, effect=Effect.DELETED)
+    if not changed:
+        return Applied(object=after, effect=Effect.UNCHANGED)
+    effect = Effect.CREATED if before is None else Effect.CONFIGURED
+    return Applied(object=after, effect=effect)
+
+
+def _check_once(objects: Sequence[Object]) -> None:
+    seen: set[tuple[str, str]] = set()
+    for item in objects:
+        place = kind_of(item), key_of(item)
+        if place in seen:
+            raise InvalidInput(
+                f"{title(item)} is given twice in one request", hint="keep one of the two"
+            )
+        seen.add(place)

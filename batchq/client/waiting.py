@@ -1,0 +1,167 @@
+"""Waiting for groups: until they are admitted, run, or have ended and their processes too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Pod, PodGroup
+from batchq.api.times import describe_age
+from batchq.changes.lookup import find
+from batchq.client.watching import Watch
+from batchq.errors import NotFound, WaitTimedOut
+from batchq.store.redis import RedisStore
+
+Goal: TypeAlias = Literal["finished", "succeeded", "running", "admitted"]
+
+#: A change that was missed costs no more than this.
+_LOOK_EVERY_MS = 5_000
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What became of a group that was waited for.
+
+    `reached` says whether it came to what was waited for. `exit_code` is that of its first failed
+    pod, 0 for a completed group, None while nothing has ended, or where nobody saw the end.
+    """
+
+    key: str
+    phase: PodGroupPhase
+    reached: bool
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+
+
+def wait_for(
+    store: RedisStore, keys: Sequence[str], goal: Goal, timeout_s: float | None
+) -> list[Result]:
+    """The results in the order of `keys`, when all are settled.
+
+    For `succeeded`, already when one can no longer succeed; the others are then as they are.
+    Raises NotFound, also for a group that is deleted meanwhile, WaitTimedOut, StoreUnavailable.
+    """
+    deadline = None if timeout_s is None else monotonic() + timeout_s
+    watch = Watch(store, ("PodGroup", "Pod"), listing=False)
+    uids = {key: find(store, PodGroup, key).metadata.uid for key in keys}
+    results: dict[str, Result] = {}
+    while True:
+        waiting = [key for key in keys if key not in results]
+        for key in waiting:
+            result = _look(store, key, uids[key], goal)
+            if result is not None:
+                results[key] = result
+        if len(results) == len(uids) or _hopeless(goal, results):
+            return [results.get(key) or _as_it_is(store, key) for key in keys]
+        _await_change(store, watch, uids, deadline, timeout_s or 0, keys, results)
+
+
+def pods_of(store: RedisStore, group: PodGroup) -> list[Pod]:
+    """The group's pods, those of former admissions too, by key."""
+    return [
+        pod
+        for pod in store.list("Pod", namespace=group.metadata.namespace)
+        if isinstance(pod, Pod) and pod.status.group_uid == group.metadata.uid
+    ]
+
+
+def exit_code_of(group: PodGroup, pods: Sequence[Pod]) -> int | None:
+    """The exit code of the first pod that failed for good; 0 for a completed group."""
+    if group.status.exit_code is not None:
+        return group.status.exit_code
+    if group.status.phase == PodGroupPhase.COMPLETED:
+        return 0
+    failed = [pod for pod in pods if pod.status.phase == PodPhase.FAILED]
+    if not failed:
+        return None
+    first = min(failed, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
+    return first.status.exit_code
+
+
+def _await_change(
+    store: RedisStore,
+    watch: Watch,
+    uids: dict[str, str],
+    deadline: float | None,
+    timeout_s: float,
+    keys: Sequence[str],
+    results: dict[str, Result],
+) -> None:
+    """Return when something may have changed for one of the groups."""
+    mine = set(uids.values())
+    look_at = monotonic() + _LOOK_EVERY_MS / 1000
+    while (now := monotonic()) < look_at:
+        if deadline is not None and now >= deadline:
+            raise _timed_out(store, [key for key in keys if key not in results], timeout_s)
+        until = look_at if deadline is None else min(look_at, deadline)
+        changes = watch.poll(max(1, round((until - now) * 1000)))
+        for change in changes:
+            if change.key in uids or change.key.partition("-")[0] in mine:
+                return
+
+
+def _look(store: RedisStore, key: str, uid: str, goal: Goal) -> Result | None:
+    """The result, if the group has come to the goal or cannot any more."""
+    group = store.get("PodGroup", key)
+    if not isinstance(group, PodGroup) or group.metadata.uid != uid:
+        raise NotFound(f"PodGroup {key} was deleted while it was waited for")
+    phase = group.status.phase
+    if goal in ("finished", "succeeded"):
+        if phase not in TERMINAL:
+            return None
+        pods = pods_of(store, group)
+        # Cancelled at once, but its processes have their grace.
+        if any(pod.status.phase in ON_NODE for pod in pods):
+            return None
+        return _result(group, pods, reached=phase == PodGroupPhase.COMPLETED)
+    if goal == "admitted":
+        reached = phase in ADMITTED or group.status.admission > 0 and phase in TERMINAL
+    else:
+        ran = group.status.started_at is not None and phase in TERMINAL
+        reached = phase == PodGroupPhase.RUNNING or ran or phase == PodGroupPhase.COMPLETED
+    if reached or phase in TERMINAL:
+        return _result(group, pods_of(store, group), reached=reached)
+    return None
+
+
+def _as_it_is(store: RedisStore, key: str) -> Result:
+    group = find(store, PodGroup, key)
+    return _result(group, pods_of(store, group), reached=False)
+
+
+def _result(group: PodGroup, pods: Sequence[Pod], *, reached: bool) -> Result:
+    finished = next((one for one in group.status.conditions if one.type == "Finished"), None)
+    return Result(
+        key=f"{group.metadata.namespace}/{group.metadata.name}",
+        phase=group.status.phase,
+        reached=reached,
+        reason=finished.reason if finished else "",
+        message=finished.message if finished else "",
+        exit_code=exit_code_of(group, pods),
+    )
+
+
+def _hopeless(goal: Goal, results: dict[str, Result]) -> bool:
+    return goal == "succeeded" and any(not result.reached for result in results.values())
+
+
+def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> WaitTimedOut:
+    key = waiting[0]
+    group = store.get("PodGroup", key)
+    phase = group.status.phase if isinstance(group, PodGroup) else "gone"
+    why = ""
+    if isinstance(group, PodGroup) and group.status.reasons:
+        first = group.status.reasons[0]
+        why = f" ({first.reason}: {first.message()})"
+    elif phase in TERMINAL:
+        why = ", but processes of it still run"
+    others = f", and {len(waiting) - 1} others wait too" if len(waiting) > 1 else ""
+    after = describe_age(round(timeout_s * 1000))
+    return WaitTimedOut(
+        f"PodGroup {key} is {phase} after {after}{why}{others}",
+        hint=f"it goes on; look at it with `batchq describe {key}`",
+    )

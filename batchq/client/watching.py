@@ -1,0 +1,74 @@
+"""List and watch: everything there is, then every change, without a gap.
+
+The change stream is bounded. Who was away for too long lists again, and is told what has changed
+meanwhile as if it happened now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from batchq.api.objects import NAMESPACED, Object, key_of
+from batchq.store.mirror import Change, Trimmed
+from batchq.store.redis import RedisStore
+
+
+class Watch:
+    """One reader of changes. Owned by one thread."""
+
+    def __init__(
+        self, store: RedisStore, kinds: Collection[str], *, namespace: str = "", listing: bool = True
+    ) -> None:
+        """`listing` False begins with what happens from now on."""
+        self._store = store
+        self._kinds = tuple(kinds)
+        self._namespace = namespace
+        self._cursor: str | None = None
+        self._known: dict[tuple[str, str], int] = {}
+        if not listing:
+            self._list()
+
+    def poll(self, block_ms: int) -> Sequence[Change]:
+        """What there is at the first call, then what has changed; waits up to `block_ms` for it.
+
+        Raises StoreUnavailable.
+        """
+        if self._cursor is None:
+            return self._list()
+        try:
+            self._cursor, changes = self._store.watch(self._cursor, block_ms)
+        except Trimmed:
+            return self._list()
+        return [change for change in changes if self._is_news(change)]
+
+    def _list(self) -> list[Change]:
+        # The place in the stream first: what happens during the list comes again, and is known.
+        cursor, _ = self._store.watch(None, 0)
+        before, self._known, news = self._known, {}, []
+        for kind in self._kinds:
+            for item in self._store.list(kind, namespace=self._namespace):
+                place, revision = (kind, key_of(item)), item.metadata.revision
+                self._known[place] = revision
+                if before.pop(place, 0) != revision:
+                    news.append(_change(*place, revision, item))
+        news += [_change(kind, key, revision, None) for (kind, key), revision in before.items()]
+        self._cursor = cursor
+        return news
+
+    def _is_news(self, change: Change) -> bool:
+        place = change.kind, change.key
+        if change.kind not in self._kinds or change.revision <= self._known.get(place, 0):
+            return False
+        if change.value is None:
+            return self._known.pop(place, None) is not None
+        if not self._is_here(change.kind, change.value):
+            return False
+        self._known[place] = change.revision
+        return True
+
+    def _is_here(self, kind: str, item: Object) -> bool:
+        return kind not in NAMESPACED or self._namespace in ("", item.metadata.namespace)
+
+
+def _change(kind: str, key: str, revision: int, value: Object | None) -> Change:
+    return Change(kind=kind, key=key, revision=revision, value=value, id="")

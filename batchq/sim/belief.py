@@ -1,0 +1,259 @@
+"""A status in a file is believed; what it leaves unsaid is filled in with what follows from it.
+
+Pure: from the groups and pods as described to the records that a store would hold if batchq had
+brought them there. What a group is charged is worked out by the scheduler's own code, so that the
+ledger counts from the first instant on what any session would count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Dependency, Pod, PodGroup, PodGroupStatus, Task, full_name
+from batchq.errors import InvalidInput
+from batchq.framework.ledger import charge_with_count
+from batchq.framework.state import GroupState
+from batchq.scheduler.progress import Progress, remaining_reservation
+from batchq.sim.world import DescribedPod, World
+
+#: As a shell has it: ended by SIGTERM.
+_ENDED = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED})
+
+
+class Believed:
+    """The records of a world's groups and pods. Built once, read only."""
+
+    def __init__(self, world: World) -> None:
+        self._start_at = world.start_at
+        groups = _bound_dependencies(world.groups)
+        groups = [self._admitted(group) for group in groups]
+        by_key = {full_name(group): group for group in groups}
+        pods: dict[str, list[Pod]] = {group.metadata.uid: [] for group in groups}
+        seen: dict[str, DescribedPod] = {}
+        for described in world.pods:
+            pod = self._pod(described, by_key)
+            if pod.metadata.uid in seen:
+                raise _problem(
+                    described,
+                    f"is pod {pod.spec.index} of task {pod.spec.task}, and so is"
+                    f" {full_name(seen[pod.metadata.uid].pod)}",
+                )
+            seen[pod.metadata.uid] = described
+            pods[pod.status.group_uid].append(pod)
+        self.pods = {uid: tuple(found) for uid, found in pods.items()}
+        self.groups = [self._charged(group) for group in groups]
+
+    # --- groups ----------------------------------------------------------------------------
+
+    def _admitted(self, group: PodGroup) -> PodGroup:
+        """Counters and instants that the phase implies."""
+        status = group.status
+        changes: dict[str, object] = {"checks": (), "charge": {}, "reasons": ()}
+        if status.phase in ADMITTED:
+            reserved_at = _first(status.reserved_at, status.in_queue_at, self._start_at)
+            changes |= {
+                "admission": max(1, status.admission),
+                "reserved_at": reserved_at,
+                "in_queue_at": _first(status.in_queue_at, reserved_at),
+            }
+        if status.phase == PodGroupPhase.UNKNOWN:
+            changes["unknown_at"] = _first(status.unknown_at, self._start_at)
+        if status.phase in TERMINAL:
+            changes |= {
+                "finished_at": _first(status.finished_at, self._start_at),
+                "reserved_at": None,
+                "reservation": {},
+            }
+        # A revision is the store's to give.
+        meta = structs.replace(group.metadata, revision=0)
+        return structs.replace(
+            group, metadata=meta, status=structs.replace(status, **changes)
+        )
+
+    def _charged(self, group: PodGroup) -> PodGroup:
+        """With its reservation, when it started to run, and what the ledger counts for it."""
+        pods = self.pods[group.metadata.uid]
+        group = _with(group, self._with_start(group, pods))
+        if group.status.reserved_at is not None and not group.status.reservation:
+            state = GroupState(group, pods, 0)
+            state.status = structs.replace(group.status, reservation=state.reservation)
+            reservation = state.reservation
+            if group.status.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN):
+                reservation = remaining_reservation(state, Progress.of(state))
+            group = _with(group, structs.replace(group.status, reservation=reservation))
+        charge = charge_with_count(GroupState(group, pods, 0))
+        return _with(group, structs.replace(group.status, charge=charge))
+
+    def _with_start(self, group: PodGroup, pods: tuple[Pod, ...]) -> PodGroupStatus:
+        """A running group runs since its minMember-th pod started."""
+        status = group.status
+        runs = status.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
+        if not runs or status.started_at is not None:
+            return status
+        starts = sorted(at for pod in pods if (at := pod.status.started_at) is not None)
+        enough = GroupState(group, (), 0).min_member
+        started_at = starts[enough - 1] if 0 < enough <= len(starts) else self._start_at
+        return structs.replace(status, started_at=started_at)
+
+    # --- pods ------------------------------------------------------------------------------
+
+    def _pod(self, described: DescribedPod, groups: Mapping[str, PodGroup]) -> Pod:
+        pod = described.pod
+        key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+        group = groups.get(key)
+        if group is None:
+            raise _problem(described, f"its PodGroup {key} is not described")
+        first, task = _task_of(described, group)
+        pod = self._with_template(described, task)
+        pod = self._with_status(described, pod, group)
+        uid = f"{group.metadata.uid}-{pod.status.admission}-{first + pod.spec.index}"
+        return structs.replace(pod, metadata=structs.replace(pod.metadata, uid=uid, revision=0))
+
+    def _with_template(self, described: DescribedPod, task: Task) -> Pod:
+        """What the pod does not say itself, its task's template says."""
+        pod, template, written = described.pod, task.template, described.written
+        spec = structs.replace(
+            pod.spec,
+            requests=pod.spec.requests if "requests" in written else template.requests,
+            termination_grace=(
+                pod.spec.termination_grace
+                if "terminationGrace" in written
+                else template.termination_grace
+            ),
+            priority=pod.spec.priority if "priority" in written else template.priority,
+        )
+        meta = structs.replace(
+            pod.metadata,
+            labels={**template.labels, **pod.metadata.labels},
+            annotations={**template.annotations, **pod.metadata.annotations},
+        )
+        return structs.replace(pod, metadata=meta, spec=spec)
+
+    def _with_status(self, described: DescribedPod, pod: Pod, group: PodGroup) -> Pod:
+        status, start_at = pod.status, self._start_at
+        phase = status.phase
+        if phase == PodPhase.PENDING and status.node:
+            phase = PodPhase.BOUND
+        if phase in ON_NODE and not status.node:
+            raise _problem(described, f"is {phase}, and status.node does not say where")
+        if status.terminating and phase not in ON_NODE:
+            raise _problem(described, f"is {phase}: only a pod on a node can be terminating")
+        attempt = max(status.attempt, 0 if phase == PodPhase.PENDING else 1)
+        started = phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED)
+        changes: dict[str, object] = {
+            "phase": phase,
+            "group_uid": group.metadata.uid,
+            "admission": status.admission or _admission(phase, status.terminating, group),
+            "attempt": attempt,
+            "failures": status.failures or _failures(phase, attempt),
+            "bound_at": _first(status.bound_at, start_at) if phase in ON_NODE else status.bound_at,
+            "started_at": _first(status.started_at, start_at) if started else status.started_at,
+        }
+        if status.terminating:
+            changes["terminating_at"] = _first(status.terminating_at, start_at)
+        if phase in _ENDED:
+            changes["finished_at"] = _first(status.finished_at, start_at)
+        if status.exit_code is None and phase in (PodPhase.SUCCEEDED, PodPhase.FAILED):
+            changes["exit_code"] = 0 if phase == PodPhase.SUCCEEDED else 1
+        return structs.replace(pod, status=structs.replace(status, **changes))
+
+
+def _admission(phase: PodPhase, terminating: bool, group: PodGroup) -> int:
+    """Pods of a Pending group that could still be used are those of its next admission."""
+    usable = phase not in _ENDED and not terminating
+    pending = group.status.phase == PodGroupPhase.PENDING
+    return group.status.admission + (1 if usable and pending else 0)
+
+
+def _failures(phase: PodPhase, attempt: int) -> int:
+    """Where nothing else is said, earlier attempts are taken to have failed."""
+    match phase:
+        case PodPhase.PENDING:
+            return 0
+        case PodPhase.FAILED:
+            return attempt
+        case _:
+            return attempt - 1
+
+
+def _task_of(described: DescribedPod, group: PodGroup) -> tuple[int, Task]:
+    """The pod's task, and the ordinal of that task's first pod."""
+    spec, first = described.pod.spec, 0
+    for task in group.spec.tasks:
+        if task.name == spec.task:
+            if spec.index >= task.replicas:
+                raise _problem(
+                    described,
+                    f"spec.index: task {task.name} of PodGroup {full_name(group)} has"
+                    f" {task.replicas} replicas, counted from 0, found {spec.index}",
+                )
+            return first, task
+        first += task.replicas
+    tasks = ", ".join(task.name for task in group.spec.tasks) or "none"
+    raise _problem(
+        described,
+        f"spec.task: PodGroup {full_name(group)} has no task {spec.task}; its tasks: {tasks}",
+    )
+
+
+# --- dependencies -----------------------------------------------------------------------------
+
+
+def _bound_dependencies(groups: Iterable[PodGroup]) -> list[PodGroup]:
+    """Names become uids. Missing groups, and circles, stay unbound and show as Misconfigured."""
+    groups = list(groups)
+    uids = {full_name(group): group.metadata.uid for group in groups}
+    needs = {
+        full_name(group): [_key(group, dependency) for dependency in group.spec.depends_on]
+        for group in groups
+    }
+    result = []
+    for group in groups:
+        name = full_name(group)
+        bound = tuple(
+            structs.replace(
+                dependency,
+                uid=""
+                if _reaches(needs, _key(group, dependency), name)
+                else uids.get(_key(group, dependency), ""),
+            )
+            for dependency in group.spec.depends_on
+        )
+        result.append(structs.replace(group, spec=structs.replace(group.spec, depends_on=bound)))
+    return result
+
+
+def _key(group: PodGroup, dependency: Dependency) -> str:
+    return f"{group.metadata.namespace}/{dependency.name}"
+
+
+def _reaches(needs: Mapping[str, list[str]], start: str, goal: str) -> bool:
+    """Whether `start` depends on `goal`, in however many steps."""
+    seen: set[str] = set()
+    ahead = [start]
+    while ahead:
+        name = ahead.pop()
+        if name == goal:
+            return True
+        if name not in seen:
+            seen.add(name)
+            ahead += needs.get(name, [])
+    return False
+
+
+# --- small parts --------------------------------------------------------------------------------
+
+
+def _with(group: PodGroup, status: PodGroupStatus) -> PodGroup:
+    return structs.replace(group, status=status)
+
+
+def _first(*instants: int | None) -> int:
+    return next(at for at in instants if at is not None)
+
+
+def _problem(described: DescribedPod, text: str) -> InvalidInput:
+    return InvalidInput(f"{described.where}: Pod {full_name(described.pod)}: {text}")

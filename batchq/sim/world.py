@@ -1,0 +1,130 @@
+"""From manifests to a described world: what there is at the start, and what will happen to it.
+
+**Time 0** is the latest timestamp in the file: the moment at which its author looked. What lies
+ahead by nature (`backoffUntil`, a pod's `retryAt`) does not move it, and neither do the manifests
+that a Timeline applies later. Without timestamps it is the epoch. A group without a
+`creationTimestamp` is older than all that have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct, structs
+
+from batchq.api import validate
+from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, key_of, kind_of
+from batchq.config.documents import Document, read_documents
+from batchq.errors import InvalidInput
+from batchq.sim.clock import whole_second
+from batchq.sim.runtime import check_runtimes
+from batchq.sim.timeline import KIND, Step, read_steps
+
+
+class DescribedPod(Struct, frozen=True, kw_only=True):
+    """A pod, the fields of its spec that its author wrote, and its place in the file."""
+
+    pod: Pod
+    written: frozenset[str]
+    where: str
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """Everything that a file describes, in its order; `start_at` is time 0, in milliseconds."""
+
+    objects: tuple[Object, ...]
+    groups: tuple[PodGroup, ...]
+    pods: tuple[DescribedPod, ...]
+    steps: tuple[Step, ...]
+    start_at: int
+    documents: int
+
+
+def read_world(text: str | bytes, source: str) -> World:
+    """The world that `text` describes; `source` is what messages call it.
+
+    Raises InvalidInput.
+    """
+    documents = read_documents(text, source)
+    if not documents:
+        raise InvalidInput(f"{source}: expected at least one manifest, found none")
+    steps: list[Step] = []
+    objects: list[Object] = []
+    pods: list[DescribedPod] = []
+    seen: dict[tuple[str, str], str] = {}
+    for document in documents:
+        if document.data.get("kind") == KIND:
+            steps += read_steps(document)
+            continue
+        obj = _read(document)
+        if isinstance(obj, Pod):
+            pods.append(_described_pod(document, obj))
+            continue
+        _check_once(seen, (kind_of(obj), key_of(obj)), document)
+        if isinstance(obj, PodGroup):
+            _check_once(seen, ("uid", obj.metadata.uid), document)
+        objects.append(obj)
+    return World(
+        objects=tuple(obj for obj in objects if not isinstance(obj, PodGroup)),
+        groups=tuple(obj for obj in objects if isinstance(obj, PodGroup)),
+        pods=tuple(pods),
+        # Steps of one instant stay in file order: sorted is stable.
+        steps=tuple(sorted(steps, key=lambda step: step.after_ms)),
+        start_at=_latest([*objects, *(described.pod for described in pods)]),
+        documents=len(documents),
+    )
+
+
+def _read(document: Document) -> Object:
+    obj = document.decode()
+    try:
+        validate.check(obj, described=True)
+        check_runtimes(obj)
+        if isinstance(obj, PodGroup) and obj.status.pledge:
+            raise InvalidInput(
+                f"PodGroup {full_name(obj)}: status.pledge is not available in this version;"
+                " leave it out: nothing is preempted"
+            )
+    except InvalidInput as problem:
+        raise InvalidInput(f"{document.where()}: {problem.message}", hint=problem.hint) from None
+    uid = obj.metadata.uid or str(document.place)
+    return structs.replace(obj, metadata=structs.replace(obj.metadata, uid=uid))
+
+
+def _described_pod(document: Document, pod: Pod) -> DescribedPod:
+    spec = document.data.get("spec")
+    written = frozenset(spec) if isinstance(spec, dict) else frozenset()
+    return DescribedPod(pod=pod, written=written, where=document.where())
+
+
+def _check_once(
+    seen: dict[tuple[str, str], str], name: tuple[str, str], document: Document
+) -> None:
+    place = f"document {document.place}"
+    if name in seen:
+        kind, key = name
+        raise InvalidInput(
+            f"{document.where()}: {kind} {key} is given twice, in {seen[name]} and {place};"
+            " take one of them out"
+        )
+    seen[name] = place
+
+
+def _latest(objects: Iterable[Object]) -> int:
+    instants = (at for obj in objects for at in _instants(obj) if at is not None)
+    return whole_second(max(instants, default=0))
+
+
+def _instants(obj: Object) -> Iterator[int | None]:
+    yield obj.metadata.creation_timestamp
+    match obj:
+        case Node():
+            yield obj.status.heartbeat
+        case Pod():
+            pod = obj.status
+            yield from (pod.bound_at, pod.started_at, pod.finished_at, pod.terminating_at)
+        case PodGroup():
+            group = obj.status
+            yield from (group.queue_time, group.reserved_at, group.in_queue_at)
+            yield from (group.started_at, group.unknown_at, group.finished_at)
+            yield from (condition.last_transition_time for condition in group.conditions)

@@ -1,0 +1,270 @@
+"""The cycle over real stores: reading, deciding and writing together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from batchq import changes
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import Node, PodGroup, PodTemplate, Retry, Task
+from batchq.api.transaction import CLUSTER
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.scheduler.effects import transactions_of
+from batchq.store.redis import RedisStore
+from tests.builders import a_group, a_node, a_queue, a_quota
+from tests.scheduler.conftest import Stack
+
+_set = msgspec.structs.replace
+
+
+def _group(name: str, replicas: int = 1, **more: Any) -> PodGroup:
+    """A group that may be submitted: its pods have a command."""
+    group = a_group(name, replicas, **more)
+    tasks = tuple(
+        _set(task, template=_set(task.template, command=("true",))) for task in group.spec.tasks
+    )
+    return _set(group, spec=_set(group.spec, tasks=tasks))
+
+
+def test_a_group_goes_from_pending_to_completed(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g", 2))
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.IN_QUEUE
+    assert [pod.status.phase for pod in stack.pods()] == ["Bound", "Bound"]
+    assert stack.store.ledger()[CLUSTER] == {"cpu": 2000, "pods": 2000, "podgroups": 1000}
+
+    stack.start_pods()
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.RUNNING
+
+    stack.end_pods()
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.COMPLETED
+    # What is left is the node itself.
+    assert stack.store.ledger().keys() == {"capacity"}
+
+
+def test_a_waiting_group_of_ten_thousand_pods_is_one_record(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    stack = Stack(redis_store, SchedulerConfig())
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("huge", 10_000))
+    before = _stored(raw)
+    for _ in range(5):
+        stack.turn()
+    assert stack.group("huge").status.reasons[0].reason == "ExceedsMaxQuota"
+    assert _stored(raw) == before
+    assert stack.pods() == []
+
+
+def _stored(raw: redis.Redis) -> dict[bytes, int]:
+    """How many fields each hash of objects has; streams and answers to requests left aside."""
+    sizes = {}
+    for key in raw.scan_iter():
+        if raw.type(key) == b"hash" and b"request" not in key:
+            sizes[key] = raw.hlen(key)
+    return sizes
+
+
+def test_what_one_group_frees_is_given_to_the_next_in_the_same_turn(stack: Stack) -> None:
+    stack.ready(a_node(cpu=2))
+    stack.apply(_group("first", 2), _group("second", 2))
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    stack.end_pods()
+    report = stack.turn()
+    assert report.commit.refused == ()
+    assert stack.group("first").status.phase == PodGroupPhase.COMPLETED
+    assert stack.group("second").status.phase == PodGroupPhase.IN_QUEUE
+
+
+def test_a_quota_cut_behind_the_sessions_back_is_caught_by_the_store(stack: Stack) -> None:
+    stack.ready(a_node(cpu=8))
+    stack.apply(a_quota(cpu=4), _group("g", 4))
+    # The session decides on a snapshot that knows of four cpus; the store knows better.
+    session = assemble(SchedulerConfig()).decide(stack.store.snapshot(), stack.clock.at_ms)
+    stack.apply(a_quota(cpu=2))
+    commit = stack.store.commit(transactions_of(session), request_id="late")
+    assert [refusal.answer.word for refusal in commit.refused] == ["limit"]
+    assert stack.group("g").status.phase == PodGroupPhase.PENDING
+    assert stack.pods() == []
+
+
+def test_a_group_that_no_longer_fits_goes_back_and_its_pods_with_it(stack: Stack) -> None:
+    stack.ready(a_node("n1", cpu=4), a_node("n2", cpu=4))
+    stack.apply(a_quota(cpu=8), _group("first", 4), _group("second", 4))
+    stack.until_idle()
+    assert len(stack.pods(PodPhase.BOUND)) == 8
+
+    stack.apply(a_quota(cpu=4))
+    stack.until_idle()
+    second = stack.group("second").status
+    assert second.phase == PodGroupPhase.PENDING
+    assert second.conditions[1].reason == "CapacityCut"
+    assert stack.group("first").status.phase == PodGroupPhase.IN_QUEUE
+    stopped = [pod for pod in stack.pods() if pod.status.terminating]
+    assert {pod.spec.pod_group for pod in stopped} == {"second"}
+
+
+def test_a_group_that_fits_on_no_node_backs_off_longer_each_time(stack: Stack) -> None:
+    stack.ready(a_node("n1", cpu=3), a_node("n2", cpu=3))
+    stack.apply(_group("wide", 1, cpu=4))
+    pauses = []
+    for _ in range(4):
+        stack.until_idle()
+        status = stack.group("wide").status
+        assert status.phase == PodGroupPhase.PENDING
+        assert status.backoff_until is not None
+        pauses.append((status.backoff_until - stack.clock.at_ms) // 1000)
+        assert stack.pods() == []
+        stack.clock.at_ms = status.backoff_until
+    assert pauses == [10, 20, 40, 80]
+    assert stack.store.ledger().keys() == {"capacity", "objects:default"}
+
+
+def test_a_gang_that_does_not_start_in_time_goes_back(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g", 2))
+    stack.until_idle()
+    stack.clock.at_ms += 5 * 60 * 1000
+    stack.until_idle()
+    status = stack.group("g").status
+    assert status.phase == PodGroupPhase.PENDING
+    assert status.queue_time == stack.clock.at_ms
+    assert all(pod.status.terminating for pod in stack.pods())
+
+
+def test_a_failed_pod_is_tried_again_after_its_backoff_and_then_fails_for_good(
+    stack: Stack,
+) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g", retry=Retry(limit=1)))
+    stack.until_idle()
+    stack.start_pods()
+    stack.end_pods(PodPhase.FAILED, exit_code=3, failures=1)
+    reports = stack.until_idle()
+    assert stack.pods()[0].status.phase == PodPhase.FAILED
+    assert reports[-1].next_due_at is not None
+
+    stack.clock.at_ms += 10_000
+    stack.until_idle()
+    assert stack.pods()[0].status.phase == PodPhase.BOUND
+    assert stack.pods()[0].status.attempt == 2
+    stack.start_pods()
+    stack.end_pods(PodPhase.FAILED, exit_code=3, failures=2)
+    stack.until_idle()
+    group = stack.group("g")
+    assert group.status.phase == PodGroupPhase.FAILED
+    finished = next(c for c in group.status.conditions if c.type == "Finished")
+    assert finished.reason == "RetriesSpent"
+    assert finished.message == "1 of 1 pods failed; the first, g-w-0, exited with 3"
+
+
+def test_a_silent_node_is_written_off_and_its_pods_go_elsewhere(stack: Stack) -> None:
+    heard = stack.clock.at_ms
+    stack.ready(a_node("n1", cpu=4))
+    stack.apply(_group("g", 2))
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    stack.ready(a_node("n2", cpu=4))
+    node = _node(stack, "n1")
+    stack.ready(_set(node, status=_set(node.status, heartbeat=heard)))
+
+    stack.clock.at_ms = heard + 40_000
+    stack.until_idle()
+    assert _node(stack, "n1").status.ready is False
+    assert {pod.status.node for pod in stack.pods(PodPhase.RUNNING)} == {"n1"}
+
+    # Its lease (30 s) and the pods' grace (30 s) have to pass before anything runs again.
+    stack.clock.at_ms = heard + 60_000
+    stack.until_idle()
+    assert {pod.status.node for pod in stack.pods(PodPhase.BOUND)} == {"n2"}
+    assert {pod.status.attempt for pod in stack.pods()} == {2}
+
+
+def test_a_cancelled_group_stops_its_pods_and_keeps_their_charge_until_they_end(
+    stack: Stack,
+) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g", 2))
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    stack.commit(changes.cancel(stack.store, "default/g", now_ms=stack.clock.at_ms))
+    assert stack.group("g").status.phase == PodGroupPhase.CANCELLED
+    stack.until_idle()
+    assert [pod.status.reason for pod in stack.pods()] == ["Cancelled", "Cancelled"]
+    assert stack.store.ledger()[CLUSTER]["cpu"] == 2000
+    stack.end_pods(PodPhase.EVICTED)
+    stack.until_idle()
+    assert stack.store.ledger().keys() == {"capacity"}
+
+
+def test_a_drained_queue_sends_its_groups_back_with_their_place_in_line(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(a_queue("q"), _group("g", 2, queue="q"))
+    queue_time = stack.group("g").status.queue_time
+    stack.until_idle()
+    stack.clock.at_ms += 1000
+    stack.apply(a_queue("q", stop_policy="HoldAndDrain"))
+    stack.until_idle()
+    status = stack.group("g").status
+    assert status.phase == PodGroupPhase.PENDING
+    assert status.queue_time == queue_time
+    assert [verdict.reason for verdict in status.reasons] == ["QueueStopped"]
+
+
+def test_the_reservation_shrinks_as_pods_finish(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    template = PodTemplate(command=("true",), requests={"cpu": 1000})
+    group = a_group("g", tasks=(Task(name="w", replicas=3, template=template),))
+    stack.apply(group)
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    first = stack.pods(PodPhase.RUNNING)[0]
+    stack.move(first, phase=PodPhase.SUCCEEDED, finished_at=stack.clock.at_ms)
+    stack.until_idle()
+    assert stack.store.ledger()[CLUSTER]["cpu"] == 2000
+    assert stack.group("g").status.phase == PodGroupPhase.RUNNING
+
+
+def test_a_finished_group_is_forgotten_when_its_time_is_over(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g", ttl_after_finished=60_000))
+    stack.until_idle()
+    stack.start_pods()
+    stack.end_pods()
+    stack.until_idle()
+    assert len(stack.pods()) == 1
+    stack.clock.at_ms += 60_000
+    stack.until_idle()
+    assert stack.store.list("PodGroup") == ()
+    assert stack.pods() == []
+    assert stack.store.charges().keys() == {"node:n1"}
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+def test_turns_in_which_nothing_changes_write_nothing(stack: Stack, turns: int) -> None:
+    stack.ready(a_node(cpu=1))
+    stack.apply(_group("in"), _group("out", 1), _group("later", 1))
+    stack.until_idle()
+    revision = stack.store.snapshot().revision
+    for _ in range(turns):
+        assert stack.turn().intents == ()
+    assert stack.store.snapshot().revision == revision
+
+
+def _node(stack: Stack, name: str) -> Node:
+    found = stack.store.get("Node", name)
+    assert isinstance(found, Node)
+    return found

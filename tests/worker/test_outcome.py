@@ -1,0 +1,120 @@
+"""What an end makes of a pod, what its environment leaves out, how long a lease is trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.worker.environ import base_environment
+from batchq.worker.lease import Lease
+from batchq.worker.outcome import LOST, Outcome, ended
+from tests.builders import a_group, a_pod
+
+STOPPED = {"terminating": True, "reason": "Preempted"}
+OVER = {"terminating": True, "reason": "WalltimeExceeded"}
+
+
+@pytest.mark.parametrize(
+    ("sentence", "status", "outcome", "phase", "reason", "failures"),
+    [
+        ("0 is success", {}, Outcome(exit_code=0), "Succeeded", "", 0),
+        ("3 is failure", {}, Outcome(exit_code=3), "Failed", "", 1),
+        (
+            "0 before the order to stop arrived is success",
+            STOPPED,
+            Outcome(exit_code=0),
+            "Succeeded",
+            "",
+            0,
+        ),
+        (
+            "0 after the order is no success",
+            STOPPED,
+            Outcome(exit_code=0, stopped="Preempted"),
+            "Evicted",
+            "Preempted",
+            0,
+        ),
+        (
+            "an end while it is to stop is no failure",
+            STOPPED,
+            Outcome(exit_code=1),
+            "Evicted",
+            "Preempted",
+            0,
+        ),
+        (
+            "its time was up",
+            OVER,
+            Outcome(exit_code=143, signal=15, stopped="WalltimeExceeded"),
+            "Failed",
+            "WalltimeExceeded",
+            1,
+        ),
+        (
+            "an array's pod whose time was up",
+            {},
+            Outcome(exit_code=0, stopped="WalltimeExceeded"),
+            "Failed",
+            "WalltimeExceeded",
+            1,
+        ),
+        (
+            "an end at the walltime itself",
+            OVER,
+            Outcome(exit_code=0),
+            "Succeeded",
+            "",
+            0,
+        ),
+        ("its work-horse died", {}, LOST, "Evicted", "NodeLost", 0),
+        ("its work-horse died while it was to stop", STOPPED, LOST, "Evicted", "Preempted", 0),
+    ],
+)
+def test_an_end(
+    sentence: str,
+    status: dict[str, Any],
+    outcome: Outcome,
+    phase: str,
+    reason: str,
+    failures: int,
+) -> None:
+    pod = a_pod(a_group("g"), phase=PodPhase.RUNNING, node="n1", **status)
+    after = ended(pod, outcome, now_ms=5).status
+    assert (after.phase, after.reason, after.failures) == (phase, reason, failures), sentence
+    assert (after.finished_at, after.terminating) == (5, False)
+
+
+def test_secrets_of_the_agent_are_no_pods_business() -> None:
+    agents = {
+        "PATH": "/bin",
+        "LANG": "C.UTF-8",
+        "BATCHQ_REDIS_URL": "redis://:pw@h",
+        "BATCHQ_HOME": "/x",
+        "RQ_WORKER_ID": "x",
+        "REDIS_PASSWORD": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "GITHUB_TOKEN": "x",
+        "my_password": "x",
+        "SETTINGS": "url=redis://:pw@h;other",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    assert base_environment(agents, secrets=("redis://:pw@h",)) == {
+        "PATH": "/bin",
+        "LANG": "C.UTF-8",
+    }
+
+
+def test_a_lease_is_given_up_a_sixth_before_its_end() -> None:
+    lease = Lease(now_ms=0, lease_ms=30_000)
+    assert not lease.is_lost(24_999)
+    assert lease.is_lost(25_000)
+
+
+def test_a_lease_counts_from_when_it_was_asked_for() -> None:
+    lease = Lease(now_ms=0, lease_ms=30_000)
+    lease.renewed(asked_at=10_000)
+    assert not lease.is_lost(34_999)
+    assert lease.is_lost(35_000)

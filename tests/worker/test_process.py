@@ -1,0 +1,92 @@
+"""Starting commands and hearing them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from batchq.worker.process import Command, NotStarted, send_to_group, start
+from tests.daemon.waiting import until
+
+PATH = {"PATH": os.environ["PATH"]}
+
+
+@contextmanager
+def started(*argv: str) -> Iterator[Command]:
+    command = start(argv, PATH, "")
+    try:
+        yield command
+    finally:
+        command.send(signal.SIGKILL)
+        os.waitpid(command.group, 0)
+        command.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "exit_code", "message"),
+    [
+        ((), 127, "the template names no command"),
+        (("no-such-program",), 127, "command not found: no-such-program"),
+        (("/",), 126, "cannot run /: Permission denied"),
+        (("a\0b",), 126, "cannot run 'a\\x00b': embedded null byte"),
+    ],
+)
+def test_what_cannot_start_says_why(argv: tuple[str, ...], exit_code: int, message: str) -> None:
+    with pytest.raises(NotStarted) as refused:
+        start(argv, PATH, "")
+    outcome = refused.value.outcome
+    assert (outcome.exit_code, outcome.message) == (exit_code, message)
+
+
+def test_a_script_without_an_interpreter_line_cannot_start(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo hello\n")
+    script.chmod(0o755)
+    with pytest.raises(NotStarted) as refused:
+        start([str(script)], PATH, "")
+    assert refused.value.outcome.exit_code == 126
+    assert "neither a program nor a script" in refused.value.outcome.message
+
+
+def test_a_command_leads_its_own_group_and_session() -> None:
+    with started("sleep", "60") as command:
+        assert os.getpgid(command.group) == command.group
+        assert os.getsid(command.group) == command.group
+
+
+def test_a_command_hears_signals_that_its_work_horse_ignores() -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with started("sleep", "60") as command:
+            command.send(signal.SIGINT)
+            assert select.select([command.pidfd], [], [], 10)[0]
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def test_output_is_read_a_bounded_part_at_a_time() -> None:
+    with started("yes") as command:
+        stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
+        for _ in range(10):
+            select.select([stdout], [], [], 10)
+            assert 0 < sum(len(part) for part in command.read(stdout)) <= 256 << 10
+
+
+def test_a_closed_output_is_forgotten() -> None:
+    with started("sh", "-c", "exec >&-; sleep 60") as command:
+        stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
+        select.select([stdout], [], [], 10)
+        assert command.read(stdout) == []
+        assert list(command.outputs.values()) == ["stderr"]
+
+
+def test_a_signal_to_a_group_that_is_gone_is_no_error() -> None:
+    with started("true") as command:
+        until(lambda: bool(select.select([command.pidfd], [], [], 0)[0]))
+    send_to_group(command.group, signal.SIGKILL)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, smaller
+from batchq.api.transaction import queue_scope
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
@@ -100,10 +101,9 @@ def _set_aside(session: Session, head: GroupState) -> None:
     ):
         return
     queue = session.queues[head.queue]
-    for name, units in smaller(head.reservation, _undershoot(session, queue)).items():
-        session.ledger.aside[name] = session.ledger.aside.get(name, 0) + units
+    session.ledger.aside[queue.name] = smaller(head.reservation, _undershoot(session, queue))
 
 
 def _undershoot(session: Session, queue: QueueState) -> Amounts:
     deserved = deserved_of_queues(session).get(queue.name, {})
-    return minus(deserved, session.ledger.sums.get(f"queue:{queue.name}", {}))
+    return minus(deserved, session.ledger.sums.get(queue_scope(queue.name), {}))

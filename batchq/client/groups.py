@@ -1,4 +1,4 @@
-"""From a command and what it needs to the PodGroup that runs it: what `submit` is without a file."""
+"""From a command and what it needs to the PodGroup that runs it: `submit` without a file."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _walltime(written: Quantity | None) -> int | None:
 
 def _dependency(written: str) -> Dependency:
     """`NAME`, or `ok:NAME`, `any:NAME`, `failed:NAME`."""
-    condition, colon, name = written.rpartition(":")
+    condition, _, name = written.rpartition(":")
     match condition:
         case "":
             return Dependency(name=name)

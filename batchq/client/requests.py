@@ -78,8 +78,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     transaction: Transaction | None
 
 
-def plan(reader: Reader, objects: Sequence[Object], step: Step) -> Plan:
-    """Take `step` for every object, those that others refer to first; nothing is written.
+def plan(
+    reader: Reader, objects: Sequence[Object], step: Step, *, last_first: bool = False
+) -> Plan:
+    """Take `step` for every object, those that others refer to first, or `last_first`.
+
+    Nothing is written.
 
     Raises what `step` raises, and InvalidInput for an object that is given twice.
     """
@@ -87,7 +91,8 @@ def plan(reader: Reader, objects: Sequence[Object], step: Step) -> Plan:
     overlay = Overlay(reader)
     applied: dict[tuple[str, str], Applied] = {}
     transactions = []
-    for item in in_order(objects):
+    order = in_order(objects)
+    for item in reversed(order) if last_first else order:
         place = kind_of(item), key_of(item)
         before = overlay.get(*place)
         transaction = step(overlay, item)

@@ -119,7 +119,7 @@ def _look(store: RedisStore, key: str, uid: str, goal: Goal) -> Result | None:
             return None
         return _result(group, pods, reached=phase == PodGroupPhase.COMPLETED)
     if goal == "admitted":
-        reached = phase in ADMITTED or group.status.admission > 0 and phase in TERMINAL
+        reached = phase in ADMITTED or (group.status.admission > 0 and phase in TERMINAL)
     else:
         ran = group.status.started_at is not None and phase in TERMINAL
         reached = phase == PodGroupPhase.RUNNING or ran or phase == PodGroupPhase.COMPLETED

@@ -17,7 +17,12 @@ class Watch:
     """One reader of changes. Owned by one thread."""
 
     def __init__(
-        self, store: RedisStore, kinds: Collection[str], *, namespace: str = "", listing: bool = True
+        self,
+        store: RedisStore,
+        kinds: Collection[str],
+        *,
+        namespace: str = "",
+        listing: bool = True,
     ) -> None:
         """`listing` False begins with what happens from now on."""
         self._store = store

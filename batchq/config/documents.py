@@ -46,6 +46,7 @@ _WORDS: dict[str, object] = {
     "FALSE": False,
 }
 _TAG = "tag:yaml.org,2002:"
+_TAGS = {"!", *(f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +255,13 @@ class _Builder:
             return self._alias(event.anchor, line)
         if depth > DEEPEST:
             raise _too_deep(self._source, line)
+        self._check_tag(event, line)
         if isinstance(event, yaml.MappingStartEvent):
             built = self._mapping(line, depth)
         elif isinstance(event, yaml.SequenceStartEvent):
             built = self._sequence(line, depth)
         else:
-            built = _Built(self._scalar(event, line), Mark(line), 1)
+            built = _Built(_scalar(event), Mark(line), 1)
         if event.anchor is not None:
             # Only now: an alias inside its own anchor would never end.
             self._anchors[event.anchor] = built
@@ -332,19 +334,18 @@ class _Builder:
             raise self._problem(line, "expected a mapping, or a list of them, to merge at <<")
         return many
 
-    def _scalar(self, event: Any, line: int) -> object:
-        text: str = event.value
-        tag = (event.tag or "").removeprefix(_TAG)
-        if tag in ("", "!"):
-            return text if tag == "!" or not event.implicit[0] else _resolved(text)
-        if tag == "str":
-            return text
-        if tag in ("int", "float", "bool", "null", "timestamp"):
-            return _resolved(text)
-        raise self._problem(line, f"the tag {shown(event.tag)} is not allowed here")
+    def _check_tag(self, event: Any, line: int) -> None:
+        """Other tags would have a loader make objects, or mean something that we do not know."""
+        if event.tag is not None and event.tag not in _TAGS:
+            raise self._problem(line, f"the tag {shown(event.tag)} is not allowed here")
 
     def _problem(self, line: int, text: str) -> InvalidInput:
         return InvalidInput(f"{self._source}, line {line}: {text}")
+
+
+def _scalar(event: Any) -> object:
+    quoted = event.tag is None and not event.implicit[0]
+    return event.value if quoted or event.tag in ("!", f"{_TAG}str") else _resolved(event.value)
 
 
 def _resolved(text: str) -> object:
@@ -379,12 +380,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _print_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = all(character.isprintable() or character == "\n" for character in text)
-    if not plain:
+    style = "|" if "\n" in text else None
+    if not all(character.isprintable() or character == "\n" for character in text):
         # YAML 1.1 takes some control characters for line breaks; escaped, they stay themselves.
         style = '"'
-    else:
-        style = "|" if "\n" in text else None
     return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
 

@@ -52,8 +52,8 @@ class LedgerView:
         self.limits = limits
         self.sums: dict[str, dict[str, int]] = {}
         self._charges: dict[str, Amounts] = {}
-        #: Set aside by heads that wait in a strict queue: counted as if it were charged.
-        self.aside: dict[str, int] = {}
+        #: Queue -> what is set aside for its waiting head: others see it as if it were charged.
+        self.aside: dict[str, Amounts] = {}
 
     def charged(self, group: GroupState) -> Amounts:
         """What the group counts for now."""
@@ -87,4 +87,10 @@ class LedgerView:
     def without(self, group: GroupState, scope: str, resource: str) -> int:
         """The sum of a scope, leaving out the group itself, with what is set aside."""
         seen = self.used(scope, resource) - self._charges.get(group.uid, {}).get(resource, 0)
-        return seen + self.aside.get(resource, 0) if scope == CLUSTER else seen
+        if scope != CLUSTER:
+            return seen
+        return seen + sum(
+            amounts.get(resource, 0)
+            for queue, amounts in self.aside.items()
+            if queue != group.queue
+        )

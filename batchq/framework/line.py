@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.api.reasons import Verdict
+from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
@@ -13,5 +13,11 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
-    """Whether a group refused like this keeps its place: every refusal is by capacity."""
-    return bool(verdicts) and all(verdict.in_line for verdict in verdicts)
+    """Whether a group refused like this keeps its place in line.
+
+    It does if capacity refuses it. A namespace's quota alone puts it out of line, but does not
+    cost it its place where capacity refuses it too; anything else does.
+    """
+    return any(verdict.in_line for verdict in verdicts) and all(
+        verdict.in_line or verdict.reason == Waiting.WAITING_FOR_QUOTA for verdict in verdicts
+    )

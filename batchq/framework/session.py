@@ -22,7 +22,7 @@ from batchq.framework.extension import POINTS, ExtensionPoint
 from batchq.framework.ledger import LedgerView
 from batchq.framework.settings import Settings
 from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState, NodeState, QueueState, TaskShape
+from batchq.framework.state import GroupState, NodeState, QueueState, TaskShape, uid_order
 from batchq.framework.statement import Statement
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ class Session:
         return (*keys, group.queue_time, group.order)
 
     def queue_key(self, queue: QueueState) -> Key:
-        """The order of queues: the plugins' keys, then the name. Moves with every admission."""
+        """The order of queues: the plugins' keys, age, uid. Moves with every admission."""
         keys = tuple(entry.function(self, queue) for entry in self.points["queueOrder"])
-        return (*keys, queue.name)
+        meta = queue.record.metadata
+        return (*keys, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
 
     # Working -----------------------------------------------------------------------------------
 

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from batchq.api.objects import Node, Pod, PodGroup, PriorityClass, Queue, ResourceQuota
+from batchq.api.resources import Amounts
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
     """Immutable records. Every tuple is ordered by key.
 
     `pods` are grouped by the uid of their group; `leases` maps a pod's uid to the instant in
-    milliseconds at which the lease of its current attempt ends.
+    milliseconds at which the lease of its current attempt ends. `tolerated` is what a described
+    world began with beyond its limits, per scope: only what exceeds that is a cut.
     """
 
     revision: int = 0
@@ -24,3 +26,4 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     groups: tuple[PodGroup, ...] = ()
     pods: Mapping[str, tuple[Pod, ...]] = {}
     leases: Mapping[str, int] = {}
+    tolerated: Mapping[str, Amounts] = {}

@@ -48,14 +48,20 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
 
 
 def _excess(session: Session, scope: str) -> Amounts:
-    """What the scope holds beyond its limit, less what is being stopped already."""
+    """What the scope holds beyond its limit, less what is being stopped already.
+
+    Nothing, as long as it is no more than what a described world began with.
+    """
     sums = session.ledger.sums.get(scope, {})
     over: Amounts = {}
     for name, units in sums.items():
         limit = session.ledger.limit(scope, name)
         if limit is not None and units > limit and not (scope == CLUSTER and name == POD_GROUPS):
             over[name] = units - limit
-    return minus(over, _leaving(session, scope)) if over else {}
+    if not over:
+        return {}
+    excess = minus(over, _leaving(session, scope))
+    return excess if minus(excess, session.snapshot.tolerated.get(scope, {})) else {}
 
 
 def _leaving(session: Session, scope: str) -> Amounts:

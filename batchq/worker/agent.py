@@ -11,6 +11,7 @@ in again what RQ lost, and report what died without a word.
 
 from __future__ import annotations
 
+import gc
 import select
 import signal
 from collections.abc import Iterator
@@ -162,6 +163,9 @@ class Agent:
             },
             now_ms=monotonic_ms(),
         )
+        # Collecting garbage would write to every page that the work-horses share with this process.
+        gc.collect()
+        gc.freeze()
         log.info("agent started", node=settings.node, agent=self._identity)
 
     def _end(self) -> None:

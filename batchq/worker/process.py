@@ -84,14 +84,20 @@ class Command:
         reaped: until then its number cannot belong to anybody else.
         """
         send_to_group(self.group, signal.SIGKILL)
-        _, wait_status = os.waitpid(self.group, 0)
-        self._process.returncode = os.waitstatus_to_exitcode(wait_status)
+        wait_status = self.reap()
         left = kill_children(keep=(), within_s=2.0)
         if left:
             log.error("processes cannot be killed", pids=left)
         return wait_status
 
+    def reap(self) -> int:
+        """Wait for the command itself; its wait status."""
+        _, wait_status = os.waitpid(self.group, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(wait_status)
+        return wait_status
+
     def close(self) -> None:
+        """Let go of the pipes and the pidfd."""
         os.close(self.pidfd)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import redis
 
 from batchq.api.lifecycle import PodPhase
@@ -86,3 +89,10 @@ def test_the_change_stream_is_bounded(redis_store: RedisStore, raw: redis.Redis)
 def test_what_is_not_ours_is_not_declared() -> None:
     for name in ("rq:queues", "bq:revision", "{bq}:other", "{bq}:revision:x", "{bq}:request:"):
         assert keys.declared(name) is None
+
+
+def test_the_schema_in_the_readme_names_every_key() -> None:
+    schema = Path(keys.__file__).with_name("README.md").read_text(encoding="utf-8")
+    for key in keys.TABLE:
+        name = re.sub("|".join(KINDS), "<Kind>", key.name)
+        assert f"| `{name}` | {key.type} |" in schema

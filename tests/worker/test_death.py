@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import Node
+from batchq.api.objects import Node, Pod
 from batchq.store.redis import RedisStore
 from tests.daemon.waiting import until
+from tests.harness.server import Server
 from tests.worker.stage import WITHIN_S, Stage, frozen, is_alive, kill, members
 
 pytestmark = pytest.mark.e2e
@@ -108,6 +110,56 @@ def test_a_pod_that_ends_while_the_server_is_away_is_reported_when_it_is_back(
     assert (status.phase, status.exit_code) == (PodPhase.FAILED, 4)
 
 
+def test_a_server_that_is_killed_and_started_again_costs_no_pod(tmp_path: Path) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        store = RedisStore(server.url)
+        stage = Stage(store, tmp_path)
+        try:
+            stage.start_agent()
+            flag = tmp_path / "flag"
+            script = f"echo up; while ! test -e {flag}; do sleep 0.05; done"
+            slow, quick = (
+                stage.bind("sh", "-c", text)[0] for text in (script, f"{script}; exit 5")
+            )
+            for pod in (slow, quick):
+                stage.started(pod, saying="up")
+            server.stop()
+            flag.touch()
+            until(lambda: not any(members(_group(stage, pod)) for pod in (slow, quick)))
+            server.start()
+            assert stage.ended(slow).status.phase == PodPhase.SUCCEEDED
+            assert stage.ended(quick).status.exit_code == 5
+            (late,) = stage.bind("true")
+            assert stage.ended(late).status.phase == PodPhase.SUCCEEDED
+        finally:
+            stage.close()
+            store.close()
+
+
+def test_an_agent_whose_server_is_gone_still_ends_when_told(tmp_path: Path) -> None:
+    server = Server()
+    server.start()
+    store = RedisStore(server.url)
+    stage = Stage(store, tmp_path)
+    try:
+        agent = stage.start_agent(drain_timeout_s=0)
+        (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+        group = stage.started(pod, saying="up")
+        server.stop()
+        agent.send_signal(signal.SIGTERM)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(timeout=WITHIN_S) == 0
+        assert members(group) == []
+        run = stage.run_of(pod)
+        assert run is not None
+        assert run.outcome is not None
+        assert run.outcome.stopped == "NodeLost"
+    finally:
+        stage.close()
+        store.close()
+        server.discard()
+
+
 def test_a_drained_agent_lets_its_pods_end(stage: Stage) -> None:
     agent = stage.start_agent()
     flag = stage.home / "flag"
@@ -149,6 +201,11 @@ def test_a_second_signal_ends_everything_at_once(stage: Stage) -> None:
     status = stage.now(pod).status
     assert (status.phase, status.reason, status.signal) == (PodPhase.EVICTED, "NodeLost", 9)
     assert members(group) == []
+
+
+def _group(stage: Stage, pod: Pod) -> int:
+    run = stage.run_of(pod)
+    return run.group if run else 0
 
 
 def _is_ready(store: RedisStore) -> bool:

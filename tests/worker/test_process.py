@@ -24,7 +24,7 @@ def started(*argv: str) -> Iterator[Command]:
         yield command
     finally:
         command.send(signal.SIGKILL)
-        os.waitpid(command.group, 0)
+        command.reap()
         command.close()
 
 

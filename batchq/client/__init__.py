@@ -1,0 +1,458 @@
+"""The Python API: what the command line calls, and any program may.
+
+    from batchq import Client
+
+    with Client() as client:
+        group = client.submit(command=["python3", "train.py"], cpus=4, mem="8Gi", replicas=2)
+        [result] = client.wait([group.metadata.name])
+        for line in client.logs(group.metadata.name):
+            print(line.pod, line.text)
+
+Groups are named `NAME`, which is in namespace `default`, or `NAMESPACE/NAME`. Instants are integer
+milliseconds since the epoch by the server's clock, amounts integer units (cpu in thousandths,
+memory in bytes, anything else in thousandths), as everywhere in `batchq.api`; where a quantity or
+a duration is passed in, people's notation (`500m`, `8Gi`, `2h`) is meant.
+
+Every method may raise StoreUnavailable. All errors are of `batchq.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from batchq import changes
+from batchq.api import manifest
+from batchq.api.names import label_problem, subdomain_problem
+from batchq.api.objects import (
+    DEFAULT,
+    KINDS,
+    NAMESPACED,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    ResourceQuota,
+    key_of,
+    kind_of,
+)
+from batchq.api.transaction import Event, Ledger, Transaction, Word, namespace_scope
+from batchq.changes.lookup import find, instead
+from batchq.client.groups import Quantity, Request, amounts_of, group_of, with_working_dir
+from batchq.client.requests import Applied, Effect, Plan, plan
+from batchq.errors import InvalidInput, NotFound, StoreUnavailable
+from batchq.ports import Reader
+
+if TYPE_CHECKING:
+    from batchq.client.output import LogLine
+    from batchq.client.overview import Explanation, GroupView, Overview, QueueView
+    from batchq.client.waiting import Goal, Result
+    from batchq.store.mirror import Change
+    from batchq.store.redis import RedisStore
+
+__all__ = ["Applied", "Client", "Effect", "Quantity", "Request", "key_named", "with_working_dir"]
+
+T = TypeVar("T")
+
+#: How often a request is worked out anew because somebody else was faster.
+TRIES = 16
+_WATCH_MS = 5_000
+
+
+class Client:
+    """A connection to the server; a context manager. Not to be shared between threads."""
+
+    def __init__(self, url: str | None = None, *, store: RedisStore | None = None) -> None:
+        """Connect to `url`, else to BATCHQ_REDIS_URL, else to this machine's embedded server.
+
+        `store` stands in for a connection; it is left open at the end.
+        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
+        """
+        from batchq.daemon.ids import RandomIds
+
+        self._ids = RandomIds()
+        self._owned = store is None
+        self._store: RedisStore = _connect(url) if store is None else store
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._owned:
+            self._store.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def now_ms(self) -> int:
+        """The server's time."""
+        return self._store.now_ms()
+
+    # --- submitting and changing ------------------------------------------------------------
+
+    def submit(
+        self,
+        group: PodGroup | Mapping[str, object] | Request | None = None,
+        /,
+        *,
+        dry_run: bool = False,
+        **request: Any,
+    ) -> PodGroup:
+        """Submit one new group and return it as stored.
+
+        Either a `group` (an object or its manifest as plain data), or the fields of a `Request`
+        as keywords: `command` (a list of words), `name` (made from the command if left out),
+        `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name -> quantity, all per
+        pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of pods), `walltime`
+        ("2h" or seconds), `priority_class`, `env`, `after` (names, or `any:NAME`, `failed:NAME`),
+        `gates`, `suspend`, `retries` (0), `working_dir`.
+
+        `dry_run` checks everything and writes nothing.
+        Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
+        dependency), Conflict (the name is taken), Rejected (limits).
+        """
+        if group is None:
+            group = Request(**request)
+        if isinstance(group, Request):
+            group = group_of(group, suffix=self._ids.new_uid()[-5:])
+        [applied] = self.submit_all([group], dry_run=dry_run)
+        assert isinstance(applied.object, PodGroup)
+        return applied.object
+
+    def submit_all(
+        self, objects: Iterable[Object | Mapping[str, object]], *, dry_run: bool = False
+    ) -> Sequence[Applied]:
+        """Submit new groups, and apply whatever else is among `objects`: all or nothing.
+
+        Raises what `submit` raises.
+        """
+        return self._request(objects, self._submit_one, dry_run=dry_run)
+
+    def apply(
+        self, objects: Iterable[Object | Mapping[str, object]], *, dry_run: bool = False
+    ) -> Sequence[Applied]:
+        """Create what is not there and change what is: all of it or, if one is refused, nothing.
+
+        A `status` is ignored. `dry_run` checks everything and writes nothing.
+        Raises InvalidInput, NotFound, Conflict (a field that cannot change any more), Rejected.
+        """
+        return self._request(objects, self._apply_one, dry_run=dry_run)
+
+    def delete(self, kind: str, name: str, *, namespace: str = DEFAULT) -> None:
+        """Delete an object; a finished group takes its pods along.
+
+        Raises NotFound, Conflict (something needs it still), Rejected.
+        """
+        self.delete_all([(kind, name if kind not in NAMESPACED else key_named(name, namespace))])
+
+    def delete_all(
+        self, places: Sequence[tuple[str, str]], *, dry_run: bool = False
+    ) -> Sequence[Applied]:
+        """Delete objects, given as (kind, key): all of them or, if one is refused, none.
+
+        Raises NotFound, Conflict, Rejected.
+        """
+        return self._commit(partial(self._plan_deletion, places), dry_run=dry_run).applied
+
+    def cancel(self, group: str, *, reason: str = "", namespace: str = DEFAULT) -> None:
+        """End a group: it is Cancelled at once, its processes are told to stop.
+
+        Raises NotFound, or Conflict if it has ended already.
+        """
+        key = key_named(group, namespace)
+        self._change(lambda now: changes.cancel(self._store, key, now_ms=now, message=reason))
+
+    def suspend(self, group: str, *, namespace: str = DEFAULT) -> bool:
+        """Hold a group back; its running pods are stopped. False if it was suspended already.
+
+        Raises NotFound, or Conflict if it has ended already.
+        """
+        key = key_named(group, namespace)
+        return self._change(lambda now: changes.suspend(self._store, key, now_ms=now))
+
+    def resume(self, group: str, *, namespace: str = DEFAULT) -> bool:
+        """Let a suspended group stand in line again. False if it was not suspended.
+
+        Raises NotFound, or Conflict if it has ended already.
+        """
+        key = key_named(group, namespace)
+        return self._change(lambda now: changes.resume(self._store, key, now_ms=now))
+
+    def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> None:
+        """Take one scheduling gate away.
+
+        Raises NotFound for the group or the gate, or Conflict if the group has ended already.
+        """
+        key = key_named(group, namespace)
+        self._change(lambda now: changes.open_gate(self._store, key, gate, now_ms=now))
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
+        """One object; a pod by its name or its uid.
+
+        Raises NotFound, with the nearest name there is.
+        """
+        if kind == "Pod":
+            return self._pod(name, namespace)
+        key = key_named(name, namespace) if kind in NAMESPACED else name
+        item: Object = find(self._store, KINDS[kind], key)
+        return item
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        """All objects of a kind, of one namespace or of all, by key."""
+        return self._store.list(kind, namespace=namespace)
+
+    def watch(
+        self, *kinds: str, namespace: str = "", timeout_s: float | None = None
+    ) -> Iterator[Change]:
+        """What there is, then every change, for `timeout_s` seconds or for ever.
+
+        Each Change has kind, key, revision, and value (None: deleted). Nothing is missed: a
+        reader that fell behind lists again.
+        """
+        from batchq.client.watching import Watch
+
+        watch = Watch(self._store, kinds or tuple(KINDS), namespace=namespace)
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        block_ms = 0
+        while True:
+            yield from watch.poll(block_ms)
+            left_ms = _WATCH_MS if deadline is None else round((deadline - monotonic()) * 1000)
+            if left_ms <= 0:
+                return
+            block_ms = min(_WATCH_MS, left_ms)
+
+    def jobs(
+        self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
+    ) -> Sequence[GroupView]:
+        """Groups as lists show them: place in line, pods by phase, and why they wait."""
+        return self.overview().groups(namespace=namespace, queue=queue, phases=phases)
+
+    def queues(self) -> Sequence[QueueView]:
+        """Queues as lists show them: what they hold, what waits, what they deserve."""
+        return self.overview().queues()
+
+    def overview(self) -> Overview:
+        """One look at everything, to ask several things of."""
+        from batchq.client.overview import Overview
+
+        return Overview(self._store.snapshot(), self._store.now_ms())
+
+    def explain(self, group: str, *, namespace: str = DEFAULT) -> Explanation:
+        """Why a group waits: all reasons with fresh numbers, its place in line, who is ahead.
+
+        Raises NotFound.
+        """
+        self.get("PodGroup", group, namespace=namespace)
+        explanation = self.overview().explain(key_named(group, namespace))
+        if explanation is None:
+            raise NotFound(f"PodGroup {key_named(group, namespace)} was deleted just now")
+        return explanation
+
+    def wait(
+        self,
+        groups: Sequence[str],
+        *,
+        for_: Goal = "finished",
+        timeout_s: float | None = None,
+        namespace: str = DEFAULT,
+    ) -> Sequence[Result]:
+        """Wait until each group is `finished` (ended, its processes too), `succeeded` (as soon as
+        one cannot, all return), `running` or `admitted`; the results in the same order.
+
+        Raises NotFound (also for one that is deleted meanwhile) and WaitTimedOut.
+        """
+        from batchq.client.waiting import wait_for
+
+        keys = [key_named(group, namespace) for group in groups]
+        return wait_for(self._store, keys, for_, timeout_s)
+
+    def logs(
+        self,
+        group: str,
+        *,
+        pod: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        namespace: str = DEFAULT,
+    ) -> Iterator[LogLine]:
+        """What the latest attempts of a group's pods have written; of much, the newest MiB each.
+
+        `pod` chooses one by its name or `<task>-<index>`; `tail` the last lines of each. With
+        `follow` lines go on coming until the group's processes have ended.
+        Raises NotFound.
+        """
+        from batchq.client import output
+
+        read = output.follow_output if follow else output.read_output
+        return read(self._store, key_named(group, namespace), pod=pod, tail=tail)
+
+    def pods(self, group: PodGroup) -> Sequence[Pod]:
+        """The pods of a group, those of former admissions too, by task and index."""
+        from batchq.client.waiting import pods_of
+
+        found = pods_of(self._store, group)
+        return sorted(found, key=lambda pod: (pod.spec.task, pod.spec.index, key_of(pod)))
+
+    def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
+        """The latest events (of one object), oldest first."""
+        return self._store.events(kind=kind, key=key, most=most)
+
+    def ledger(self) -> Ledger:
+        """What is charged, by scope: `cluster`, `queue:<name>`, `ns:<namespace>`, `node:<name>`."""
+        return self._store.ledger()
+
+    def check_writable(self) -> None:
+        """Raise StoreUnavailable if the server does not take writes."""
+        self._store.check_server()
+
+    # --- nodes and quotas -------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[Node]:
+        """All nodes by name, `status.heartbeat` being when each was last heard of."""
+        from msgspec import structs
+
+        beats = self._store.beats()
+        found = []
+        for node in self._store.list("Node"):
+            assert isinstance(node, Node)
+            heard = beats.get(node.metadata.name, node.status.heartbeat)
+            found.append(
+                structs.replace(node, status=structs.replace(node.status, heartbeat=heard))
+            )
+        return found
+
+    def cordon(self, node: str) -> bool:
+        """Let no more pods come to a node. False if it was cordoned already. Raises NotFound."""
+        return self._change(lambda now: changes.cordon(self._store, node, now_ms=now))
+
+    def uncordon(self, node: str) -> bool:
+        """Let pods come to a node again. False if it was not cordoned. Raises NotFound."""
+        return self._change(lambda now: changes.uncordon(self._store, node, now_ms=now))
+
+    def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
+        """The quotas of one namespace, or of all."""
+        found = self._store.list("ResourceQuota", namespace=namespace)
+        return [quota for quota in found if isinstance(quota, ResourceQuota)]
+
+    def set_quota(self, namespace: str, hard: Mapping[str, Quantity]) -> bool:
+        """Replace the quota `default` of a namespace. False if it was so already.
+
+        Raises InvalidInput.
+        """
+        amounts = amounts_of(hard)
+        return self._change(
+            lambda now: changes.set_quota(
+                self._store, namespace, amounts, now_ms=now, uid=self._ids.new_uid()
+            )
+        )
+
+    def used(self, namespace: str) -> dict[str, int]:
+        """What a namespace's groups are charged now."""
+        return self._store.ledger().get(namespace_scope(namespace), {})
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        objects: Iterable[Object | Mapping[str, object]],
+        step: Callable[[Reader, Object], Transaction | None],
+        *,
+        dry_run: bool,
+    ) -> Sequence[Applied]:
+        wanted = [manifest.decode(one) if isinstance(one, Mapping) else one for one in objects]
+        return self._commit(lambda: plan(self._store, wanted, step), dry_run=dry_run).applied
+
+    def _submit_one(self, reader: Reader, item: Object) -> Transaction | None:
+        if not isinstance(item, PodGroup):
+            return self._apply_one(reader, item)
+        return changes.create(reader, item, now_ms=self._store.now_ms(), uid=self._ids.new_uid())
+
+    def _apply_one(self, reader: Reader, item: Object) -> Transaction | None:
+        return changes.apply(reader, item, now_ms=self._store.now_ms(), uid=self._ids.new_uid())
+
+    def _plan_deletion(self, places: Sequence[tuple[str, str]]) -> Plan:
+        def remove(reader: Reader, item: Object) -> Transaction:
+            return changes.delete(reader, kind_of(item), key_of(item), now_ms=self._store.now_ms())
+
+        found: list[Object] = [find(self._store, KINDS[kind], key) for kind, key in places]
+        # Who refers goes before what it refers to.
+        return plan(self._store, found, remove, last_first=True)
+
+    def _change(self, build: Callable[[int], Transaction | None]) -> bool:
+        """Commit what `build` asks for at an instant; whether there was anything to do."""
+        done = self._commit(
+            lambda: Plan(applied=(), transaction=build(self._store.now_ms())), dry_run=False
+        )
+        return done.transaction is not None
+
+    def _commit(self, build: Callable[[], Plan], *, dry_run: bool) -> Plan:
+        """Plan and commit; plan anew when somebody else changed what the plan was made on.
+
+        The store repeats a call whose answer was lost under the same request id, so a refusal is
+        never the echo of our own success.
+        """
+        for tried in range(1, TRIES + 1):
+            planned = build()
+            if dry_run or planned.transaction is None:
+                return planned
+            commit = self._store.commit([planned.transaction], request_id=self._ids.new_uid())
+            if not commit.refused:
+                return planned
+            refusal = commit.refused[0]
+            if refusal.answer.word not in (Word.CONFLICT, Word.FENCED) or tried == TRIES:
+                raise changes.explain_refusal(refusal)
+        raise AssertionError("the last try returns or raises")
+
+    def _pod(self, name: str, namespace: str) -> Pod:
+        space, _, bare = key_named(name, namespace).partition("/")
+        pods = [pod for pod in self._store.list("Pod", namespace=space) if isinstance(pod, Pod)]
+        named = [pod for pod in pods if bare in (pod.metadata.name, pod.metadata.uid)]
+        if not named:
+            there = [f"{space}/{pod.metadata.name}" for pod in pods]
+            raise NotFound(
+                f"Pod {space}/{bare[:80]} does not exist", hint=instead(f"{space}/{bare}", there)
+            )
+        return max(named, key=lambda pod: (pod.status.admission, pod.metadata.uid))
+
+
+def key_named(name: str, namespace: str = DEFAULT) -> str:
+    """`NAME` or `NAMESPACE/NAME` as the key of a namespaced object.
+
+    Raises InvalidInput for anything else.
+    """
+    space, slash, bare = name.rpartition("/")
+    space = space if slash else namespace
+    problem = label_problem(space)
+    if problem:
+        raise InvalidInput(f"namespace: {problem}")
+    # A pod's name is longer than its group's.
+    problem = subdomain_problem(bare)
+    if problem:
+        raise InvalidInput(f"name: {problem}")
+    return f"{space}/{bare}"
+
+
+def _connect(url: str | None) -> RedisStore:
+    from batchq.daemon.paths import default_url, find_home, resolve_url
+    from batchq.store.connect import open_store
+
+    home = find_home()
+    target = resolve_url(url, home)
+    if target == default_url(home) and not Path(home.socket).exists():
+        raise StoreUnavailable(
+            "no batchq server is running on this machine",
+            hint="start one with `batchq up`, or name yours with --redis-url",
+        )
+    return open_store(target)

@@ -1,0 +1,291 @@
+"""What one object may not say, whether it is submitted or only described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchq.api.manifest import decode
+from batchq.api.objects import Object, PodGroup
+from batchq.api.validate import check, contradictions, not_available
+from batchq.errors import InvalidInput
+
+
+def read(kind: str, spec: Any) -> Object:
+    data = {"apiVersion": "batchq/v1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+    return decode(data)
+
+
+def task(name: str = "w", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "template": {"command": ["true"]}, **fields}
+
+
+def template(**fields: Any) -> dict[str, Any]:
+    return {"tasks": [{"name": "w", "template": {"command": ["true"], **fields}}]}
+
+
+def group(*tasks: Any, **spec: Any) -> dict[str, Any]:
+    return {"tasks": list(tasks) or [task()], **spec}
+
+
+def problem(obj: Object, *, described: bool = False) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        check(obj, described=described)
+    return caught.value.message
+
+
+ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
+    "fewer than no replicas": (
+        "PodGroup",
+        group(task(replicas=-1)),
+        "PodGroup default/x: spec.tasks[0].replicas: expected a number from 0 to 1000000, found -1",
+    ),
+    "too many replicas in all": (
+        "PodGroup",
+        group(task("a", replicas=600_000), task("b", replicas=600_000)),
+        "PodGroup default/x: the replicas of all tasks: expected at most 1000000, found 1200000",
+    ),
+    "two tasks of one name": (
+        "PodGroup",
+        group(task("a"), task("a")),
+        "PodGroup default/x: spec.tasks: 'a' is named twice",
+    ),
+    "two gates of one name": (
+        "PodGroup",
+        group(schedulingGates=[{"name": "g"}, {"name": "g"}]),
+        "PodGroup default/x: spec.schedulingGates: 'g' is named twice",
+    ),
+    "two dependencies on one group": (
+        "PodGroup",
+        group(dependsOn=[{"name": "g"}, {"name": "g", "condition": "any"}]),
+        "PodGroup default/x: spec.dependsOn: 'g' is named twice",
+    ),
+    "too many gates": (
+        "PodGroup",
+        group(schedulingGates=[{"name": f"g{number}"} for number in range(65)]),
+        "PodGroup default/x: spec.schedulingGates: expected at most 64, found 65",
+    ),
+    "no walltime at all": (
+        "PodGroup",
+        group(walltime="0s"),
+        "PodGroup default/x: spec.walltime: expected more than 0s; leave it out for no limit",
+    ),
+    "a long command": (
+        "PodGroup",
+        template(command=["x" * 131_072]),
+        "PodGroup default/x: spec.tasks[0].template.command, in bytes: expected at most 131072,"
+        " found 131073",
+    ),
+    "too many variables": (
+        "PodGroup",
+        template(env={f"v{number}": "" for number in range(1001)}),
+        "PodGroup default/x: spec.tasks[0].template.env: expected at most 1000, found 1001",
+    ),
+    "a variable that cannot be": (
+        "PodGroup",
+        template(env={"a=b": ""}),
+        "PodGroup default/x: spec.tasks[0].template.env: expected a name without '=' for a"
+        " variable, found 'a=b'",
+    ),
+    "a NUL in a command": (
+        "PodGroup",
+        template(command=["a\0b"]),
+        "PodGroup default/x: spec.tasks[0].template.command: a NUL character cannot be passed to"
+        " a process",
+    ),
+    "more than a sum can hold": (
+        "PodGroup",
+        group(
+            task(replicas=1000, template={"command": ["a"], "requests": {"memory": 2**53}}),
+        ),
+        "PodGroup default/x: spec.tasks[0].template.requests.memory: the 1000 replicas together"
+        " ask for over 2^53 units",
+    ),
+    "a pod that counts twice": (
+        "PodGroup",
+        template(requests={"pods": 2}),
+        "PodGroup default/x: spec.tasks[0].template.requests.pods: every pod counts as one;"
+        " leave it out",
+    ),
+    "a long annotation": (
+        "PodGroup",
+        template(annotations={"a": "x" * 262_144}),
+        "PodGroup default/x: spec.tasks[0].template.annotations, in bytes: expected at most"
+        " 262144, found 262145",
+    ),
+    "a negative weight": (
+        "Queue",
+        {"weight": -1},
+        "Queue x: spec.weight: expected a number from 0 to 1000000, found -1",
+    ),
+    "more guaranteed than deserved": (
+        "Queue",
+        {"guarantee": {"memory": "2Gi"}, "deserved": {"memory": "1Gi"}},
+        "Queue x: spec.guarantee.memory: expected at most its deserved of 1Gi, found 2Gi",
+    ),
+    "more deserved than allowed": (
+        "Queue",
+        {"deserved": {"cpu": 2}, "capability": {"cpu": 1}},
+        "Queue x: spec.deserved.cpu: expected at most its capability of 1, found 2",
+    ),
+    "a priority beyond the bounds": (
+        "PriorityClass",
+        {"value": 2_000_000_000},
+        "PriorityClass x: spec.value: expected a number from -1000000000 to 1000000000,"
+        " found 2000000000",
+    ),
+}
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("case", ALWAYS_WRONG)
+def test_what_is_wrong_anywhere(case: str, described: bool) -> None:
+    kind, spec, message = ALWAYS_WRONG[case]
+    assert problem(read(kind, spec), described=described) == message
+
+
+CONTRADICTIONS: dict[str, tuple[Any, str]] = {
+    "nothing to run": (
+        {"tasks": []},
+        "expected at least one task with at least one replica, found none",
+    ),
+    "no replicas": (
+        group(task(replicas=0)),
+        "expected at least one task with at least one replica, found none",
+    ),
+    "a gang of none": (
+        group(minMember=0),
+        "spec.minMember: expected at least 1, found 0",
+    ),
+    "a gang with too few pods": (
+        group(task(replicas=4), minMember=5),
+        "spec.minMember: expected at most the 4 replicas of all tasks, found 5",
+    ),
+    "more available than a gang": (
+        group(task("a", replicas=3, minAvailable=2), task("b", replicas=3, minAvailable=2),
+              minMember=3),
+        "minAvailable adds up to 4, which is more than minMember 3",
+    ),
+    "more available than replicas": (
+        group(task("a", replicas=1, minAvailable=2), task("b", replicas=3)),
+        "spec.tasks[0].minAvailable: expected at most its 1 replicas, found 2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_a_contradiction_is_refused_at_submission_and_kept_in_a_described_world(case: str) -> None:
+    spec, message = CONTRADICTIONS[case]
+    obj = read("PodGroup", spec)
+    assert isinstance(obj, PodGroup)
+    assert contradictions(obj) == [message]
+    assert problem(obj) == f"PodGroup default/x: {message}"
+    check(obj, described=True)
+
+
+def test_only_a_described_world_can_do_without_commands() -> None:
+    obj = read("PodGroup", {"tasks": [{"name": "w"}]})
+    check(obj, described=True)
+    assert problem(obj) == (
+        "PodGroup default/x: spec.tasks[0].template.command: expected a command for its pods to"
+        " run, found none"
+    )
+
+
+NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
+    "a parent": (
+        "Queue",
+        {"parent": "org"},
+        "spec.parent org is not available in this version; leave it out: all queues stand side"
+        " by side",
+    ),
+    "a guarantee": (
+        "Queue",
+        {"guarantee": {"cpu": 1}},
+        "spec.guarantee is not available in this version; use capability and weight",
+    ),
+    "a deserved part": (
+        "Queue",
+        {"deserved": {"cpu": 1}},
+        "spec.deserved is not available in this version; use capability and weight",
+    ),
+    "preemption": (
+        "Queue",
+        {"preemption": {"withinQueue": "Never"}},
+        "spec.preemption is not available in this version; leave it out: nothing is preempted",
+    ),
+    "protection from reclaim": (
+        "Queue",
+        {"reclaimable": False},
+        "spec.reclaimable false is not available in this version; leave it out: nothing is"
+        " reclaimed",
+    ),
+    "checks": (
+        "Queue",
+        {"admissionChecks": ["licence"]},
+        "spec.admissionChecks is not available in this version; leave it out",
+    ),
+    "backfill": (
+        "Queue",
+        {"strategy": {"type": "Backfill"}},
+        "spec.strategy.type Backfill is not available in this version; use BestEffortFIFO or"
+        " StrictFIFO",
+    ),
+    "shortest first": (
+        "Queue",
+        {"strategy": {"order": "shortest"}},
+        "spec.strategy.order shortest is not available in this version; use fcfs",
+    ),
+    "reservations for all": (
+        "Queue",
+        {"strategy": {"reservations": "all"}},
+        "spec.strategy.reservations all is not available in this version; use 1",
+    ),
+    "a check": (
+        "AdmissionCheck",
+        {},
+        "admission checks are not available in this version",
+    ),
+    "an external group": (
+        "PodGroup",
+        {"controller": "external", "minResources": {"cpu": 1}},
+        "spec.controller external is not available in this version; use batchq",
+    ),
+    "a function": (
+        "PodGroup",
+        template(function="a:b"),
+        "spec.tasks[0].template.function is not available in this version; use command",
+    ),
+    "gates of pods": (
+        "PodGroup",
+        template(schedulingGates=[{"name": "a"}]),
+        "spec.tasks[0].template.schedulingGates is not available in this version; use the group's"
+        " own spec.schedulingGates",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_AVAILABLE)
+def test_what_is_not_built_yet_is_refused_by_name(case: str) -> None:
+    kind, spec, message = NOT_AVAILABLE[case]
+    obj = read(kind, spec)
+    assert not_available(obj) == [message]
+    assert problem(obj, described=True).endswith(f"x: {message}")
+
+
+def test_what_is_built_is_accepted() -> None:
+    queue = {
+        "parent": "root",
+        "weight": 0,
+        "capability": {"cpu": 4},
+        "maxPodGroups": 3,
+        "overcommit": 1.5,
+        "strategy": {"type": "StrictFIFO"},
+        "stopPolicy": "HoldAndDrain",
+    }
+    check(read("Queue", queue))
+    check(read("PriorityClass", {"value": -5, "preemptionPolicy": "Never"}))
+    check(read("Node", {"resources": {"cpu": 4}, "taints": [{"key": "gpu"}]}))
+    check(read("ResourceQuota", {"hard": {"cpu": 4, "podgroups": 5, "pods": 10}}))
+    check(read("PodGroup", group(task("a", replicas=8, minAvailable=1), minMember=1)))

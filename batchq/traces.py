@@ -12,10 +12,10 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -163,7 +163,7 @@ def _stated_size(remark: str) -> int | None:
     return int(first[0]) if first and first[0].isdecimal() and int(first[0]) > 0 else None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Generator[tuple[int, str], None, None]:
     """The lines that say something, each with its number."""
     try:
         with _opened(path) as file:
@@ -183,8 +183,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise InvalidInput(f"{path}: the log cannot be read: {error.strerror or error}") from None
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> BinaryIO:
     """The file, unpacked if it is packed, whatever its name says."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")
+    return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")

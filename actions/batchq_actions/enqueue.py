@@ -9,6 +9,7 @@ it: under BestEffortFIFO they are tried, under StrictFIFO they wait.
 
 from __future__ import annotations
 
+from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, smaller
 from batchq.api.transaction import queue_scope
@@ -37,6 +38,14 @@ class Enqueue:
             _serve_queues(session)
         else:
             _serve_one_line(session)
+        _refuse_strays(session)
+
+
+def _refuse_strays(session: Session) -> None:
+    """Groups whose queue does not exist stand in no line; they are told so."""
+    for group in session.groups.values():
+        if group.phase == PodGroupPhase.PENDING and group.queue not in session.queues:
+            session.refuse(group, session.standing_aside(group))
 
 
 def _serve_queues(session: Session) -> None:
@@ -87,7 +96,9 @@ def _blocks(session: Session, group: GroupState) -> bool:
 def _wait_behind(session: Session, groups: list[GroupState]) -> None:
     """Those behind a strict head wait for it, unless they are out of line anyway."""
     for group in groups:
-        session.refuse(group, session.standing_aside(group) or (_BEHIND,))
+        verdicts = blockers(session, group)
+        behind = (_BEHIND,) if not verdicts or waits_in_line(verdicts) else ()
+        session.refuse(group, (*verdicts, *behind))
 
 
 def _set_aside(session: Session, head: GroupState) -> None:

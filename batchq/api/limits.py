@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from batchq.api.objects import Node, Queue, ResourceQuota
 from batchq.api.quantity import PODS
-from batchq.api.resources import UNLIMITED_PODS, Amounts, larger, scaled, smaller
+from batchq.api.resources import UNLIMITED_PODS, Amounts, scaled, smaller
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 
 

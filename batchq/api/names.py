@@ -29,11 +29,16 @@ def shown(value: object, most: int = 48) -> str:
         case int():
             return str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
         case dict():
-            return f"a mapping of {len(value)} fields" if value else "an empty mapping"
+            return f"a mapping of {counted(len(value), 'field')}" if value else "an empty mapping"
         case list() | tuple():
-            return f"a list of {len(value)} items" if value else "an empty list"
+            return f"a list of {counted(len(value), 'item')}" if value else "an empty list"
         case _:
             return repr(value)[:most]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 pod`, `2 pods`"""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def label_problem(name: str) -> str:

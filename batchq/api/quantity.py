@@ -35,7 +35,9 @@ _SUFFIX = {
     "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }
-_GRAMMAR = re.compile(r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,2}))")
+_GRAMMAR = re.compile(
+    r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
+)
 
 
 def units_per_whole(resource: str) -> int:

@@ -79,6 +79,8 @@ def of_pod(requests: Mapping[str, int]) -> Amounts:
 def describe(amounts: Mapping[str, int]) -> str:
     """For people: `cpu 4, memory 8Gi`, without the implied `pods`."""
     parts = [
-        f"{name} {describe_quantity(name, amounts[name])}" for name in sorted(amounts) if name != PODS
+        f"{name} {describe_quantity(name, amounts[name])}"
+        for name in sorted(amounts)
+        if name != PODS
     ]
     return ", ".join(parts) or "nothing"

@@ -38,7 +38,9 @@ def parse_duration(written: str | int | float) -> int:
             milliseconds, position = 0, 0
             while match := _PART.match(text, position):
                 unit = _UNITS_MS[match[3]]
-                milliseconds += int(match[1]) * unit + int((match[2] or "0").ljust(3, "0")) * unit // 1000
+                milliseconds += (
+                    int(match[1]) * unit + int((match[2] or "0").ljust(3, "0")) * unit // 1000
+                )
                 position = match.end()
             if position == 0 or position != len(text):
                 raise ValueError(f"{expected}, found {_shown(text)}")
@@ -52,7 +54,9 @@ def format_duration(milliseconds: int) -> str:
     if milliseconds == 0:
         return "0s"
     for unit, size in (("d", DAY), ("h", HOUR), ("m", MINUTE), ("s", SECOND)):
-        if milliseconds % size == 0 and (milliseconds >= 2 * size or unit == "s" or milliseconds == size):
+        if milliseconds % size == 0 and (
+            milliseconds >= 2 * size or unit == "s" or milliseconds == size
+        ):
             return f"{milliseconds // size}{unit}"
     return f"{milliseconds}ms"
 

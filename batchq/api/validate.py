@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from batchq.api.manifest import check_names
-from batchq.api.names import shown
+from batchq.api.names import counted, shown
 from batchq.api.objects import (
     AdmissionCheck,
     Node,
@@ -76,7 +76,8 @@ def contradictions(group: PodGroup) -> list[str]:
         found.append(f"spec.minMember: expected at least 1, found {least}")
     if not external and spec.min_member is not None and replicas and least > replicas:
         found.append(
-            f"spec.minMember: expected at most the {replicas} replicas of all tasks, found {least}"
+            f"spec.minMember: expected at most the {counted(replicas, 'replica')} of all tasks,"
+            f" found {least}"
         )
     available = sum(task.min_available for task in spec.tasks)
     if available > least:
@@ -84,7 +85,8 @@ def contradictions(group: PodGroup) -> list[str]:
     for place, task in enumerate(spec.tasks):
         if task.min_available > task.replicas:
             found.append(
-                f"spec.tasks[{place}].minAvailable: expected at most its {task.replicas} replicas,"
+                f"spec.tasks[{place}].minAvailable: expected at most its"
+                f" {counted(task.replicas, 'replica')},"
                 f" found {task.min_available}"
             )
     return found

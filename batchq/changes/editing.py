@@ -13,6 +13,7 @@ from msgspec import structs
 
 from batchq.api import validate
 from batchq.api.lifecycle import ON_NODE, TERMINAL
+from batchq.api.names import counted
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
@@ -221,7 +222,8 @@ def _delete_group(reader: Reader, group: PodGroup, event: Event) -> Transaction:
     stopping = sum(pod.status.phase in ON_NODE for pod in pods)
     if stopping:
         raise Conflict(
-            f"{title(group)} is {group.status.phase}, but {stopping} of its pods still run",
+            f"{title(group)} is {group.status.phase}, but {counted(stopping, 'pod')} of it"
+            " must end first",
             hint="try again when they have ended",
         )
     holders = [f"object:{group.metadata.uid}", f"group:{group.metadata.uid}"]
@@ -263,7 +265,7 @@ def _check_queue_empty(reader: Reader, queue: Queue) -> None:
     count = sum(group.spec.queue == name for group in _unfinished_groups(reader))
     if count:
         raise Conflict(
-            f"Queue {name} still has {count} unfinished pod groups",
+            f"Queue {name} still has {counted(count, 'unfinished pod group')}",
             hint="wait for them or cancel them; stopPolicy: Hold keeps new ones from starting",
         )
 
@@ -275,7 +277,7 @@ def _check_node_empty(reader: Reader, node: Node) -> None:
     )
     if count:
         raise Conflict(
-            f"Node {name} still runs {count} pods",
+            f"Node {name} still runs {counted(count, 'pod')}",
             hint=f"drain it first: batchq nodes drain {name}",
         )
 
@@ -286,7 +288,7 @@ def _check_class_unused(reader: Reader, item: PriorityClass) -> None:
     count = sum(group.spec.priority_class_name == name for group in groups)
     if count:
         raise Conflict(
-            f"PriorityClass {name} is still named by {count} unfinished pod groups",
+            f"PriorityClass {name} is still named by {counted(count, 'unfinished pod group')}",
             hint="wait for them or cancel them",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchq.api.names import counted
 from batchq.api.quantity import describe_quantity
 from batchq.api.transaction import POD_GROUPS, Answer, Refusal, Transaction, Word
 from batchq.errors import BatchqError, Conflict, Rejected
@@ -45,7 +46,8 @@ def _over_limit(subject: str, answer: Answer) -> Rejected:
     if answer.resource == POD_GROUPS:
         limit, seen = answer.limit // 1000, answer.seen // 1000
         return Rejected(
-            f"{subject}: {where} allows at most {limit} unfinished pod groups, and has {seen}",
+            f"{subject}: {where} allows at most {counted(limit, 'unfinished pod group')},"
+            f" and has {seen}",
             hint="wait for some to finish, cancel some, or raise podgroups in its ResourceQuota",
         )
     need, limit_text, seen_text = (

@@ -35,7 +35,7 @@ def cancel(reader: Reader, key: str, *, now_ms: int, message: str = "") -> Trans
     finished = Condition(
         type="Finished",
         status="True",
-        reason=Finish.CANCELLED,
+        reason=str(Finish.CANCELLED),
         message=message,
         last_transition_time=now_ms,
     )

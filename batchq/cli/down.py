@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from batchq.cli.options import examples
+from batchq.cli.options import Globals, examples, pass_globals
 
 
 @click.command(epilog=examples("batchq down", "batchq down --keep-server"))
 @click.option("--keep-server", is_flag=True, help="End the agents and the scheduler only.")
-def down(keep_server: bool) -> None:
+@pass_globals
+def down(shared: Globals, keep_server: bool) -> None:
     """Stop the node agents, the scheduler and the embedded server of this machine.
 
     The agents drain: what runs may end, and is stopped and waits again if it takes too long. The
@@ -19,8 +20,9 @@ def down(keep_server: bool) -> None:
     from batchq.daemon import stack
     from batchq.daemon.paths import find_home
 
-    show(
-        stack.down(
-            find_home(), keep_server=keep_server, say=lambda text: click.echo(text, err=True)
-        )
+    report = stack.down(
+        find_home(), keep_server=keep_server, say=lambda text: click.echo(text, err=True)
     )
+    show(report, color=shared.color)
+    if all(part.state in ("not running", "running") for part in report.parts):
+        click.echo("Nothing was there to stop", err=True)

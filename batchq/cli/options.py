@@ -1,10 +1,16 @@
-"""What every command shares: the options before its name, and how examples stand in its help."""
+"""What every command shares: the options before its name, the client, and examples in the help."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from batchq.client import Client
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Globals(NamedTuple):
@@ -17,9 +23,39 @@ class Globals(NamedTuple):
     redis_url: str | None = None
     color: bool = True
 
+    def connect(self) -> Client:
+        """A client of the chosen server, to be used in a `with`.
+
+        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
+        """
+        from batchq.client import Client
+
+        return Client(self.redis_url)
+
 
 #: Decorates a command that wants the Globals as its first argument.
 pass_globals = click.make_pass_decorator(Globals, ensure=True)
+
+LIST_FORMATS = ("table", "wide", "json", "yaml", "name")
+
+
+def namespace_option(command: F) -> F:
+    """-n/--namespace, `default` unless given."""
+    return click.option(
+        "-n", "--namespace", default="default", show_default=True, help="The namespace."
+    )(command)
+
+
+def output_option(*formats: str) -> Callable[[F], F]:
+    """-o/--output; the first format is the default."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="How the answer is written.",
+    )
 
 
 def examples(*lines: str) -> str:

@@ -60,9 +60,7 @@ def refuse_unless_single(plan: RunPlan) -> None:
         )
 
 
-def with_fresh_names(
-    groups: Sequence[PodGroup], taken: Collection[str]
-) -> tuple[PodGroup, ...]:
+def with_fresh_names(groups: Sequence[PodGroup], taken: Collection[str]) -> tuple[PodGroup, ...]:
     """The groups under names that are not among the keys `taken`: `name-2`, `name-3` …
 
     All groups of one file get the same number, and what they depend on within the file follows.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Protocol, TextIO
 
 import click
@@ -16,9 +17,15 @@ from msgspec import Struct
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.times import describe_age
+from batchq.cli.output import aligned, one_line
+from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
 from batchq.client.overview import GroupView
 
 _BAR = 20
+#: The output of so many pods is quoted at the end.
+_PODS_QUOTED = 6
+#: A shell's exit code for a program that a signal has ended.
+_SIGNALLED = 128
 
 
 class Display(Protocol):
@@ -65,9 +72,9 @@ def bar_of(view: GroupView) -> tuple[int, int]:
     return done, active - done
 
 
-def short_name(view: GroupView) -> str:
-    """The name, with the namespace where that is not `default`."""
-    return view.key.removeprefix("default/")
+def short(key: str) -> str:
+    """A group's key, without the namespace where that is `default`."""
+    return key.removeprefix("default/")
 
 
 # --- live -----------------------------------------------------------------------------------
@@ -80,7 +87,7 @@ class _Lines:
 
     def show(self, views: Sequence[GroupView]) -> None:
         for view in views:
-            line = f"{short_name(view)}: {view.shown}: {state_in_words(view)}"
+            line = f"{short(view.key)}: {view.shown}: {state_in_words(view)}"
             if self._said.get(view.key) != line:
                 self._said[view.key] = line
                 click.echo(line, file=self._stream)
@@ -111,7 +118,7 @@ def _bars(stream: TextIO, *, color: bool) -> Iterator[Display]:
                 style = styles.get(view.shown, "")
                 bar = Text("█" * done, style).append("▒" * active, "dim")
                 bar.append("░" * (_BAR - done - active), "dim")
-                name, phase = Text(short_name(view)), Text(view.shown, style)
+                name, phase = Text(short(view.key)), Text(view.shown, style)
                 table.add_row(name, bar, phase, Text(state_in_words(view), "dim"))
             self._live.update(table, refresh=True)
 
@@ -131,6 +138,52 @@ class PodOutput(Struct, frozen=True, kw_only=True):
     last: tuple[str, ...]
 
 
+def result(
+    views: Sequence[GroupView], pods: Sequence[Pod], outputs: Sequence[PodOutput], folder: Path
+) -> Iterator[str]:
+    """All that is said at the end, line by line."""
+    yield from aligned(summary_rows(views, pods))
+    for view in views:
+        if view.phase != PodGroupPhase.COMPLETED:
+            yield f"{short(view.key)}: {view.reason}: {one_line(view.message)}".removesuffix(": ")
+    yield from _last_words(outputs, failed_first(outputs, pods))
+    yield ""
+    yield f"Logs of {len(outputs)} pods: {folder}" if outputs else "The pods have written nothing"
+    for path in announced(outputs):
+        yield f"Written: {path}"
+
+
+def verdict(views: Sequence[GroupView], pods: Sequence[Pod], *, exit_code: bool) -> int:
+    """The command's exit code; with `exit_code` the single pod's own, as a shell has it."""
+    phases = {view.phase for view in views}
+    if exit_code and len(pods) == 1 and PodGroupPhase.CANCELLED not in phases:
+        status = pods[0].status
+        if status.signal is not None:
+            return _SIGNALLED + status.signal
+        if status.exit_code is not None:
+            return status.exit_code
+    if PodGroupPhase.FAILED in phases:
+        return EXIT_GROUP_FAILED
+    return EXIT_GROUP_CANCELLED if PodGroupPhase.CANCELLED in phases else 0
+
+
+def failed_first(outputs: Sequence[PodOutput], pods: Sequence[Pod]) -> list[PodOutput]:
+    """In the order in which one wants to read them."""
+    failed = {pod.metadata.name for pod in pods if pod.status.phase == PodPhase.FAILED}
+    return sorted(outputs, key=lambda output: output.pod not in failed)
+
+
+def _last_words(outputs: Sequence[PodOutput], ordered: Sequence[PodOutput]) -> Iterator[str]:
+    for output in ordered[:_PODS_QUOTED]:
+        yield ""
+        shown = f"the last {len(output.last)} of {output.count} lines"
+        yield f"{output.pod}: {shown if output.count > len(output.last) else 'all it wrote'}"
+        yield from (f"    {one_line(line)}" for line in output.last)
+    if len(outputs) > _PODS_QUOTED:
+        yield ""
+        yield f"… and {len(outputs) - _PODS_QUOTED} more pods"
+
+
 def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[str, ...]]:
     """The table of the summary, its header first."""
     rows: list[tuple[str, ...]] = [("GROUP", "PHASE", "PODS", "WAIT", "RUN", "EXIT CODES")]
@@ -143,7 +196,7 @@ def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[
         ]
         rows.append(
             (
-                short_name(view),
+                short(view.key),
                 view.shown,
                 f"{view.pods.succeeded}/{view.pods.wanted}",
                 _span(view.created_at, view.started_at or view.finished_at),
@@ -159,7 +212,10 @@ def exit_codes(pods: Sequence[Pod]) -> str:
     counts = Counter(_ending(pod) for pod in pods)
     counts.pop("", None)
     ordered = sorted(counts, key=lambda word: (not word.isdigit(), len(word), word))
-    return ", ".join(f"{word} ×{counts[word]}" if counts[word] > 1 else word for word in ordered) or "-"
+    return (
+        ", ".join(f"{word} ×{counts[word]}" if counts[word] > 1 else word for word in ordered)
+        or "-"
+    )
 
 
 def announced(outputs: Sequence[PodOutput]) -> list[str]:
@@ -177,15 +233,6 @@ def has_ended(view: GroupView) -> bool:
     return view.phase in TERMINAL and not (
         view.pods.running or view.pods.bound or view.pods.stopping
     )
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns, nothing cut off."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _ending(pod: Pod) -> str:

@@ -9,9 +9,7 @@ import click
 from batchq.cli.options import Globals, examples, pass_globals
 
 
-@click.command(
-    epilog=examples("batchq scheduler", "batchq scheduler --config conf/scheduler.yaml")
-)
+@click.command(epilog=examples("batchq scheduler", "batchq scheduler --config conf/scheduler.yaml"))
 @click.option(
     "--config", type=click.Path(path_type=Path), help="scheduler.yaml; without it, the defaults."
 )

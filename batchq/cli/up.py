@@ -64,10 +64,10 @@ def up(
         url=shared.redis_url, agents=agents, resources=resources, config=config, port=port
     )
     report = stack.up(home, options, say=_say)
-    show(report)
+    show(report, color=shared.color)
     if foreground:
         _say("Ctrl-C stops it all")
-        show(stack.hold(home, report, say=_say))
+        show(stack.hold(home, report, say=_say), color=shared.color)
 
 
 def _say(sentence: str) -> None:

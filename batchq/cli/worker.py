@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast, get_args, get_type_hints
+from collections.abc import Callable
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import click
 
 from batchq.cli.options import Globals, examples, pass_globals
+from batchq.cli.values import as_duration, as_pairs, seconds_of
 from batchq.errors import InvalidInput
 
 if TYPE_CHECKING:
     from batchq.api.objects import Taint
-
-T = TypeVar("T")
 
 _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 
@@ -33,7 +32,14 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     help="What pods may have of this machine, as in cpu=16,memory=64Gi,gpu=4; "
     "without it, what is detected.",
 )
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label of the node.")
+@click.option(
+    "--label",
+    "labels",
+    callback=as_pairs,
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A label of the node.",
+)
 @click.option(
     "--taint",
     "taints",
@@ -51,23 +57,26 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 )
 @click.option(
     "--drain-timeout",
+    callback=as_duration,
+    metavar="DURATION",
     default="30s",
     show_default=True,
-    metavar="DURATION",
     help="How long running pods are let run on when the agent is asked to end.",
 )
 @click.option(
     "--beat",
+    callback=as_duration,
+    metavar="DURATION",
     default="5s",
     show_default=True,
-    metavar="DURATION",
     help="How often the node says that it lives; several times within the scheduler's nodeTimeout.",
 )
 @click.option(
     "--lease",
+    callback=as_duration,
+    metavar="DURATION",
     default="30s",
     show_default=True,
-    metavar="DURATION",
     help="How long a pod runs on without a word from the server; the scheduler's podLease.",
 )
 @pass_globals
@@ -75,7 +84,7 @@ def worker(
     shared: Globals,
     name: str | None,
     resources: str | None,
-    labels: tuple[str, ...],
+    labels: dict[str, str],
     taints: tuple[str, ...],
     slots: int,
     drain_timeout: str,
@@ -99,12 +108,12 @@ def worker(
         url=resolve_url(shared.redis_url, home),
         home=home.root,
         resources=parse_resources(resources) if resources is not None else None,
-        labels=_labels(labels),
+        labels=_checked_labels(labels),
         taints=tuple(parse_taint(text) for text in taints),
         slots=slots,
-        beat_s=_duration_ms("--beat", beat) / 1000,
-        lease_ms=_duration_ms("--lease", lease),
-        drain_timeout_s=_duration_ms("--drain-timeout", drain_timeout, least=0) / 1000,
+        beat_s=_positive_s("--beat", beat),
+        lease_ms=round(1000 * _positive_s("--lease", lease)),
+        drain_timeout_s=seconds_of(drain_timeout) or 0.0,
     )
     home.prepare()
     return Agent(settings).run()
@@ -120,31 +129,24 @@ def parse_taint(text: str) -> Taint:
 
     effects = get_args(get_type_hints(Taint)["effect"])
     match = _TAINT.fullmatch(text)
-    if match is None or match["effect"] not in effects:
+    effect = next((one for one in effects if match and match["effect"] == one), None)
+    if match is None or effect is None:
         raise InvalidInput(
             f"--taint: expected KEY=VALUE:EFFECT or KEY:EFFECT, found {text[:80]!r}",
             hint=f"EFFECT is one of {', '.join(effects)}",
         )
     _refuse("--taint", match["key"], names.qualified_problem)
     _refuse("--taint", match["value"] or "", names.label_value_problem)
-    effect = cast(str, match["effect"])
-    return Taint(key=match["key"], value=match["value"] or "", effect=effect)  # type: ignore[arg-type] # one of `effects`
+    return Taint(key=match["key"], value=match["value"] or "", effect=effect)
 
 
-def _labels(written: Sequence[str]) -> dict[str, str]:
+def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
     from batchq.api import names
 
-    found: dict[str, str] = {}
-    for text in written:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidInput(f"--label: expected KEY=VALUE, found {text[:80]!r}")
+    for key, value in labels.items():
         _refuse("--label", key, names.qualified_problem)
         _refuse("--label", value, names.label_value_problem)
-        if key in found:
-            raise InvalidInput(f"--label: {key} is given twice", hint="give it once")
-        found[key] = value
-    return found
+    return labels
 
 
 def _node_name(name: str | None) -> str:
@@ -164,13 +166,8 @@ def _refuse(option: str, text: str, problem_of: Callable[[str], str]) -> None:
         raise InvalidInput(f"{option}: {problem}")
 
 
-def _duration_ms(option: str, text: str, *, least: int = 1) -> int:
-    from batchq.api.times import parse_duration
-
-    try:
-        found = parse_duration(text)
-    except ValueError as wrong:
-        raise InvalidInput(f"{option}: {wrong}") from None
-    if found < least:
-        raise InvalidInput(f"{option}: expected more than 0s, found {text!r}")
+def _positive_s(option: str, written: str) -> float:
+    found = seconds_of(written)
+    if not found:
+        raise InvalidInput(f"{option}: expected more than 0s, found {written!r}")
     return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -124,10 +124,17 @@ class Client:
         if group is None:
             group = Request(**request)
         if isinstance(group, Request):
-            group = group_of(group, suffix=self._ids.new_uid()[-5:])
+            group = self.group_of(group)
         [applied] = self.submit_all([group], dry_run=dry_run)
         assert isinstance(applied.object, PodGroup)
         return applied.object
+
+    def group_of(self, request: Request) -> PodGroup:
+        """The group that a request describes, not submitted; a nameless one gets its name here.
+
+        Raises InvalidInput, UsageError.
+        """
+        return group_of(request, suffix=self._ids.new_uid()[-5:])
 
     def submit_all(
         self, objects: Iterable[Object | Mapping[str, object]], *, dry_run: bool = False
@@ -232,6 +239,16 @@ class Client:
             if left_ms <= 0:
                 return
             block_ms = min(_WATCH_MS, left_ms)
+
+    def wait_for_change(self, *, most_s: float, least_s: float = 0.0) -> None:
+        """Return when anything has been written since the last call, after `most_s` at the latest
+        and `least_s` at the earliest.
+        """
+        started = monotonic()
+        self._store.wait_for_change(round(most_s * 1000))
+        pause_s = least_s - (monotonic() - started)
+        if pause_s > 0:
+            sleep(pause_s)
 
     def jobs(
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
@@ -340,6 +357,16 @@ class Client:
     def uncordon(self, node: str) -> bool:
         """Let pods come to a node again. False if it was not cordoned. Raises NotFound."""
         return self._change(lambda now: changes.uncordon(self._store, node, now_ms=now))
+
+    def wait_until_empty(self, node: str, *, timeout_s: float | None = None) -> int:
+        """Wait until no pod is on a node; how many are there after all, when time is up.
+
+        Raises NotFound.
+        """
+        from batchq.client import waiting
+
+        self.get("Node", node)
+        return waiting.wait_until_empty(self._store, node, timeout_s)
 
     def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
         """The quotas of one namespace, or of all."""

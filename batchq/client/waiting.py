@@ -60,6 +60,28 @@ def wait_for(
         _await_change(store, watch, uids, deadline, timeout_s or 0, keys, results)
 
 
+def wait_until_empty(store: RedisStore, node: str, timeout_s: float | None) -> int:
+    """Wait until no pod is on the node; how many are there at the end.
+
+    Raises StoreUnavailable.
+    """
+    deadline = None if timeout_s is None else monotonic() + timeout_s
+    watch = Watch(store, ("Pod",))
+    there: set[str] = set()
+    block_ms = 0
+    while True:
+        for change in watch.poll(block_ms):
+            pod = change.value
+            on_it = isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE
+            (there.add if on_it else there.discard)(change.key)
+        left_ms = _LOOK_EVERY_MS
+        if deadline is not None:
+            left_ms = min(left_ms, round((deadline - monotonic()) * 1000))
+        if not there or left_ms <= 0:
+            return len(there)
+        block_ms = left_ms
+
+
 def pods_of(store: RedisStore, group: PodGroup) -> list[Pod]:
     """The group's pods, those of former admissions too, by key."""
     return [

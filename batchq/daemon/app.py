@@ -43,6 +43,9 @@ _log = structlog.get_logger()
 #: A leader whose turn hangs for so many periods stops renewing its lease.
 _UNFIT_AFTER_PERIODS = 6 * HANGS_AFTER_PERIODS
 
+#: Every so many turns a shard of the store is compared with what the scheduler believes.
+_COMPARED_EVERY_TURNS = 10
+
 
 class SchedulerOptions(Struct, frozen=True, kw_only=True):
     """What the command line says. `url` None: BATCHQ_REDIS_URL, else the embedded server."""
@@ -79,7 +82,7 @@ def _serve(
     store: RedisStore, cycle: Cycle, config: SchedulerConfig, ending: Ending, *, lease_ms: int
 ) -> int:
     settings, outage = config.settings, Outage()
-    threading.excepthook = _ends_the_process(ending)
+    before, threading.excepthook = threading.excepthook, _ends_the_process(ending)
     unfit_after_s = _UNFIT_AFTER_PERIODS * settings.schedule_period_ms / 1000
     leadership = Leadership(
         store,
@@ -90,8 +93,9 @@ def _serve(
         fit=lambda: loop.hanging_s() < unfit_after_s,
         elected=lambda: loop.wake(),
     )
+    relay = Relay(store)
     turn = LeaderTurn(
-        store, cycle, Relay(store), clock=StoreClock(store), epoch=leadership.epoch, ids=RandomIds()
+        store, cycle, relay, clock=StoreClock(store), epoch=leadership.epoch, ids=RandomIds()
     )
     loop = Loop(turn, settings=settings, outage=outage, crashed=_crash(ending))
     changes = watcher(
@@ -106,10 +110,12 @@ def _serve(
         code = ending.wait()
     finally:
         services.stop()
+        threading.excepthook = before
     _log.info("scheduler.ends", exit_code=code)
     if services.alive:
         # A thread that does not end would keep the interpreter from ending, for ever.
         os._exit(code or OWN_MISTAKE)
+    relay.close()
     return code or 0
 
 
@@ -118,7 +124,7 @@ class LeaderTurn:
 
     def __init__(
         self,
-        store: Store,
+        store: RedisStore,
         cycle: Cycle,
         executor: Executor,
         *,
@@ -133,6 +139,7 @@ class LeaderTurn:
         self._epoch = epoch
         self._ids = ids
         self._prepared = False
+        self._turns = 0
 
     def __call__(self) -> TurnReport:
         """Take the turn. Raises StoreUnavailable."""
@@ -145,9 +152,23 @@ class LeaderTurn:
         report = self._cycle.run_once(epoch)
         self._executor.deliver()
         _tell(report)
+        self._turns += 1
+        if self._turns % _COMPARED_EVERY_TURNS == 0:
+            self._compare()
         if report.next_due_at is None:
             return TurnReport()
         return TurnReport(due_in_ms=report.next_due_at - self._clock.now_ms())
+
+    def _compare(self) -> None:
+        """Look whether the mirror is true; a difference is our mistake, and heals by listing."""
+        for difference in self._store.compare():
+            _log.error(
+                "mirror.differs",
+                kind=difference.kind,
+                key=difference.key,
+                mirrored=difference.mirrored,
+                stored=difference.stored,
+            )
 
 
 def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:

@@ -7,6 +7,7 @@ and the count is told as soon as writing works again.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -37,6 +38,9 @@ class LossyStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        # Past Python's buffer: what a full disk leaves in it would make the interpreter's own end
+        # fail, with an exit code of its own.
+        self._descriptor = _descriptor_of(stream)
         self._lock = threading.Lock()
         self.lost = 0
 
@@ -46,12 +50,19 @@ class LossyStream:
             if self.lost:
                 line = f"event=log.lost lines={self.lost}\n{line}"
             try:
-                self._stream.write(line + "\n")
-                self._stream.flush()
+                self._put(line + "\n")
             except OSError:
                 self.lost += 1
             else:
                 self.lost = 0
+
+    def _put(self, text: str) -> None:
+        if self._descriptor is None:
+            self._stream.write(text)
+            return
+        data = text.encode(errors="backslashreplace")
+        while data:
+            data = data[os.write(self._descriptor, data) :]
 
     # The names by which structlog calls a logger.
     msg = debug = info = warning = warn = error = err = critical = fatal = exception = log = write
@@ -75,7 +86,8 @@ def configure(
 
     Raises InvalidInput where the environment asks for an unknown format or level.
     """
-    target = stream or sys.stderr
+    # A process that was started with stderr closed has none; its lines go nowhere.
+    target = stream or sys.stderr or io.StringIO()
     on_terminal = target.isatty()
     form = _choice(environ, FORMAT_VARIABLE, _FORMATS, "console" if on_terminal else "logfmt")
     level = getattr(logging, _choice(environ, LEVEL_VARIABLE, _LEVELS, "info").upper())
@@ -110,6 +122,13 @@ def configure(
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return output
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except io.UnsupportedOperation:
+        return None
 
 
 def _choice(environ: Mapping[str, str], name: str, known: tuple[str, ...], default: str) -> str:

@@ -287,7 +287,12 @@ class _Launch:
         self._since[name] = processes.size_of(log)
         # -P: a stranger's `redis.py` in the current folder must not be taken for the library.
         command = [sys.executable, "-P", "-m", "batchq.cli", *arguments]
-        pid = processes.spawn(command, log=log, environ=self._environ)
+        try:
+            pid = processes.spawn(command, log=log, environ=self._environ)
+        except OSError as error:
+            raise BatchqError(
+                f"Cannot start {_shown(name)}: {error.strerror}", hint=f"Its log is to be {log}."
+            ) from error
         record = Record(
             name=name,
             pid=pid,
@@ -401,7 +406,8 @@ def _died(name: str, log: Path, how: str, *, since: int) -> BatchqError:
 def _is_dead_here(identity: str) -> bool:
     """Whether a leader's identity is that of a process of this machine that runs no more."""
     host, _, rest = identity.rpartition(":")[0].rpartition(":")
-    return host == socket.gethostname() and processes.birth_of(int(rest)) is None
+    is_ours = host == socket.gethostname() and rest.isdigit()
+    return is_ours and processes.birth_of(int(rest)) is None
 
 
 def _record_path(home: Home, name: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,18 +30,27 @@ def temporary_agents(
 ) -> Iterator[Sequence[Record]]:
     """Agents by node name, each with the options of its `batchq worker`; ended on leaving.
 
+    Names are to be new each time. Logs stay where something went wrong.
+
     Raises OSError where a process cannot be started.
     """
     home.prepare()
     records: list[Record] = []
+    failed = True
     try:
         for name, options in agents.items():
             records.append(_start(home, url, name, options))
         yield tuple(records)
+        failed = False
     finally:
         processes.end_all(records, patience_s=ENDS_WITHIN_S)
         for record in records:
             (home.run / f"{record.name}.json").unlink(missing_ok=True)
+            if not failed:
+                Path(record.log).unlink(missing_ok=True)
+        for name in agents:
+            # Their records of what runs: nobody will come back under this name.
+            shutil.rmtree(home.run / name, ignore_errors=True)
 
 
 def refuse_dead(records: Sequence[Record]) -> None:

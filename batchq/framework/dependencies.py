@@ -19,8 +19,11 @@ class DependencyState(Enum):
 def dependency_state(dependency: Dependency, groups: Mapping[str, GroupState]) -> DependencyState:
     """Judge one dependency by the group that it was bound to at submission.
 
-    A group that is gone has ended: that meets `any`, and can never meet `ok` or `failed`.
+    A group that is gone has ended: that meets `any`, and can never meet `ok` or `failed`. One that
+    is bound to nothing (only a described world has it) stays open, as Misconfigured.
     """
+    if not dependency.uid:
+        return DependencyState.OPEN
     other = groups.get(dependency.uid)
     if other is None:
         met = dependency.condition == "any"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.ledger import ROOT
 from batchq.framework.state import GroupState
 
 if TYPE_CHECKING:
@@ -16,7 +17,10 @@ _PLUGIN = "session"
 def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
     """Every such reason: contradictions, a missing or stopped queue, suspension, back-off."""
     found: list[tuple[Waiting, str]] = []
-    found += [(Waiting.MISCONFIGURED, text) for text in contradictions(group)]
+    found += [
+        (Waiting.MISCONFIGURED, text)
+        for text in (*contradictions(group), *_stands_for_nothing(session, group))
+    ]
     queue = session.queues.get(group.queue)
     if queue is None:
         known = ", ".join(session.queues)
@@ -50,5 +54,22 @@ def contradictions(group: GroupState) -> list[str]:
         f"task {task.name} has minAvailable {task.min_available}, but {task.replicas} replicas"
         for task in spec.tasks
         if task.min_available > task.replicas
+    ]
+    return found
+
+
+def _stands_for_nothing(session: Session, group: GroupState) -> list[str]:
+    """Names in it that a submission would have been refused for."""
+    spec = group.record.spec
+    found = []
+    if group.queue == ROOT:
+        found.append("queue root stands above all others and holds no groups")
+    name = spec.priority_class_name
+    if name and all(item.metadata.name != name for item in session.snapshot.priority_classes):
+        found.append(f"there is no priority class {name}")
+    found += [
+        f"depends on {dependency.name}, which does not exist, or depends on this group in turn"
+        for dependency in spec.depends_on
+        if not dependency.uid
     ]
     return found

@@ -24,12 +24,8 @@ ROOT = "root"
 
 def scopes_of(group: GroupState) -> tuple[str, ...]:
     """Where a group's charge is summed."""
-    return (
-        CLUSTER,
-        queue_scope(ROOT),
-        queue_scope(group.queue),
-        namespace_scope(group.namespace),
-    )
+    queues = (ROOT,) if group.queue == ROOT else (ROOT, group.queue)
+    return (CLUSTER, *map(queue_scope, queues), namespace_scope(group.namespace))
 
 
 def charge_with_count(group: GroupState) -> Amounts:

@@ -156,6 +156,7 @@ def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
             unknown_at=None,
             started_at=group.status.started_at if group.status.started_at is not None else now_ms,
             backoff_count=0,
+            reasons=(),
         )
         set_condition(statement, group, "Scheduled", "True", "Scheduled")
     else:

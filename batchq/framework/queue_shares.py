@@ -13,6 +13,7 @@ from batchq.api.quantity import LARGEST
 from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, minus, plus, total
 from batchq.api.transaction import queue_scope
+from batchq.framework.ledger import ROOT
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.session import Session
 from batchq.framework.shares import Share, deserved_by_weight, share_of
@@ -49,14 +50,16 @@ def _share_out(session: Session) -> dict[str, Amounts]:
     if session.demands is None:
         session.demands = {name: _demand(session, name) for name in session.queues}
     demands = session.demands
+    # The root queue is no sibling of the others: it deserves what there is.
+    siblings = {name: queue for name, queue in session.queues.items() if name != ROOT}
     caps = []
-    for name, queue in session.queues.items():
+    for name, queue in siblings.items():
         limits = session.ledger.limits.get(queue_scope(name), {})
         demand = demands[name]
         cap = {res: min(units, limits.get(res, LARGEST)) for res, units in demand.items()}
         caps.append((queue.record.spec.weight, cap))
     shares = deserved_by_weight(available, caps)
-    return dict(zip(session.queues, shares, strict=True))
+    return {ROOT: available, **dict(zip(siblings, shares, strict=True))}
 
 
 def _demand(session: Session, queue: str) -> Amounts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from batchq.framework.moves import pod_uid
@@ -14,17 +15,16 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     Each task's minAvailable first, then tasks in order; pods that ended for good stay ended.
     """
     finished = _finished(group)
+    there = Counter(pod.spec.task for pod in group.current() if not group.is_final(pod))
     missing = []
     for shape, count in zip(group.tasks, group.choose(group.min_member), strict=True):
-        have = 0
+        lacks = count - there[shape.task.name]
         for ordinal in shape.ordinals:
-            if have >= count:
+            if lacks <= 0:
                 break
-            if ordinal in finished:
-                # A full gang starts anew; of an elastic group the finished do not count.
-                continue
-            have += 1
-            if pod_uid(group, ordinal) not in group.pods:
+            # A full gang starts anew; of an elastic group the finished do not count.
+            if ordinal not in finished and pod_uid(group, ordinal) not in group.pods:
+                lacks -= 1
                 missing.append(ordinal)
     return missing
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -31,7 +31,8 @@ _NODES_READY_WITHIN_S = 30.0
 _POLL_S = 0.05
 #: Nothing has started and nothing has ended for so long, beyond the longest job: it never will.
 _STUCK_AFTER_S = 120.0
-_CLEARED_WITHIN_S = 30.0
+_CANCELLED_WITHIN_S = 10.0
+_DELETED_AT_ONCE = 100
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -57,41 +58,43 @@ class LiveReplay:
         self._own_queue = own_queue
         self._tell = tell
         self._submitted: list[TraceJob] = []
+        self._cancelled = 0
+
+    @property
+    def submitted(self) -> int:
+        """How many jobs have been submitted."""
+        return len(self._submitted)
+
+    @property
+    def cancelled(self) -> int:
+        """How many groups were cancelled because the replay did not come to its end."""
+        return self._cancelled
 
     def run(self, home: Home, url: str) -> ReplayReport:
-        """Play the log to its end.
+        """Play the log to its end; if it does not come to that, the rest is cancelled.
 
         Raises BatchqError if an agent dies, WaitTimedOut if nothing moves any more, and what the
         client raises.
         """
         with temporary_agents(home, url, self._agents()) as agents:
-            self._await_nodes(agents)
-            if self._own_queue:
-                self._client.apply(queue_of(self._plan))
-            started = time.monotonic()
-            self._play(agents, started)
-            return self._report(time.monotonic() - started)
+            try:
+                self._await_nodes(agents)
+                if self._own_queue:
+                    self._client.apply([queue_of(self._plan)])
+                started = time.monotonic()
+                self._play(agents, started)
+                return self._report(time.monotonic() - started)
+            except BaseException:  # Ctrl-C too: while the agents are there, pods can be stopped
+                self._cancel_rest()
+                raise
 
-    def clear(self) -> int:
-        """Cancel what has not ended and delete everything; how many groups were cancelled."""
-        cancelled = 0
-        for group in self._groups():
-            if group.status.phase not in TERMINAL:
-                try:
-                    self._client.cancel(key_of(group))
-                except Conflict:
-                    continue  # it has ended meanwhile
-                cancelled += 1
-        deadline = time.monotonic() + _CLEARED_WITHIN_S
-        while any(pod.status.phase in ON_NODE for pod in self._pods()):
-            if time.monotonic() >= deadline:
-                raise WaitTimedOut(
-                    f"Pods of {self._plan.name} still run after {_CLEARED_WITHIN_S:.0f} s",
-                    hint=f"`batchq jobs -n {self._plan.name}` shows them",
-                )
-            time.sleep(_POLL_S)
-        self._delete_everything()
-        return cancelled
+    def clear(self) -> str:
+        """Delete everything that the replay has made; in a sentence what could not be."""
+        try:
+            self._delete_everything()
+        except Conflict as still_held:
+            return f"{still_held.message}. What is left is in namespace {self._plan.name}"
+        return ""
 
     # --- before and after -------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class LiveReplay:
             *("--label", f"{LABEL}={self._plan.name}"),
             *("--taint", f"{LABEL}={self._plan.name}:NoSchedule"),
         ]
-        return {name: options for name in self._plan.node_names()}
+        return dict.fromkeys(self._plan.node_names(), options)
 
     def _await_nodes(self, agents: Sequence[Record]) -> None:
         deadline = time.monotonic() + _NODES_READY_WITHIN_S
@@ -123,14 +126,31 @@ class LiveReplay:
             return False
         return isinstance(node, Node) and node.status.ready
 
-    def _delete_everything(self) -> None:
+    def _cancel_rest(self) -> None:
+        """Cancel what has not ended, and give its processes the time to."""
         for group in self._groups():
-            self._client.delete("PodGroup", key_of(group))
-        names = [("Node", name) for name in self._plan.node_names()]
+            if group.status.phase not in TERMINAL:
+                # It may have ended meanwhile.
+                with suppress(Conflict):
+                    self._client.cancel(key_of(group))
+                    self._cancelled += 1
+        deadline = time.monotonic() + _CANCELLED_WITHIN_S
+        while any(pod.status.phase in ON_NODE for pod in self._pods()):
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _delete_everything(self) -> None:
+        keys = [key_of(group) for group in self._groups()]
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            some = keys[start : start + _DELETED_AT_ONCE]
+            self._client.delete_all([("PodGroup", key) for key in some])
+        places = [("Node", name) for name in self._plan.node_names()]
         if self._own_queue:
-            names.append(("Queue", self._plan.queue))
-        for kind, name in names:
-            with _already_gone():
+            places.append(("Queue", self._plan.queue))
+        for kind, name in places:
+            # An interrupted replay may not have come to make it.
+            with suppress(NotFound):
                 self._client.delete(kind, name)
 
     # --- the play ---------------------------------------------------------------------------
@@ -218,11 +238,3 @@ def _outcome(job: TraceJob, group: PodGroup | None, pods: Sequence[Pod]) -> Repl
         admissions=group.status.admission,
         attempts=sum(pod.status.attempt for pod in pods),
     )
-
-
-@contextmanager
-def _already_gone() -> Iterator[None]:
-    try:
-        yield
-    except NotFound:
-        pass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Pod
 from batchq.api.reasons import Finish, Leaving
 from batchq.framework.dependencies import never_met
 from batchq.framework.ledger import charge_with_count
@@ -124,7 +123,10 @@ def _settle_pending(statement: Statement, group: GroupState) -> None:
         finish(statement, group, PodGroupPhase.FAILED, Finish.DEPENDENCY_NEVER_MET, message)
         return
     for uid, pod in list(group.pods.items()):
-        if pod.status.phase not in ON_NODE and not (group.is_elastic and group.is_final(pod)):
+        # A described world may state pods of the admission to come: they are used then.
+        of_old = pod.status.admission <= group.status.admission
+        kept = pod.status.phase in ON_NODE or (group.is_elastic and group.is_final(pod))
+        if of_old and not kept:
             statement.drop_pod(group, uid)
 
 
@@ -204,9 +206,15 @@ def _bury(statement: Statement, group: GroupState) -> None:
     stop_leftovers(statement, group, finished.reason if finished else Finish.CANCELLED)
     finished_at = group.status.finished_at or 0
     over = finished_at + group.record.spec.ttl_after_finished <= statement.session.now_ms
-    if over and not any(_on_node(pod) for pod in group.pods.values()):
+    if over and not group.held and not _is_depended_on(statement.session, group):
         expire(statement, group)
 
 
-def _on_node(pod: Pod) -> bool:
-    return pod.status.phase in ON_NODE
+def _is_depended_on(session: Session, group: GroupState) -> bool:
+    """Whether a group that waits still has to learn how this one ended."""
+    return any(
+        dependency.uid == group.uid
+        for other in session.groups.values()
+        if other.phase == PodGroupPhase.PENDING
+        for dependency in other.record.spec.depends_on
+    )

@@ -5,7 +5,7 @@ The controller acts on them, and `next_due_at` tells the loop and the simulator 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
@@ -55,18 +55,21 @@ def pod_walltime_over_at(group: GroupState, pod: Pod) -> int | None:
     return None if status.terminating else status.started_at + walltime
 
 
-def next_due_at(session: Session) -> int | None:
-    """The next instant after now at which the controller would act; None if there is none."""
-    later = (at for at in _instants(session) if at > session.now_ms)
+def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) -> int | None:
+    """The next instant after now at which the controller would act (on these groups only, if
+    they are given); None if there is none.
+    """
+    asked = session.groups.values() if groups is None else groups
+    later = (at for at in _instants(session, asked) if at > session.now_ms)
     return min(later, default=None)
 
 
-def _instants(session: Session) -> Iterator[int]:
+def _instants(session: Session, groups: Iterable[GroupState]) -> Iterator[int]:
     settings = session.settings
     for node in session.nodes.values():
         if node.ready and node.record.status.heartbeat is not None:
             yield node.record.status.heartbeat + settings.node_timeout_ms
-    for group in session.groups.values():
+    for group in groups:
         if group.uid not in session.expired:
             yield from _of_group(session, group)
 

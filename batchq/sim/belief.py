@@ -69,9 +69,7 @@ class Believed:
             }
         # A revision is the store's to give.
         meta = structs.replace(group.metadata, revision=0)
-        return structs.replace(
-            group, metadata=meta, status=structs.replace(status, **changes)
-        )
+        return structs.replace(group, metadata=meta, status=structs.replace(status, **changes))
 
     def _charged(self, group: PodGroup) -> PodGroup:
         """With its reservation, when it started to run, and what the ledger counts for it."""

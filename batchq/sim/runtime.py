@@ -25,9 +25,9 @@ def check_runtimes(obj: Object) -> None:
         found = [task.template.annotations for task in obj.spec.tasks]
     elif isinstance(obj, Pod):
         found = [obj.metadata.annotations]
-    for annotations in found:
+    for stated in found:
         try:
-            runtime_of(annotations)
+            runtime_of(stated)
         except ValueError as error:
             raise InvalidInput(
                 f"{kind_of(obj)} {full_name(obj)}: annotation {RUNTIME_ANNOTATION}: {error}"

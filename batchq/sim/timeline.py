@@ -119,7 +119,8 @@ def _steps(document: Document) -> list[Step]:
     known = ("apiVersion", "kind", "metadata", "spec")
     for field in written:
         if field not in known:
-            raise Malformed((field,), f"there is no such field; {notation.suggestion(field, known)}")
+            hint = notation.suggestion(field, known)
+            raise Malformed((field,), f"there is no such field; {hint}")
     spec = written.get("spec")
     if spec is None:
         return []

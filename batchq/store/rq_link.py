@@ -15,20 +15,15 @@ from batchq.store.connect import Link, rq_connection
 class RqLink:
     """One connection for RQ.
 
-    It starts impatient: an agent's loop must not wait for minutes for a server that is away, and
-    what a lost reply loses the agent finds again. A work-horse turns it patient after its fork.
+    Impatient, unlike `rq_connection` itself: an agent's loop must not wait for minutes for a
+    server that is away. What a lost reply loses the agent finds again, and RQ's own records of
+    what ran are not the truth.
     """
 
     def __init__(self, url: str) -> None:
         self.connection = rq_connection(url)
-        self._patience = self.connection.get_retry()
         self._link = Link(url, client=self.connection)
         self.connection.set_retry(Retry(NoBackoff(), 0))
-
-    def be_patient(self) -> None:
-        """Wait for a server that is away, as long as `rq_connection` has it."""
-        if self._patience is not None:
-            self.connection.set_retry(self._patience)
 
     @contextmanager
     def errors(self) -> Iterator[None]:

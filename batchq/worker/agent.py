@@ -12,6 +12,7 @@ in again what RQ lost, and report what died without a word.
 from __future__ import annotations
 
 import gc
+import re
 import select
 import signal
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ from batchq.worker.messenger import monotonic_ms
 from batchq.worker.node import Membership, NodeOffer, own_identity
 from batchq.worker.nodequeue import PodAttempt, PodJob
 from batchq.worker.outcome import LOST, Outcome
-from batchq.worker.process import kill_children, reap_orphans
+from batchq.worker.process import child_pids, kill_children, reap_orphans
 from batchq.worker.report import current, report
 from batchq.worker.runfile import RunFiles
 from batchq.worker.signals import Signals
@@ -60,6 +61,8 @@ _AWAY_MS = 1 * SECOND
 #: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
 _END_MS = 90 * SECOND
 _LOGS_KEPT_MS = 7 * DAY
+#: `<group uid>-<admission>-<ordinal>-<attempt>.log`; the daemons' own logs may lie beside them.
+_POD_LOG = re.compile(r"[a-z0-9]+(-[0-9]+){3}\.log(\.1)?")
 
 _UNSTARTED = Outcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
 
@@ -121,6 +124,7 @@ class Agent:
                 self._end()
         finally:
             self._signals.close()
+            self._files.release()
             self._link.close()
             self._store.close()
         return 0
@@ -137,6 +141,8 @@ class Agent:
         beat_ms = round(settings.beat_s * SECOND)
         self._member = Membership(self._store, offer, identity=self._identity, beat_ms=beat_ms)
         self._member.refuse_if_served()
+        self._files.occupy()
+        self._strangers = child_pids()
         prctl.adopt_orphans()
         self._signals.install()
         self._poll.register(self._signals.fileno(), select.POLLIN)
@@ -146,7 +152,7 @@ class Agent:
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
             bound=settings.slots,
         )
-        sweep(settings.node, self._files.all())
+        sweep(self._run_dir, self._files.all())
         for run in list(self._files.all()):
             self._settle(PodAttempt(run.pod, run.attempt))
         self._reconcile(bound_patience_ms=0)
@@ -293,7 +299,7 @@ class Agent:
         """Report what work-horses could not; never before the last of their processes is gone."""
         if not self._unsettled:
             return
-        left = kill_children(keep=self._slots.horses(), within_s=1.0)
+        left = kill_children(keep=self._slots.horses() | self._strangers, within_s=1.0)
         if left:
             log.error("processes cannot be killed", pids=left)
             return
@@ -355,7 +361,7 @@ class Agent:
             log.warning("pod ended for its work-horse", pod=attempt.pod, stopped=outcome.stopped)
 
     def _collect_orphans(self) -> None:
-        reap_orphans(keep=self._slots.horses())
+        reap_orphans(keep=self._slots.horses() | self._strangers)
 
     def _rq_heartbeat(self) -> None:
         self._slots.heartbeat()
@@ -368,7 +374,7 @@ class Agent:
         oldest = time() - _LOGS_KEPT_MS / SECOND
         for path in self._log_dir.glob("*.log*"):
             try:
-                if path.lstat().st_mtime < oldest:
+                if _POD_LOG.fullmatch(path.name) and path.lstat().st_mtime < oldest:
                     path.unlink()
             except OSError as trouble:
                 log.warning("log file not removed", path=str(path), trouble=str(trouble))

@@ -30,7 +30,11 @@ class Chores:
         return min(self._due_at.values())
 
     def do(self, *, now_ms: int) -> None:
-        """What is due. A step that the server does not let happen is tried again in a second."""
+        """What is due. A step that the server does not let happen is tried again in a second.
+
+        The steps behind it wait for the next turn: asking a server that is away takes seconds,
+        and signals are looked at between turns.
+        """
         for step, due_at in list(self._due_at.items()):
             if now_ms < due_at:
                 continue
@@ -39,5 +43,5 @@ class Chores:
             except StoreUnavailable as trouble:
                 log.warning("chore put off", chore=step.__name__, trouble=trouble.message)
                 self._due_at[step] = now_ms + _AGAIN_MS
-            else:
-                self._due_at[step] = now_ms + self._periods[step]
+                return
+            self._due_at[step] = now_ms + self._periods[step]

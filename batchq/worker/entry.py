@@ -30,13 +30,14 @@ from batchq.worker.outcome import NOT_FOUND, Outcome
 from batchq.worker.report import Claimed, Declined, claim, report
 from batchq.worker.runfile import RunFile, RunFiles, started_ms
 from batchq.worker.signals import Signals
-from batchq.worker.supervise import KILL_SIGNAL, Limits, Supervisor
+from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL, Limits, Supervisor
 
 log = structlog.get_logger(__name__)
 
 _CLAIM_TRIES = 5
 #: How long a work-horse tries to report; then the agent does it, out of the run file.
 _REPORT_FOR_MS = 60_000
+_REPORT_FOR_WHEN_STOPPING_MS = 5_000
 _RETRY_FIRST_MS = 200
 _RETRY_MOST_MS = 2_000
 
@@ -194,7 +195,7 @@ class WorkHorse:
     def _report(self, outcome: Outcome) -> None:
         """Report the end, patiently; what cannot be reported is left in the run file."""
         self._note(outcome=outcome)
-        give_up_at = monotonic_ms() + _REPORT_FOR_MS
+        since = monotonic_ms()
         pause_ms = _RETRY_FIRST_MS
         while True:
             try:
@@ -207,7 +208,7 @@ class WorkHorse:
                     now_ms=self._store.now_ms(),
                 )
             except StoreUnavailable as trouble:
-                if monotonic_ms() >= give_up_at or self._signals.count(KILL_SIGNAL):
+                if monotonic_ms() - since >= self._patience_ms():
                     log.warning("end not reported", trouble=trouble.message)
                     return
                 pause_ms = self._pause(pause_ms)
@@ -217,6 +218,14 @@ class WorkHorse:
             )
             self._files.forget(self._uid, self._attempt)
             return
+
+    def _patience_ms(self) -> int:
+        """An agent that is to go is not kept waiting by a server that is away."""
+        if self._signals.count(KILL_SIGNAL):
+            return 0
+        if self._signals.count(STOP_SIGNAL):
+            return _REPORT_FOR_WHEN_STOPPING_MS
+        return _REPORT_FOR_MS
 
     def _pause(self, pause_ms: int) -> int:
         """Wait, or until a signal comes; how long the next pause is."""

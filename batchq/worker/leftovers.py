@@ -1,8 +1,8 @@
 """What a former agent of this node left running, ended before anything new begins.
 
 A work-horse dies with its agent and takes its pod along. Only where both were killed at once may
-processes be left; they are known by `BATCHQ_NODE` and `BATCHQ_POD_UID` in their environment, and by
-the process groups in the run files.
+processes be left; they are known by the `BATCHQ_STOP_FILE` in their environment, which lies in this
+agent's folder and in no other's, and by the process groups in the run files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 from time import monotonic
 
 import psutil
@@ -25,18 +26,18 @@ _KILLED_WITHIN_S = 10.0
 _ROUND_S = 0.2
 
 
-def sweep(node: str, runs: Iterable[RunFile]) -> list[int]:
-    """End everything of this node's former pods; the pids that could not be killed."""
+def sweep(run_dir: Path, runs: Iterable[RunFile]) -> list[int]:
+    """End everything of the pods that used `run_dir`; the pids that could not be killed."""
     runs = list(runs)
     _await_horses([run for run in runs if started_ms(run.horse) == run.horse_started_ms])
     deadline = monotonic() + _KILLED_WITHIN_S
     while True:
         for run in runs:
-            _kill_group(node, run)
-        left = _marked(node)
+            _kill_group(run_dir, run)
+        left = _marked(run_dir)
         if not left or monotonic() >= deadline:
             break
-        log.warning("leftover processes killed", node=node, pids=left)
+        log.warning("leftover processes killed", run_dir=str(run_dir), pids=left)
         for pid in left:
             _kill(pid)
         await_death(left, _ROUND_S)
@@ -56,26 +57,22 @@ def _await_horses(runs: list[RunFile]) -> None:
         await_death(alive, _ROUND_S)
 
 
-def _kill_group(node: str, run: RunFile) -> None:
+def _kill_group(run_dir: Path, run: RunFile) -> None:
     """While a group has members its number is nobody else's; a leader that lives must be ours."""
-    if run.group and (not psutil.pid_exists(run.group) or _is_marked(run.group, node)):
+    if run.group and (not psutil.pid_exists(run.group) or _is_marked(run.group, run_dir)):
         send_to_group(run.group, signal.SIGKILL)
 
 
-def _marked(node: str) -> list[int]:
+def _marked(run_dir: Path) -> list[int]:
     me = os.getpid()
-    return [pid for pid in psutil.pids() if pid != me and _is_marked(pid, node)]
+    return [pid for pid in psutil.pids() if pid != me and _is_marked(pid, run_dir)]
 
 
-def _is_marked(pid: int, node: str) -> bool:
+def _is_marked(pid: int, run_dir: Path) -> bool:
     try:
         process = psutil.Process(pid)
-        environment = process.environ()
-        return (
-            environment.get("BATCHQ_NODE") == node
-            and "BATCHQ_POD_UID" in environment
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
+        stop_file = process.environ().get("BATCHQ_STOP_FILE", "")
+        return Path(stop_file).parent == run_dir and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False
 

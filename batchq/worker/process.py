@@ -181,6 +181,11 @@ def reap_orphans(*, keep: Collection[int]) -> None:
             continue
 
 
+def child_pids() -> frozenset[int]:
+    """The children of this process."""
+    return frozenset(child.pid for child in _children())
+
+
 def has_children() -> bool:
     """Whether this process has any child, ended ones included; cheaper than listing them."""
     try:

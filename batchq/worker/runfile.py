@@ -7,14 +7,17 @@ the server was away.
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import psutil
 import structlog
 from msgspec import Struct
 
+from batchq.errors import Conflict, InvalidInput
 from batchq.worker.outcome import Outcome
 
 log = structlog.get_logger(__name__)
@@ -39,6 +42,32 @@ class RunFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._lock: IO[bytes] | None = None
+
+    def occupy(self) -> None:
+        """Take the folder for as long as this process lives; its children have no part in that.
+
+        Raises Conflict if another process has it, InvalidInput if it cannot be written.
+        """
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._directory / "agent.lock").open("ab")
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another agent runs with the folder {self._directory}",
+                hint="stop it, or give this one another home (BATCHQ_HOME) or node name",
+            ) from None
+        except OSError as trouble:
+            raise InvalidInput(
+                f"the agent's folder {self._directory} cannot be used: {trouble.strerror}",
+                hint="set BATCHQ_HOME to a folder that this user may write",
+            ) from None
+
+    def release(self) -> None:
+        """Let the next agent have the folder."""
+        if self._lock is not None:
+            self._lock.close()
 
     def stop_file(self, pod: str, attempt: int) -> Path:
         """Where a pod reads why it is being stopped."""

@@ -50,7 +50,6 @@ class Slot(Worker):
     job_class = PodJob
     death_penalty_class = NoAlarm
     harness: Harness
-    link: RqLink
     reaped: tuple[int | None, int | None, Any] = (None, None, None)
 
     def _set_connection(self, connection: Any) -> Any:
@@ -79,7 +78,6 @@ class Slot(Worker):
         assert self.pid is not None
         prctl.die_with_parent(KILL_SIGNAL, self.pid)
         prctl.adopt_orphans()
-        self.link.be_patient()
         HARNESS.set((harness, signals))
 
 
@@ -155,7 +153,7 @@ class Slots:
         with self._link.errors():
             slot = self._free.pop() if self._free else self._make()
             slot.prepare_execution(job)
-        slot.harness, slot.link = harness, self._link
+        slot.harness = harness
         job.started_at = now()
         # Until the child has its own handlers, a signal to it must wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {STOP_SIGNAL, KILL_SIGNAL})

@@ -109,6 +109,14 @@ def test_the_transactions_own_limits_and_capacity_count(store: AnyStore) -> None
     assert ask(store, 1, asked) == []
 
 
+def test_a_transaction_that_takes_capacity_away_may_not_use_it(store: AnyStore) -> None:
+    ask(store, 1, charging(charge("node:n1", "capacity", cpu=5)))
+    asked = charging(
+        charge("group:a", "cluster", checked=True, cpu=4), charge("node:n1", "capacity", cpu=3)
+    )
+    assert [answer.limit for answer in ask(store, 2, asked)] == [3]
+
+
 def test_the_charges_of_one_transaction_count_together(store: AnyStore) -> None:
     ask(store, 1, limiting("node:n1", cpu=10), charging(charge("pod:old", "node:n1", cpu=8)))
     swapped = charging(

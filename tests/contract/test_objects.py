@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import KINDS, Metadata, PodGroup, PodGroupSpec, PodTemplate, Task
+from batchq.api.lifecycle import POD_GROUP_MOVES, POD_MOVES, PodGroupPhase, PodPhase, allowed
+from batchq.api.objects import KINDS, Metadata, Pod, PodGroup, PodGroupSpec, PodTemplate, Task
 from batchq.api.transaction import Transaction, Word, Write
 from batchq.errors import InvalidInput, InvariantBroken
 from tests.contract.conftest import AnyStore
@@ -136,6 +138,27 @@ def test_a_phase_moves_only_along_the_table(store: AnyStore) -> None:
     commit = store.commit([writing(back)], request_id="2")
     assert words(commit) == ["move"]
     assert answers(commit)[0].subject == "PodGroup x/a"
+
+
+@pytest.mark.parametrize("start", [*PodGroupPhase, *PodPhase], ids=repr)
+def test_every_move_of_the_table_and_no_other_is_made(
+    store: AnyStore, start: PodGroupPhase | PodPhase
+) -> None:
+    first: PodGroup | Pod
+    made: Sequence[PodGroup | Pod]
+    if isinstance(start, PodGroupPhase):
+        first, moves = group(phase=start), allowed(POD_GROUP_MOVES)
+        made = [group(phase=phase) for phase in PodGroupPhase]
+    else:
+        first, moves = pod(phase=start), allowed(POD_MOVES)
+        made = [pod(phase=phase) for phase in PodPhase]
+    for number, after in enumerate(made):
+        commit = store.commit([writing(put(first))], request_id=f"make {number}")
+        moved = store.commit([writing(put(after, expect=commit.revision))], request_id=f"{number}")
+        finish = after.status.phase
+        expected = [] if finish == start or (start, finish) in moves else ["move"]
+        assert words(moved) == expected, (start, finish)
+        store.commit([writing(gone(first, expect=moved.revision))], request_id=f"gone {number}")
 
 
 def test_a_phase_may_stay(store: AnyStore) -> None:

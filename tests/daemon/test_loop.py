@@ -120,9 +120,12 @@ def test_turns_keep_their_distance_however_often_they_are_woken() -> None:
 def test_wakes_of_many_threads_never_block_each_other_nor_a_stop() -> None:
     turns = Turns()
     with running(turns, period_ms=1) as loop:
-        wakers = [
-            threading.Thread(target=lambda: [loop.wake() for _ in range(300)]) for _ in range(6)
-        ]
+
+        def wake_often() -> None:
+            for _ in range(300):
+                loop.wake()
+
+        wakers = [threading.Thread(target=wake_often) for _ in range(6)]
         for waker in wakers:
             waker.start()
         until(lambda: turns.count > 10)

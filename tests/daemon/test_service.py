@@ -89,7 +89,11 @@ def test_a_service_may_stop_itself() -> None:
 
 def test_a_thread_that_does_not_end_is_left_after_a_while() -> None:
     released = threading.Event()
-    service = ThreadService("deaf", lambda _: released.wait() and None, patience_s=0.01)
+
+    def deaf(stopping: threading.Event) -> None:
+        released.wait()
+
+    service = ThreadService("deaf", deaf, patience_s=0.01)
     service.start()
     service.stop()
     assert service.alive

@@ -30,7 +30,10 @@ def test_documents_are_counted_from_one_and_empty_ones_left_out() -> None:
 
 
 def test_the_items_of_a_list_are_documents_with_lines_of_their_own() -> None:
-    text = "kind: List\nitems:\n- kind: Queue\n  spec:\n    weight: 1\n- kind: List\n  items: [{b: 2}]\n"
+    text = (
+        "kind: List\nitems:\n- kind: Queue\n  spec:\n    weight: 1\n"
+        "- kind: List\n  items: [{b: 2}]\n"
+    )
     documents = read_documents(text, "a.yaml")
     assert [document.place for document in documents] == [1, 2]
     assert documents[0].line_of(("spec", "weight")) == 5
@@ -132,18 +135,21 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
         "a.yaml: the field 'b' is given twice in one mapping",
     ),
     "no number in JSON": ('{"a": NaN}', "a.yaml: NaN is not a JSON number"),
-    "a tab": ("a:\n\tb: 1", "a.yaml, line 2: this is not YAML: the line is indented with a tab;"
-              " YAML wants spaces"),
+    "a tab": ("a:\n\tb: 1", ("a.yaml, line 2: this is not YAML: the line is indented with a tab;"
+              " YAML wants spaces")),
     "an open bracket": (
         "a: [1, 2\nb: 3\n",
         "a.yaml, line 2: this is not YAML: did not find expected ',' or ']'",
     ),
-    "a list": ("- a\n- b\n", "a.yaml, line 1: expected a mapping of fields, found a list of 2 items"),
+    "a list": (
+        "- a\n- b\n",
+        "a.yaml, line 1: expected a mapping of fields, found a list of 2 items",
+    ),
     "a word": ("hello", "a.yaml, line 1: expected a mapping of fields, found 'hello'"),
     "a tag that would run code": (
         "a: !!python/object/apply:os.system [ls]",
-        "a.yaml, line 1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed"
-        " here",
+        ("a.yaml, line 1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed"
+        " here"),
     ),
     "a tag on a number": (
         "a: !money 5",
@@ -201,7 +207,7 @@ def test_an_error_in_a_manifest_names_file_line_and_object() -> None:
     with pytest.raises(InvalidInput) as caught:
         document.decode()
     assert caught.value.message == (
-        "jobs.yaml, line 6: PodGroup default/x: spec.queue: expected text, found a list of 1 items"
+        "jobs.yaml, line 6: PodGroup default/x: spec.queue: expected text, found a list of 1 item"
     )
 
 

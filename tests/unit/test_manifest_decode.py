@@ -34,7 +34,7 @@ def read_template(template: Any) -> Any:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "a document that is no mapping": ([1], "expected a mapping, found a list of 1 items"),
+    "a document that is no mapping": ([1], "expected a mapping, found a list of 1 item"),
     "no apiVersion": (
         {"kind": "Queue"},
         "Queue: apiVersion: expected batchq/v1, found nothing",
@@ -45,8 +45,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "an unknown kind": (
         {"apiVersion": "batchq/v1", "kind": "Podgroup"},
-        "kind: expected one of Queue, ResourceQuota, Node, PriorityClass, AdmissionCheck, PodGroup,"
-        " Pod, found 'Podgroup'; did you mean 'PodGroup'?",
+        (
+            "kind: expected one of Queue, ResourceQuota, Node, PriorityClass, AdmissionCheck,"
+            " PodGroup,"
+            " Pod, found 'Podgroup'; did you mean 'PodGroup'?"
+        ),
     ),
     "an unknown field at the top": (
         manifest("Queue", specs={}),
@@ -58,8 +61,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "an unknown field deep inside": (
         group(template={"requests": {}, "comand": ["a"]}),
-        "PodGroup default/x: spec.tasks[0].template.comand: there is no such field;"
-        " did you mean 'command'?",
+        (
+            "PodGroup default/x: spec.tasks[0].template.comand: there is no such field;"
+            " did you mean 'command'?"
+        ),
     ),
     "an unknown field like no other": (
         manifest("ResourceQuota", spec={"zzz": 1}),
@@ -71,8 +76,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a name with capitals": (
         manifest("PodGroup", "Train"),
-        "PodGroup default/Train: metadata.name: expected at most 63 lower-case letters, digits and"
-        " '-', with a letter or digit at both ends, found 'Train'",
+        (
+            "PodGroup default/Train: metadata.name: expected at most 63 lower-case letters,"
+            " digits and"
+            " '-', with a letter or digit at both ends, found 'Train'"
+        ),
     ),
     "a namespace where there is none": (
         manifest("Queue", metadata={"namespace": "a"}),
@@ -88,8 +96,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a number beyond all bounds": (
         group(minMember=2**60),
-        "PodGroup default/x: spec.minMember: expected a whole number of at most 2^53,"
-        " found 1152921504606846976",
+        (
+            "PodGroup default/x: spec.minMember: expected a whole number of at most 2^53,"
+            " found 1152921504606846976"
+        ),
     ),
     "a number for text": (
         group(queue=7),
@@ -101,53 +111,75 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a command line instead of words": (
         group(template={"command": "ls -l"}),
-        "PodGroup default/x: spec.tasks[0].template.command: expected a list, found 'ls -l';"
-        ' write the words as a list, or for a shell line ["sh", "-c", "…"]',
+        (
+            "PodGroup default/x: spec.tasks[0].template.command: expected a list, found 'ls -l';"
+            ' write the words as a list, or for a shell line ["sh", "-c", "…"]'
+        ),
     ),
     "a quantity that is none": (
         group(template={"requests": {"cpu": "5x"}}),
-        "PodGroup default/x: spec.tasks[0].template.requests.cpu: expected a quantity such as"
-        " 500m, 2 or 64Gi, found '5x'",
+        (
+            "PodGroup default/x: spec.tasks[0].template.requests.cpu: expected a quantity such as"
+            " 500m, 2 or 64Gi, found '5x'"
+        ),
     ),
     "a negative quantity": (
         group(template={"requests": {"cpu": -1}}),
-        "PodGroup default/x: spec.tasks[0].template.requests.cpu: expected a quantity of zero or"
-        " more, found '-1'",
+        (
+            "PodGroup default/x: spec.tasks[0].template.requests.cpu: expected a quantity of zero"
+            " or"
+            " more, found '-1'"
+        ),
     ),
     "a quantity that is a mapping": (
         group(template={"requests": {"cpu": {}}}),
-        "PodGroup default/x: spec.tasks[0].template.requests.cpu: expected a quantity such as"
-        " 500m, 2 or 64Gi, found an empty mapping",
+        (
+            "PodGroup default/x: spec.tasks[0].template.requests.cpu: expected a quantity such as"
+            " 500m, 2 or 64Gi, found an empty mapping"
+        ),
     ),
     "a resource without a sane name": (
         group(template={"requests": {"c p u": 1}}),
-        "PodGroup default/x: spec.tasks[0].template.requests: expected a name such as gpu or"
-        " example.com/gpu, found 'c p u'",
+        (
+            "PodGroup default/x: spec.tasks[0].template.requests: expected a name such as gpu or"
+            " example.com/gpu, found 'c p u'"
+        ),
     ),
     "a duration that is none": (
         group(walltime="soon"),
-        "PodGroup default/x: spec.walltime: expected a duration such as 90s, 2h or 1d,"
-        " found 'soon'",
+        (
+            "PodGroup default/x: spec.walltime: expected a duration such as 90s, 2h or 1d,"
+            " found 'soon'"
+        ),
     ),
     "a duration that is a list": (
         group(walltime=[1]),
-        "PodGroup default/x: spec.walltime: expected a duration such as 90s, found a list of"
-        " 1 items",
+        (
+            "PodGroup default/x: spec.walltime: expected a duration such as 90s, found a list of"
+            " 1 item"
+        ),
     ),
     "a factor that is too fine": (
         manifest("Queue", spec={"overcommit": 1.0005}),
-        "Queue x: spec.overcommit: expected a number from 0 to 1000 with at most three decimals,"
-        " found 1.0005",
+        (
+            "Queue x: spec.overcommit: expected a number from 0 to 1000 with at most three"
+            " decimals,"
+            " found 1.0005"
+        ),
     ),
     "a word that is not of the list": (
         manifest("Queue", spec={"strategy": {"type": "StrictFifo"}}),
-        "Queue x: spec.strategy.type: expected one of Backfill, BestEffortFIFO, StrictFIFO,"
-        " found 'StrictFifo'; did you mean 'StrictFIFO'?",
+        (
+            "Queue x: spec.strategy.type: expected one of Backfill, BestEffortFIFO, StrictFIFO,"
+            " found 'StrictFifo'; did you mean 'StrictFIFO'?"
+        ),
     ),
     "a phase that is none": (
         manifest("PodGroup", status={"phase": "Queued"}),
-        "PodGroup default/x: status.phase: expected one of Pending, InQueue, Running, Unknown,"
-        " Completed, Failed, Cancelled, found 'Queued'; did you mean 'InQueue'?",
+        (
+            "PodGroup default/x: status.phase: expected one of Pending, InQueue, Running, Unknown,"
+            " Completed, Failed, Cancelled, found 'Queued'; did you mean 'InQueue'?"
+        ),
     ),
     "a label value that is a number": (
         manifest("Node", metadata={"labels": {"rack": 7}}),
@@ -155,34 +187,47 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a truth value in the environment": (
         group(template={"env": {"DEBUG": True}}),
-        "PodGroup default/x: spec.tasks[0].template.env.DEBUG: expected text, found true;"
-        " put it in quotes",
+        (
+            "PodGroup default/x: spec.tasks[0].template.env.DEBUG: expected text, found true;"
+            " put it in quotes"
+        ),
     ),
     "half a character": (
         group(template={"env": {"A": "\ud800"}}),
-        "PodGroup default/x: spec.tasks[0].template.env.A: expected text, found characters that"
-        " are not valid Unicode",
+        (
+            "PodGroup default/x: spec.tasks[0].template.env.A: expected text, found characters that"
+            " are not valid Unicode"
+        ),
     ),
     "the same field flat and below spec": (
         group(template={"env": {"A": 1}, "spec": {"env": {"A": 1}}}),
-        "PodGroup default/x: spec.tasks[0].template.spec.env: the same field is given at"
-        " spec.tasks[0].template.env too; keep one of the two",
+        (
+            "PodGroup default/x: spec.tasks[0].template.spec.env: the same field is given at"
+            " spec.tasks[0].template.env too; keep one of the two"
+        ),
     ),
     "the same labels flat and in the metadata": (
         group(template={"metadata": {"labels": {"a": "b"}}, "labels": {}}),
-        "PodGroup default/x: spec.tasks[0].template.labels: the same field is given at"
-        " spec.tasks[0].template.metadata.labels too; keep one of the two",
+        (
+            "PodGroup default/x: spec.tasks[0].template.labels: the same field is given at"
+            " spec.tasks[0].template.metadata.labels too; keep one of the two"
+        ),
     ),
     "a name in a template": (
         group(template={"metadata": {"name": "a"}}),
-        "PodGroup default/x: spec.tasks[0].template.metadata.name: a template's metadata holds"
-        " labels and annotations only",
+        (
+            "PodGroup default/x: spec.tasks[0].template.metadata.name: a template's metadata holds"
+            " labels and annotations only"
+        ),
     ),
     "an unknown field below a template's spec": (
         group(template={"spec": {"containers": []}}),
-        "PodGroup default/x: spec.tasks[0].template.spec.containers: there is no such field;"
-        " known: labels, annotations, command, function, args, kwargs, env, workingDir, requests,"
-        " nodeSelector, tolerations, priority, schedulingGates, terminationGrace",
+        (
+            "PodGroup default/x: spec.tasks[0].template.spec.containers: there is no such field;"
+            " known: labels, annotations, command, function, args, kwargs, env, workingDir,"
+            " requests,"
+            " nodeSelector, tolerations, priority, schedulingGates, terminationGrace"
+        ),
     ),
     "a pod without its group": (
         manifest("Pod", spec={"task": "w"}),
@@ -194,8 +239,10 @@ WRONG: dict[str, tuple[Any, str]] = {
             spec={"podGroup": "g", "task": "w", "schedulingGates": [{"name": "a"}]},
             status={"node": "n1"},
         ),
-        "Pod default/x: spec.schedulingGates: a pod that has a node, or is past Pending, cannot"
-        " have scheduling gates",
+        (
+            "Pod default/x: spec.schedulingGates: a pod that has a node, or is past Pending, cannot"
+            " have scheduling gates"
+        ),
     ),
 }
 

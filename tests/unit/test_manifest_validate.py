@@ -74,8 +74,10 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
     "a long command": (
         "PodGroup",
         template(command=["x" * 131_072]),
-        "PodGroup default/x: spec.tasks[0].template.command, in bytes: expected at most 131072,"
-        " found 131073",
+        (
+            "PodGroup default/x: spec.tasks[0].template.command, in bytes: expected at most 131072,"
+            " found 131073"
+        ),
     ),
     "too many variables": (
         "PodGroup",
@@ -85,34 +87,45 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
     "a variable that cannot be": (
         "PodGroup",
         template(env={"a=b": ""}),
-        "PodGroup default/x: spec.tasks[0].template.env: expected a name without '=' for a"
-        " variable, found 'a=b'",
+        (
+            "PodGroup default/x: spec.tasks[0].template.env: expected a name without '=' for a"
+            " variable, found 'a=b'"
+        ),
     ),
     "a NUL in a command": (
         "PodGroup",
         template(command=["a\0b"]),
-        "PodGroup default/x: spec.tasks[0].template.command: a NUL character cannot be passed to"
-        " a process",
+        (
+            "PodGroup default/x: spec.tasks[0].template.command: a NUL character cannot be passed"
+            " to"
+            " a process"
+        ),
     ),
     "more than a sum can hold": (
         "PodGroup",
         group(
             task(replicas=1000, template={"command": ["a"], "requests": {"memory": 2**53}}),
         ),
-        "PodGroup default/x: spec.tasks[0].template.requests.memory: the 1000 replicas together"
-        " ask for over 2^53 units",
+        (
+            "PodGroup default/x: spec.tasks[0].template.requests.memory: the 1000 replicas together"
+            " ask for over 2^53 units"
+        ),
     ),
     "a pod that counts twice": (
         "PodGroup",
         template(requests={"pods": 2}),
-        "PodGroup default/x: spec.tasks[0].template.requests.pods: every pod counts as one;"
-        " leave it out",
+        (
+            "PodGroup default/x: spec.tasks[0].template.requests.pods: every pod counts as one;"
+            " leave it out"
+        ),
     ),
     "a long annotation": (
         "PodGroup",
         template(annotations={"a": "x" * 262_144}),
-        "PodGroup default/x: spec.tasks[0].template.annotations, in bytes: expected at most"
-        " 262144, found 262145",
+        (
+            "PodGroup default/x: spec.tasks[0].template.annotations, in bytes: expected at most"
+            " 262144, found 262145"
+        ),
     ),
     "a negative weight": (
         "Queue",
@@ -132,8 +145,10 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
     "a priority beyond the bounds": (
         "PriorityClass",
         {"value": 2_000_000_000},
-        "PriorityClass x: spec.value: expected a number from -1000000000 to 1000000000,"
-        " found 2000000000",
+        (
+            "PriorityClass x: spec.value: expected a number from -1000000000 to 1000000000,"
+            " found 2000000000"
+        ),
     ),
 }
 
@@ -169,7 +184,7 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
     ),
     "more available than replicas": (
         group(task("a", replicas=1, minAvailable=2), task("b", replicas=3)),
-        "spec.tasks[0].minAvailable: expected at most its 1 replicas, found 2",
+        "spec.tasks[0].minAvailable: expected at most its 1 replica, found 2",
     ),
 }  # fmt: skip
 
@@ -197,8 +212,10 @@ NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
     "a parent": (
         "Queue",
         {"parent": "org"},
-        "spec.parent org is not available in this version; leave it out: all queues stand side"
-        " by side",
+        (
+            "spec.parent org is not available in this version; leave it out: all queues stand side"
+            " by side"
+        ),
     ),
     "a guarantee": (
         "Queue",
@@ -218,8 +235,10 @@ NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
     "protection from reclaim": (
         "Queue",
         {"reclaimable": False},
-        "spec.reclaimable false is not available in this version; leave it out: nothing is"
-        " reclaimed",
+        (
+            "spec.reclaimable false is not available in this version; leave it out: nothing is"
+            " reclaimed"
+        ),
     ),
     "checks": (
         "Queue",
@@ -229,8 +248,10 @@ NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
     "backfill": (
         "Queue",
         {"strategy": {"type": "Backfill"}},
-        "spec.strategy.type Backfill is not available in this version; use BestEffortFIFO or"
-        " StrictFIFO",
+        (
+            "spec.strategy.type Backfill is not available in this version; use BestEffortFIFO or"
+            " StrictFIFO"
+        ),
     ),
     "shortest first": (
         "Queue",
@@ -260,8 +281,11 @@ NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
     "gates of pods": (
         "PodGroup",
         template(schedulingGates=[{"name": "a"}]),
-        "spec.tasks[0].template.schedulingGates is not available in this version; use the group's"
-        " own spec.schedulingGates",
+        (
+            "spec.tasks[0].template.schedulingGates is not available in this version; use the"
+            " group's"
+            " own spec.schedulingGates"
+        ),
     ),
 }
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
 from tests.daemon.waiting import until
-from tests.worker.stage import WITHIN_S, Stage
+from tests.harness.server import Server
+from tests.worker.stage import WITHIN_S, Stage, members
 
 pytestmark = pytest.mark.e2e
 
@@ -58,6 +61,40 @@ def test_the_second_agent_of_a_name_refuses(stage: Stage) -> None:
     assert second.wait(timeout=WITHIN_S) == 8
     assert f"node n1 is served by the agent with pid {first.pid} on " in stage.said()
     assert first.poll() is None
+
+
+def test_one_folder_is_one_agents_whatever_the_server(stage: Stage, running_server: Server) -> None:
+    stage.start_agent()
+    other = stage.launch_agent(url=f"{running_server.url}?db=1")
+    assert other.wait(timeout=WITHIN_S) == 8
+    assert f"another agent runs with the folder {stage.home}/run/n1" in stage.said()
+
+
+def test_agents_of_two_nodes_share_a_machine_and_a_home(stage: Stage) -> None:
+    first, second = stage.start_agent("n1"), stage.start_agent("n2")
+    on_first, on_second = (
+        stage.bind("sh", "-c", "echo up; sleep 600", node=node)[0] for node in ("n1", "n2")
+    )
+    groups = [stage.started(pod, saying="up") for pod in (on_first, on_second)]
+    first.kill()
+    first.wait()
+    until(lambda: not members(groups[0]), within_s=WITHIN_S)
+    stage.start_agent("n1")
+    assert stage.ended(on_first).status.reason == "NodeLost"
+    assert members(groups[1])
+    assert second.poll() is None
+
+
+def test_output_that_is_older_than_a_week_goes_and_other_logs_stay(stage: Stage) -> None:
+    logs = stage.home / "logs"
+    logs.mkdir()
+    for name in ("g9-1-0-1.log", "g9-1-0-1.log.1", "agent-n1.log", "g9-1-1-1.log"):
+        (logs / name).touch()
+        if name != "g9-1-1-1.log":
+            os.utime(logs / name, (0, 0))
+    stage.start_agent()
+    until(lambda: not (logs / "g9-1-0-1.log.1").exists(), within_s=WITHIN_S)
+    assert sorted(path.name for path in logs.iterdir()) == ["agent-n1.log", "g9-1-1-1.log"]
 
 
 def test_an_agent_without_a_server_says_so(stage: Stage) -> None:

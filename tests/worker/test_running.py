@@ -163,3 +163,11 @@ def test_a_pod_delivered_twice_runs_once(stage: Stage) -> None:
     (other,) = stage.bind("true")
     stage.ended(other)
     assert stage.output(pod) == "ran\n"
+
+
+def test_no_more_pods_run_at_once_than_there_are_slots(stage: Stage) -> None:
+    stage.start_agent(slots=2)
+    script = "mkdir r$BATCHQ_INDEX; ls -d r? | wc -l; sleep 0.3; rmdir r$BATCHQ_INDEX"
+    pods = stage.bind("sh", "-c", script, replicas=5, working_dir=str(stage.home))
+    assert {stage.ended(pod).status.phase for pod in pods} == {PodPhase.SUCCEEDED}
+    assert max(int(stage.output(pod)) for pod in pods) == 2

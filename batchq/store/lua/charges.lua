@@ -53,8 +53,8 @@ end
 
 local function sum(field) return tonumber(redis.call('HGET', KEYS[6], field) or '0') end
 
--- floor(number / 1000); the plain quotient of a large number may round up to an integer.
-local function thousandth(number) return (number - math.fmod(number, 1000)) / 1000 end
+-- Exact up to 2^53: a quotient that is no integer is then too far from the next one to round to it.
+local function thousandth(number) return math.floor(number / 1000) end
 
 local function limit_of(scope, name, plus, minus, stated)
   if scope == 'cluster' then

@@ -1,0 +1,24 @@
+"""`batchq completion`: the script that makes a shell complete batchq's commands."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from batchq.cli.options import examples
+
+
+@click.command(epilog=examples("batchq completion bash", "batchq completion fish"))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    For bash put `eval "$(batchq completion bash)"` into ~/.bashrc, for zsh the same into ~/.zshrc;
+    for fish write it to ~/.config/fish/completions/batchq.fish.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = ctx.find_root().command
+    # The script, not `kind.source_vars`: bash's own class asks bash for its version.
+    click.echo(kind(root, {}, "batchq", "_BATCHQ_COMPLETE").source())

@@ -1,0 +1,47 @@
+"""How commands that wait for groups end: what is said, and the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
+
+if TYPE_CHECKING:
+    from batchq.client.waiting import Result
+
+
+def exit_code_of(results: Sequence[Result], *, pass_on: bool = False) -> int:
+    """0 if all came to what was waited for, 11 if one was cancelled, else 10.
+
+    `pass_on`: the exit code of the only pod instead, where there is one.
+    """
+    if pass_on and len(results) == 1 and results[0].exit_code is not None:
+        return results[0].exit_code
+    missed = [result for result in results if not result.reached]
+    if not missed:
+        return 0
+    cancelled = any(result.phase == "Cancelled" for result in missed)
+    failed = any(result.phase == "Failed" for result in missed)
+    return EXIT_GROUP_CANCELLED if cancelled and not failed else EXIT_GROUP_FAILED
+
+
+def tell(results: Sequence[Result], *, err: bool = False) -> None:
+    """One line for each group."""
+    for result in results:
+        ending = ": ".join(part for part in (result.reason, result.message) if part)
+        line = f"podgroup {result.key} {result.phase}"
+        click.echo(f"{line} ({ending})" if ending and not result.reached else line, err=err)
+
+
+def goes_on(keys: Sequence[str]) -> tuple[str, str]:
+    """What Ctrl-C says: a sentence and a hint."""
+    names = " ".join(keys)
+    if len(keys) == 1:
+        return f"interrupted; PodGroup {names} goes on", f"stop it with `batchq cancel {names}`"
+    return (
+        f"interrupted; the {len(keys)} pod groups go on",
+        f"stop them with `batchq cancel {names}`",
+    )

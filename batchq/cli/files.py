@@ -1,0 +1,55 @@
+"""Manifests from a file or from standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from batchq.api.manifest import has_status
+from batchq.api.objects import Object, PodGroup
+from batchq.client import with_working_dir
+from batchq.config.documents import MOST_BYTES, read_documents
+from batchq.errors import InvalidInput
+
+STDIN = "-"
+
+
+def read_objects(name: str, *, in_folder: bool) -> list[Object]:
+    """The objects in the file `name`, or in standard input for `-`.
+
+    With `in_folder`, pods whose templates name no workingDir start in the file's folder.
+    A warning goes to stderr for each `status`, which is batchq's to write.
+    Raises InvalidInput, also where there is no object at all.
+    """
+    source = "standard input" if name == STDIN else name
+    documents = read_documents(_content(name), source)
+    if not documents:
+        raise InvalidInput(
+            f"{source}: expected at least one manifest, found nothing",
+            hint="a manifest begins with apiVersion: batchq/v1",
+        )
+    objects = [document.decode() for document in documents]
+    for document in documents:
+        if has_status(document.data):
+            click.echo(f"warning: {document.where()}: status is batchq's, and is ignored", err=True)
+    if not in_folder:
+        return objects
+    folder = Path.cwd() if name == STDIN else Path(name).resolve().parent
+    return [_in_folder(item, str(folder)) for item in objects]
+
+
+def _content(name: str) -> bytes:
+    if name == STDIN:
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    try:
+        with Path(name).open("rb") as file:
+            # One byte more than allowed tells a file that is too long from one that just fits.
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{name}: the file cannot be read: {error.strerror}") from None
+
+
+def _in_folder(item: Object, folder: str) -> Object:
+    return with_working_dir([item], folder)[0] if isinstance(item, PodGroup) else item

@@ -1,0 +1,116 @@
+"""`batchq jobs`: every group with its phase, its place in line, and why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from msgspec import structs
+
+from batchq.api.objects import API_VERSION
+from batchq.api.quantity import format_quantity
+from batchq.api.times import format_instant
+from batchq.cli.options import (
+    LIST_FORMATS,
+    Globals,
+    examples,
+    namespace_option,
+    output_option,
+    pass_globals,
+)
+from batchq.cli.output import show_data, show_table
+from batchq.cli.tables import groups_table
+from batchq.client.overview import GroupView
+
+
+@click.command(
+    epilog=examples(
+        "batchq jobs",
+        "batchq jobs -A --phase Pending --phase SchedulingGated",
+        "batchq jobs -q default -o wide",
+        "batchq jobs -o name",
+    )
+)
+@namespace_option
+@click.option("-A", "--all-namespaces", is_flag=True, help="The groups of every namespace.")
+@click.option("-q", "--queue", default="", help="Only the groups of this queue.")
+@click.option(
+    "--phase", "phases", multiple=True, metavar="PHASE", help="Only groups in this phase; repeat."
+)
+@output_option(*LIST_FORMATS)
+@pass_globals
+def jobs(
+    shared: Globals,
+    namespace: str,
+    all_namespaces: bool,
+    queue: str,
+    phases: tuple[str, ...],
+    output: str,
+) -> None:
+    """List pod groups, the oldest first.
+
+    WHERE / WHY names the nodes of what runs; of what waits, its place in the line of its queue, the
+    most fundamental reason and the numbers of this moment. `batchq describe NAME` has all reasons.
+    """
+    with shared.connect() as client:
+        overview = client.overview()
+    space = "" if all_namespaces else namespace
+    views = overview.groups(namespace=space, queue=queue, phases=_known(phases))
+    views.sort(key=lambda view: (view.created_at, view.key))
+    match output:
+        case "json" | "yaml":
+            rows = [row_of(view) for view in views]
+            show_data({"apiVersion": API_VERSION, "kind": "JobList", "items": rows}, output)
+        case "name":
+            for view in views:
+                click.echo(view.key)
+        case _ if views:
+            table = groups_table(views, overview.at, namespaces=all_namespaces)
+            show_table(table, wide=output == "wide", color=shared.color)
+        case _:
+            where = "" if all_namespaces else f" in namespace {namespace}"
+            click.echo(f"there are no such pod groups{where}", err=True)
+
+
+def row_of(view: GroupView) -> dict[str, object]:
+    """A group as `-o json` has it: quantities in people's notation, times in RFC 3339."""
+    namespace, _, name = view.key.partition("/")
+    return {
+        "name": name,
+        "namespace": namespace,
+        "queue": view.queue,
+        "priority": view.priority,
+        "phase": str(view.phase),
+        "shown": view.shown,
+        "position": view.position,
+        "reasons": [
+            {"reason": str(blocker.reason), "message": blocker.message} for blocker in view.blockers
+        ],
+        "pods": structs.asdict(view.pods),
+        "request": {name: format_quantity(name, units) for name, units in view.request.items()},
+        "nodes": list(view.nodes),
+        "submittedAt": format_instant(view.created_at),
+        "startedAt": _instant(view.started_at),
+        "finishedAt": _instant(view.finished_at),
+        "finishReason": view.reason,
+        "message": view.message,
+    }
+
+
+def _instant(at: int | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+def _known(phases: Sequence[str]) -> list[str]:
+    """The phases as they are spelled, whatever the case in which they were typed."""
+    from batchq.api.lifecycle import PodGroupPhase
+    from batchq.client.overview import GATED
+
+    spelled = {word.lower(): word for word in (*map(str, PodGroupPhase), GATED)}
+    for phase in phases:
+        if phase.lower() not in spelled:
+            raise click.BadParameter(
+                f"expected one of {', '.join(spelled.values())}, found {phase[:40]!r}",
+                param_hint="'--phase'",
+            )
+    return [spelled[phase.lower()] for phase in phases]

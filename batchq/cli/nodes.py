@@ -1,0 +1,95 @@
+"""`batchq nodes`: list, cordon, uncordon, drain."""
+
+from __future__ import annotations
+
+import click
+
+from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
+from batchq.cli.output import show_objects, show_table
+from batchq.cli.tables import nodes_table
+from batchq.cli.trouble import on_interrupt
+from batchq.cli.values import as_duration, seconds_of
+from batchq.client import Client
+from batchq.errors import WaitTimedOut
+
+_EXAMPLES = examples(
+    "batchq nodes", "batchq nodes -o wide", "batchq nodes drain gpu-01 --timeout 10m"
+)
+
+
+@click.group(invoke_without_command=True, epilog=_EXAMPLES)
+@output_option(*LIST_FORMATS)
+@click.pass_context
+def nodes(ctx: click.Context, output: str) -> None:
+    """List nodes, or say whether pods may come to one."""
+    if ctx.invoked_subcommand is None:
+        _list(ctx.ensure_object(Globals), output)
+
+
+@nodes.command("list", epilog=examples("batchq nodes list", "batchq nodes list -o yaml"))
+@output_option(*LIST_FORMATS)
+@pass_globals
+def list_nodes(shared: Globals, output: str) -> None:
+    """List nodes: state, what they have and what of it is taken, and when they were heard of."""
+    _list(shared, output)
+
+
+@nodes.command(epilog=examples("batchq nodes cordon gpu-01"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@pass_globals
+def cordon(shared: Globals, names: tuple[str, ...]) -> None:
+    """Let no more pods come to nodes; those that run there go on."""
+    with shared.connect() as client:
+        for name in _found(client, names):
+            done = client.cordon(name)
+            click.echo(f"node {name} {'cordoned' if done else 'is cordoned already'}")
+
+
+@nodes.command(epilog=examples("batchq nodes uncordon gpu-01"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@pass_globals
+def uncordon(shared: Globals, names: tuple[str, ...]) -> None:
+    """Let pods come to nodes again."""
+    with shared.connect() as client:
+        for name in _found(client, names):
+            done = client.uncordon(name)
+            click.echo(f"node {name} {'uncordoned' if done else 'is not cordoned'}")
+
+
+@nodes.command(epilog=examples("batchq nodes drain gpu-01 --timeout 10m"))
+@click.argument("name")
+@click.option("--timeout", callback=as_duration, metavar="DURATION", help="Wait no longer.")
+@pass_globals
+def drain(shared: Globals, name: str, timeout: str | None) -> None:
+    """Cordon a node, and wait until its pods have ended."""
+    with shared.connect() as client:
+        client.cordon(name)
+        click.echo(f"node {name} cordoned; waiting for its pods to end", err=True)
+        stays = f"node {name} stays cordoned, and its pods go on"
+        with on_interrupt(stays, hint=f"`batchq nodes uncordon {name}` takes that back"):
+            left = client.wait_until_empty(name, timeout_s=seconds_of(timeout))
+    if left:
+        raise WaitTimedOut(
+            f"Node {name} still runs {left} pods after {timeout}",
+            hint="it stays cordoned; drain it again to wait on, or cancel the groups",
+        )
+    click.echo(f"node {name} drained")
+
+
+def _list(shared: Globals, output: str) -> None:
+    with shared.connect() as client:
+        found = client.nodes()
+        if output in ("json", "yaml", "name"):
+            show_objects(found, output)
+        elif found:
+            table = nodes_table(found, client.ledger(), client.now_ms())
+            show_table(table, wide=output == "wide", color=shared.color)
+        else:
+            click.echo("there are no nodes; `batchq up` or `batchq worker` makes one", err=True)
+
+
+def _found(client: Client, names: tuple[str, ...]) -> list[str]:
+    """The names, once all are known to be there."""
+    for name in names:
+        client.get("Node", name)
+    return list(dict.fromkeys(names))

@@ -1,0 +1,64 @@
+"""`batchq quota`: what namespaces may hold, and what they do."""
+
+from __future__ import annotations
+
+import click
+
+from batchq.api.names import label_problem
+from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
+from batchq.cli.output import show_objects, show_table
+from batchq.cli.tables import quotas_table
+from batchq.cli.values import as_resources
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=examples("batchq quota", "batchq quota set research cpu=32 memory=128Gi podgroups=50"),
+)
+@click.pass_context
+def quota(ctx: click.Context) -> None:
+    """Show and set the quotas of namespaces."""
+    if ctx.invoked_subcommand is None:
+        _show(ctx.ensure_object(Globals), "", "table")
+
+
+@quota.command(epilog=examples("batchq quota show", "batchq quota show research -o yaml"))
+@click.argument("namespace", default="")
+@output_option(*LIST_FORMATS)
+@pass_globals
+def show(shared: Globals, namespace: str, output: str) -> None:
+    """Show the quotas of NAMESPACE, or of all, and what is used of them."""
+    _show(shared, namespace, output)
+
+
+@quota.command("set", epilog=examples("batchq quota set research cpu=32 memory=128Gi podgroups=50"))
+@click.argument("namespace")
+@click.argument(
+    "hard", nargs=-1, required=True, metavar="RESOURCE=QUANTITY…", callback=as_resources
+)
+@pass_globals
+def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
+    """Replace the quota `default` of NAMESPACE.
+
+    What is not named is not limited. Beside resources, `podgroups` limits how many unfinished
+    groups there may be and `pods` how many pods they may have admitted.
+    """
+    problem = label_problem(namespace)
+    if problem:
+        raise click.BadParameter(problem, param_hint="NAMESPACE")
+    with shared.connect() as client:
+        done = client.set_quota(namespace, hard)
+    click.echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
+
+
+def _show(shared: Globals, namespace: str, output: str) -> None:
+    with shared.connect() as client:
+        found = client.quotas(namespace)
+        if output in ("json", "yaml", "name"):
+            show_objects(found, output)
+        elif found:
+            table = quotas_table(found, client.ledger())
+            show_table(table, wide=output == "wide", color=shared.color)
+        else:
+            of = f" for namespace {namespace}" if namespace else ""
+            click.echo(f"there are no quotas{of}: nothing is limited", err=True)

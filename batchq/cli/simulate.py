@@ -1,0 +1,77 @@
+"""`batchq simulate WORLD`: a described world, played in virtual time without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from batchq.cli.options import examples
+from batchq.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from batchq.sim.run import Played
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(
+    epilog=examples(
+        "batchq simulate conf/examples/two-tenants.yaml",
+        "batchq simulate world.yaml --config conf/scheduler.yaml -o json",
+        "batchq simulate - --cycles 1 < world.yaml",
+    )
+)
+@click.argument("world", metavar="WORLD")
+@click.option("--config", type=_FILE, metavar="FILE", help="The scheduler's configuration to try.")
+@click.option(
+    "--cycles",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Stop after N sessions; without it, when nothing can change any more, or after 1000.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print what happened.",
+)
+def simulate(world: str, config: Path | None, cycles: int | None, output: str) -> None:
+    """Play the manifests of WORLD (- is standard input) in virtual time.
+
+    The real sessions run over queues, nodes and pod groups as the file describes them, without a
+    server and without starting anything. A pod whose template has the annotation batchq/runtime
+    succeeds that long after its start; a document of kind Timeline says what happens from outside
+    and when. Exit code 0 whatever waits in the end, 1 if the file or the configuration is wrong.
+    """
+    from batchq.cli.config import checked_config
+    from batchq.sim.run import MOST_SESSIONS, play
+
+    text, source = _read(world)
+    played = play(text, source, config=checked_config(config), cycles=cycles)
+    click.echo(_shown(played, output))
+    if played.exhausted:
+        click.echo(f"stopped after {MOST_SESSIONS} sessions, though more was due", err=True)
+
+
+def _read(world: str) -> tuple[bytes, str]:
+    """The file's content, and what messages call it."""
+    if world == "-":
+        return click.get_binary_stream("stdin").read(), "standard input"
+    try:
+        return Path(world).read_bytes(), world
+    except OSError as error:
+        raise InvalidInput(f"{world}: the world cannot be read: {error.strerror}") from None
+
+
+def _shown(played: Played, output: str) -> str:
+    if output == "table":
+        from batchq.sim.table import as_table
+
+        return as_table(played.outcome)
+    from batchq.sim.report import as_json
+
+    return as_json(played.outcome)

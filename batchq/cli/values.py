@@ -1,0 +1,119 @@
+"""Values on the command line, as click's callbacks: quantities, durations, pairs and kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from batchq.api.names import qualified_problem, shown
+from batchq.api.notation import nearest
+from batchq.api.objects import KINDS
+from batchq.api.quantity import parse_quantity
+from batchq.api.times import parse_duration
+
+_SHORT = {
+    "pg": "PodGroup",
+    "group": "PodGroup",
+    "groups": "PodGroup",
+    "job": "PodGroup",
+    "jobs": "PodGroup",
+    "po": "Pod",
+    "q": "Queue",
+    "no": "Node",
+    "quota": "ResourceQuota",
+    "quotas": "ResourceQuota",
+    "pc": "PriorityClass",
+    "priorityclasses": "PriorityClass",
+    "ac": "AdmissionCheck",
+}
+#: What a kind may be called, in lower case.
+KIND_NAMES = (
+    {kind.lower(): kind for kind in KINDS} | {f"{kind.lower()}s": kind for kind in KINDS} | _SHORT
+)
+
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+
+
+def kind_of_word(word: str) -> str:
+    """A kind by its name in any case, in the plural, or by its short name.
+
+    Raises click.BadParameter, with the nearest one.
+    """
+    kind = KIND_NAMES.get(word.lower())
+    if kind is None:
+        near = nearest(word.lower(), KIND_NAMES)
+        meant = f"; did you mean {near}?" if near else ""
+        raise click.BadParameter(f"expected one of {', '.join(KINDS)}, found {shown(word)}{meant}")
+    return kind
+
+
+def as_kind(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of a KIND."""
+    return None if value is None else kind_of_word(value)
+
+
+def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The kinds that begin like this."""
+    return [kind.lower() for kind in KINDS if kind.lower().startswith(incomplete.lower())]
+
+
+def as_quantity(resource: str) -> Callback:
+    """Callback of a quantity of `resource`; it stays text, once it is known to be one."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        if value is not None:
+            _check_quantity(resource, value)
+        return value
+
+    return check
+
+
+def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of a duration; it stays text, once it is known to be one."""
+    if value is not None:
+        try:
+            parse_duration(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    return value
+
+
+def as_pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    """Callback of many NAME=VALUE."""
+    pairs: dict[str, str] = {}
+    for one in value:
+        name, equals, text = one.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"expected NAME=VALUE, found {shown(one)}")
+        pairs[name] = text
+    return pairs
+
+
+def as_resources(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> dict[str, str]:
+    """Callback of many RESOURCE=QUANTITY."""
+    pairs: dict[str, str] = {}
+    for one in value:
+        name, equals, text = one.partition("=")
+        if not equals or qualified_problem(name):
+            raise click.BadParameter(f"expected RESOURCE=QUANTITY, found {shown(one)}")
+        if name in pairs:
+            raise click.BadParameter(f"{name} is given twice")
+        _check_quantity(name, text)
+        pairs[name] = text
+    return pairs
+
+
+def seconds_of(duration: str | None) -> float | None:
+    """A checked duration in seconds."""
+    return None if duration is None else parse_duration(duration) / 1000
+
+
+def _check_quantity(resource: str, text: str) -> None:
+    try:
+        parse_quantity(resource, text)
+    except ValueError as error:
+        raise click.BadParameter(f"{resource}: {error}") from None

@@ -1,0 +1,81 @@
+"""A described world put into a store in memory, ledger included, before the first session.
+
+What the file states is written unchecked: a world may hold more than its limits allow, and what
+then happens is what its author wants to see.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL
+from batchq.api.objects import Node, Object, Pod, PodGroup, key_of, kind_of
+from batchq.api.resources import of_pod
+from batchq.api.transaction import Charge, Transaction, Write, node_scope
+from batchq.changes import create, found_defaults
+from batchq.changes.records import object_charge
+from batchq.framework.ledger import scopes_of
+from batchq.framework.state import GroupState
+from batchq.ports import IdSource
+from batchq.sim.belief import Believed
+from batchq.sim.world import World
+from batchq.sim.writing import write
+from batchq.store.memory import MemoryStore
+
+
+def found(world: World, ids: IdSource, requests: IdSource) -> MemoryStore:
+    """A store that holds everything that the world describes.
+
+    `ids` gives uids to what has none, `requests` tells its writes apart.
+
+    Raises InvalidInput, Conflict or Rejected.
+    """
+    store = MemoryStore()
+    now_ms = world.start_at
+    for obj in world.objects:
+        present = _as_heard_of(obj, now_ms)
+        uid = obj.metadata.uid
+        write(store, requests, create(store, present, now_ms=now_ms, uid=uid, described=True))
+    write(store, requests, found_defaults(store, now_ms=now_ms, uid=ids.new_uid()))
+    believed = Believed(world)
+    for group in believed.groups:
+        write(store, requests, _stated(group, believed.pods[group.metadata.uid]))
+    return store
+
+
+def _as_heard_of(obj: Object, now_ms: int) -> Object:
+    """A node that is not ready was heard of until the start; leases on it run out from there."""
+    if not isinstance(obj, Node) or obj.status.ready or obj.status.heartbeat is not None:
+        return obj
+    return structs.replace(obj, status=structs.replace(obj.status, heartbeat=now_ms))
+
+
+def _stated(group: PodGroup, pods: tuple[Pod, ...]) -> Transaction:
+    """One group as it stands, with its pods and everything that they are charged."""
+    objects: tuple[Object, ...] = (group, *pods)
+    charges = [_pod_charge(pod) for pod in pods if pod.status.phase in ON_NODE]
+    if group.status.phase not in TERMINAL:
+        charges.append(structs.replace(object_charge(group), checked=False))
+    if group.status.charge:
+        charges.append(
+            Charge(
+                holder=f"group:{group.metadata.uid}",
+                scopes=scopes_of(GroupState(group, (), 0)),
+                amounts=group.status.charge,
+            )
+        )
+    return Transaction(
+        subject=key_of(group),
+        writes=tuple(
+            Write(kind=kind_of(obj), key=key_of(obj), expect=0, value=obj) for obj in objects
+        ),
+        charges=tuple(charges),
+    )
+
+
+def _pod_charge(pod: Pod) -> Charge:
+    return Charge(
+        holder=f"pod:{pod.metadata.uid}",
+        scopes=(node_scope(pod.status.node),),
+        amounts=of_pod(pod.spec.requests),
+    )

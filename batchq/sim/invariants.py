@@ -1,0 +1,144 @@
+"""What must be true of the world after every event, whatever its author wrote into it.
+
+No node is given more than it has; the ledger is the sum of what it counts, and counts what the
+objects say; no group is Running below its minMember when a session has ended; admissions only
+rise. A breach is a mistake of ours: InvariantBroken, with the story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.limits import capacity_of
+from batchq.api.objects import Node, Pod, PodGroup, full_name
+from batchq.api.resources import Amounts, of_pod, plus
+from batchq.api.transaction import Ledger
+from batchq.errors import InvariantBroken
+from batchq.framework.ledger import charge_with_count
+from batchq.framework.snapshot import Snapshot
+from batchq.framework.state import GroupState
+from batchq.scheduler.progress import Progress
+from batchq.store.memory import MemoryStore
+
+
+class Watch:
+    """Looks at the store after each event; owns what it saw last."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._admissions: dict[str, int] = {}
+        self._over: dict[tuple[str, str], int] = {}
+        self._look_at_admissions()
+        self.after_outside()
+
+    def after_outside(self) -> None:
+        """After pods ended, or somebody changed the world: what is too much then is theirs."""
+        self._over = _oversubscribed(self._store)
+        self._check_ledger()
+
+    def after_session(self) -> None:
+        """After a session was committed."""
+        over = _oversubscribed(self._store)
+        for (node, resource), units in over.items():
+            if units > self._over.get((node, resource), 0):
+                raise InvariantBroken(f"node {node} was given {units} of {resource} too much")
+        self._over = over
+        self._check_ledger()
+        self._check_groups()
+        self._look_at_admissions()
+
+    # ----------------------------------------------------------------------------------------
+
+    def _check_ledger(self) -> None:
+        counted = recount(self._store.charges())
+        kept = self._store.ledger()
+        if counted != kept:
+            raise InvariantBroken(f"the ledger says {kept}, its charges add up to {counted}")
+        pods = {
+            f"pod:{pod.metadata.uid}": of_pod(pod.spec.requests)
+            for pod in self._store.list("Pod")
+            if isinstance(pod, Pod) and pod.status.phase in ON_NODE
+        }
+        charged = {
+            holder: amounts
+            for holder, (_, amounts) in self._store.charges().items()
+            if holder.startswith("pod:")
+        }
+        if pods != charged:
+            wrong = sorted(
+                holder for holder in {*pods, *charged} if pods.get(holder) != charged.get(holder)
+            )
+            raise InvariantBroken(f"pods and what nodes are charged for them differ: {wrong}")
+
+    def _check_groups(self) -> None:
+        snapshot = self._store.snapshot()
+        charges = self._store.charges()
+        for record in snapshot.groups:
+            group = GroupState(record, snapshot.pods.get(record.metadata.uid, ()), 0)
+            _check_charge(group, charges.get(f"group:{group.uid}", ((), {}))[1])
+            if group.phase == PodGroupPhase.RUNNING:
+                _check_gang(group)
+            if group.phase in TERMINAL and f"object:{group.uid}" in charges:
+                raise InvariantBroken(f"{group.key} has finished, and still counts as an object")
+
+    def _look_at_admissions(self) -> None:
+        for group in self._store.list("PodGroup"):
+            assert isinstance(group, PodGroup)
+            uid, now = group.metadata.uid, group.status.admission
+            before = self._admissions.get(uid, 0)
+            if now < before:
+                raise InvariantBroken(
+                    f"the admission of {full_name(group)} fell from {before} to {now}"
+                )
+            self._admissions[uid] = now
+
+
+def recount(charges: Mapping[str, tuple[tuple[str, ...], dict[str, int]]]) -> Ledger:
+    """The ledger as its charges add up."""
+    sums: Ledger = {}
+    for scopes, amounts in charges.values():
+        for scope in scopes:
+            sums[scope] = plus(sums.get(scope, {}), amounts)
+    return {
+        scope: {name: units for name, units in amounts.items() if units}
+        for scope, amounts in sorted(sums.items())
+        if any(amounts.values())
+    }
+
+
+def holdings(snapshot: Snapshot) -> dict[str, Amounts]:
+    """Node -> what the pods on it ask for together."""
+    held: dict[str, Amounts] = {}
+    for pods in snapshot.pods.values():
+        for pod in pods:
+            if pod.status.phase in ON_NODE:
+                node = pod.status.node
+                held[node] = plus(held.get(node, {}), of_pod(pod.spec.requests))
+    return held
+
+
+def _oversubscribed(store: MemoryStore) -> dict[tuple[str, str], int]:
+    over = {}
+    for name, amounts in holdings(store.snapshot()).items():
+        node = store.get("Node", name)
+        capacity = capacity_of(node) if isinstance(node, Node) else {}
+        for resource, units in amounts.items():
+            if units > capacity.get(resource, 0):
+                over[name, resource] = units - capacity.get(resource, 0)
+    return over
+
+
+def _check_charge(group: GroupState, charged: Mapping[str, int]) -> None:
+    expected = charge_with_count(group)
+    if {name: units for name, units in expected.items() if units} != charged:
+        raise InvariantBroken(f"{group.key} is charged {charged}, and holds {expected}")
+
+
+def _check_gang(group: GroupState) -> None:
+    progress = Progress.of(group)
+    if progress.running + progress.succeeded < group.min_member:
+        raise InvariantBroken(
+            f"{group.key} is Running with {progress.running} pods running and"
+            f" {progress.succeeded} succeeded, below its minMember of {group.min_member}"
+        )

@@ -1,0 +1,267 @@
+"""What a described world came to: every cycle that ran, and how groups and queues stand.
+
+`Outcome` has exactly the keys of the JSON that `batchq simulate -o json` prints, all of them
+always. Amounts are canonical quantities (`1500m`, plain bytes), times whole seconds from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from batchq.api import intents
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Queue
+from batchq.api.quantity import format_quantity
+from batchq.api.reasons import Verdict, Waiting, ranked
+from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, plus
+from batchq.framework.ledger import ROOT
+from batchq.framework.line import blockers
+from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.ports import Clock, Store
+from batchq.scheduler.cycle import CycleReport
+from batchq.scheduler.scheduler import Scheduler
+
+#: Phases in which a group may lack something, and say so.
+_WAITING = frozenset({PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE, PodGroupPhase.UNKNOWN})
+
+_UNSEEN = Verdict(
+    plugin="session",
+    reason=Waiting.PENDING_EVALUATION,
+    detail="no session has looked at the group since it came back",
+)
+
+
+class Requeued(Struct, frozen=True):
+    """A group that left for Pending."""
+
+    group: str
+    reason: str
+
+
+class Evicted(Struct, frozen=True):
+    """A pod that was told to stop, or written off; `by` is the claimant, if there is one."""
+
+    pod: str
+    by: str | None
+    action: str | None
+    reason: str
+
+
+class CycleStory(Struct, frozen=True, kw_only=True):
+    """What one session decided, each list in the order decided."""
+
+    time: int
+    reserved: list[str]
+    admitted: list[str]
+    requeued: list[Requeued]
+    created: list[str]
+    bound: dict[str, str]
+    evicted: list[Evicted]
+    pledged: dict[str, list[str]]
+    finished: list[str]
+
+
+class Reason(Struct, frozen=True):
+    reason: str
+    message: str
+
+
+class GroupOutcome(Struct, frozen=True, kw_only=True):
+    """How a group stands: `shown` is its phase as lists show it, `position` its place in line."""
+
+    phase: str
+    shown: str
+    position: int | None
+    reasons: list[Reason]
+    checks: dict[str, str]
+
+
+class QueueOutcome(Struct, frozen=True, kw_only=True):
+    """How a queue stands: `allocated` is live, `reserved` promise, deserved null unlimited."""
+
+    deserved: dict[str, str | None]
+    allocated: dict[str, str]
+    reserved: dict[str, str]
+    share: float | str
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    cycles: list[CycleStory]
+    podgroups: dict[str, GroupOutcome]
+    queues: dict[str, QueueOutcome]
+
+
+# --- cycles -----------------------------------------------------------------------------------
+
+
+def story_of(report: CycleReport, time_s: int) -> CycleStory:
+    """One cycle's decisions as the report tells them."""
+    story = CycleStory(
+        time=time_s,
+        reserved=[],
+        admitted=[],
+        requeued=[],
+        created=[],
+        bound={},
+        evicted=[],
+        pledged={},
+        finished=[],
+    )
+    for intent in report.intents:
+        _tell(story, report.session, intent)
+    return story
+
+
+def _tell(story: CycleStory, session: Session, intent: intents.Intent) -> None:
+    match intent:
+        case intents.AdmitGroup(group=group):
+            # Without checks both happen at once; a reservation from the file was made before.
+            if session.by_key[group].record.status.reserved_at is None:
+                story.reserved.append(group)
+            story.admitted.append(group)
+        case intents.RollBack(group=group, reason=reason):
+            story.requeued.append(Requeued(group, reason))
+        case intents.CreatePods(pods=pods):
+            story.created.extend(pods)
+        case intents.Bind(pod=pod, node=node):
+            story.bound[pod] = node
+        case intents.Evict(pod=pod, by=by, action=action, reason=reason):
+            story.evicted.append(Evicted(pod, by or None, action or None, reason))
+        case intents.LosePod(pod=pod, uid=uid, group=group):
+            lost = session.by_key[group].pods.get(uid)
+            reason = lost.status.reason if lost is not None else "NodeLost"
+            story.evicted.append(Evicted(pod, None, None, reason or "NodeLost"))
+        case intents.FinishGroup(group=group):
+            story.finished.append(group)
+        case _:
+            pass
+
+
+# --- how it ends --------------------------------------------------------------------------------
+
+
+def outcome_of(
+    scheduler: Scheduler,
+    store: Store,
+    clock: Clock,
+    stories: Sequence[CycleStory],
+    last: CycleReport | None,
+) -> Outcome:
+    """The state of the store, judged by a session that is opened and decides nothing."""
+    session = scheduler.open(store.snapshot(), clock.now_ms())
+    positions = _positions(session)
+    refusals = last.session.refusals if last is not None else {}
+    groups = sorted(session.groups.values(), key=lambda group: group.key)
+    return Outcome(
+        cycles=list(stories),
+        podgroups={
+            group.key: _group_outcome(session, group, refusals.get(group.uid), positions)
+            for group in groups
+        },
+        queues={name: _queue_outcome(session, name) for name in session.queues},
+    )
+
+
+def _positions(session: Session) -> dict[str, int]:
+    """The place of every Pending group among the Pending groups of its queue, from 1."""
+    lines: dict[str, list[GroupState]] = {}
+    for group in session.groups.values():
+        if group.phase == PodGroupPhase.PENDING:
+            lines.setdefault(group.queue, []).append(group)
+    return {
+        group.uid: place
+        for line in lines.values()
+        for place, group in enumerate(sorted(line, key=session.group_key), start=1)
+    }
+
+
+def _group_outcome(
+    session: Session,
+    group: GroupState,
+    seen: tuple[Verdict, ...] | None,
+    positions: dict[str, int],
+) -> GroupOutcome:
+    verdicts = _blockers(session, group, seen)
+    gated = any(verdict.reason == Waiting.SCHEDULING_GATED for verdict in verdicts)
+    waits_for = [Reason(str(verdict.reason), verdict.message()) for verdict in verdicts]
+    return GroupOutcome(
+        phase=str(group.phase),
+        shown=str(Waiting.SCHEDULING_GATED) if gated else str(group.phase),
+        position=positions.get(group.uid),
+        reasons=waits_for + _why_it_ended(group),
+        checks={check.name: check.status for check in group.status.checks},
+    )
+
+
+def _blockers(
+    session: Session, group: GroupState, seen: tuple[Verdict, ...] | None
+) -> tuple[Verdict, ...]:
+    """What the last session found, or, if it did not look, what keeps the group out now."""
+    if group.phase not in _WAITING:
+        return ()
+    if seen is not None or group.phase != PodGroupPhase.PENDING:
+        return seen or ()
+    return ranked(list(blockers(session, group))) or (_UNSEEN,)
+
+
+def _why_it_ended(group: GroupState) -> list[Reason]:
+    """The finish reason of a group that came to a bad end; success needs no reason."""
+    if group.phase not in (PodGroupPhase.FAILED, PodGroupPhase.CANCELLED):
+        return []
+    return [
+        Reason(condition.reason, condition.message)
+        for condition in group.status.conditions
+        if condition.type == "Finished" and condition.reason
+    ]
+
+
+def _queue_outcome(session: Session, name: str) -> QueueOutcome:
+    live: Amounts = {}
+    promise: Amounts = {}
+    for group in session.groups.values():
+        if name in (group.queue, ROOT):
+            live = plus(live, group.held)
+            promise = plus(promise, minus(group.charge(), group.held))
+    dimensions = _dimensions(session)
+    deserved = deserved_of_queues(session).get(name, {})
+    return QueueOutcome(
+        deserved={dim: _limit(dim, deserved.get(dim, 0)) for dim in dimensions},
+        allocated=_amounts(live, dimensions),
+        reserved=_amounts(promise, dimensions),
+        share=share_of_queue(session, name).rounded(),
+    )
+
+
+def _dimensions(session: Session) -> list[str]:
+    """Every dimension that a node or a queue names, in order."""
+    named: set[str] = set()
+    for node in session.nodes.values():
+        named |= set(node.record.spec.resources)
+    for queue in session.queues.values():
+        named |= _named_by(queue.record)
+    return sorted(named)
+
+
+def _named_by(queue: Queue) -> set[str]:
+    spec = queue.spec
+    return {*spec.capability, *spec.deserved, *spec.guarantee}
+
+
+def _limit(resource: str, units: int) -> str | None:
+    return None if units >= UNLIMITED_PODS else format_quantity(resource, units)
+
+
+def _amounts(amounts: Amounts, dimensions: list[str]) -> dict[str, str]:
+    """What is held, and a zero in every other dimension that the world knows of."""
+    names = sorted({*dimensions, *(name for name, units in amounts.items() if units)})
+    return {name: format_quantity(name, amounts.get(name, 0)) for name in names}
+
+
+def as_json(outcome: Outcome) -> str:
+    """The outcome as `-o json` prints it; keys in the order of the structs."""
+    return msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()

@@ -1,0 +1,159 @@
+"""The loop: what is due, then sessions until one changes nothing, then on to the next instant.
+
+At one instant, in this order: pods end, graces end, timers (the scheduler's own, seen by the
+sessions), steps of the Timeline; then sessions, at most ten. Idle time is skipped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import TERMINAL
+from batchq.api.objects import PodGroupSpec
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.errors import BatchqError, InvalidInput, InvariantBroken
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.timers import next_due_at
+from batchq.sim.clock import CountedIds, VirtualClock, whole_second
+from batchq.sim.execution import Execution
+from batchq.sim.founding import found
+from batchq.sim.invariants import Watch
+from batchq.sim.outside import Outside
+from batchq.sim.report import CycleStory, Outcome, outcome_of, story_of
+from batchq.sim.world import World, read_world
+
+MOST_SESSIONS = 1_000
+MOST_SESSIONS_AT_ONCE = 10
+
+
+class Played(Struct, frozen=True, kw_only=True):
+    """What became of a world. `exhausted`: the limit of sessions ended it, and more was due."""
+
+    outcome: Outcome
+    exhausted: bool
+
+
+def play(
+    text: str | bytes, source: str, *, config: SchedulerConfig, cycles: int | None = None
+) -> Played:
+    """Read a world, and let it run until nothing can change any more, or for `cycles` sessions.
+
+    Raises InvalidInput for whatever is wrong with the file, in one sentence.
+    """
+    scheduler = assemble(config)
+    world = read_world(text, source)
+    try:
+        stage = Stage(world, scheduler)
+    except InvalidInput:
+        raise
+    except BatchqError as problem:
+        # NotFound, Conflict …: to whoever wrote the file, all of it is bad content.
+        raise InvalidInput(f"{source}: {problem.message}", hint=problem.hint) from None
+    return stage.run(MOST_SESSIONS if cycles is None else cycles, bounded=cycles is None)
+
+
+class Stage:
+    """One world while it plays; owns its clock, its store and what is left of its Timeline."""
+
+    def __init__(self, world: World, scheduler: Scheduler) -> None:
+        self._start_at = world.start_at
+        self._steps = deque(world.steps)
+        self._scheduler = scheduler
+        self._clock = VirtualClock(world.start_at)
+        taken = frozenset(group.metadata.uid for group in world.groups)
+        ids = CountedIds(world.documents + 1, taken)
+        requests = CountedIds()
+        self.store = found(world, ids, requests)
+        self._execution = Execution(self.store, self._clock, requests)
+        self._outside = Outside(self.store, self._clock, ids, requests, self._execution)
+        self._cycle = Cycle(self.store, scheduler, self._clock, requests)
+        self._watch = Watch(self.store)
+        self._stories: list[CycleStory] = []
+        self._execution.start_bound()
+
+    def run(self, most: int, *, bounded: bool) -> Played:
+        """Play on until nothing is due any more, or for `most` sessions in all."""
+        report: CycleReport | None = None
+        due_at: int | None = self._clock.now_ms()
+        while due_at is not None and len(self._stories) < most:
+            self._clock.jump_to(due_at)
+            self._let_happen()
+            report = self._settle(most)
+            due_at = self._next_due_at(report)
+        unsettled = due_at is not None or bool(report and report.intents)
+        return Played(
+            outcome=outcome_of(self._scheduler, self.store, self._clock, self._stories, report),
+            exhausted=bounded and unsettled and len(self._stories) >= most,
+        )
+
+    # ----------------------------------------------------------------------------------------
+
+    def _let_happen(self) -> None:
+        now_ms = self._clock.now_ms()
+        self._execution.end_due()
+        while self._steps and self._at(self._steps[0].after_ms) <= now_ms:
+            self._outside.carry_out(self._steps.popleft())
+        self._outside.take_away()
+        self._watch.after_outside()
+
+    def _settle(self, most: int) -> CycleReport:
+        """Sessions at this instant, until one decides nothing; the last one's report."""
+        for _ in range(MOST_SESSIONS_AT_ONCE):
+            report = self._cycle.run_once()
+            self._check_applied(report)
+            self._watch.after_session()
+            self._stories.append(story_of(report, self._since_start()))
+            self._execution.start_bound()
+            self._outside.take_away()
+            self._watch.after_outside()
+            if not report.intents or len(self._stories) >= most:
+                break
+        return report
+
+    def _next_due_at(self, report: CycleReport) -> int | None:
+        """The next instant at which anything is due: never before now."""
+        instants = [
+            whole_second(at)
+            for at in (
+                next_due_at(report.session, _with_a_future(report.session)),
+                self._execution.next_end_at(),
+            )
+            if at is not None
+        ]
+        if self._steps:
+            instants.append(self._at(self._steps[0].after_ms))
+        return max(min(instants), self._clock.now_ms()) if instants else None
+
+    def _check_applied(self, report: CycleReport) -> None:
+        """Nobody else writes here, so what a session decides can be refused for one reason only."""
+        for refusal in report.commit.refused:
+            raise InvariantBroken(
+                f"at {self._since_start()}s the session decided about"
+                f" {refusal.transaction.subject} what the store refuses: {refusal.answer}"
+            )
+
+    def _since_start(self) -> int:
+        return (self._clock.now_ms() - self._start_at) // 1000
+
+    def _at(self, after_ms: int) -> int:
+        return whole_second(self._start_at + after_ms)
+
+
+def _with_a_future(session: Session) -> list[GroupState]:
+    """The groups whose clocks the world runs for.
+
+    The week for which finished groups are kept for people to look at is not waited out: the
+    world's report is that look. A shorter or longer time was written to be seen.
+    """
+    kept = PodGroupSpec().ttl_after_finished
+    return [
+        group
+        for group in session.groups.values()
+        if group.phase not in TERMINAL or group.held or group.record.spec.ttl_after_finished != kept
+    ]

@@ -1,0 +1,212 @@
+"""The scheduler daemon as a process: it waits, leads, follows, is succeeded, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchq.config.load import load_config
+from batchq.daemon import app, processes
+from batchq.daemon.clock import StoreClock, SystemClock
+from batchq.daemon.embedded import ensure_server
+from batchq.daemon.ending import Ending
+from batchq.daemon.ids import CountingIds
+from batchq.daemon.loop import TurnReport
+from batchq.daemon.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
+from batchq.daemon.processes import Record
+from batchq.errors import InvariantBroken
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.store.connect import open_store
+from batchq.store.redis import RedisStore
+from tests.daemon.waiting import until
+
+Start = Callable[..., Record]
+
+
+@pytest.fixture
+def start(home: Home) -> Iterator[Start]:
+    """Starts `batchq scheduler`, with its log under a name."""
+    started: list[Record] = []
+    root = Path(__file__).parents[2]
+    environ = {
+        **os.environ,
+        HOME_VARIABLE: str(home.root),
+        URL_VARIABLE: default_url(home),
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'actions'}",
+    }
+
+    def spawn(name: str, *options: str) -> Record:
+        home.prepare()
+        log = home.logs / f"{name}.log"
+        command = [sys.executable, "-P", "-m", "batchq.cli", "scheduler", *options]
+        pid = processes.spawn(command, log=log, environ=environ)
+        birth = processes.birth_of(pid) or ""
+        started.append(Record(name=name, pid=pid, birth=birth, log=str(log), started_at=0))
+        return started[-1]
+
+    yield spawn
+    for record in started:
+        processes.end(record, patience_s=15)
+
+
+@pytest.fixture
+def store(home: Home) -> Iterator[RedisStore]:
+    opened = open_store(ensure_server(home).url)
+    yield opened
+    opened.close()
+
+
+def said(record: Record, word: str) -> int:
+    """How often its log has the word."""
+    return Path(record.log).read_text().count(word)
+
+
+def exit_code_of(record: Record) -> int:
+    """Wait for its end."""
+    codes: list[int] = []
+
+    def ended() -> bool:
+        code = processes.reap(record.pid)
+        if code is not None:
+            codes.append(code)
+        return bool(codes)
+
+    until(ended, within_s=30)
+    return codes[0]
+
+
+@pytest.mark.e2e
+def test_it_waits_for_its_server_saying_so_once_and_ends_when_told_to(start: Start) -> None:
+    waiting = start("waiting")
+    until(lambda: said(waiting, "store.unavailable") == 1)
+    os.kill(waiting.pid, signal.SIGTERM)
+    assert exit_code_of(waiting) == 0
+    assert said(waiting, "store.unavailable") == 1
+
+
+@pytest.mark.e2e
+def test_a_server_that_comes_later_is_welcome(start: Start, home: Home) -> None:
+    waiting = start("waiting")
+    until(lambda: said(waiting, "store.unavailable") == 1)
+    ensure_server(home)
+    until(lambda: said(waiting, "leader.elected") == 1, within_s=20)
+    assert said(waiting, "store.back") == 1
+
+
+@pytest.mark.e2e
+def test_it_makes_the_default_queue(start: Start, store: RedisStore) -> None:
+    start("leader")
+    until(lambda: store.get("Queue", "default") is not None, within_s=20)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_it_resigns(start: Start, store: RedisStore, how: signal.Signals) -> None:
+    leader = start("leader")
+    until(lambda: said(leader, "leader.elected") == 1, within_s=20)
+    os.kill(leader.pid, how)
+    assert exit_code_of(leader) == 0
+    assert said(leader, "leader.resigned") == 1
+    assert store.lead("next", 1000) == 2
+
+
+@pytest.mark.e2e
+def test_the_second_waits_and_succeeds_the_first_when_it_is_killed(
+    start: Start, store: RedisStore
+) -> None:
+    first = start("first")
+    until(lambda: said(first, "leader.elected") == 1, within_s=20)
+    second = start("second")
+    until(lambda: said(second, "leader.waiting") == 1, within_s=20)
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: said(second, "leader.elected") == 1, within_s=20)
+    leader = store.leader()
+    assert leader is not None
+    assert leader.epoch == 2
+    assert leader.identity.split(":")[1] == str(second.pid)
+
+
+@pytest.mark.e2e
+def test_it_outlives_its_server(start: Start, home: Home) -> None:
+    pid = ensure_server(home).pid
+    leader = start("leader")
+    until(lambda: said(leader, "leader.elected") == 1, within_s=20)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: said(leader, "store.unavailable") >= 1, within_s=30)
+    ensure_server(home)
+    until(lambda: said(leader, "store.back") >= 1, within_s=30)
+    assert processes.is_running(leader)
+
+
+@pytest.mark.e2e
+def test_a_wrong_configuration_keeps_it_from_starting(
+    start: Start, tmp_path: Path, store: RedisStore
+) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text("actions: [enqueue, alocate]\n")
+    wrong = start("wrong", "--config", str(path))
+    assert exit_code_of(wrong) == 1
+    assert said(wrong, "allocate") >= 1
+    assert said(wrong, "Traceback") == 0
+    assert store.leader() is None
+
+
+class BrokenCycle(Cycle):
+    """A cycle that meets a state that must never be."""
+
+    def __init__(self) -> None:
+        """It needs nothing."""
+
+    def run_once(self, epoch: int | None = None) -> CycleReport:
+        raise InvariantBroken("node n1 holds 5 cpu of 4 after Bind(default-train-0)")
+
+
+def test_our_own_mistake_ends_the_process_with_70_and_its_story(store: RedisStore) -> None:
+    ending = Ending()
+    with capture_logs() as lines:
+        code = app._serve(store, BrokenCycle(), load_config(None), ending, lease_ms=1000)
+    ending.close()
+    assert code == 70
+    crash = next(line for line in lines if line["event"] == "session.crashed")
+    assert crash["error"] == "node n1 holds 5 cpu of 4 after Bind(default-train-0)"
+    assert isinstance(crash["exc_info"], InvariantBroken)
+
+
+class NoCycle(Cycle):
+    """A cycle that must not be run."""
+
+    def __init__(self) -> None:
+        """It needs nothing."""
+
+
+class Nothing:
+    """An executor without anything to deliver."""
+
+    def deliver(self) -> int:
+        return 0
+
+
+def test_who_does_not_lead_does_nothing(store: RedisStore) -> None:
+    turn = app.LeaderTurn(
+        store, NoCycle(), Nothing(), clock=SystemClock(), epoch=lambda: None, ids=CountingIds()
+    )
+    assert turn() == TurnReport(acted=False)
+    assert store.get("Queue", "default") is None
+
+
+def test_the_default_queue_is_made_once_and_never_replaced(store: RedisStore) -> None:
+    for _ in range(2):
+        app.ensure_default_queue(store, clock=StoreClock(store), ids=CountingIds())
+    queue = store.get("Queue", "default")
+    assert queue is not None
+    assert queue.metadata.uid == "0000000000000001"
+
+
+def test_the_servers_clock_is_close_to_this_machines(store: RedisStore) -> None:
+    assert abs(StoreClock(store).now_ms() - SystemClock().now_ms()) < 1000

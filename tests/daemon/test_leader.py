@@ -1,0 +1,168 @@
+"""Who decides: one at a time, with an epoch that rises at each change."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchq.daemon import embedded
+from batchq.daemon.embedded import ensure_server
+from batchq.daemon.leader import Leadership, new_identity
+from batchq.daemon.outage import Outage
+from batchq.daemon.paths import Home
+from batchq.errors import StoreUnavailable
+from batchq.store.connect import open_store
+from batchq.store.redis import RedisStore
+from tests.daemon.waiting import until
+
+
+@pytest.fixture
+def store(home: Home) -> Iterator[RedisStore]:
+    opened = open_store(ensure_server(home).url)
+    yield opened
+    opened.close()
+
+
+class AwayLease:
+    """A lease whose store can be taken away and given back."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.calls = 0
+
+    def lead(self, identity: str, lease_ms: int) -> int | None:
+        self.calls += 1
+        if self.away:
+            raise StoreUnavailable("the server is not running")
+        return 7
+
+    def resign(self, identity: str) -> None:
+        if self.away:
+            raise StoreUnavailable("the server is not running")
+
+
+def candidate(store: RedisStore | AwayLease, name: str, *, lease_ms: int = 150) -> Leadership:
+    return Leadership(store, identity=name, outage=Outage(), lease_ms=lease_ms)
+
+
+def test_an_identity_names_host_and_process_and_is_never_the_same() -> None:
+    host, pid, chance = new_identity().rsplit(":", 2)
+    assert (host, int(pid), len(chance)) == (socket.gethostname(), os.getpid(), 8)
+    assert new_identity() != new_identity()
+
+
+def test_the_only_candidate_leads_and_keeps_leading(store: RedisStore) -> None:
+    only = candidate(store, "only")
+    only.start()
+    until(lambda: only.epoch() == 1)
+    first_end = store.now_ms() + 150
+    until(lambda: (leader := store.leader()) is not None and leader.expires_at > first_end + 150)
+    assert only.epoch() == 1
+    only.stop()
+
+
+def test_who_comes_second_waits_and_says_so_once(store: RedisStore) -> None:
+    first, second = candidate(store, "first"), candidate(store, "second", lease_ms=30)
+    first.start()
+    until(lambda: first.epoch() is not None)
+    with capture_logs() as lines:
+        second.start()
+        until(lambda: len(lines) > 0)
+        seen = first.epoch()
+        threading.Event().wait(0.1)
+        second.stop()
+    assert seen == 1
+    assert second.epoch() is None
+    assert [line["event"] for line in lines] == ["leader.waiting"]
+    first.stop()
+
+
+def test_who_resigns_is_succeeded_at_once_in_a_higher_epoch(store: RedisStore) -> None:
+    first = candidate(store, "first", lease_ms=60_000)
+    second = candidate(store, "second", lease_ms=60)
+    first.start()
+    until(lambda: first.epoch() == 1)
+    second.start()
+    first.stop()
+    assert first.epoch() is None
+    until(lambda: second.epoch() == 2)
+    second.stop()
+
+
+def test_who_falls_silent_is_succeeded_when_the_lease_is_over(store: RedisStore) -> None:
+    assert store.lead("silent", 200) == 1
+    second = candidate(store, "second", lease_ms=60)
+    second.start()
+    until(lambda: second.epoch() == 2)
+    second.stop()
+
+
+def test_it_tells_the_loop_when_it_is_elected(store: RedisStore) -> None:
+    elected = threading.Event()
+    only = Leadership(store, identity="only", outage=Outage(), lease_ms=150, elected=elected.set)
+    only.start()
+    assert elected.wait(10)
+    assert only.epoch() == 1
+    only.stop()
+
+
+def test_without_its_store_it_stops_deciding_when_the_lease_is_over() -> None:
+    lease = AwayLease()
+    leader = candidate(lease, "leader", lease_ms=90)
+    leader.start()
+    until(lambda: leader.epoch() == 7)
+    with capture_logs() as lines:
+        lease.away = True
+        until(lambda: leader.epoch() is None)
+        until(lambda: "leader.lost" in [line["event"] for line in lines])
+        lease.away = False
+        until(lambda: leader.epoch() == 7)
+    assert [line["event"] for line in lines] == [
+        "store.unavailable",
+        "leader.lost",
+        "store.back",
+        "leader.elected",
+    ]
+    leader.stop()
+
+
+def test_who_cannot_resign_ends_all_the_same() -> None:
+    lease = AwayLease()
+    leader = candidate(lease, "leader", lease_ms=5_000)
+    leader.start()
+    until(lambda: leader.epoch() == 7)
+    lease.away = True
+    leader.stop()
+    leader.stop()
+    assert not leader.alive
+    assert leader.epoch() is None
+
+
+def test_who_is_not_fit_to_lead_lets_the_lease_run_out() -> None:
+    lease, fit = AwayLease(), threading.Event()
+    fit.set()
+    leader = Leadership(lease, identity="leader", outage=Outage(), lease_ms=90, fit=fit.is_set)
+    leader.start()
+    until(lambda: leader.epoch() == 7)
+    fit.clear()
+    until(lambda: leader.epoch() is None)
+    calls = lease.calls
+    fit.set()
+    until(lambda: leader.epoch() == 7)
+    assert lease.calls > calls
+    leader.stop()
+
+
+def test_a_killed_server_that_comes_back_knows_its_leader(home: Home, store: RedisStore) -> None:
+    leader = candidate(store, "leader", lease_ms=3_000)
+    leader.start()
+    until(lambda: leader.epoch() == 1)
+    embedded.stop_server(home)
+    ensure_server(home)
+    until(lambda: (found := store.leader()) is not None and found.identity == "leader")
+    leader.stop()

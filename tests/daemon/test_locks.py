@@ -1,0 +1,37 @@
+"""Locks between processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from batchq.daemon.locks import exclusive, take
+from batchq.errors import Conflict
+
+
+def test_what_one_holds_another_does_not_get(tmp_path: Path) -> None:
+    held = take(tmp_path / "lock")
+    assert held is not None
+    assert take(tmp_path / "lock") is None
+    os.close(held)
+    again = take(tmp_path / "lock")
+    assert again is not None
+    os.close(again)
+
+
+def test_who_waits_too_long_is_told_what_it_keeps_from(tmp_path: Path) -> None:
+    with (
+        exclusive(tmp_path / "lock", wait_s=1, doing="start the stack"),
+        pytest.raises(Conflict, match="Cannot start the stack: another process has been at it"),
+        exclusive(tmp_path / "lock", wait_s=0.05, doing="start the stack"),
+    ):
+        raise AssertionError
+
+
+def test_it_is_free_again_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), exclusive(tmp_path / "lock", wait_s=1, doing="try"):
+        raise ValueError
+    with exclusive(tmp_path / "lock", wait_s=0.05, doing="try"):
+        pass

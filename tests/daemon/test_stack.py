@@ -1,0 +1,201 @@
+"""Everything on this machine: started, found again, mended and stopped, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq.daemon import processes, stack
+from batchq.daemon.embedded import ensure_server, stop_server
+from batchq.daemon.paths import URL_VARIABLE, Home, default_url
+from batchq.daemon.stack import StackReport, State, UpOptions
+from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
+from batchq.store.connect import open_store
+from tests.daemon.waiting import until
+
+pytestmark = pytest.mark.e2e
+
+SMALL = UpOptions(agents=2, resources="cpu=1,memory=64Mi")
+
+
+@pytest.fixture(autouse=True)
+def own_server(monkeypatch: pytest.MonkeyPatch, home: Home) -> Iterator[None]:
+    """No server of the environment, and nothing left behind."""
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    # The tests may run from a checkout that is not installed.
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'actions'}")
+    yield
+    stack.down(home, drained_within_s=10)
+
+
+def states(report: StackReport) -> list[str]:
+    """`started`, `running` … of server, scheduler and agents."""
+    return [str(part.state) for part in report.parts]
+
+
+def kill(report: StackReport, name: str) -> None:
+    """Kill one part as a power cut would."""
+    pid = next(part.pid for part in report.parts if part.name == name)
+    assert pid is not None
+    birth = processes.birth_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: processes.reap(pid) is not None or processes.birth_of(pid) != birth)
+
+
+def test_up_starts_everything_and_a_second_up_finds_it(home: Home) -> None:
+    first = stack.up(home, SMALL)
+    assert states(first) == ["started"] * 4
+    assert first.parts[0].name == "server"
+    assert first.parts[1].name == "scheduler"
+    second = stack.up(home, SMALL)
+    assert states(second) == ["running"] * 4
+    assert [part.pid for part in second.parts] == [part.pid for part in first.parts]
+    assert states(stack.status(home)) == ["running"] * 4
+
+
+def test_when_it_returns_somebody_leads_and_every_node_is_there(home: Home) -> None:
+    report = stack.up(home, SMALL)
+    store = open_store(default_url(home))
+    leader = store.leader()
+    assert leader is not None
+    assert leader.identity.split(":")[1] == str(report.parts[1].pid)
+    assert {node.metadata.name for node in store.list("Node")} == {
+        part.name for part in report.parts[2:]
+    }
+    until(lambda: store.get("Queue", "default") is not None)
+    store.close()
+
+
+def test_down_stops_everything_keeps_the_data_and_may_be_called_twice(home: Home) -> None:
+    before = stack.up(home, SMALL)
+    assert states(stack.down(home)) == ["ended"] * 4
+    assert all(processes.birth_of(part.pid or 0) is None for part in before.parts)
+    assert states(stack.down(home)) == ["not running"] * 2
+    assert list(home.run.glob("*.json")) == []
+    ensure_server(home)
+    store = open_store(default_url(home))
+    assert store.get("Queue", "default") is not None
+    store.close()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["server", "scheduler", "agent"])
+def test_what_was_killed_is_seen_and_only_that_is_started_again(home: Home, place: int) -> None:
+    first = stack.up(home, SMALL)
+    kill(first, first.parts[place].name)
+    expected = ["running"] * 4
+    expected[place] = "dead"
+    assert states(stack.status(home)) == expected
+    again = stack.up(home, SMALL)
+    expected[place] = "started"
+    assert states(again) == expected
+
+
+def test_more_agents_may_join(home: Home) -> None:
+    stack.up(home, UpOptions(agents=1, resources="cpu=1,memory=64Mi"))
+    assert states(stack.up(home, SMALL)) == ["running", "running", "running", "started"]
+
+
+def test_agents_divide_the_machine_where_nothing_is_said(home: Home) -> None:
+    report = stack.up(home, UpOptions(agents=1))
+    assert report.parts[2].detail.startswith("cpu=")
+    with pytest.raises(Conflict, match="Nothing of this machine is left for"):
+        stack.up(home, UpOptions(agents=2))
+    assert states(stack.status(home)) == ["running"] * 3
+
+
+def test_no_agents_is_a_scheduler_alone(home: Home) -> None:
+    assert states(stack.up(home, UpOptions(agents=0))) == ["started"] * 2
+
+
+def test_a_server_elsewhere_is_used_and_left_alone(home: Home, tmp_path: Path) -> None:
+    elsewhere = Home(tmp_path / "elsewhere")
+    url = ensure_server(elsewhere).url
+    report = stack.up(home, UpOptions(url=url, agents=1, resources="cpu=1,memory=64Mi"))
+    assert [part.name for part in report.parts[:1]] == ["scheduler"]
+    assert states(report) == ["started"] * 2
+    stack.down(home)
+    assert stack.status(elsewhere).parts[0].state is State.RUNNING
+    stop_server(elsewhere)
+
+
+def test_a_stack_is_not_moved_to_another_server_while_it_runs(home: Home, tmp_path: Path) -> None:
+    stack.up(home, UpOptions(agents=0))
+    elsewhere = Home(tmp_path / "elsewhere")
+    url = ensure_server(elsewhere).url
+    try:
+        with pytest.raises(Conflict, match="A scheduler of this home runs already, on another"):
+            stack.up(home, UpOptions(url=url, agents=0))
+    finally:
+        stop_server(elsewhere)
+    assert states(stack.status(home)) == ["running"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (UpOptions(agents=65), "Expected 0 to 64 agents, found 65"),
+        (UpOptions(resources="cpu"), "expected name=quantity"),
+        (UpOptions(config=Path("/nowhere/scheduler.yaml")), "/nowhere/scheduler.yaml"),
+    ],
+)
+def test_a_wrong_option_starts_nothing(home: Home, options: UpOptions, message: str) -> None:
+    with pytest.raises(BatchqError, match=message):
+        stack.up(home, options)
+    assert not home.root.exists()
+
+
+def test_a_server_elsewhere_that_is_not_there_starts_nothing(home: Home) -> None:
+    with pytest.raises(StoreUnavailable, match="not running"):
+        stack.up(home, UpOptions(url="unix:///nowhere/at-all.sock"))
+    assert list(home.run.glob("*.json")) == []
+
+
+def test_a_home_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="Cannot keep state in"):
+        stack.up(Home(tmp_path / "file"))
+
+
+def test_what_dies_at_its_start_is_quoted_and_the_rest_is_ended(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHQ_LOG", "carved-in-stone")
+    with pytest.raises(BatchqError, match=r"(?s)ended with exit code 1 at its start.*carved-in"):
+        stack.up(home, SMALL)
+    assert states(stack.status(home)) == ["not running"] * 2
+
+
+def test_status_and_down_of_a_home_that_never_was_create_nothing(home: Home) -> None:
+    assert states(stack.status(home)) == ["not running"] * 2
+    assert states(stack.down(home)) == ["not running"] * 2
+    assert not home.root.exists()
+
+
+def hold_in_child(home: Home, report: StackReport) -> int:
+    """`hold` needs a main thread of its own, and signals: a forked child's pid."""
+    child = os.fork()
+    if child == 0:
+        exit_code = 1
+        try:
+            stack.hold(home, report)
+            exit_code = 0
+        except BatchqError:
+            exit_code = 9
+        finally:
+            # Whatever happens, the child must not go on with the tests.
+            os._exit(exit_code)
+    return child
+
+
+def test_in_the_foreground_the_death_of_a_part_ends_it_all(home: Home) -> None:
+    report = stack.up(home, UpOptions(agents=0))
+    child = hold_in_child(home, report)
+    kill(report, "scheduler")
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+    assert states(stack.status(home)) == ["not running"] * 2

@@ -1,0 +1,80 @@
+"""Changes in the store wake the loop, and not too often."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from batchq.daemon.watcher import watcher
+from batchq.errors import StoreUnavailable
+from tests.daemon.waiting import until
+
+
+class Flag:
+    """Changes that the test makes; like a store, it can go away."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Event()
+        self.away = False
+        self.calls = 0
+
+    def wait_for_change(self, timeout_ms: int) -> bool:
+        self.calls += 1
+        if self.away:
+            raise StoreUnavailable("the server is not running")
+        if not self.changed.wait(min(timeout_ms, 10) / 1000):
+            return False
+        self.changed.clear()
+        return True
+
+
+class Flood:
+    """A store in which something changes all the time."""
+
+    def wait_for_change(self, timeout_ms: int) -> bool:
+        return True
+
+
+def test_a_change_is_told_and_quiet_is_told_too() -> None:
+    flag, told = Flag(), list[str]()
+    service = watcher(
+        flag,
+        changed=lambda: told.append("changed"),
+        unchanged=lambda: told.append("unchanged"),
+        apart_ms=1,
+    )
+    service.start()
+    until(lambda: "unchanged" in told)
+    assert "changed" not in told
+    flag.changed.set()
+    until(lambda: "changed" in told)
+    service.stop()
+    assert not service.alive
+
+
+def test_a_flood_of_changes_is_told_a_few_times() -> None:
+    told: list[float] = []
+    service = watcher(
+        Flood(),
+        changed=lambda: told.append(time.monotonic()),
+        unchanged=lambda: None,
+        apart_ms=20,
+    )
+    service.start()
+    until(lambda: len(told) == 4)
+    service.stop()
+    assert told[3] - told[0] >= 0.06
+
+
+def test_a_store_that_is_away_is_asked_with_patience_and_watched_again_when_it_is_back() -> None:
+    flag, told = Flag(), list[str]()
+    flag.away = True
+    service = watcher(
+        flag, changed=lambda: told.append("changed"), unchanged=lambda: None, apart_ms=1
+    )
+    service.start()
+    until(lambda: flag.calls >= 2)
+    flag.away = False
+    flag.changed.set()
+    until(lambda: told == ["changed"])
+    service.stop()

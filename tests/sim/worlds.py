@@ -1,0 +1,115 @@
+"""Worlds for tests: manifests as short as the sentence that needs them, and playing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from batchq.config.load import read_config
+from batchq.errors import InvalidInput
+from batchq.sim.report import CycleStory, GroupOutcome, Outcome
+from batchq.sim.run import play
+
+Manifest = dict[str, Any]
+
+
+def manifest(kind: str, name: str, spec: Any = None, **more: Any) -> Manifest:
+    metadata = {"name": name, **more.pop("metadata", {})}
+    found = {"apiVersion": "batchq/v1", "kind": kind, "metadata": metadata, **more}
+    return found if spec is None else {**found, "spec": spec}
+
+
+def node(name: str, cpu: Any = 4, **resources: Any) -> Manifest:
+    return manifest("Node", name, {"resources": {"cpu": cpu, **resources}})
+
+
+def queue(name: str, **spec: Any) -> Manifest:
+    return manifest("Queue", name, spec)
+
+
+def quota(namespace: str, **hard: Any) -> Manifest:
+    return manifest("ResourceQuota", "quota", {"hard": hard}, metadata={"namespace": namespace})
+
+
+def priority(name: str, value: int) -> Manifest:
+    return manifest("PriorityClass", name, {"value": value})
+
+
+def group(
+    name: str,
+    pods: int = 1,
+    cpu: Any = 1,
+    *,
+    runtime: str | None = None,
+    grace: str | None = None,
+    namespace: str = "default",
+    status: Manifest | None = None,
+    created: int | None = None,
+    uid: str | None = None,
+    **spec: Any,
+) -> Manifest:
+    """A group of one task `t`; `runtime` is how long its pods take, None for ever."""
+    template: Manifest = {"requests": {"cpu": cpu}}
+    if runtime is not None:
+        template["annotations"] = {"batchq/runtime": runtime}
+    if grace is not None:
+        template["terminationGrace"] = grace
+    metadata: Manifest = {"namespace": namespace}
+    if created is not None:
+        metadata["creationTimestamp"] = created
+    if uid is not None:
+        metadata["uid"] = uid
+    tasks = spec.pop("tasks", [{"name": "t", "replicas": pods, "template": template}])
+    more = {} if status is None else {"status": status}
+    return manifest("PodGroup", name, {"tasks": tasks, **spec}, metadata=metadata, **more)
+
+
+def pod(name: str, of: str, index: int = 0, *, task: str = "t", **status: Any) -> Manifest:
+    metadata = {"namespace": "default"}
+    spec = {"podGroup": of, "task": task, "index": index}
+    return manifest("Pod", name, spec, metadata=metadata, status=status)
+
+
+def timeline(*steps: Manifest) -> Manifest:
+    return manifest("Timeline", "timeline", list(steps))
+
+
+def outcome(*manifests: Manifest, cycles: int | None = None, config: str = "") -> Outcome:
+    """What becomes of the world that these manifests describe."""
+    text = yaml.safe_dump_all(manifests, sort_keys=False)
+    return play(text, "world", config=read_config(config, "config"), cycles=cycles).outcome
+
+
+def refusal(*manifests: Manifest) -> str:
+    """The sentence with which the world is refused."""
+    with pytest.raises(InvalidInput) as caught:
+        outcome(*manifests)
+    return caught.value.message
+
+
+def _each(pick: Callable[[CycleStory], Any]) -> Callable[[Outcome], list[tuple[int, Any]]]:
+    return lambda outcome: [(c.time, pick(c)) for c in outcome.cycles if pick(c)]
+
+
+#: (time, what) of every session in which there was any.
+admitted = _each(lambda cycle: cycle.admitted)
+bound = _each(lambda cycle: cycle.bound)
+created = _each(lambda cycle: cycle.created)
+finished = _each(lambda cycle: cycle.finished)
+requeued = _each(lambda cycle: [(item.group, item.reason) for item in cycle.requeued])
+evicted = _each(lambda cycle: [(item.pod, item.reason) for item in cycle.evicted])
+
+
+def of(outcome: Outcome, name: str, namespace: str = "default") -> GroupOutcome:
+    return outcome.podgroups[f"{namespace}/{name}"]
+
+
+def reasons(outcome: Outcome, name: str, namespace: str = "default") -> list[str]:
+    return [reason.reason for reason in of(outcome, name, namespace).reasons]
+
+
+def phases(outcome: Outcome) -> dict[str, str]:
+    return {key.removeprefix("default/"): item.phase for key, item in outcome.podgroups.items()}

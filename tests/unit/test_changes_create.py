@@ -1,0 +1,298 @@
+"""What creating an object writes, charges and limits, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchq import changes
+from batchq.api.manifest import decode
+from batchq.api.objects import Node, Object, PodGroup
+from batchq.api.transaction import Word
+from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected
+from batchq.store.memory import MemoryStore
+
+NOW = 1_000_000
+
+
+class World:
+    """A store, and a hand that writes to it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self._count = 0
+
+    def make(self, kind: str, name: str, spec: Any = None, **metadata: Any) -> None:
+        """Create an object; it must be accepted."""
+        self.commit(self.asked(kind, name, spec, **metadata))
+
+    def asked(self, kind: str, name: str, spec: Any = None, **metadata: Any) -> Any:
+        self._count += 1
+        obj = read(kind, name, spec, **metadata)
+        return changes.create(self.store, obj, now_ms=NOW, uid=f"uid{self._count}")
+
+    def commit(self, transaction: Any) -> None:
+        self._count += 1
+        refused = self.store.commit([transaction], request_id=f"r{self._count}").refused
+        if refused:
+            raise changes.explain_refusal(refused[0])
+
+    def group(self, key: str) -> PodGroup:
+        group = self.store.get("PodGroup", key)
+        assert isinstance(group, PodGroup)
+        return group
+
+
+def read(kind: str, name: str, spec: Any = None, **metadata: Any) -> Object:
+    data = {
+        "apiVersion": "batchq/v1",
+        "kind": kind,
+        "metadata": {"name": name, **metadata},
+        "spec": spec,
+    }
+    return decode(data)
+
+
+def work(**spec: Any) -> dict[str, Any]:
+    return {"tasks": [{"name": "w", "template": {"command": ["true"]}}], **spec}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_new_group_waits_from_now_on_under_a_uid_of_its_own(world: World) -> None:
+    world.make("PodGroup", "a", work(), uid="mine", creationTimestamp=5, revision=7)
+    group = world.group("default/a")
+    assert group.metadata.uid == "uid1"
+    assert group.metadata.creation_timestamp == NOW
+    assert group.status.phase == "Pending"
+    assert group.status.queue_time == NOW
+    (event,) = world.store.events(kind="PodGroup", key="default/a")
+    assert (event.reason, event.at) == ("Submitted", NOW)
+
+
+def test_a_stated_status_is_not_believed(world: World) -> None:
+    data = {
+        "apiVersion": "batchq/v1",
+        "kind": "PodGroup",
+        "metadata": {"name": "a"},
+        "spec": work(),
+        "status": {"phase": "Running", "admission": 3},
+    }
+    world.commit(changes.create(world.store, decode(data), now_ms=NOW, uid="u"))
+    status = world.group("default/a").status
+    assert (status.phase, status.admission) == ("Pending", 0)
+
+
+def test_a_described_world_is_believed_and_needs_no_command_or_queue(world: World) -> None:
+    obj = read(
+        "PodGroup", "a", {"queue": "none", "tasks": [{"name": "w"}]}, uid="7", creationTimestamp=3
+    )
+    world.commit(changes.create(world.store, obj, now_ms=NOW, uid="u", described=True))
+    group = world.group("default/a")
+    assert (group.metadata.uid, group.metadata.creation_timestamp) == ("7", 3000)
+    assert group.status.queue_time == 3000
+
+
+def test_a_name_is_taken_once(world: World) -> None:
+    world.make("PodGroup", "a", work())
+    with pytest.raises(Conflict) as caught:
+        world.asked("PodGroup", "a", work())
+    assert caught.value.message == "PodGroup default/a exists already and is Pending"
+    world.make("PodGroup", "a", work(), namespace="other")
+
+
+def test_a_race_for_a_name_is_told_as_one(world: World) -> None:
+    first, second = (world.asked("PodGroup", "a", work()) for _ in range(2))
+    world.commit(first)
+    with pytest.raises(Conflict) as caught:
+        world.commit(second)
+    assert caught.value.message == "PodGroup default/a exists already"
+
+
+def test_a_missing_queue_is_refused_with_the_nearest_name(world: World) -> None:
+    world.make("Queue", "batch")
+    with pytest.raises(NotFound) as caught:
+        world.asked("PodGroup", "a", work(queue="bach"))
+    assert caught.value.message == "PodGroup default/a: spec.queue: there is no queue 'bach'"
+    assert caught.value.hint == "did you mean batch?"
+
+
+def test_the_default_queue_is_there_from_the_start(world: World) -> None:
+    world.make("PodGroup", "a", work())
+    transaction = changes.found_defaults(world.store, now_ms=NOW, uid="u")
+    world.commit(transaction)
+    assert changes.found_defaults(world.store, now_ms=NOW, uid="u") is None
+
+
+def test_the_root_queue_holds_no_groups(world: World) -> None:
+    world.make("Queue", "root", {"capability": {"cpu": 4}})
+    with pytest.raises(Rejected, match="the root queue holds no groups"):
+        world.asked("PodGroup", "a", work(queue="root"))
+
+
+def test_a_missing_priority_class_is_refused(world: World) -> None:
+    with pytest.raises(NotFound) as caught:
+        world.asked("PodGroup", "a", work(priorityClassName="high"))
+    assert caught.value.message == (
+        "PodGroup default/a: spec.priorityClassName: there is no priority class 'high'"
+    )
+    assert caught.value.hint == "there is none"
+
+
+def test_there_is_one_default_priority_class(world: World) -> None:
+    world.make("PriorityClass", "low", {"default": True})
+    with pytest.raises(Rejected) as caught:
+        world.asked("PriorityClass", "high", {"default": True})
+    assert caught.value.message == (
+        "PriorityClass high: spec.default: PriorityClass low is the default already"
+    )
+
+
+def test_a_dependency_is_bound_to_the_uid_it_stands_for(world: World) -> None:
+    world.make("PodGroup", "a", work())
+    world.make("PodGroup", "b", work(dependsOn=[{"name": "a", "uid": "forged"}]))
+    (dependency,) = world.group("default/b").spec.depends_on
+    assert dependency.uid == world.group("default/a").metadata.uid
+
+
+def test_a_dependency_must_be_there_in_the_same_namespace(world: World) -> None:
+    world.make("PodGroup", "train", work(), namespace="other")
+    world.make("PodGroup", "training", work())
+    with pytest.raises(NotFound) as caught:
+        world.asked("PodGroup", "b", work(dependsOn=[{"name": "train"}]))
+    assert caught.value.message == (
+        "PodGroup default/b: spec.dependsOn: there is no PodGroup default/train"
+    )
+    assert caught.value.hint == "did you mean training?"
+
+
+def test_a_group_cannot_depend_on_itself(world: World) -> None:
+    with pytest.raises(Rejected) as caught:
+        world.asked("PodGroup", "a", work(dependsOn=[{"name": "a"}]))
+    assert caught.value.message == (
+        "PodGroup default/a: spec.dependsOn[0]: a group cannot depend on itself"
+    )
+
+
+def test_groups_of_one_file_are_ordered_by_what_they_need() -> None:
+    def needs(name: str, *others: str) -> Object:
+        return read("PodGroup", name, work(dependsOn=[{"name": other} for other in others]))
+
+    given = [
+        needs("c", "b"),
+        needs("x"),
+        needs("b", "a", "outside"),
+        needs("a"),
+        read("Queue", "q"),
+    ]
+    names = [item.metadata.name for item in changes.in_order(given)]
+    assert names == ["q", "x", "a", "b", "c"]
+
+
+def test_a_circle_in_one_file_is_refused() -> None:
+    given = [
+        read("PodGroup", "a", work(dependsOn=[{"name": "b"}])),
+        read("PodGroup", "b", work(dependsOn=[{"name": "c"}])),
+        read("PodGroup", "c", work(dependsOn=[{"name": "a"}])),
+    ]
+    with pytest.raises(Rejected, match="goes in a circle") as caught:
+        changes.in_order(given)
+    way = caught.value.message.rpartition(": ")[2].split(" -> ")
+    assert "".join(way) in ("abca", "bcab", "cabc")
+
+
+def test_ten_thousand_groups_in_a_chain_are_ordered() -> None:
+    chain = [
+        read("PodGroup", f"g{number}", work(dependsOn=[{"name": f"g{number + 1}"}]))
+        for number in range(10_000)
+    ]
+    assert changes.in_order(chain)[0].metadata.name == "g9999"
+
+
+def test_a_namespace_holds_so_many_unfinished_groups(world: World) -> None:
+    world.make("ResourceQuota", "q", {"hard": {"podgroups": 2, "cpu": 1}}, namespace="team")
+    world.make("PodGroup", "a", work(), namespace="team")
+    world.make("PodGroup", "b", work(), namespace="team")
+    with pytest.raises(Rejected) as caught:
+        world.make("PodGroup", "c", work(), namespace="team")
+    assert caught.value.message == (
+        "PodGroup team/c: namespace team allows at most 2 unfinished pod groups, and has 2"
+    )
+    assert world.store.get("PodGroup", "team/c") is None
+    world.commit(changes.cancel(world.store, "team/a", now_ms=NOW))
+    world.make("PodGroup", "c", work(), namespace="team")
+
+
+def test_the_tightest_of_several_quotas_counts(world: World) -> None:
+    world.make("ResourceQuota", "one", {"hard": {"podgroups": 5, "cpu": 1}}, namespace="team")
+    transaction = world.asked(
+        "ResourceQuota", "two", {"hard": {"podgroups": 3, "memory": 0}}, namespace="team"
+    )
+    limits = {limit.scope: limit.amounts for limit in transaction.limits}
+    assert limits == {
+        "ns:team": {"cpu": 1000, "memory": 0},
+        "objects:team": {"podgroups": 3000},
+    }
+
+
+def test_a_queue_limits_what_its_groups_hold(world: World) -> None:
+    spec = {"capability": {"cpu": 3, "gpu": 0}, "overcommit": 1.5, "maxPodGroups": 2}
+    transaction = world.asked("Queue", "q", spec)
+    (limit,) = transaction.limits
+    assert (limit.scope, limit.amounts) == ("queue:q", {"cpu": 4500, "gpu": 0, "podgroups": 2000})
+    (limit,) = world.asked("Queue", "free").limits
+    assert limit.amounts is None
+
+
+def test_a_node_adds_to_the_cluster_and_limits_itself(world: World) -> None:
+    world.make("Node", "n1", {"resources": {"cpu": 4, "memory": "8Gi"}})
+    has = {"cpu": 4000, "memory": 8 * 2**30, "pods": 10**12}
+    assert world.store.ledger() == {"capacity": has}
+    node = world.store.get("Node", "n1")
+    assert isinstance(node, Node)
+    assert (node.status.ready, node.status.heartbeat) == (True, NOW)
+    (limit,) = world.asked("Node", "n2", {"resources": {"cpu": 1, "pods": 9}}).limits
+    assert (limit.scope, limit.amounts) == ("node:n2", {"cpu": 1000, "pods": 9000})
+
+
+def test_a_node_that_is_not_ready_adds_nothing(world: World) -> None:
+    data = {
+        "apiVersion": "batchq/v1",
+        "kind": "Node",
+        "metadata": {"name": "n"},
+        "spec": {"resources": {"cpu": 4}},
+        "status": {"ready": False},
+    }
+    world.commit(changes.create(world.store, decode(data), now_ms=NOW, uid="u", described=True))
+    assert world.store.ledger() == {}
+
+
+def test_pods_are_not_made_by_hand(world: World) -> None:
+    with pytest.raises(Rejected) as caught:
+        world.asked("Pod", "g-w-0", {"podGroup": "g", "task": "w"})
+    assert caught.value.message == (
+        "Pod default/g-w-0: pods are made by batchq from the tasks of a PodGroup, and go with it"
+    )
+
+
+def test_what_makes_no_sense_by_itself_is_refused_before_anything_is_read(world: World) -> None:
+    with pytest.raises(InvalidInput, match=r"spec\.minMember: expected at least 1"):
+        world.asked("PodGroup", "a", work(minMember=0))
+    with pytest.raises(InvalidInput, match="not available in this version"):
+        world.asked("Queue", "a", {"parent": "b"})
+
+
+@pytest.mark.parametrize("word", [word for word in Word if word is not Word.OK])
+def test_every_refusal_of_the_store_is_an_error_with_a_sentence(world: World, word: Word) -> None:
+    from batchq.api.transaction import Answer, Refusal
+
+    answer = Answer(word=word, subject="queue:q", resource="cpu", need=1, limit=2, seen=2)
+    refusal = Refusal(transaction=world.asked("PodGroup", "a", work()), answer=answer)
+    error = changes.explain_refusal(refusal)
+    assert isinstance(error, BatchqError)
+    assert error.message.startswith("PodGroup default/a")
+    assert error.exit_code == (12 if word is Word.LIMIT else 8)

@@ -1,0 +1,299 @@
+"""The short requests: cancel, delete, suspend, resume, open a gate, cordon, set a quota."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from batchq import changes
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.manifest import decode
+from batchq.api.objects import Metadata, Node, Pod, PodGroup, PodSpec, PodStatus
+from batchq.api.transaction import Charge, Transaction, Write
+from batchq.errors import Conflict, NotFound, Rejected
+from batchq.store.memory import MemoryStore
+
+NOW = 1_000_000
+REQUESTS = count()
+WORK = {"tasks": [{"name": "w", "template": {"command": ["true"]}}]}
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    make(store, "Queue", "default")
+    return store
+
+
+def make(store: MemoryStore, kind: str, name: str, spec: Any = None, **metadata: Any) -> None:
+    data = {
+        "apiVersion": "batchq/v1",
+        "kind": kind,
+        "metadata": {"name": name, **metadata},
+        "spec": WORK if kind == "PodGroup" and spec is None else spec,
+    }
+    uid = f"uid-of-{name}"
+    commit(store, changes.create(store, decode(data), now_ms=NOW, uid=uid))
+
+
+def commit(store: MemoryStore, transaction: Transaction | None) -> None:
+    assert transaction is not None
+    assert not store.commit([transaction], request_id=f"r{next(REQUESTS)}").refused
+
+
+def group(store: MemoryStore, name: str = "a") -> PodGroup:
+    found = store.get("PodGroup", f"default/{name}")
+    assert isinstance(found, PodGroup)
+    return found
+
+
+def admit(store: MemoryStore) -> None:
+    """Group `a` is InQueue, with a reservation and one pod that runs on node `n`."""
+    found = group(store)
+    status = structs.replace(
+        found.status,
+        phase=PodGroupPhase.IN_QUEUE,
+        admission=1,
+        reserved_at=NOW,
+        reservation={"cpu": 100},
+    )
+    put(store, "PodGroup", structs.replace(found, status=status))
+    put_pod(store, PodPhase.RUNNING)
+
+
+def put_pod(store: MemoryStore, phase: PodPhase) -> None:
+    uid = "uid-of-a-1-0"
+    old = store.get("Pod", uid)
+    pod = Pod(
+        metadata=Metadata(
+            name="a-w-0",
+            namespace="default",
+            uid=uid,
+            revision=old.metadata.revision if old else 0,
+        ),
+        spec=PodSpec(pod_group="a", task="w"),
+        status=PodStatus(phase=phase, group_uid="uid-of-a", admission=1, attempt=1, node="n"),
+    )
+    put(store, "Pod", pod)
+
+
+def put(store: MemoryStore, kind: str, value: PodGroup | Pod) -> None:
+    meta = value.metadata
+    key = meta.uid if kind == "Pod" else f"{meta.namespace}/{meta.name}"
+    write = Write(kind=kind, key=key, expect=meta.revision, value=value)
+    commit(store, Transaction(subject=key, writes=(write,)))
+
+
+# --- cancel ---------------------------------------------------------------------------------
+
+
+def test_a_cancelled_group_is_cancelled_at_once_and_holds_no_reservation(
+    store: MemoryStore,
+) -> None:
+    make(store, "PodGroup", "a")
+    admit(store)
+    commit(store, changes.cancel(store, "default/a", now_ms=NOW + 5, message="by anna"))
+    status = group(store).status
+    assert status.phase == "Cancelled"
+    assert status.finished_at == NOW + 5
+    assert (status.reserved_at, status.reservation) == (None, {})
+    (condition,) = status.conditions
+    assert (condition.type, condition.status, condition.reason, condition.message) == (
+        "Finished",
+        "True",
+        "Cancelled",
+        "by anna",
+    )
+
+
+def test_a_cancelled_group_no_longer_counts_as_unfinished(store: MemoryStore) -> None:
+    make(store, "PodGroup", "a")
+    assert store.ledger()["objects:default"] == {"podgroups": 1000}
+    commit(store, changes.cancel(store, "default/a", now_ms=NOW))
+    assert "objects:default" not in store.ledger()
+
+
+def test_what_has_finished_cannot_be_cancelled_or_moved(store: MemoryStore) -> None:
+    make(store, "PodGroup", "a")
+    commit(store, changes.cancel(store, "default/a", now_ms=NOW))
+    with pytest.raises(Conflict) as caught:
+        changes.cancel(store, "default/a", now_ms=NOW)
+    assert caught.value.message == "PodGroup default/a is Cancelled already and cannot be cancelled"
+    for verb in (changes.suspend, changes.resume):
+        with pytest.raises(Conflict, match="is Cancelled already"):
+            verb(store, "default/a", now_ms=NOW)
+    with pytest.raises(Conflict, match="is Cancelled already"):
+        changes.open_gate(store, "default/a", "g", now_ms=NOW)
+
+
+def test_a_group_that_is_not_there_is_not_found(store: MemoryStore) -> None:
+    make(store, "PodGroup", "train")
+    with pytest.raises(NotFound) as caught:
+        changes.cancel(store, "default/trian", now_ms=NOW)
+    assert caught.value.message == "PodGroup default/trian does not exist"
+    assert caught.value.hint == "did you mean default/train?"
+
+
+# --- delete ---------------------------------------------------------------------------------
+
+
+def test_a_finished_group_goes_with_its_pods(store: MemoryStore) -> None:
+    make(store, "PodGroup", "a")
+    admit(store)
+    commit(store, changes.cancel(store, "default/a", now_ms=NOW))
+    with pytest.raises(Conflict, match="is Cancelled, but 1 pod of it must end first"):
+        changes.delete(store, "PodGroup", "default/a", now_ms=NOW)
+    put_pod(store, PodPhase.EVICTED)
+    held = Charge(holder="group:uid-of-a", scopes=("cluster",), amounts={"cpu": 1})
+    commit(store, Transaction(subject="a", charges=(held,)))
+    commit(store, changes.delete(store, "PodGroup", "default/a", now_ms=NOW))
+    assert store.get("PodGroup", "default/a") is None
+    assert store.list("Pod") == ()
+    assert store.ledger() == {}
+
+
+def test_pods_of_an_earlier_group_of_the_name_stay(store: MemoryStore) -> None:
+    make(store, "PodGroup", "a")
+    put_pod(store, PodPhase.EVICTED)
+    other = structs.replace(group(store).metadata, uid="another")
+    later = structs.replace(group(store), metadata=other)
+    (write,) = changes.delete(
+        _Only(later, finished=True), "PodGroup", "default/a", now_ms=NOW
+    ).writes
+    assert (write.kind, write.value) == ("PodGroup", None)
+
+
+class _Only:
+    """A reader of one group and of one pod that is not the group's."""
+
+    def __init__(self, found: PodGroup, *, finished: bool) -> None:
+        phase = PodGroupPhase.COMPLETED if finished else found.status.phase
+        self._group = structs.replace(found, status=structs.replace(found.status, phase=phase))
+
+    def get(self, kind: str, key: str) -> PodGroup:
+        return self._group
+
+    def list(self, kind: str, *, namespace: str = "") -> list[Pod]:
+        status = PodStatus(phase=PodPhase.RUNNING, group_uid="uid-of-a")
+        spec = PodSpec(pod_group="a", task="w")
+        meta = Metadata(name="a-w-0", namespace="default", uid="x")
+        return [Pod(metadata=meta, spec=spec, status=status)] if kind == "Pod" else []
+
+
+def test_an_unfinished_group_is_to_be_cancelled_first(store: MemoryStore) -> None:
+    make(store, "PodGroup", "a")
+    with pytest.raises(Conflict) as caught:
+        changes.delete(store, "PodGroup", "default/a", now_ms=NOW)
+    assert caught.value.message == (
+        "PodGroup default/a is Pending, and only finished groups can be deleted"
+    )
+    assert caught.value.hint == "cancel it first: batchq cancel a -n default"
+
+
+def test_the_default_queue_stays(store: MemoryStore) -> None:
+    with pytest.raises(Rejected, match="Queue default is always there"):
+        changes.delete(store, "Queue", "default", now_ms=NOW)
+
+
+def test_a_queue_goes_when_its_groups_have_finished(store: MemoryStore) -> None:
+    make(store, "Queue", "batch", {"capability": {"cpu": 1}})
+    make(store, "PodGroup", "a", {**WORK, "queue": "batch"})
+    with pytest.raises(Conflict) as caught:
+        changes.delete(store, "Queue", "batch", now_ms=NOW)
+    assert caught.value.message == "Queue batch still has 1 unfinished pod group"
+    commit(store, changes.cancel(store, "default/a", now_ms=NOW))
+    transaction = changes.delete(store, "Queue", "batch", now_ms=NOW)
+    assert [(limit.scope, limit.amounts) for limit in transaction.limits] == [("queue:batch", None)]
+
+
+def test_a_node_goes_when_nothing_runs_on_it(store: MemoryStore) -> None:
+    make(store, "Node", "n", {"resources": {"cpu": 1}})
+    make(store, "PodGroup", "a")
+    admit(store)
+    with pytest.raises(Conflict) as caught:
+        changes.delete(store, "Node", "n", now_ms=NOW)
+    assert (caught.value.message, caught.value.hint) == (
+        "Node n still runs 1 pod",
+        "drain it first: batchq nodes drain n",
+    )
+    put_pod(store, PodPhase.SUCCEEDED)
+    commit(store, changes.delete(store, "Node", "n", now_ms=NOW))
+    assert "capacity" not in store.ledger()
+
+
+def test_a_priority_class_goes_when_nobody_names_it(store: MemoryStore) -> None:
+    make(store, "PriorityClass", "high", {"value": 1})
+    make(store, "PodGroup", "a", {**WORK, "priorityClassName": "high"})
+    with pytest.raises(Conflict, match="PriorityClass high is still named by 1 unfinished"):
+        changes.delete(store, "PriorityClass", "high", now_ms=NOW)
+    commit(store, changes.cancel(store, "default/a", now_ms=NOW))
+    commit(store, changes.delete(store, "PriorityClass", "high", now_ms=NOW))
+
+
+def test_without_its_quota_a_namespace_has_no_limit(store: MemoryStore) -> None:
+    make(store, "ResourceQuota", "one", {"hard": {"cpu": 1, "podgroups": 1}})
+    make(store, "ResourceQuota", "two", {"hard": {"cpu": 2}})
+    for name, left in (("one", {"cpu": 2000}), ("two", None)):
+        transaction = changes.delete(store, "ResourceQuota", f"default/{name}", now_ms=NOW)
+        assert [(limit.scope, limit.amounts) for limit in transaction.limits] == [
+            ("ns:default", left),
+            ("objects:default", None),
+        ]
+        commit(store, transaction)
+
+
+def test_pods_are_not_deleted_by_hand(store: MemoryStore) -> None:
+    put_pod(store, PodPhase.RUNNING)
+    with pytest.raises(Rejected, match="pods are made by batchq"):
+        changes.delete(store, "Pod", "uid-of-a-1-0", now_ms=NOW)
+
+
+# --- suspend, gates, nodes, quota -----------------------------------------------------------
+
+
+def test_suspend_and_resume_are_there_and_back(store: MemoryStore) -> None:
+    make(store, "PodGroup", "a")
+    assert changes.resume(store, "default/a", now_ms=NOW) is None
+    commit(store, changes.suspend(store, "default/a", now_ms=NOW))
+    assert group(store).spec.suspend
+    assert changes.suspend(store, "default/a", now_ms=NOW) is None
+    commit(store, changes.resume(store, "default/a", now_ms=NOW))
+    assert not group(store).spec.suspend
+    reasons = [event.reason for event in store.events(kind="PodGroup", key="default/a")]
+    assert reasons == ["Submitted", "Suspended", "Resumed"]
+
+
+def test_gates_are_opened_one_by_one_in_any_order(store: MemoryStore) -> None:
+    gates = [{"name": name} for name in ("data", "review", "budget")]
+    make(store, "PodGroup", "a", {**WORK, "schedulingGates": gates})
+    commit(store, changes.open_gate(store, "default/a", "review", now_ms=NOW))
+    assert [gate.name for gate in group(store).spec.scheduling_gates] == ["data", "budget"]
+    with pytest.raises(NotFound) as caught:
+        changes.open_gate(store, "default/a", "review", now_ms=NOW)
+    assert caught.value.message == "PodGroup default/a has no scheduling gate 'review'"
+    assert caught.value.hint == "there are: data, budget"
+
+
+def test_a_cordoned_node_takes_no_more_pods_and_still_counts(store: MemoryStore) -> None:
+    make(store, "Node", "n", {"resources": {"cpu": 1}})
+    commit(store, changes.cordon(store, "n", now_ms=NOW))
+    node = store.get("Node", "n")
+    assert isinstance(node, Node)
+    assert node.spec.unschedulable
+    assert store.ledger()["capacity"]["cpu"] == 1000
+    assert changes.cordon(store, "n", now_ms=NOW) is None
+    commit(store, changes.uncordon(store, "n", now_ms=NOW))
+    assert changes.uncordon(store, "n", now_ms=NOW) is None
+    with pytest.raises(NotFound, match="Node m does not exist"):
+        changes.cordon(store, "m", now_ms=NOW)
+
+
+def test_a_quota_is_set_and_set_again(store: MemoryStore) -> None:
+    commit(store, changes.set_quota(store, "team", {"cpu": 1000}, now_ms=NOW, uid="u"))
+    assert changes.set_quota(store, "team", {"cpu": 1000}, now_ms=NOW, uid="u") is None
+    transaction = changes.set_quota(store, "team", {"cpu": 500}, now_ms=NOW, uid="u")
+    assert transaction is not None
+    assert transaction.limits[0].amounts == {"cpu": 500}

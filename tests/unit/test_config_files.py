@@ -1,0 +1,86 @@
+"""The files in conf/ are accepted as they stand, and their commands run on a plain machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq import changes
+from batchq.api.objects import Object, PodGroup, key_of, kind_of
+from batchq.config.documents import read_documents
+from batchq.store.memory import MemoryStore
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+FILES = [
+    "queues.yaml",
+    "examples/mandelbrot.yaml",
+    "examples/sweep.yaml",
+    "examples/two-tenants.yaml",
+]
+
+
+def objects(file: str) -> list[Object]:
+    path = CONF / file
+    return [document.decode() for document in read_documents(path.read_bytes(), str(path))]
+
+
+def groups(file: str) -> Iterator[PodGroup]:
+    return (item for item in objects(file) if isinstance(item, PodGroup))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_object_is_accepted_and_applying_it_again_changes_nothing(file: str) -> None:
+    store = MemoryStore()
+    made = changes.found_defaults(store, now_ms=0, uid="u")
+    assert made is not None
+    store.commit([made], request_id="default")
+    for number, item in enumerate(changes.in_order(objects(file))):
+        transaction = changes.apply(store, item, now_ms=number, uid=f"u{number}")
+        if transaction is not None:
+            assert not store.commit([transaction], request_id=f"r{number}").refused
+    for item in objects(file):
+        assert store.get(kind_of(item), key_of(item)) is not None
+        assert changes.apply(store, item, now_ms=99, uid="u99") is None
+
+
+def test_every_file_in_conf_is_tested() -> None:
+    there = {str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml")}
+    assert there == {*FILES, "scheduler.yaml"}
+
+
+def test_the_sweep_is_an_array_of_forty_that_estimates_pi() -> None:
+    (sweep,) = groups("examples/sweep.yaml")
+    (task,) = sweep.spec.tasks
+    assert (task.replicas, sweep.spec.min_member) == (40, 1)
+    done = subprocess.run(
+        [sys.executable, *task.template.command[1:]],
+        env={**os.environ, **task.template.env, "BATCHQ_INDEX": "7"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "seed 7: pi is about 3.1420\n"
+
+
+def test_the_tenants_compete_for_quota_with_gangs() -> None:
+    found = list(groups("examples/two-tenants.yaml"))
+    assert [key_of(group) for group in found] == [
+        "blue/blue-1",
+        "blue/blue-2",
+        "red/red-1",
+        "red/red-2",
+    ]
+    for group in found:
+        (task,) = group.spec.tasks
+        assert (group.spec.min_member, task.replicas) == (None, 2)
+        # One gang takes 400m of its namespace's 500m.
+        assert task.template.requests["cpu"] == 200
+        program, flag, script = task.template.command
+        assert (program, flag) == ("sh", "-c")
+        subprocess.run(["sh", "-n", "-c", script], timeout=10, check=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import click
 
-from batchq.api.objects import NAMESPACED, key_of, kind_of
+from batchq.api.objects import key_of, kind_of
 from batchq.cli.files import read_objects
 from batchq.cli.options import Globals, examples, namespace_option, pass_globals
 from batchq.cli.output import reference
 from batchq.cli.values import complete_kind, kind_of_word
-from batchq.client import key_named
 from batchq.errors import UsageError
 
 
@@ -33,25 +32,32 @@ def delete(
     All of them or, if one cannot be deleted, none. A finished group takes its pods along; one that
     has not ended has to be cancelled first.
     """
-    places = _places(words, filename, namespace)
+    wanted = _wanted(words, filename, namespace)
     with shared.connect() as client:
+        found = [client.get(kind, name, namespace=space) for kind, name, space in wanted]
+        places = list(dict.fromkeys((kind_of(item), key_of(item)) for item in found))
         applied = client.delete_all(places, dry_run=dry_run)
     suffix = " (dry run)" if dry_run else ""
     for one in applied:
         click.echo(f"{reference(one.object)} deleted{suffix}")
 
 
-def _places(words: tuple[str, ...], filename: str | None, namespace: str) -> list[tuple[str, str]]:
+def _wanted(
+    words: tuple[str, ...], filename: str | None, namespace: str
+) -> list[tuple[str, str, str]]:
+    """Kind, name and namespace of what is to go."""
     if filename is not None:
         if words:
             raise UsageError("name the objects, or a file with -f, not both")
-        return [(kind_of(item), key_of(item)) for item in read_objects(filename, in_folder=False)]
+        objects = read_objects(filename, in_folder=False)
+        return [
+            (kind_of(item), item.metadata.name, item.metadata.namespace or namespace)
+            for item in objects
+        ]
     if len(words) < 2:
         raise UsageError(
             "expected a kind and a name, or a file with -f",
             hint="as in `batchq delete podgroup train-1`",
         )
     kind = kind_of_word(words[0])
-    return [
-        (kind, key_named(name, namespace) if kind in NAMESPACED else name) for name in words[1:]
-    ]
+    return [(kind, name, namespace) for name in words[1:]]

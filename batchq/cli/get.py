@@ -23,7 +23,7 @@ from batchq.cli.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output import show_objects, show_table
+from batchq.cli.output import Table, show_objects, show_table
 from batchq.cli.values import as_kind, complete_kind
 from batchq.client import Client
 
@@ -70,9 +70,7 @@ def get(
             click.echo(f"there are no objects of kind {kind}", err=True)
 
 
-def _table(
-    client: Client, kind: str, objects: Sequence[Object], *, namespaces: bool
-) -> tables.Table:
+def _table(client: Client, kind: str, objects: Sequence[Object], *, namespaces: bool) -> Table:
     match kind:
         case "PodGroup":
             keys = {f"{item.metadata.namespace}/{item.metadata.name}" for item in objects}

@@ -78,7 +78,7 @@ from batchq.errors import UsageError
 @click.option("--quiet", is_flag=True, help="Print NAMESPACE/NAME only.")
 @output_option("text", "json", "yaml", "name")
 @pass_globals
-def submit(shared: Globals, command: tuple[str, ...], **options: Any) -> int | None:
+def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int | None:
     """Submit COMMAND as a pod group, or all objects of a file; print what it is called.
 
     All pods start together or none does, unless --min-member or --array says otherwise. Pods start

@@ -26,4 +26,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     groups: tuple[PodGroup, ...] = ()
     pods: Mapping[str, tuple[Pod, ...]] = {}
     leases: Mapping[str, int] = {}
+    #: Scope -> the limits under which a described world states more than fits: those who hold it
+    #: stay until a limit falls below that. A store never over-admits, so there it is empty.
+    overbooked: Mapping[str, Mapping[str, int]] = {}
     tolerated: Mapping[str, Amounts] = {}

@@ -48,6 +48,8 @@ def settle(session: Session) -> None:
             statement.commit()
     leave_where_cut(session)
     leave_where_impossible(session)
+    # Last: a group that has just left must not leave pods behind in the story.
+    _create_what_lacks(session)
 
 
 def _notice_silent_nodes(session: Session) -> None:
@@ -55,6 +57,14 @@ def _notice_silent_nodes(session: Session) -> None:
         if node.record.status.ready and not node.ready:
             session.unready.append(node.name)
             session.intents.append(intents.SetNodeReady(node=node.name, ready=False))
+
+
+def _create_what_lacks(session: Session) -> None:
+    for group in session.groups.values():
+        if is_admitted(group) and (missing := wanted_ordinals(group)):
+            with session.statement() as statement:
+                create_pods(statement, group, missing)
+                statement.commit()
 
 
 def _settle_group(statement: Statement, group: GroupState) -> None:
@@ -139,7 +149,6 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
     progress = Progress.of(group)
     if _ends(statement, group, progress):
         return
-    create_pods(statement, group, wanted_ordinals(group))
     _follow_pods(statement, group, progress)
     if group.phase != PodGroupPhase.IN_QUEUE:
         remaining = remaining_reservation(group, progress)

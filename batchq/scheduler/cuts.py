@@ -53,9 +53,12 @@ def _excess(session: Session, scope: str) -> Amounts:
     Nothing, as long as it is no more than what a described world began with.
     """
     sums = session.ledger.sums.get(scope, {})
+    stated = session.snapshot.overbooked.get(scope, {})
     over: Amounts = {}
     for name, units in sums.items():
         limit = session.ledger.limit(scope, name)
+        if limit is not None and name in stated and limit >= stated[name]:
+            continue
         if limit is not None and units > limit and not (scope == CLUSTER and name == POD_GROUPS):
             over[name] = units - limit
     if not over:

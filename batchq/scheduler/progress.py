@@ -47,7 +47,7 @@ class Progress:
                 else f"was ended by signal {status.signal}"
             )
             story = f"the first, {first.metadata.name}, {how}"
-            if status.message:
+            if status.message and status.message != how:
                 story += f" ({status.message})"
             if all(pod.status.reason == Finish.WALLTIME_EXCEEDED for pod in failures):
                 reason = Finish.WALLTIME_EXCEEDED

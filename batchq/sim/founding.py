@@ -6,6 +6,8 @@ then happens is what its author wants to see.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL
@@ -15,6 +17,8 @@ from batchq.api.transaction import Charge, Transaction, Write, node_scope
 from batchq.changes import create, found_defaults
 from batchq.changes.records import object_charge
 from batchq.framework.ledger import scopes_of
+from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.ports import IdSource
 from batchq.sim.belief import Believed
@@ -23,14 +27,14 @@ from batchq.sim.writing import write
 from batchq.store.memory import MemoryStore
 
 
-def found(world: World, ids: IdSource, requests: IdSource) -> MemoryStore:
+def found(world: World, ids: IdSource, requests: IdSource) -> DescribedStore:
     """A store that holds everything that the world describes.
 
     `ids` gives uids to what has none, `requests` tells its writes apart.
 
     Raises InvalidInput, Conflict or Rejected.
     """
-    store = MemoryStore()
+    store = DescribedStore()
     now_ms = world.start_at
     for obj in world.objects:
         present = _as_heard_of(obj, now_ms)
@@ -79,3 +83,27 @@ def _pod_charge(pod: Pod) -> Charge:
         scopes=(node_scope(pod.status.node),),
         amounts=of_pod(pod.spec.requests),
     )
+
+
+class DescribedStore(MemoryStore):
+    """A store whose world may state more InQueue groups than fit: nobody has cut anything yet."""
+
+    overbooked: Mapping[str, Mapping[str, int]] = {}
+
+    def snapshot(self) -> Snapshot:
+        """Everything a session reads, and under which limits the world is overbooked."""
+        snapshot = super().snapshot()
+        if not self.overbooked:
+            return snapshot
+        return structs.replace(snapshot, overbooked=self.overbooked)
+
+
+def overbooked(session: Session) -> dict[str, dict[str, int]]:
+    """Scope -> the limits that its sum passes."""
+    over: dict[str, dict[str, int]] = {}
+    for scope, sums in session.ledger.sums.items():
+        for name, units in sums.items():
+            limit = session.ledger.limit(scope, name)
+            if limit is not None and units > limit:
+                over.setdefault(scope, {})[name] = limit
+    return over

@@ -214,7 +214,7 @@ def _why_it_ended(group: GroupState) -> list[Reason]:
     if group.phase not in (PodGroupPhase.FAILED, PodGroupPhase.CANCELLED):
         return []
     return [
-        Reason(condition.reason, condition.message)
+        Reason(str(condition.reason), condition.message)
         for condition in group.status.conditions
         if condition.type == "Finished" and condition.reason
     ]

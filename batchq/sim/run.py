@@ -22,7 +22,7 @@ from batchq.scheduler.scheduler import Scheduler
 from batchq.scheduler.timers import next_due_at
 from batchq.sim.clock import CountedIds, VirtualClock, whole_second
 from batchq.sim.execution import Execution
-from batchq.sim.founding import found
+from batchq.sim.founding import found, overbooked
 from batchq.sim.invariants import Watch
 from batchq.sim.outside import Outside
 from batchq.sim.report import CycleStory, Outcome, outcome_of, story_of
@@ -75,6 +75,7 @@ class Stage:
         self._cycle = Cycle(self.store, scheduler, self._clock, requests)
         self._watch = Watch(self.store)
         self._stories: list[CycleStory] = []
+        self.store.overbooked = overbooked(scheduler.open(self.store.snapshot(), world.start_at))
         self._execution.start_bound()
 
     def run(self, most: int, *, bounded: bool) -> Played:

@@ -61,6 +61,7 @@ def test_what_survives_agent_and_work_horse_is_swept_by_the_next_agent(stage: St
     kill(horse)
     agent.kill()
     agent.wait()
+    until(lambda: not is_alive(group), within_s=WITHIN_S)
     assert is_alive(escaped)
     stage.start_agent()
     assert not is_alive(escaped)

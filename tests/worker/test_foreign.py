@@ -46,6 +46,17 @@ def test_a_foreign_function_is_refused_and_pods_go_on(
     assert "foreign rq job refused" in stage.said()
 
 
+def test_a_foreign_function_with_a_pods_arguments_is_refused_and_the_pod_untouched(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    stage.start_agent()
+    (pod,) = stage.bound("true", node="elsewhere")
+    queue = Queue("bq-node-n1", connection=raw, serializer="json")
+    queue.enqueue("os.system", args=[pod.metadata.uid, 1], job_id=f"{pod.metadata.uid}-1")
+    until(lambda: "it names the function 'os.system'" in stage.said(), within_s=WITHIN_S)
+    assert stage.now(pod).status.phase == PodPhase.BOUND
+
+
 def test_a_pickled_payload_is_never_loaded(stage: Stage, raw: redis.Redis) -> None:
     stage.start_agent()
     mark = stage.home / "mark"

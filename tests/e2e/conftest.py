@@ -1,0 +1,32 @@
+"""Machines for tests, whose processes are ended with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.machine import Machine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here starts processes."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A machine on which nothing runs yet."""
+    with Machine() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Machine]:
+    """A machine with a stack and two agents, for all tests of a module."""
+    with Machine() as made:
+        made.up(agents=2)
+        yield made

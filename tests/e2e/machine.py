@@ -1,0 +1,214 @@
+"""A machine of its own for a test: a BATCHQ_HOME, commands run in it, and what they left ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from batchq.api.objects import Node, Pod, PodGroup
+from batchq.client import Client
+from batchq.config.documents import read_documents
+from batchq.daemon import embedded, processes
+from batchq.daemon.paths import Home, default_url
+from batchq.store.connect import open_store
+from batchq.store.redis import RedisStore
+
+#: Everything happens much sooner than by default, so that failures are noticed in seconds.
+QUICK = """
+schedulePeriod: 200ms
+nodeTimeout: 3s
+podLease: 2s
+backoffFirst: 100ms
+inQueueTimeout: 20s
+recoveryTimeout: 20s
+"""
+QUICK_AGENT = ("--beat", "500ms", "--lease", "2s", "--drain-timeout", "0s")
+COMMAND_WITHIN_S = 90.0
+
+
+class Machine:
+    """Commands of batchq in a home of their own; a context manager that leaves no process."""
+
+    def __init__(self) -> None:
+        # Short, since the socket's path is bounded.
+        self.root = Path(tempfile.mkdtemp(prefix="bq"))
+        self.home = Home(self.root / "home")
+        self.quick = self.file("quick.yaml", QUICK)
+        self._started: list[subprocess.Popen[str]] = []
+        self._environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("BATCHQ_")
+        } | {"BATCHQ_HOME": str(self.home.root), "NO_COLOR": "1"}
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._tell()
+        for process in self._started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._started:
+            _end(process)
+        for path in sorted(self.home.run.glob("*.json")):
+            record = processes.read_record(path)
+            if record is not None and path != embedded.record_path(self.home):
+                processes.end(record, patience_s=10)
+        embedded.stop_server(self.home)
+        shutil.rmtree(self.root)
+
+    def file(self, name: str, text: str) -> Path:
+        """A file on this machine."""
+        path = self.root / name
+        path.write_text(text)
+        return path
+
+    def batchq(
+        self, *arguments: str, exits: int | None = 0, within_s: float = COMMAND_WITHIN_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; it must exit with `exits`."""
+        done = subprocess.run(
+            self._command(arguments),
+            env=self._environ,
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            check=False,
+        )
+        told = f"batchq {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert exits is None or done.returncode == exits, told
+        return done
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command that goes on; it is ended with the machine."""
+        process = subprocess.Popen(
+            self._command(arguments),
+            env=self._environ,
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log(arguments[0], len(self._started), "out").open("w"),
+            stderr=self._log(arguments[0], len(self._started), "err").open("w"),
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def output_of(self, process: subprocess.Popen[str]) -> str:
+        """What a started command has written to stderr."""
+        place = self._started.index(process)
+        [log] = self.root.glob(f"*-{place}.err")
+        return log.read_text()
+
+    def up(self, *, agents: int = 0, resources: str = "cpu=1,memory=512Mi") -> None:
+        """Server and scheduler, with quick settings, and agents as `batchq up` has them."""
+        config = ("--config", str(self.quick))
+        self.batchq("up", "--agents", str(agents), "--resources", resources, *config)
+
+    def agent(self, name: str, resources: str = "cpu=2,memory=512Mi") -> subprocess.Popen[str]:
+        """A node agent with quick settings, once its node is ready."""
+        process = self.start("worker", "--name", name, "--resources", resources, *QUICK_AGENT)
+        with self.client() as client:
+            until(
+                lambda: any(node.metadata.name == name and _ready(node) for node in client.nodes())
+            )
+        return process
+
+    @property
+    def url(self) -> str:
+        """The embedded server's."""
+        return default_url(self.home)
+
+    def client(self) -> Client:
+        """The Python API."""
+        return Client(self.url)
+
+    @contextmanager
+    def store(self) -> Iterator[RedisStore]:
+        """The store itself, to look at the ledger."""
+        store = open_store(self.url)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def submit(self, text: str) -> None:
+        """Submit manifests."""
+        with self.client() as client:
+            client.submit_all([document.decode() for document in read_documents(text, "test")])
+
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        return [sys.executable, "-P", "-m", "batchq.cli", *arguments]
+
+    def _log(self, name: str, place: int, stream: str) -> Path:
+        return self.root / f"{name}-{place}.{stream}"
+
+    def _tell(self) -> None:
+        """On failure: the ends of all logs, which pytest shows."""
+        for log in [*sorted(self.root.glob("*.err")), *sorted(self.home.logs.glob("*.log"))]:
+            print(f"--- {log.name}\n{processes.tail(log, lines=25)}")  # noqa: T201
+
+
+def until(true: Callable[[], bool], *, within_s: float = 30.0, what: str = "") -> None:
+    """Return once `true()` holds; fail when it does not in time."""
+    deadline = time.monotonic() + within_s
+    never = threading.Event()
+    while not true():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what or true}"
+        never.wait(0.05)
+
+
+def group(client: Client, name: str) -> PodGroup:
+    """A group as it is now."""
+    found = client.get("PodGroup", name)
+    assert isinstance(found, PodGroup)
+    return found
+
+
+def pods_of(client: Client, name: str) -> list[Pod]:
+    """Its pods."""
+    return list(client.pods(group(client, name)))
+
+
+def phase(client: Client, name: str) -> str:
+    """The phase of a group."""
+    return str(group(client, name).status.phase)
+
+
+def kill(pid: int) -> None:
+    """`kill -9`, and wait until it is gone."""
+    process = psutil.Process(pid)
+    process.kill()
+    # A child of this very process stays a zombie until it is waited for.
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def _ready(node: Node) -> bool:
+    return node.status.ready
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=20)

@@ -1,0 +1,122 @@
+"""kill -9 of each kind of process: the work finishes, and nothing runs twice at once."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from batchq.daemon import embedded, processes
+from tests.e2e.diary import Diary, command
+from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
+
+TENTHS = 25
+
+
+def gang(diary: Path) -> str:
+    """Two pods of one cpu each, for a machine with two."""
+    template = {"command": command(diary, TENTHS), "requests": {"cpu": 1}, "terminationGrace": "1s"}
+    task = {"name": "main", "replicas": 2, "template": template}
+    manifest = {
+        "apiVersion": "batchq/v1",
+        "kind": "PodGroup",
+        "metadata": {"name": "gang"},
+        "spec": {"retry": {"limit": 2, "backoff": "100ms"}, "tasks": [task]},
+    }
+    return yaml.safe_dump(manifest)
+
+
+class Scene:
+    """Two pods in the middle of their work, and who is there to be killed."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.diary = machine.root / "diary"
+        machine.up()
+        self.agent = machine.agent("n1")
+        machine.submit(gang(self.diary))
+        until(lambda: len(Diary(self.diary).count("alive")) == 2, what="both pods run")
+
+    def kill_a_work_horse(self) -> None:
+        """One of the two; the agent lives on."""
+        horses = [child for child in psutil.Process(self.agent.pid).children()]
+        kill(horses[0].pid)
+
+    def kill_the_agent(self) -> None:
+        """And start it again, as its supervisor would."""
+        kill(self.agent.pid)
+        self.agent.wait()
+        self.agent = self.machine.agent("n1")
+
+    def kill_the_scheduler(self) -> None:
+        """And start it again."""
+        record = processes.read_record(self.machine.home.run / "scheduler.json")
+        assert record is not None
+        kill(record.pid)
+        self.machine.up()
+
+    def kill_the_server(self) -> None:
+        """And start it again: what it had acknowledged is in its file."""
+        server = embedded.running_server(self.machine.home)
+        assert server is not None
+        kill(server.pid)
+        self.machine.up()
+
+
+@pytest.mark.parametrize(
+    ("strike", "starts"),
+    [
+        pytest.param(Scene.kill_a_work_horse, {2, 3}, id="a work-horse"),
+        pytest.param(Scene.kill_the_agent, {4}, id="the agent"),
+        pytest.param(Scene.kill_the_scheduler, {2}, id="the scheduler"),
+        pytest.param(Scene.kill_the_server, {2, 3, 4}, id="the server"),
+    ],
+)
+def test_the_work_is_finished_once_after_the_death_of(
+    machine: Machine, strike: Callable[[Scene], None], starts: set[int]
+) -> None:
+    scene = Scene(machine)
+
+    strike(scene)
+
+    with machine.client() as client:
+        until(lambda: phase(client, "gang") == "Completed", within_s=40, what="Completed")
+        diary = Diary(scene.diary)
+        assert diary.overlaps() == []
+        assert diary.count("end") == {0: 1, 1: 1}
+        assert sum(diary.count("start").values()) in starts
+        assert group(client, "gang").status.admission == 1
+        assert [str(pod.status.phase) for pod in pods_of(client, "gang")] == ["Succeeded"] * 2
+    assert_the_ledger_is_even(machine)
+
+
+def assert_the_ledger_is_even(machine: Machine) -> None:
+    """The sums are those of the charges, and nothing is charged but what the nodes have."""
+    with machine.store() as store:
+        until(lambda: set(store.ledger()) <= {"capacity"}, what="nothing is held any more")
+        recount: dict[str, Counter[str]] = {}
+        for scopes, amounts in store.charges().values():
+            for scope in scopes:
+                recount.setdefault(scope, Counter()).update(amounts)
+        assert store.ledger() == {scope: dict(sums) for scope, sums in recount.items()}
+
+
+def test_a_diary_tells_overlapping_runs(tmp_path: Path) -> None:
+    path = tmp_path / "diary"
+    path.write_text("0 11 start\n0 12 start\n0 11 alive\n0 12 end\n")
+    assert Diary(path).overlaps() == ["entry 2: pod 0, process 11 wrote alive too late"]
+
+
+def test_a_diary_keeper_writes_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "diary"
+    subprocess.run(command(path, 1), check=True, env={"BATCHQ_INDEX": "7", "PATH": "/usr/bin:/bin"})
+    assert [(index, word) for index, _, word in Diary(path).entries] == [
+        (7, "start"),
+        (7, "alive"),
+        (7, "end"),
+    ]

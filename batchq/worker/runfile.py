@@ -108,7 +108,9 @@ class RunFiles:
 
     def forget(self, pod: str, attempt: int) -> None:
         """The attempt is over and reported."""
-        self._path(pod, attempt).unlink(missing_ok=True)
+        path = self._path(pod, attempt)
+        path.unlink(missing_ok=True)
+        path.with_suffix(".draft").unlink(missing_ok=True)
         self.stop_file(pod, attempt).unlink(missing_ok=True)
 
     def _path(self, pod: str, attempt: int) -> Path:

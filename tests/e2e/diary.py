@@ -35,11 +35,12 @@ class Diary:
 
     def overlaps(self) -> list[str]:
         """Where a former process of a pod still wrote after the next one had begun."""
-        faults, superseded, current = [], set[tuple[int, int]](), dict[int, int]()
+        faults: list[str] = []
+        seen: dict[int, list[int]] = {}
         for place, (index, pid, word) in enumerate(self.entries):
-            if (index, pid) in superseded:
+            pids = seen.setdefault(index, [])
+            if pid not in pids:
+                pids.append(pid)
+            elif pid != pids[-1]:
                 faults.append(f"entry {place}: pod {index}, process {pid} wrote {word} too late")
-            if current.get(index, pid) != pid:
-                superseded.add((index, current[index]))
-            current[index] = pid
         return faults

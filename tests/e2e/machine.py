@@ -100,16 +100,21 @@ class Machine:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command that goes on; it is ended with the machine."""
-        process = subprocess.Popen(
-            self._command(arguments),
-            env=self._environ,
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log(arguments[0], len(self._started), "out").open("w"),
-            stderr=self._log(arguments[0], len(self._started), "err").open("w"),
-            text=True,
-            start_new_session=True,
-        )
+        place = len(self._started)
+        with (
+            self._log(arguments[0], place, "out").open("w") as output,
+            self._log(arguments[0], place, "err").open("w") as errors,
+        ):
+            process = subprocess.Popen(
+                self._command(arguments),
+                env=self._environ,
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
         self._started.append(process)
         return process
 

@@ -44,8 +44,7 @@ class Scene:
 
     def kill_a_work_horse(self) -> None:
         """One of the two; the agent lives on."""
-        horses = [child for child in psutil.Process(self.agent.pid).children()]
-        kill(horses[0].pid)
+        kill(psutil.Process(self.agent.pid).children()[0].pid)
 
     def kill_the_agent(self) -> None:
         """And start it again, as its supervisor would."""

@@ -74,6 +74,19 @@ def test_an_order_to_stop_that_arrives_during_the_claim_is_heard(store: MemorySt
     assert now(store).status.phase == PodPhase.EVICTED
 
 
+def test_an_order_to_stop_that_overtakes_the_claim_is_not_written_over(
+    store: MemoryStore,
+) -> None:
+    put(store)
+
+    def renew(_: str) -> Renewed:
+        change(store, now(store), terminating=True, reason="Preempted")
+        return Renewed()
+
+    assert claimed(store, "one", renew=renew) == Declined(why="terminating")
+    assert (now(store).status.phase, now(store).status.reason) == (PodPhase.EVICTED, "Preempted")
+
+
 def test_the_end_frees_what_the_pod_held(store: MemoryStore) -> None:
     put(store)
     claimed(store, "one")

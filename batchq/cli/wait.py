@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import click
-from msgspec import to_builtins
 
 from batchq.cli.ending import exit_code_of, goes_on, tell
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
@@ -15,7 +14,7 @@ from batchq.cli.values import as_duration, seconds_of
 from batchq.client import key_named
 
 if TYPE_CHECKING:
-    from batchq.client.waiting import Goal
+    from batchq.client.waiting import Goal, Result
 
 GOALS = ("finished", "succeeded", "running", "admitted")
 
@@ -58,7 +57,18 @@ def wait(
     with shared.connect() as client, on_interrupt(sentence, hint=hint):
         results = client.wait(keys, for_=cast("Goal", goal), timeout_s=seconds_of(timeout))
     if output == "json":
-        show_data({"items": [to_builtins(result) for result in results]}, "json")
+        show_data({"items": [_row(result) for result in results]}, "json")
     else:
         tell(results)
     return exit_code_of(results)
+
+
+def _row(result: Result) -> dict[str, object]:
+    return {
+        "name": result.key,
+        "phase": str(result.phase),
+        "reached": result.reached,
+        "reason": result.reason,
+        "message": result.message,
+        "exitCode": result.exit_code,
+    }

@@ -108,7 +108,7 @@ class Client:
         dry_run: bool = False,
         **request: Any,
     ) -> PodGroup:
-        """Submit one new group and return it as stored.
+        """Submit one new group and return it as it is stored, but for its revision.
 
         Either a `group` (an object or its manifest as plain data), or the fields of a `Request`
         as keywords: `command` (a list of words), `name` (made from the command if left out),

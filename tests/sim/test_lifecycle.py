@@ -62,9 +62,9 @@ def test_a_roll_back_for_its_own_sake_costs_the_place_in_line() -> None:
         node("n1", 2),
         node("n2", 2),
         group("big", cpu=3, created=0),
-        group("second", cpu=4, created=5),
-        group("third", cpu=4, created=10),
-        cycles=3,
+        group("second", created=5, suspend=True),
+        group("third", created=10, suspend=True),
+        cycles=2,
     )
     # Back at 10, it stands where somebody who came then would.
     assert [of(came, name).position for name in ("second", "big", "third")] == [1, 2, 3]

@@ -1,0 +1,95 @@
+"""Reading and following what pods write."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from batchq.client import Client
+from batchq.errors import NotFound
+from tests.client.stage import Stage
+from tests.harness.server import Server
+
+SOON_S = 20
+
+
+def write(stage: Stage, pod: int, data: bytes, *, stream: str = "stdout", group: str = "x") -> None:
+    one = stage.pods(group)[pod]
+    stage.store.append_log(one.metadata.uid, one.status.attempt, stream, data)
+
+
+def texts(stage: Stage, **options: object) -> list[str]:
+    lines = stage.client.logs("x", **options)  # type: ignore[arg-type]
+    return [f"{line.pod}: {line.text}" for line in lines]
+
+
+@pytest.fixture
+def two_pods(stage: Stage) -> Stage:
+    stage.client.submit(command=["true"], name="x", replicas=2)
+    stage.turn()
+    stage.start("x")
+    return stage
+
+
+def test_lines_come_pod_after_pod(two_pods: Stage) -> None:
+    write(two_pods, 1, b"second\n")
+    write(two_pods, 0, b"fi")
+    write(two_pods, 0, b"rst\nlast without an end")
+    assert texts(two_pods) == [
+        "x-main-0: first",
+        "x-main-0: last without an end",
+        "x-main-1: second",
+    ]
+
+
+def test_streams_are_put_together_line_by_line(two_pods: Stage) -> None:
+    write(two_pods, 0, b"out ")
+    write(two_pods, 0, b"err\n", stream="stderr")
+    write(two_pods, 0, b"put\n")
+    lines = list(two_pods.client.logs("x", pod="main-0"))
+    assert [(line.stream, line.text) for line in lines] == [
+        ("stderr", "err"),
+        ("stdout", "out put"),
+    ]
+
+
+def test_one_pod_is_chosen_by_either_name(two_pods: Stage) -> None:
+    write(two_pods, 1, b"hello\n")
+    assert texts(two_pods, pod="main-1") == texts(two_pods, pod="x-main-1") == ["x-main-1: hello"]
+    with pytest.raises(NotFound) as caught:
+        texts(two_pods, pod="main-7")
+    assert caught.value.message == "PodGroup default/x has no pod 'main-7'"
+
+
+def test_tail_gives_the_last_lines_of_each_pod(two_pods: Stage) -> None:
+    for pod in (0, 1):
+        write(two_pods, pod, b"a\nb\nc\n")
+    assert texts(two_pods, tail=1) == ["x-main-0: c", "x-main-1: c"]
+
+
+def test_bytes_that_are_no_text_are_shown_as_such(two_pods: Stage) -> None:
+    write(two_pods, 0, b"caf\xe9 \xff\r\n")
+    assert texts(two_pods) == ["x-main-0: caf\ufffd \ufffd"]
+
+
+def test_following_goes_on_until_the_processes_have_ended(two_pods: Stage, server: Server) -> None:
+    def follow() -> list[str]:
+        with Client(server.url) as client:
+            return [line.text for line in client.logs("x", follow=True, pod="main-0")]
+
+    write(two_pods, 0, b"before\n")
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        future = threads.submit(follow)
+        write(two_pods, 0, b"during\n")
+        two_pods.end("x", most=1)
+        assert not future.done()
+        write(two_pods, 0, b"at the end")
+        two_pods.end("x")
+        assert future.result(SOON_S) == ["before", "during", "at the end"]
+
+
+def test_a_group_that_has_not_started_has_written_nothing(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x", cpus=9)
+    stage.turn()
+    assert texts(stage) == []

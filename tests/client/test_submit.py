@@ -1,0 +1,232 @@
+"""Submitting from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from batchq.api.objects import PodGroup
+from batchq.client import Client
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, UsageError
+from batchq.store.redis import RedisStore
+from tests.builders import a_group, a_priority, a_queue, a_quota, a_task
+from tests.client.stage import Stage
+from tests.harness.proxy import LossyProxy
+from tests.harness.server import Server
+
+
+def test_importing_the_client_does_not_load_redis() -> None:
+    heavy = "{'redis', 'rq', 'rich', 'numpy', 'apscheduler'} & set(sys.modules)"
+    code = f"import sys, batchq.client; sys.exit(str({heavy}) if {heavy} else 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_a_command_becomes_a_group(stage: Stage) -> None:
+    group = stage.client.submit(
+        command=["python3", "train.py"],
+        name="train",
+        cpus="1500m",
+        mem="2Gi",
+        gpus=1,
+        resources={"licence": 3},
+        replicas=4,
+        min_member=2,
+        walltime="2h",
+        env={"SEED": "7"},
+        retries=2,
+        working_dir="/data",
+    )
+    [task] = group.spec.tasks
+    assert task.replicas == 4
+    assert task.template.command == ("python3", "train.py")
+    assert task.template.requests == {
+        "cpu": 1500,
+        "memory": 2 * 2**30,
+        "gpu": 1000,
+        "licence": 3000,
+    }
+    assert task.template.env == {"SEED": "7"}
+    assert task.template.working_dir == "/data"
+    assert group.spec.min_member == 2
+    assert group.spec.walltime == 7_200_000
+    assert group.spec.retry.limit == 2
+    stored = stage.client.get("PodGroup", "train")
+    assert isinstance(stored, PodGroup)
+    assert stored.spec == group.spec
+    assert stored.metadata.uid == group.metadata.uid
+
+
+def test_without_a_word_about_cpus_a_pod_asks_for_one(stage: Stage) -> None:
+    group = stage.client.submit(command=["true"])
+    assert group.spec.tasks[0].template.requests == {"cpu": 1000}
+
+
+@pytest.mark.parametrize(
+    ("program", "stem"),
+    [
+        ("/usr/bin/python3", "python3"),
+        ("./My_Prog.sh", "my-prog-sh"),
+        ("--", "run"),
+        ("x" * 100, "x" * 57),
+    ],
+)
+def test_a_nameless_group_is_called_after_its_command(
+    stage: Stage, program: str, stem: str
+) -> None:
+    name = stage.client.submit(command=[program]).metadata.name
+    assert name.rpartition("-")[0] == stem
+    assert len(name) <= 63
+
+
+@pytest.mark.parametrize(("array", "pods"), [("0-99", 100), ("0-0", 1), (40, 40)])
+def test_an_array_starts_with_one_pod(stage: Stage, array: str | int, pods: int) -> None:
+    group = stage.client.submit(command=["true"], array=array)
+    assert group.spec.min_member == 1
+    assert group.spec.tasks[0].replicas == pods
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        ("5-10", "array: expected a range that starts at 0, found '5-10'"),
+        ("5", "array: expected a range such as 0-99, found '5'"),
+        ("0-99%4", "array: expected a range such as 0-99, found '0-99%4'"),
+        (0, "array: expected 1 to 1000000 pods, found 0"),
+    ],
+)
+def test_an_array_is_a_range_from_zero(stage: Stage, array: str | int, message: str) -> None:
+    with pytest.raises(UsageError, match="array") as caught:
+        stage.client.submit(command=["true"], array=array)
+    assert caught.value.message == message
+
+
+def test_a_manifest_as_plain_data_is_submitted_too(stage: Stage) -> None:
+    manifest = {
+        "apiVersion": "batchq/v1",
+        "kind": "PodGroup",
+        "metadata": {"name": "plain"},
+        "spec": {"tasks": [{"name": "w", "template": {"command": ["true"]}}]},
+    }
+    assert stage.client.submit(manifest).metadata.namespace == "default"
+
+
+def test_a_group_can_come_after_others(stage: Stage) -> None:
+    first = stage.client.submit(command=["true"], name="first")
+    second = stage.client.submit(command=["true"], name="second", after=["first", "any:first"][:1])
+    third = stage.client.submit(command=["true"], after=["failed:first", "any:second"])
+    assert second.spec.depends_on[0].uid == first.metadata.uid
+    assert [one.condition for one in third.spec.depends_on] == ["failed", "any"]
+
+
+def test_a_missing_queue_is_named_with_the_nearest_one(stage: Stage) -> None:
+    stage.furnish(a_queue("research"))
+    with pytest.raises(NotFound) as caught:
+        stage.client.submit(command=["true"], name="x", queue="reserch")
+    assert caught.value.message == "PodGroup default/x: spec.queue: there is no queue 'reserch'"
+    assert caught.value.hint == "did you mean research?"
+
+
+def test_a_taken_name_is_a_conflict(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x")
+    with pytest.raises(Conflict) as caught:
+        stage.client.submit(command=["true"], name="x")
+    assert caught.value.message == "PodGroup default/x exists already and is Pending"
+
+
+def test_a_namespace_that_is_full_rejects(stage: Stage) -> None:
+    stage.furnish(a_quota(podgroups=1))
+    stage.client.submit(command=["true"], name="one")
+    with pytest.raises(Rejected) as caught:
+        stage.client.submit(command=["true"], name="two")
+    assert caught.value.message == (
+        "PodGroup default/two: namespace default allows at most 1 unfinished pod groups, and has 1"
+    )
+
+
+def test_a_dry_run_checks_everything_and_writes_nothing(stage: Stage) -> None:
+    before = stage.names()
+    stage.client.submit(command=["true"], name="x", dry_run=True)
+    with pytest.raises(NotFound):
+        stage.client.submit(command=["true"], name="x", queue="nowhere", dry_run=True)
+    assert stage.names() == before
+
+
+def test_what_is_applied_together_may_refer_to_each_other(stage: Stage) -> None:
+    applied = stage.client.apply(
+        [
+            a_group(
+                "after", tasks=(a_task(command=("true",)),), queue="a", priority_class_name="p"
+            ),
+            a_queue("a"),
+            a_priority("p", 5),
+        ]
+    )
+    assert [one.effect for one in applied] == ["created", "created", "created"]
+
+
+def test_what_is_applied_together_is_applied_or_refused_together(stage: Stage) -> None:
+    before = stage.names()
+    with pytest.raises(InvalidInput):
+        stage.client.apply([a_queue("good"), a_queue("bad", weight=-1)])
+    assert stage.names() == before
+
+
+def test_groups_that_pass_a_limit_together_are_all_refused(stage: Stage) -> None:
+    stage.furnish(a_quota(podgroups=2))
+    before = stage.names()
+    tasks = (a_task(command=("true",)),)
+    with pytest.raises(Rejected) as caught:
+        stage.client.submit_all([a_group(f"g{number}", tasks=tasks) for number in range(3)])
+    assert "allows at most 2 unfinished pod groups" in caught.value.message
+    assert stage.names() == before
+
+
+def test_applying_the_same_again_changes_nothing(stage: Stage) -> None:
+    queue = a_queue("a", weight=3)
+    assert [one.effect for one in stage.client.apply([queue])] == ["created"]
+    assert [one.effect for one in stage.client.apply([queue])] == ["unchanged"]
+    assert [one.effect for one in stage.client.apply([a_queue("a", weight=4)])] == ["configured"]
+
+
+def test_an_object_twice_in_one_request_is_refused(stage: Stage) -> None:
+    with pytest.raises(InvalidInput, match="Queue a is given twice in one request"):
+        stage.client.apply([a_queue("a"), a_queue("a", weight=2)])
+
+
+def test_a_request_that_lost_a_race_is_made_anew(stage: Stage, redis_store: RedisStore) -> None:
+    class Elsewhere(RedisStore):
+        """Changes the queue by another client just before each of the first three commits."""
+
+        def commit(self, *transactions, **more):  # type: ignore[no-untyped-def]
+            if self.meddled < 3:
+                self.meddled += 1
+                stage.client.apply([a_queue("a", weight=10 + self.meddled)])
+            return super().commit(*transactions, **more)
+
+        meddled = 0
+
+    stage.furnish(a_queue("a"))
+    store = Elsewhere(redis_store.url)
+    with Client(store=store) as client:
+        [applied] = client.apply([a_queue("a", weight=99)])
+    store.close()
+    assert applied.effect == "configured"
+    queue = stage.client.get("Queue", "a")
+    assert queue.spec.weight == 99  # type: ignore[union-attr]
+
+
+def test_a_lost_reply_is_no_conflict(stage: Stage, server: Server) -> None:
+    with LossyProxy(server.socket) as proxy:
+        with Client(proxy.url) as client:
+            client.get("Queue", "default")
+            proxy.lose("EVALSHA")
+            group = client.submit(command=["true"], name="once")
+        assert proxy.lost == 1
+    stored = stage.client.get("PodGroup", "once")
+    assert stored.metadata.uid == group.metadata.uid

@@ -1,0 +1,265 @@
+"""Waiting, following and explaining from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from batchq.client import Client
+from batchq.client.waiting import Result
+from batchq.errors import Conflict, NotFound, WaitTimedOut
+from batchq.store.redis import RedisStore
+from tests.builders import a_queue
+from tests.client.stage import Stage
+from tests.harness.server import Server
+
+SOON_S = 20
+
+
+class Waiter:
+    """`client.wait` in a thread, on a connection of its own, begun before the test goes on."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._threads = ThreadPoolExecutor(max_workers=2)
+
+    def wait(self, *groups: str, **options: object) -> Future[list[Result]]:
+        began = Event()
+
+        class Told(RedisStore):
+            def get(self, kind, key):  # type: ignore[no-untyped-def]
+                began.set()
+                return super().get(kind, key)
+
+        def call() -> list[Result]:
+            store = Told(self._server.url)
+            try:
+                return list(Client(store=store).wait(groups, **options))  # type: ignore[arg-type]
+            finally:
+                store.close()
+
+        future = self._threads.submit(call)
+        assert began.wait(SOON_S)
+        return future
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def waiter(server: Server) -> Iterator[Waiter]:
+    waiter = Waiter(server)
+    yield waiter
+    waiter.close()
+
+
+def test_wait_returns_when_the_group_has_completed(stage: Stage, waiter: Waiter) -> None:
+    stage.client.submit(command=["true"], name="x")
+    future = waiter.wait("x")
+    stage.turn()
+    stage.start("x")
+    assert not future.done()
+    stage.end("x")
+    [result] = future.result(SOON_S)
+    assert (result.key, result.phase, result.reached) == ("default/x", "Completed", True)
+    assert result.exit_code == 0
+
+
+def test_a_failed_group_tells_the_exit_code_of_its_first_failed_pod(stage: Stage) -> None:
+    stage.client.submit(command=["false"], name="x", replicas=2)
+    stage.run("x", exit_code=7)
+    [result] = stage.client.wait(["x"])
+    assert (result.phase, result.reached, result.exit_code) == ("Failed", False, 7)
+    assert result.reason == "RetriesSpent"
+
+
+def test_waiting_for_a_cancelled_group_waits_for_its_processes(
+    stage: Stage, waiter: Waiter
+) -> None:
+    stage.client.submit(command=["sleep"], name="x")
+    stage.turn()
+    stage.start("x")
+    stage.client.cancel("x", reason="changed my mind")
+    stage.turn()
+    assert stage.phase("x") == "Cancelled"
+    future = waiter.wait("x")
+    with pytest.raises(WaitTimedOut) as caught:
+        stage.client.wait(["x"], timeout_s=0.2)
+    assert caught.value.message == (
+        "PodGroup default/x is Cancelled after 0s, but processes of it still run"
+    )
+    assert not future.done()
+    stage.end("x", exit_code=143)
+    [result] = future.result(SOON_S)
+    assert (result.phase, result.message) == ("Cancelled", "changed my mind")
+
+
+def test_one_can_wait_for_the_start(stage: Stage, waiter: Waiter) -> None:
+    stage.client.submit(command=["true"], name="x")
+    admitted, running = waiter.wait("x", for_="admitted"), waiter.wait("x", for_="running")
+    stage.turn()
+    assert admitted.result(SOON_S)[0].phase == "InQueue"
+    assert not running.done()
+    stage.start("x")
+    assert running.result(SOON_S)[0].phase == "Running"
+
+
+def test_waiting_for_success_ends_with_the_first_failure(stage: Stage, waiter: Waiter) -> None:
+    stage.client.submit(command=["false"], name="bad")
+    stage.client.submit(command=["true"], name="good")
+    future = waiter.wait("good", "bad", for_="succeeded")
+    stage.turn()
+    stage.start("bad")
+    stage.end("bad", exit_code=1)
+    good, bad = future.result(SOON_S)
+    assert (bad.phase, bad.reached) == ("Failed", False)
+    assert good.reached is False
+
+
+def test_a_group_that_ends_before_it_was_admitted_was_not(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x")
+    stage.client.cancel("x")
+    [result] = stage.client.wait(["x"], for_="admitted")
+    assert (result.phase, result.reached) == ("Cancelled", False)
+
+
+def test_time_runs_out_with_the_reason_why(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x", cpus=9)
+    stage.turn()
+    with pytest.raises(WaitTimedOut) as caught:
+        stage.client.wait(["x"], timeout_s=0.1)
+    assert caught.value.message.startswith(
+        "PodGroup default/x is Pending after 0s (ExceedsMaxQuota: needs cpu 9, and the cluster"
+    )
+
+
+def test_a_group_that_is_deleted_meanwhile_is_not_found(stage: Stage, waiter: Waiter) -> None:
+    stage.client.submit(command=["true"], name="x")
+    future = waiter.wait("x", for_="running")
+    stage.client.cancel("x")
+    # The cancelled group has not run: that answers the wait, unless the deletion is faster.
+    stage.client.delete("PodGroup", "x")
+    try:
+        assert future.result(SOON_S)[0].phase == "Cancelled"
+    except NotFound as error:
+        assert error.message == "PodGroup default/x was deleted while it was waited for"
+
+
+def test_waiting_for_what_is_not_there_is_not_found(stage: Stage) -> None:
+    with pytest.raises(NotFound) as caught:
+        stage.client.wait(["nothing"])
+    assert caught.value.message == "PodGroup default/nothing does not exist"
+
+
+def test_a_watch_tells_what_is_there_and_what_changes(stage: Stage) -> None:
+    changes = stage.client.watch("Queue", timeout_s=SOON_S)
+    assert (one := next(changes)).key == "default"
+    assert one.value is not None
+    stage.client.apply([a_queue("b")])
+    assert next(changes).key == "b"
+    stage.client.delete("Queue", "b")
+    gone = next(changes)
+    assert (gone.key, gone.value) == ("b", None)
+
+
+def test_a_watch_that_was_left_behind_lists_again(server: Server, stage: Stage) -> None:
+    stage.furnish(a_queue("gone"))
+    changes = stage.client.watch("Queue", timeout_s=SOON_S)
+    assert [next(changes).key, next(changes).key] == ["default", "gone"]
+    store = RedisStore(server.url, changes_kept=1)
+    with Client(store=store) as other:
+        other.delete("Queue", "gone")
+        for number in range(300):
+            other.apply([a_queue("busy", weight=number)])
+    store.close()
+    news = {change.key: change.value for change in (next(changes), next(changes))}
+    assert news["gone"] is None
+    assert news["busy"].spec.weight == 299  # type: ignore[union-attr]
+
+
+def test_why_a_group_waits_is_told_with_the_numbers_of_this_moment(stage: Stage) -> None:
+    stage.furnish(a_queue("a", capability={"cpu": 4}))
+    stage.client.submit(command=["sleep"], name="holder", queue="a", cpus=3)
+    stage.turn()
+    stage.start("holder")
+    stage.client.submit(command=["true"], name="first", queue="a", cpus=2)
+    stage.client.submit(command=["true"], name="second", queue="a", cpus=2)
+    stage.turn()
+    second = stage.client.explain("second")
+    assert second.group.position == 2
+    assert second.ahead == ("default/first",)
+    [blocker] = second.blockers
+    assert blocker.reason == "WaitingForQuota"
+    assert blocker.message == "needs cpu 2, and queue a has 1 free (3 of 4 in use)"
+    assert stage.client.explain("holder").group.position is None
+    # The verdict as stored stays what it was; the numbers follow what is so now.
+    stage.end("holder")
+    stage.client.submit(command=["sleep"], name="third", queue="a", cpus=4)
+    stage.turn()
+    [third] = stage.client.explain("third").blockers
+    assert third.message == "needs cpu 4, and queue a has 0 free (4 of 4 in use)"
+
+
+def test_a_gated_group_has_no_place_in_line(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="gated", gates=["data-ready"])
+    stage.turn()
+    explanation = stage.client.explain("gated")
+    assert explanation.group.shown == "SchedulingGated"
+    assert explanation.group.position is None
+    [blocker] = explanation.blockers
+    assert blocker.message == (
+        "Scheduling is blocked due to non-empty scheduling gates: data-ready"
+    )
+    stage.client.open_gate("gated", "data-ready")
+    stage.turn()
+    assert stage.phase("gated") == "InQueue"
+
+
+def test_queues_tell_what_they_hold_and_what_waits(stage: Stage) -> None:
+    stage.furnish(a_queue("a", capability={"cpu": 4}))
+    stage.client.submit(command=["sleep"], name="holds", queue="a", cpus=3)
+    stage.client.submit(command=["sleep"], name="waits", queue="a", cpus=2)
+    stage.turn()
+    [a, default] = stage.client.queues()
+    assert (a.used["cpu"], a.pending["cpu"]) == (3000, 2000)
+    assert (a.admitted_groups, a.pending_groups) == (1, 1)
+    assert a.deserved["cpu"] == 4000
+    assert a.share == 0.75
+    assert (default.admitted_groups, default.pending_groups) == (0, 0)
+
+
+def test_suspended_groups_go_back_and_stand_in_line_again(stage: Stage) -> None:
+    stage.client.submit(command=["sleep"], name="x")
+    stage.turn()
+    stage.start("x")
+    assert stage.client.suspend("x") is True
+    assert stage.client.suspend("x") is False
+    stage.turn()
+    assert stage.phase("x") == "Pending"
+    stage.end("x", exit_code=143)
+    assert stage.client.resume("x") is True
+    stage.turn()
+    assert stage.phase("x") == "InQueue"
+
+
+def test_an_ended_group_cannot_be_cancelled(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x")
+    stage.run("x")
+    with pytest.raises(Conflict) as caught:
+        stage.client.cancel("x")
+    assert caught.value.message == (
+        "PodGroup default/x is Completed already and cannot be cancelled"
+    )
+
+
+def test_draining_waits_until_the_node_is_empty(stage: Stage) -> None:
+    stage.client.submit(command=["sleep"], name="x")
+    stage.turn()
+    stage.start("x")
+    assert stage.client.cordon("n1") is True
+    assert stage.client.wait_until_empty("n1", timeout_s=0.1) == 1
+    stage.end("x")
+    assert stage.client.wait_until_empty("n1", timeout_s=SOON_S) == 0

@@ -1,0 +1,83 @@
+"""`batchq replay`: a log becomes real processes, each exactly once, and nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.machine import Machine, until
+
+#: Number, submit, run time and processors of jobs on a machine with four processors.
+JOBS = [
+    (1, 0, 40, 4),
+    (2, 10, 30, 2),
+    (3, 10, 20, 2),
+    (4, 15, 10, 1),
+    (5, 20, 60, 3),
+    (6, 90, 5, 4),
+]
+
+
+def log_text(jobs: list[tuple[int, int, int, int]], processors: int = 4) -> str:
+    """A log in the Standard Workload Format."""
+    lines = [
+        f"{number} {submit} -1 {run} {size} -1 -1 {size} {2 * run} -1 1 1 1 -1 1 -1 -1 -1"
+        for number, submit, run, size in jobs
+    ]
+    return "\n".join([f"; MaxProcs: {processors}", *lines, ""])
+
+
+def test_every_job_of_a_small_log_finishes_exactly_once(machine: Machine) -> None:
+    log = machine.file("small.swf", log_text(JOBS))
+
+    done = machine.batchq("replay", str(log), "--jobs", "6", "--speed", "40", "-o", "json")
+
+    report = json.loads(done.stdout)
+    assert (report["jobs"], report["finishedExactlyOnce"], report["problems"]) == (6, 6, [])
+    assert report["processors"] == 4
+    # Job 1 holds the whole machine for 40 s, so job 2 waits for 30 s at least.
+    assert report["meanWaitS"] >= (30 + 30 + 25) / 6
+    assert report["makespanS"] >= 100
+    assert 0 < report["utilisation"] <= (160 + 60 + 40 + 10 + 180 + 20) / (4 * 100)
+    with machine.client() as client:
+        assert list(client.list("Node")) == []
+        assert list(client.list("PodGroup")) == []
+        assert [queue.metadata.name for queue in client.list("Queue")] == ["default"]
+    assert not list(machine.home.run.glob("*replay*"))
+
+
+def test_ctrl_c_cancels_the_rest(machine: Machine) -> None:
+    log = machine.file("long.swf", log_text([(1, 0, 9000, 4), (2, 5, 9000, 4), (3, 8000, 1, 1)]))
+    process = machine.start("replay", str(log), "--speed", "100")
+    until(lambda: "3 jobs for 1 × 4 processors" in machine.output_of(process), what="it begins")
+    with machine.client() as client:
+        until(lambda: any(pod.status.phase == "Running" for pod in client.list("Pod")))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=40) == 130
+        told = "interrupted after 2 of 3 jobs were submitted: 2 of them were cancelled"
+        assert told in machine.output_of(process)
+        assert list(client.list("PodGroup")) == []
+        assert list(client.list("Node")) == []
+
+
+def test_a_file_that_is_no_log_starts_nothing(machine: Machine) -> None:
+    log = machine.file("no.swf", "; MaxProcs: 4\nthis is prose\n")
+    done = machine.batchq("replay", str(log), exits=1)
+    assert done.stderr == (
+        f"error: {log}, line 2: expected 18 numbers (Standard Workload Format), found 3\n"
+    )
+    assert not machine.home.root.exists()
+
+
+def test_a_slice_of_a_real_log_finishes_exactly_once(machine: Machine) -> None:
+    folder = os.environ.get("BATCHQ_TRACES", "")
+    log = Path(folder, "lublin_256.swf.gz")
+    if not folder or not log.exists():
+        pytest.skip("BATCHQ_TRACES names no folder with lublin_256.swf.gz, a log of 10,000 jobs")
+    done = machine.batchq("replay", str(log), "--jobs", "40", "--speed", "8000", "-o", "json")
+    report = json.loads(done.stdout)
+    assert (report["jobs"], report["finishedExactlyOnce"]) == (40, 40)

@@ -1,0 +1,111 @@
+"""The main path on real processes: submitted, admitted, pods, finished; and two tenants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchq.client import Client
+from tests.e2e.machine import Machine, group, phase, pods_of, until
+
+EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"
+
+HELLO = """
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: hello}
+spec:
+  tasks:
+    - name: main
+      replicas: 2
+      template:
+        command: [sh, -c, 'echo "hello from $BATCHQ_INDEX of $BATCHQ_REPLICAS"']
+        requests: {cpu: 100m}
+"""
+
+
+def test_a_group_is_submitted_admitted_run_and_finished(stack: Machine) -> None:
+    stack.submit(HELLO)
+    with stack.client() as client:
+        [result] = client.wait(["hello"], timeout_s=30)
+        assert (str(result.phase), result.exit_code) == ("Completed", 0)
+        assert group(client, "hello").status.admission == 1
+        assert [pod.status.attempt for pod in pods_of(client, "hello")] == [1, 1]
+        words = [line.text for line in client.logs("hello")]
+        assert words == ["hello from 0 of 2", "hello from 1 of 2"]
+        told = [event.reason for event in client.events(kind="PodGroup", key="default/hello")]
+        # Pods this short may have ended before a session sees them run.
+        assert [word for word in told if word != "Running"][-3:] == [
+            "Admitted",
+            "Bound",
+            "Completed",
+        ]
+
+
+def test_up_finds_what_runs_and_starts_nothing_twice(stack: Machine) -> None:
+    before = stack.batchq("up", "--agents", "2").stdout
+    assert before == stack.batchq("up", "--agents", "2").stdout
+    assert before.count("running") == 4
+
+
+def test_down_and_up_keep_the_data_and_say_what_they_did(machine: Machine) -> None:
+    assert machine.batchq("down").stderr == "Nothing was there to stop\n"
+    machine.up(agents=1)
+    machine.submit(HELLO)
+    with machine.client() as client:
+        client.wait(["hello"], timeout_s=30)
+    assert machine.batchq("down").stdout.count("ended") == 3
+    machine.up()
+    with machine.client() as client:
+        assert phase(client, "hello") == "Completed"
+    kept = machine.batchq("down", "--keep-server").stdout
+    assert [line.split()[1] for line in kept.splitlines()[1:]] == ["running", "ended"]
+
+
+def test_the_second_gang_of_a_tenant_has_no_pods_until_the_first_has_ended(stack: Machine) -> None:
+    stack.submit((EXAMPLES / "two-tenants.yaml").read_text())
+    with stack.client() as client:
+        until(lambda: phase(client, "blue/blue-1") == "Running", what="blue-1 runs")
+        until(lambda: _waits_for_quota(client, "blue/blue-2"), what="blue-2 waits for its quota")
+        assert pods_of(client, "blue/blue-2") == []
+        [blocker] = client.explain("blue/blue-2").blockers
+        numbers = (
+            "needs cpu 400m, and the quota of namespace blue has 100m free (400m of 500m in use)"
+        )
+        assert blocker.message == numbers
+        told = stack.batchq("describe", "blue-2", "-n", "blue").stdout
+        assert numbers in told
+
+        results = client.wait(
+            ["blue/blue-1", "blue/blue-2", "red/red-1", "red/red-2"], timeout_s=60
+        )
+        assert [str(result.phase) for result in results] == ["Completed"] * 4
+        for first, second in (("blue/blue-1", "blue/blue-2"), ("red/red-1", "red/red-2")):
+            ended = max(pod.status.finished_at or 0 for pod in pods_of(client, first))
+            made = min(pod.metadata.creation_timestamp or 0 for pod in pods_of(client, second))
+            assert made >= ended
+
+
+def _waits_for_quota(client: Client, name: str) -> bool:
+    reasons = [str(verdict.reason) for verdict in group(client, name).status.reasons]
+    return phase(client, name) == "Pending" and reasons == ["WaitingForQuota"]
+
+
+def test_a_wrong_configuration_starts_nothing(machine: Machine) -> None:
+    wrong = machine.file("wrong.yaml", "actions: [enqueue, alocate]\n")
+    done = machine.batchq("up", "--config", str(wrong), exits=1)
+    assert done.stderr == (
+        f"error: {wrong}, line 1: actions[1]: there is no action 'alocate';"
+        " did you mean 'allocate'?\n"
+    )
+    assert not machine.home.root.exists()
+
+
+@pytest.mark.parametrize("command", ["scheduler", "worker"])
+def test_a_daemon_that_is_asked_to_end_ends_well(stack: Machine, command: str) -> None:
+    process = stack.start(command, *(["--name", "passing"] if command == "worker" else []))
+    started = "scheduler.starts" if command == "scheduler" else "agent started"
+    until(lambda: started in stack.output_of(process), what=started)
+    process.terminate()
+    assert process.wait(timeout=30) == 0

@@ -1,0 +1,163 @@
+"""The outcome, as `batchq simulate` prints it."""
+
+from __future__ import annotations
+
+import json
+
+from batchq.sim.report import as_json
+from batchq.sim.table import as_table
+from tests.sim.worlds import group, node, of, outcome, queue, timeline
+
+WORLD = (node("n1", "1500m", memory="1Gi"), group("a"), group("b"))
+
+
+def test_every_key_is_there_in_every_cycle() -> None:
+    told = json.loads(as_json(outcome(*WORLD)))
+    assert told["cycles"] == [
+        {
+            "time": 0,
+            "reserved": ["default/a"],
+            "admitted": ["default/a"],
+            "requeued": [],
+            "created": ["default/a-t-0"],
+            "bound": {"default/a-t-0": "n1"},
+            "evicted": [],
+            "pledged": {},
+            "finished": [],
+        },
+        *[
+            {
+                "time": 0,
+                "reserved": [],
+                "admitted": [],
+                "requeued": [],
+                "created": [],
+                "bound": {},
+                "evicted": [],
+                "pledged": {},
+                "finished": [],
+            }
+        ]
+        * 2,
+    ]
+
+
+def test_groups_and_queues_are_told_with_every_key() -> None:
+    told = json.loads(as_json(outcome(*WORLD)))
+    assert told["podgroups"] == {
+        "default/a": {
+            "phase": "Running",
+            "shown": "Running",
+            "position": None,
+            "reasons": [],
+            "checks": {},
+        },
+        "default/b": {
+            "phase": "Pending",
+            "shown": "Pending",
+            "position": 1,
+            "reasons": [
+                {
+                    "reason": "WaitingForResources",
+                    "message": "needs cpu 1, and the cluster has 500m free (1 of 1500m in use)",
+                }
+            ],
+            "checks": {},
+        },
+    }
+    assert told["queues"] == {
+        "default": {
+            "deserved": {"cpu": "1500m", "memory": "0"},
+            "allocated": {"cpu": "1", "memory": "0", "pods": "1"},
+            "reserved": {"cpu": "0", "memory": "0"},
+            "share": 0.666667,
+        }
+    }
+
+
+def test_what_is_reserved_and_not_yet_held_is_told_apart() -> None:
+    told = outcome(
+        node("n1", 2), node("n2", 2), group("a", 1, cpu=3, minResources={"gpu": 0}), cycles=1
+    )
+    stands = told.queues["default"]
+    assert stands.reserved == {"cpu": "3", "pods": "1"}
+    assert stands.allocated == {"cpu": "0"}
+
+
+def test_weights_share_out_what_there_is_where_all_want_it() -> None:
+    came = outcome(
+        node("n1", 6),
+        queue("one", weight=1),
+        queue("two", weight=2),
+        group("a", 9, minMember=1, queue="one"),
+        group("b", 9, minMember=1, queue="two"),
+    )
+    assert {name: item.deserved["cpu"] for name, item in came.queues.items()} == {
+        "default": "0",
+        "one": "2",
+        "two": "4",
+    }
+    assert {name: item.allocated["cpu"] for name, item in came.queues.items()} == {
+        "default": "0",
+        "one": "2",
+        "two": "4",
+    }
+
+
+def test_a_queue_that_holds_and_deserves_nothing_has_an_infinite_share() -> None:
+    came = outcome(node("n1", 1), queue("idle", weight=0), group("a", queue="idle"))
+    assert came.queues["idle"].share == "inf"
+
+
+def test_positions_count_from_one_in_each_queue() -> None:
+    came = outcome(
+        queue("q"), group("a"), group("b"), group("c", queue="q"), group("d", suspend=True)
+    )
+    assert [of(came, name).position for name in "abcd"] == [1, 2, 1, 3]
+
+
+def test_cycles_stops_after_so_many_sessions_with_their_intents_applied() -> None:
+    world = (node("n1", 1), group("a", runtime="5s"))
+    one = outcome(*world, cycles=1)
+    assert len(one.cycles) == 1
+    assert of(one, "a").phase == "InQueue"
+    assert one.queues["default"].allocated["cpu"] == "1"
+    assert len(outcome(*world, cycles=4).cycles) == 4
+
+
+def test_cycles_ends_early_when_nothing_is_due_any_more() -> None:
+    world = (node("n1", 1), group("a", runtime="5s"))
+    assert len(outcome(*world, cycles=500).cycles) == len(outcome(*world).cycles) == 5
+
+
+def test_a_world_that_never_settles_ends_after_a_thousand_sessions() -> None:
+    came = outcome(node("n1", 2), node("n2", 2), group("a", cpu=3))
+    assert len(came.cycles) == 1000
+
+
+def test_a_group_that_nobody_has_looked_at_says_so() -> None:
+    came = outcome(
+        node("n1", 1),
+        group("a"),
+        timeline({"at": "5s", "suspend": "default/a"}, {"at": "6s", "resume": "default/a"}),
+        cycles=4,
+    )
+    assert [reason.reason for reason in of(came, "a").reasons] == ["Suspended"]
+
+
+def test_the_table_tells_the_same_to_people() -> None:
+    assert as_table(outcome(*WORLD)).splitlines() == [
+        "TIME  WHAT     WHO",
+        "0s    InQueue  default/a",
+        "0s    bound    default/a-t-0 to n1",
+        "",
+        "PODGROUP   PHASE    POSITION  REASON",
+        "default/a  Running  -         -",
+        "default/b  Pending  1         WaitingForResources: needs cpu 1, and the cluster has 500m"
+        " free (1 of 1500m in use)",
+        "",
+        "QUEUE    SHARE     ALLOCATED      RESERVED  DESERVED",
+        "default  0.666667  cpu 1, pods 1  -         cpu 1500m",
+        "",
+        "3 sessions, the last at 0s",
+    ]

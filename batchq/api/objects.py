@@ -292,6 +292,8 @@ class PodStatus(Value, frozen=True):
     terminating_at: Instant | None = None
     #: Why it is being stopped or was: a leaving or finish reason.
     reason: str = ""
+    #: Why the attempt before this one was stopped.
+    last_reason: str = ""
     exit_code: int | None = None
     signal: int | None = None
     message: str = ""

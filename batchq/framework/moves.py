@@ -226,6 +226,7 @@ def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
             terminating=False,
             terminating_at=None,
             reason="",
+            last_reason=pod.status.reason or pod.status.last_reason,
             message="",
             exit_code=None,
             signal=None,
@@ -326,8 +327,19 @@ def _new_pod(group: GroupState, ordinal: int) -> Pod:
             termination_grace=template.termination_grace,
             priority=template.priority,
         ),
-        status=PodStatus(group_uid=group.uid, admission=group.status.admission),
+        status=PodStatus(
+            group_uid=group.uid,
+            admission=group.status.admission,
+            last_reason=_left_because(group),
+        ),
     )
+
+
+def _left_because(group: GroupState) -> str:
+    """Why the group lost its former admission; a pod that starts over may want to know."""
+    if group.status.admission < 2:
+        return ""
+    return next((one.reason for one in group.status.conditions if one.type == "Evicted"), "")
 
 
 def _pod_name(pod: Pod) -> str:

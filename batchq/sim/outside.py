@@ -61,8 +61,7 @@ class Outside:
             self._do(step.deed)
         except BatchqError as problem:
             raise InvalidInput(
-                f"{step.where}: {type(step.deed).__name__} at {step.after_ms // 1000}s:"
-                f" {problem.message}",
+                f"{step.where}: {_verb(step.deed)} at {step.after_ms // 1000}s: {problem.message}",
                 hint=problem.hint,
             ) from None
 
@@ -155,3 +154,9 @@ class Outside:
 
     def _now_ms(self) -> int:
         return self._clock.now_ms()
+
+
+def _verb(deed: Deed) -> str:
+    """As it is written in a Timeline: `failNode`."""
+    name = type(deed).__name__
+    return name[0].lower() + name[1:]

@@ -3,7 +3,8 @@
 A pod learns why it is being stopped from the file named in BATCHQ_STOP_FILE: nobody can change
 the environment of a process that runs already. The file does not exist while the pod may go on;
 once it does, it holds one reason word (`Preempted`, `WalltimeExceeded` ...), and it is written
-before SIGTERM is sent.
+before SIGTERM is sent. The next attempt finds the same word in BATCHQ_STOP_REASON, which is empty
+in a first one: by that a job knows whether to look for a checkpoint.
 """
 
 from __future__ import annotations
@@ -60,5 +61,6 @@ def pod_environment(
         "BATCHQ_NODE": pod.status.node,
         "BATCHQ_QUEUE": group.spec.queue,
         "BATCHQ_STOP_FILE": str(stop_file),
+        "BATCHQ_STOP_REASON": pod.status.last_reason,
     }
     return environment

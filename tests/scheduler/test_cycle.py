@@ -268,3 +268,28 @@ def _node(stack: Stack, name: str) -> Node:
     found = stack.store.get("Node", name)
     assert isinstance(found, Node)
     return found
+
+
+def test_a_pod_of_the_next_attempt_is_told_why_the_last_one_was_stopped(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g"))
+    stack.until_idle()
+    stack.start_pods()
+    stack.end_pods(PodPhase.EVICTED, reason="NodeLost")
+    stack.until_idle()
+    (pod,) = stack.pods(PodPhase.BOUND)
+    assert (pod.status.attempt, pod.status.last_reason) == (2, "NodeLost")
+
+
+def test_a_pod_of_the_next_admission_is_told_why_the_group_had_to_leave(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g"))
+    stack.until_idle()
+    stack.start_pods()
+    stack.commit(changes.suspend(stack.store, "default/g", now_ms=0))
+    stack.until_idle()
+    stack.end_pods(PodPhase.EVICTED, reason="Suspended")
+    stack.commit(changes.resume(stack.store, "default/g", now_ms=0))
+    stack.until_idle()
+    (pod,) = stack.pods(PodPhase.BOUND)
+    assert (pod.status.admission, pod.status.last_reason) == (2, "Suspended")

@@ -64,7 +64,11 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
     "a step about no node": ([timeline({"at": 0, "failNode": "n9"})], "there is no Node n9"),
     "a step about no pod": ([timeline({"at": 0, "finishPod": "x"})], "there is no Pod default/x"),
     "a step about a waiting pod": (
-        [group("a", status={"phase": "InQueue"}), pod("x", "a"), timeline({"at": 0, "failPod": "x"})],
+        [
+            group("a", status={"phase": "InQueue"}),
+            pod("x", "a"),
+            timeline({"at": 0, "failPod": "x"}),
+        ],
         "Pod default/x is Pending at that moment",
     ),
     "a step about no group": ([timeline({"at": 0, "suspend": "x"})], "default/x does not exist"),
@@ -86,7 +90,7 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
             group("a", priorityClassName="high"),
             timeline({"at": 0, "delete": "PriorityClass/high"}),
         ],
-        "is still named by 1 unfinished pod groups",
+        "is still named by 1 unfinished pod group",
     ),
     "a gate added later": (
         [
@@ -109,7 +113,7 @@ def test_refused(name: str) -> None:
 
 def test_a_step_that_cannot_be_done_is_named_with_its_line_and_time() -> None:
     sentence = refusal(node("n1"), timeline({"at": "90s", "recoverNode": "n2"}))
-    assert sentence == "world, line 14: RecoverNode at 90s: there is no Node n2"
+    assert sentence == "world, line 15: recoverNode at 90s: there is no Node n2"
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "a: [", "just words", "- 1", "\tx: 1"])

@@ -267,9 +267,7 @@ def test_a_suspended_group_gives_everything_back_and_comes_again() -> None:
         timeline({"at": "10s", "suspend": "default/a"}, {"at": "60s", "resume": "default/a"}),
     )
     assert requeued(came) == [(10, [("default/a", "Suspended")])]
-    assert evicted(came) == [
-        (10, [("default/a-t-0", "Suspended"), ("default/a-t-1", "Suspended")])
-    ]
+    assert evicted(came) == [(10, [("default/a-t-0", "Suspended"), ("default/a-t-1", "Suspended")])]
     assert admitted(came) == [(0, ["default/a"]), (60, ["default/a"])]
     assert finished(came) == [(160, ["default/a"])]
 
@@ -374,4 +372,6 @@ def test_a_gang_of_two_tasks_gets_each_tasks_least_first() -> None:
         node("n1", 3),
         group("a", minMember=3, tasks=[task("server", 4, 0), task("client", 4, 2)]),
     )
-    assert created(came) == [(0, ["default/a-server-0", "default/a-client-0", "default/a-client-1"])]
+    assert created(came) == [
+        (0, ["default/a-server-0", "default/a-client-0", "default/a-client-1"])
+    ]

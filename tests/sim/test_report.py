@@ -135,14 +135,22 @@ def test_a_world_that_never_settles_ends_after_a_thousand_sessions() -> None:
     assert len(came.cycles) == 1000
 
 
-def test_a_group_that_nobody_has_looked_at_says_so() -> None:
+def test_a_group_that_has_just_come_back_says_why_it_stays() -> None:
     came = outcome(
-        node("n1", 1),
-        group("a"),
-        timeline({"at": "5s", "suspend": "default/a"}, {"at": "6s", "resume": "default/a"}),
-        cycles=4,
+        node("n1", 1), group("a"), timeline({"at": "5s", "suspend": "default/a"}), cycles=4
     )
     assert [reason.reason for reason in of(came, "a").reasons] == ["Suspended"]
+
+
+def test_a_group_that_no_session_has_looked_at_since_says_so() -> None:
+    came = outcome(
+        node("n1", 1),
+        node("n2", 1),
+        group("a", cpu=2),
+        config="{backoffFirst: 1ms}",
+        cycles=2,
+    )
+    assert [reason.reason for reason in of(came, "a").reasons] == ["BackingOff"]
 
 
 def test_the_table_tells_the_same_to_people() -> None:
@@ -153,8 +161,10 @@ def test_the_table_tells_the_same_to_people() -> None:
         "",
         "PODGROUP   PHASE    POSITION  REASON",
         "default/a  Running  -         -",
-        "default/b  Pending  1         WaitingForResources: needs cpu 1, and the cluster has 500m"
-        " free (1 of 1500m in use)",
+        (
+            "default/b  Pending  1         WaitingForResources: needs cpu 1, and the cluster has 500m"
+            " free (1 of 1500m in use)"
+        ),
         "",
         "QUEUE    SHARE     ALLOCATED      RESERVED  DESERVED",
         "default  0.666667  cpu 1, pods 1  -         cpu 1500m",

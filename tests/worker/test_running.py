@@ -58,6 +58,7 @@ def test_a_pod_knows_who_it_is_and_nothing_of_the_server(stage: Stage) -> None:
         "BATCHQ_ATTEMPT": "1",
         "BATCHQ_NODE": "n1",
         "BATCHQ_QUEUE": "default",
+        "BATCHQ_STOP_REASON": "",
     }
     assert stop_file == str(stage.home / "run" / "n1" / "g1-1-0-1.stop")
     assert environment["MINE"] == "1"

@@ -1,0 +1,129 @@
+"""`batchq simulate`: what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WORLD = """
+apiVersion: batchq/v1
+kind: Node
+metadata: {name: n1}
+spec: {resources: {cpu: 2}}
+---
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: a}
+spec:
+  tasks:
+    - {name: t, replicas: 2, template: {requests: {cpu: 1}, annotations: {batchq/runtime: 30s}}}
+---
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: never}
+spec: {tasks: [{name: t, template: {requests: {cpu: 3}}}]}
+"""
+
+
+def simulate(
+    *arguments: str, stdin: str = "", hash_seed: str = "0"
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchq.cli", "simulate", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", "PYTHONHASHSEED": hash_seed},
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    path = tmp_path / "world.yaml"
+    path.write_text(WORLD)
+    return path
+
+
+def test_it_ends_with_0_whatever_waits(world: Path) -> None:
+    done = simulate(str(world), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert sorted(told) == ["cycles", "podgroups", "queues"]
+    assert told["podgroups"]["default/a"]["phase"] == "Completed"
+    assert told["podgroups"]["default/never"]["reasons"][0]["reason"] == "ExceedsMaxQuota"
+
+
+def test_it_reads_standard_input_and_prints_a_table() -> None:
+    done = simulate("-", stdin=WORLD)
+    assert done.returncode == 0
+    assert "default/a-t-0 to n1" in done.stdout
+    assert "5 sessions, the last at 30s" in done.stdout
+
+
+def test_it_stops_after_so_many_cycles(world: Path) -> None:
+    done = simulate(str(world), "--cycles", "2", "-o", "json")
+    assert [cycle["time"] for cycle in json.loads(done.stdout)["cycles"]] == [0, 0]
+
+
+def test_it_goes_by_the_given_configuration(world: Path, tmp_path: Path) -> None:
+    config = tmp_path / "scheduler.yaml"
+    config.write_text("actions: [enqueue]\n")
+    done = simulate(str(world), "--config", str(config), "--cycles", "2", "-o", "json")
+    told = json.loads(done.stdout)
+    assert told["podgroups"]["default/a"]["phase"] == "InQueue"
+    assert [cycle["bound"] for cycle in told["cycles"]] == [{}, {}]
+
+
+def test_a_world_without_end_is_said_to_be_stopped() -> None:
+    world = WORLD.replace("cpu: 2}}", "cpu: 1}}").replace("cpu: 3}", "cpu: 1500m}")
+    more = "\n---\napiVersion: batchq/v1\nkind: Node\nmetadata: {name: n2}\n"
+    done = simulate("-", "-o", "json", stdin=f"{world}{more}spec: {{resources: {{cpu: 1}}}}\n")
+    assert done.returncode == 0
+    assert done.stderr == "stopped after 1000 sessions, though more was due\n"
+    assert len(json.loads(done.stdout)["cycles"]) == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "says"),
+    [
+        (["-"], "a: [", 1, "this is not YAML"),
+        (["-"], WORLD.replace("tasks", "taks", 1), 1, "did you mean 'tasks'"),
+        (["no-such-file.yaml"], "", 1, "the world cannot be read"),
+        (["-", "--config", "no-such-file.yaml"], WORLD, 1, "the configuration cannot be read"),
+        (["-", "--cycles", "many"], WORLD, 2, "--cycles"),
+        (["-", "--cycles", "-1"], WORLD, 2, "--cycles"),
+        (["-", "--cycle"], WORLD, 2, "--cycle"),
+        (["-", "-o", "xml"], WORLD, 2, "xml"),
+        ([], WORLD, 2, "WORLD"),
+    ],
+)
+def test_what_is_wrong_is_said_on_stderr_alone(
+    arguments: list[str], stdin: str, code: int, says: str
+) -> None:
+    done = simulate(*arguments, stdin=stdin)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_hash_seed_gives_the_same_bytes() -> None:
+    examples = ROOT / "conf" / "examples"
+    nodes = "".join(
+        f"\n---\napiVersion: batchq/v1\nkind: Node\nmetadata: {{name: n{number}}}\n"
+        f"spec: {{resources: {{cpu: {number}, memory: 2Gi}}}}\n"
+        for number in (1, 2, 3)
+    )
+    text = "\n---\n".join(path.read_text() for path in sorted(examples.glob("*.yaml"))) + nodes
+    told = {
+        simulate("-", "-o", "json", stdin=text, hash_seed=seed).stdout for seed in ("0", "1", "42")
+    }
+    (only,) = told
+    assert len(json.loads(only)["podgroups"]) == 7

@@ -10,14 +10,17 @@ and only as far as the limits allow what the reservation did not promise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterator
 
-from batchq.api.lifecycle import PodPhase
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
-from batchq.framework.growth import may_grow
-from batchq.framework.moves import bind, create_pods, shape_at
-from batchq.framework.placement import explain_no_node, find_node
-from batchq.framework.session import Session
+from batchq.api.reasons import Verdict
+from batchq.framework.growth import over_limit_with
+from batchq.framework.moves import bind, create_pods, pod_of, shape_at
+from batchq.framework.placement import explain_no_node, find_node, tasks_in_order
+from batchq.framework.session import Key, Session
 from batchq.framework.state import GroupState, TaskShape, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import beyond
@@ -30,52 +33,56 @@ class Allocate:
 
     def execute(self, session: Session) -> None:
         waiting = _by_queue(session)
-        _place_gangs(session, {name: list(groups) for name, groups in waiting.items()})
+        _place_gangs(session, {name: deque(groups) for name, groups in waiting.items()})
         _place_extras(session, waiting)
 
 
 def _by_queue(session: Session) -> dict[str, list[GroupState]]:
+    """Admitted groups by queue, in order; without a queueOrder plugin, all in one line."""
     queues: dict[str, list[GroupState]] = {}
     for group in session.groups.values():
         if is_admitted(group) and group.queue in session.queues:
-            queues.setdefault(group.queue, []).append(group)
+            name = group.queue if session.points["queueOrder"] else ""
+            queues.setdefault(name, []).append(group)
     for groups in queues.values():
         groups.sort(key=session.group_key)
     return queues
 
 
-def _lowest_share(session: Session, names: Iterator[str]) -> str:
+def _lowest_share(session: Session, names: Collection[str]) -> str:
+    if len(names) == 1:
+        return next(iter(names))
     return min(names, key=lambda name: session.queue_key(session.queues[name]))
 
 
 # --- Gangs ----------------------------------------------------------------------------------
 
 
-def _place_gangs(session: Session, queues: dict[str, list[GroupState]]) -> None:
+def _place_gangs(session: Session, queues: dict[str, deque[GroupState]]) -> None:
     while queues:
-        name = _lowest_share(session, iter(queues))
+        name = _lowest_share(session, queues)
         groups = queues[name]
         if not groups:
             del queues[name]
             continue
-        group = groups.pop(0)
+        group = groups.popleft()
         if not session.group_ready(group) and _pending(session, group):
             _place_gang(session, group)
 
 
 def _place_gang(session: Session, group: GroupState) -> None:
     with session.statement() as statement:
-        refused = _bind_until_ready(session, statement, group)
+        refusals = _bind_until_ready(session, statement, group)
         if session.group_ready(group):
             statement.commit()
             return
-        session.refuse(group, [explain_no_node(session, shape) for shape in refused])
+        session.refuse(group, refusals)
         if _has_waited_long(session, group):
             statement.hold()
 
 
-def _bind_until_ready(session: Session, statement: Statement, group: GroupState) -> list[TaskShape]:
-    """Bind what fits until the group is ready; the shapes that no node took."""
+def _bind_until_ready(session: Session, statement: Statement, group: GroupState) -> list[Verdict]:
+    """Bind what fits until the group is ready; else what nodes and limits say against the rest."""
     refused: list[TaskShape] = []
     for pod in _least_first(session, group):
         shape = group.shape_of(pod)
@@ -85,12 +92,12 @@ def _bind_until_ready(session: Session, statement: Statement, group: GroupState)
         if node is None:
             refused.append(shape)
             continue
-        if not may_grow(session, group, shape):
-            break
+        if over := over_limit_with(session, group, shape):
+            return over
         bind(statement, group, pod, node.name)
         if session.group_ready(group):
             break
-    return refused
+    return [explain_no_node(session, shape) for shape in refused]
 
 
 def _least_first(session: Session, group: GroupState) -> list[Pod]:
@@ -110,55 +117,72 @@ def _least_first(session: Session, group: GroupState) -> list[Pod]:
 
 def _pending(session: Session, group: GroupState) -> list[Pod]:
     """Its pods without a node, by priority, task, index."""
-    places = {shape.task.name: place for place, shape in enumerate(group.tasks)}
     pods = [pod for pod in group.current() if pod.status.phase == PodPhase.PENDING]
-
-    def order(pod: Pod) -> tuple[object, ...]:
-        keys = tuple(entry.function(session, group, pod) for entry in session.points["podOrder"])
-        return (*keys, places[pod.spec.task], pod.spec.index)
-
-    return sorted(pods, key=order)
+    return sorted(pods, key=lambda pod: session.pod_key(group, pod))
 
 
 def _has_waited_long(session: Session, group: GroupState) -> bool:
     since = group.status.in_queue_at
     half = session.settings.in_queue_timeout_ms // 2
-    return since is not None and session.now_ms - since > half
+    if group.phase != PodGroupPhase.IN_QUEUE or since is None:
+        return False
+    return session.now_ms - since > half
 
 
 # --- Pods beyond minMember ------------------------------------------------------------------
 
 
+class _Turn:
+    """What is left of one group to be tried in this session; owned by `_place_extras`."""
+
+    def __init__(self, session: Session, group: GroupState) -> None:
+        self.group = group
+        self.extras = _extras(session, group)
+        #: Tasks whose pods no node or no limit takes; neither gets better within a session.
+        self.refused: set[str] = set()
+
+
 def _place_extras(session: Session, queues: dict[str, list[GroupState]]) -> None:
     """One pod at a time to the queue with the lowest share, its groups in turns."""
     turns = {
-        name: [(group, _extras(session, group)) for group in groups if session.group_ready(group)]
+        name: deque(_Turn(session, group) for group in groups if session.group_ready(group))
         for name, groups in queues.items()
     }
     while turns := {name: line for name, line in turns.items() if line}:
-        name = _lowest_share(session, iter(turns))
-        group, extras = turns[name].pop(0)
-        if _place_next(session, group, extras):
-            turns[name].append((group, extras))
+        name = _lowest_share(session, turns)
+        turn = turns[name].popleft()
+        if _place_next(session, turn):
+            turns[name].append(turn)
 
 
 def _extras(session: Session, group: GroupState) -> Iterator[Pod | int]:
-    """Pods without a node, then the ordinals of pods that do not exist yet."""
-    yield from _pending(session, group)
-    yield from beyond(group)
+    """Pods without a node, and the ordinals of those that do not exist yet, in pods' order."""
+    pending = ((session.pod_key(group, pod), pod) for pod in _pending(session, group))
+    for _, extra in heapq.merge(pending, _unborn(session, group), key=lambda pair: pair[0]):
+        yield extra
 
 
-def _place_next(session: Session, group: GroupState, extras: Iterator[Pod | int]) -> bool:
+def _unborn(session: Session, group: GroupState) -> Iterator[tuple[Key, Pod | int]]:
+    for shape in tasks_in_order(session, group):
+        # The pods of a task differ by their index alone.
+        *head, _ = session.pod_key(group, pod_of(group, shape.first))
+        for ordinal in beyond(group, shape):
+            yield (*head, ordinal - shape.first), ordinal
+
+
+def _place_next(session: Session, turn: _Turn) -> bool:
     """Place the group's next pod that fits; False when it has none."""
-    for extra in extras:
-        if all(find_node(session, shape) is None for shape in group.tasks):
-            return False
+    group = turn.group
+    for extra in turn.extras:
         shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
-        node = find_node(session, shape)
-        if node is None:
+        if shape.task.name in turn.refused:
             continue
-        if not may_grow(session, group, shape):
-            return False
+        node = find_node(session, shape)
+        if node is None or over_limit_with(session, group, shape):
+            turn.refused.add(shape.task.name)
+            if all(one.task.name in turn.refused for one in group.tasks if one.task.replicas):
+                return False
+            continue
         with session.statement() as statement:
             pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
             bind(statement, group, pod, node.name)

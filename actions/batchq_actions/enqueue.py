@@ -13,6 +13,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, smaller
 from batchq.api.transaction import queue_scope
+from batchq.framework.ledger import ROOT, title_of
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
@@ -58,7 +59,9 @@ def _serve_queues(session: Session) -> None:
         if group is None:
             del lines[name]
         elif _try(session, group):
-            keys[name] = session.queue_key(session.queues[name])
+            # Who asks for more than it reserves may change what every queue deserves.
+            moved = lines if session.deserved is None else (name,)
+            keys.update((one, session.queue_key(session.queues[one])) for one in moved)
         elif _blocks(session, group):
             _wait_behind(session, list(lines.pop(name)))
             _set_aside(session, group)
@@ -71,6 +74,7 @@ def _serve_one_line(session: Session) -> None:
     for group in line:
         if not _try(session, group) and _blocks(session, group):
             _wait_behind(session, list(line))
+            _set_aside(session, group)
             return
 
 
@@ -107,12 +111,18 @@ def _set_aside(session: Session, head: GroupState) -> None:
     Otherwise small groups of other queues, admitted one by one, keep a large head from ever
     finding enough room at once.
     """
-    if any(
-        verdict.reason != Waiting.WAITING_FOR_RESOURCES for verdict in session.refusals[head.uid]
-    ):
+    if not any(_is_shared(verdict) for verdict in session.refusals[head.uid]):
         return
     queue = session.queues[head.queue]
     session.ledger.aside[queue.name] = smaller(head.reservation, _undershoot(session, queue))
+
+
+def _is_shared(verdict: Verdict) -> bool:
+    """Whether what refuses is shared with other queues: the cluster, or the root queue."""
+    return verdict.in_line and (
+        verdict.reason == Waiting.WAITING_FOR_RESOURCES
+        or verdict.subject == title_of(queue_scope(ROOT))
+    )
 
 
 def _undershoot(session: Session, queue: QueueState) -> Amounts:

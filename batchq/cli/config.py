@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(epilog=examples("batchq config check conf/scheduler.yaml", "batchq config print"))
 def config() -> None:
     """Check and print the scheduler's configuration."""
 

@@ -18,7 +18,7 @@ def down(shared: Globals, keep_server: bool) -> None:
     """
     from batchq.cli.stackview import show
     from batchq.daemon import stack
-    from batchq.daemon.paths import find_home
+    from batchq.paths import find_home
 
     report = stack.down(
         find_home(), keep_server=keep_server, say=lambda text: click.echo(text, err=True)

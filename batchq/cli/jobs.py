@@ -56,7 +56,8 @@ def jobs(
         overview = client.overview()
     space = "" if all_namespaces else namespace
     views = overview.groups(namespace=space, queue=queue, phases=_known(phases))
-    views.sort(key=lambda view: (view.created_at, view.key))
+    # Uids rise: they tell which of two groups of one millisecond came first.
+    views.sort(key=lambda view: (view.created_at, view.uid))
     match output:
         case "json" | "yaml":
             rows = [row_of(view) for view in views]

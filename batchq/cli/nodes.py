@@ -70,7 +70,7 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
             left = client.wait_until_empty(name, timeout_s=seconds_of(timeout))
     if left:
         raise WaitTimedOut(
-            f"Node {name} still runs {left} pods after {timeout}",
+            f"Node {name} still runs {left} {'pod' if left == 1 else 'pods'} after {timeout}",
             hint="it stays cordoned; drain it again to wait on, or cancel the groups",
         )
     click.echo(f"node {name} drained")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from batchq.api.manifest import encode
-from batchq.api.objects import API_VERSION, NAMESPACED, Object, full_name, kind_of
+from batchq.api.objects import API_VERSION, Object, full_name, kind_of
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
@@ -106,11 +106,6 @@ def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -
 def reference(item: Object) -> str:
     """`podgroup default/train`, `queue a`: an object in what a command did."""
     return f"{kind_of(item).lower()} {full_name(item)}"
-
-
-def spaced(titles: Sequence[str], kind: str, *, all_namespaces: bool) -> bool:
-    """Whether a list of this kind shows namespaces."""
-    return all_namespaces and kind in NAMESPACED and "NAMESPACE" not in titles
 
 
 def show_fields(fields: Iterable[tuple[str, str]]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.options import Globals, examples, pass_globals
-from batchq.cli.trouble import Interrupted
+from batchq.cli.trouble import Interrupted, on_interrupt
 
 if TYPE_CHECKING:
     from batchq.replaying.groups import Plan
@@ -76,14 +76,15 @@ def replay(
     """
     from batchq.client import Client
     from batchq.daemon import stack
-    from batchq.daemon.paths import find_home, resolve_url
+    from batchq.paths import find_home, resolve_url
     from batchq.replaying.groups import Plan
     from batchq.replaying.live import LiveReplay
     from batchq.traces import read_swf
 
     log = read_swf(trace, processors=procs, most=jobs)
     home = find_home()
-    stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
+    with on_interrupt("interrupted while the stack started; what was started is stopped again"):
+        stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
     name = f"replay-{secrets.token_hex(3)}"
     plan = Plan(
         name=name,

@@ -13,8 +13,8 @@ from batchq.cli.values import as_duration, seconds_of
 
 if TYPE_CHECKING:
     from batchq.cli.runplan import RunPlan
-    from batchq.daemon.paths import Home
     from batchq.daemon.stack import StackReport
+    from batchq.paths import Home
 
 
 @click.command(
@@ -54,7 +54,7 @@ def run(
     """
     from batchq.cli.runplan import read_plan, refuse_unless_single
     from batchq.daemon import stack
-    from batchq.daemon.paths import find_home
+    from batchq.paths import find_home
 
     plan = read_plan(file)
     if exit_code:

@@ -15,8 +15,8 @@ from batchq.cli.runview import PodOutput, display, has_ended, short
 from batchq.cli.trouble import Interrupted
 from batchq.client import Client
 from batchq.client.overview import GroupView
-from batchq.daemon.paths import Home
 from batchq.errors import InvalidInput, NotFound, WaitTimedOut
+from batchq.paths import Home
 
 #: Between two looks.
 _LOOK_S = 0.2

@@ -5,6 +5,7 @@ Functions of what was seen; nothing here asks the server.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,7 +38,8 @@ class Display(Protocol):
 
 def display(stream: TextIO, *, color: bool) -> AbstractContextManager[Display]:
     """Bars where `stream` is a terminal, else lines."""
-    return _bars(stream, color=color) if stream.isatty() else _lines(stream)
+    lively = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return _bars(stream, color=color) if lively else _lines(stream)
 
 
 # --- one group ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def simulate(world: str, config: Path | None, cycles: int | None, output: str) -
 def _read(world: str) -> tuple[bytes, str]:
     """The file's content, and what messages call it."""
     if world == "-":
-        return click.get_binary_stream("stdin").read(), "standard input"
+        return sys.stdin.buffer.read(), "standard input"
     try:
         return Path(world).read_bytes(), world
     except OSError as error:

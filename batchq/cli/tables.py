@@ -61,7 +61,8 @@ def where_or_why(view: GroupView) -> str:
     pods = view.pods
     if view.phase in TERMINAL:
         ending = f"{view.reason}: {view.message}" if view.message else view.reason
-        stopping = f"{pods.stopping} pods are still stopping" if pods.stopping else ""
+        still = "1 pod is" if pods.stopping == 1 else f"{pods.stopping} pods are"
+        stopping = f"{still} still stopping" if pods.stopping else ""
         return "; ".join(part for part in (ending, stopping) if part)
     why = why_waiting(view)
     if view.phase == PodGroupPhase.PENDING:

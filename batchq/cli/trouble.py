@@ -80,7 +80,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
     words = list(arguments)
     if "--" in words:
         words = words[: words.index("--")]
-    pairs = zip(words, [*words[1:], ""], strict=True)
+    pairs = zip(words, [*words[1:], ""], strict=False)
     return any(
         word in ("-ojson", "--output=json") or (word in ("-o", "--output") and following == "json")
         for word, following in pairs

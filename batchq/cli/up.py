@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from batchq.cli.options import Globals, examples, pass_globals
+from batchq.cli.trouble import on_interrupt
 
 
 @click.command(
@@ -56,15 +57,19 @@ def up(
     from batchq.cli.config import checked_config
     from batchq.cli.stackview import show
     from batchq.daemon import stack
-    from batchq.daemon.paths import find_home
+    from batchq.paths import find_home
 
     checked_config(config)
     home = find_home()
     options = stack.UpOptions(
         url=shared.redis_url, agents=agents, resources=resources, config=config, port=port
     )
-    report = stack.up(home, options, say=_say)
+    with on_interrupt("interrupted; what was started is stopped again"):
+        report = stack.up(home, options, say=_say)
     show(report, color=shared.color)
+    found = any(part.name == "scheduler" and part.state == "running" for part in report.parts)
+    if config is not None and found:
+        _say("The scheduler was running already: --config counts after `batchq down`")
     if foreground:
         _say("Ctrl-C stops it all")
         show(stack.hold(home, report, say=_say), color=shared.color)

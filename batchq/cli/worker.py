@@ -97,7 +97,7 @@ def worker(
     stopped after it. A second one stops it at once.
     """
     from batchq.daemon import logs
-    from batchq.daemon.paths import find_home, resolve_url
+    from batchq.paths import find_home, resolve_url
     from batchq.worker.agent import Agent, AgentSettings
     from batchq.worker.detect import parse_resources
 

@@ -40,7 +40,7 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.api.transaction import Event, Ledger, Transaction, Word, namespace_scope
+from batchq.api.transaction import Event, Ledger, Transaction, Word
 from batchq.changes.lookup import find, instead
 from batchq.client.groups import Quantity, Request, amounts_of, group_of, with_working_dir
 from batchq.client.requests import Applied, Effect, Plan, plan
@@ -72,7 +72,7 @@ class Client:
         `store` stands in for a connection; it is left open at the end.
         Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
         """
-        from batchq.daemon.ids import RandomIds
+        from batchq.ids import RandomIds
 
         self._ids = RandomIds()
         self._owned = store is None
@@ -330,10 +330,6 @@ class Client:
         """What is charged, by scope: `cluster`, `queue:<name>`, `ns:<namespace>`, `node:<name>`."""
         return self._store.ledger()
 
-    def check_writable(self) -> None:
-        """Raise StoreUnavailable if the server does not take writes."""
-        self._store.check_server()
-
     # --- nodes and quotas -------------------------------------------------------------------
 
     def nodes(self) -> Sequence[Node]:
@@ -384,10 +380,6 @@ class Client:
                 self._store, namespace, amounts, now_ms=now, uid=self._ids.new_uid()
             )
         )
-
-    def used(self, namespace: str) -> dict[str, int]:
-        """What a namespace's groups are charged now."""
-        return self._store.ledger().get(namespace_scope(namespace), {})
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -472,7 +464,7 @@ def key_named(name: str, namespace: str = DEFAULT) -> str:
 
 
 def _connect(url: str | None) -> RedisStore:
-    from batchq.daemon.paths import default_url, find_home, resolve_url
+    from batchq.paths import default_url, find_home, resolve_url
     from batchq.store.connect import open_store
 
     home = find_home()

@@ -85,6 +85,7 @@ class GroupView(Struct, frozen=True, kw_only=True):
     #: How it ended, or why it was last sent back: reason and sentence.
     reason: str
     message: str
+    uid: str = ""
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -117,7 +118,7 @@ class Overview:
     def __init__(self, snapshot: Snapshot, now_ms: int) -> None:
         self.at = now_ms
         self._session: Session = assemble(SchedulerConfig()).open(snapshot, now_ms)
-        self._lines: dict[str, list[str]] = {}
+        self._places: dict[str, dict[str, int]] = {}
 
     def groups(
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
@@ -138,8 +139,7 @@ class Overview:
         if group is None:
             return None
         view = self._view(group)
-        line = self._line(group.queue)
-        ahead = tuple(line[: view.position - 1]) if view.position is not None else ()
+        ahead = tuple(self._line(group.queue))[: (view.position or 1) - 1]
         return Explanation(group=view, ahead=ahead)
 
     def queues(self) -> list[QueueView]:
@@ -188,24 +188,25 @@ class Overview:
             finished_at=status.finished_at,
             reason=reason,
             message=message,
+            uid=group.uid,
         )
 
     def _position(self, group: GroupState) -> int | None:
-        if group.phase != PodGroupPhase.PENDING or group.queue not in self._session.queues:
+        if group.phase != PodGroupPhase.PENDING:
             return None
-        line = self._line(group.queue)
-        return line.index(group.key) + 1 if group.key in line else None
+        return self._line(group.queue).get(group.key)
 
-    def _line(self, queue: str) -> list[str]:
-        """The keys of a queue's groups that stand in line, in its order."""
-        if queue not in self._lines:
+    def _line(self, queue: str) -> dict[str, int]:
+        """A queue's groups that stand in line, by key, each with its place from 1, in order."""
+        if queue not in self._places:
             state = self._session.queues.get(queue)
-            self._lines[queue] = [
+            keys = [
                 group.key
                 for group in (state.line if state else ())
                 if _in_line(blockers(self._session, group))
             ]
-        return self._lines[queue]
+            self._places[queue] = {key: place for place, key in enumerate(keys, start=1)}
+        return self._places[queue]
 
     def _blockers(self, group: GroupState) -> tuple[Blocker, ...]:
         if group.phase in TERMINAL:

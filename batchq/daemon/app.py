@@ -22,16 +22,15 @@ from batchq.assembly import assemble
 from batchq.config.load import load_config
 from batchq.config.model import SchedulerConfig
 from batchq.daemon import leader
-from batchq.daemon.clock import StoreClock
 from batchq.daemon.ending import OWN_MISTAKE, Ending
-from batchq.daemon.ids import RandomIds
 from batchq.daemon.leader import Leadership
 from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, TurnReport
 from batchq.daemon.outage import Backoff, Outage
-from batchq.daemon.paths import find_home, resolve_url
 from batchq.daemon.service import Services
 from batchq.daemon.watcher import watcher
 from batchq.errors import StoreUnavailable
+from batchq.ids import RandomIds
+from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.connect import open_store, shown
@@ -71,7 +70,7 @@ def run_scheduler(options: SchedulerOptions) -> int:
     if store is None:
         return 0
     try:
-        cycle = Cycle(store, scheduler, StoreClock(store), RandomIds())
+        cycle = Cycle(store, scheduler, store, RandomIds())
         _log.info("scheduler.starts", server=shown(url), actions=config.actions)
         return _serve(store, cycle, config, ending, lease_ms=options.lease_ms)
     finally:
@@ -94,9 +93,7 @@ def _serve(
         elected=lambda: loop.wake(),
     )
     relay = Relay(store)
-    turn = LeaderTurn(
-        store, cycle, relay, clock=StoreClock(store), epoch=leadership.epoch, ids=RandomIds()
-    )
+    turn = LeaderTurn(store, cycle, relay, clock=store, epoch=leadership.epoch, ids=RandomIds())
     loop = Loop(turn, settings=settings, outage=outage, crashed=_crash(ending))
     changes = watcher(
         store,

@@ -23,9 +23,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchq.daemon import locks, processes
-from batchq.daemon.paths import URL_VARIABLE, Home, default_url
 from batchq.daemon.processes import Fate, Record
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
+from batchq.paths import URL_VARIABLE, Home, default_url
 
 OLDEST_VERSION = (6, 2)
 

@@ -23,15 +23,15 @@ from msgspec import Struct
 from batchq.config.load import load_config
 from batchq.daemon import embedded, locks, processes, shares
 from batchq.daemon.ending import Ending
-from batchq.daemon.paths import (
+from batchq.daemon.processes import Fate, Record
+from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
+from batchq.paths import (
     HOME_VARIABLE,
     URL_VARIABLE,
     Home,
     default_url,
     resolve_url,
 )
-from batchq.daemon.processes import Fate, Record
-from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
 from batchq.store.connect import open_store, shown
 from batchq.store.redis import RedisStore
 from batchq.worker.detect import detect_resources, parse_resources
@@ -325,9 +325,9 @@ def _check(options: UpOptions) -> None:
 def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Part:
     if embedded.running_server(home) is None:
         say("Starting the embedded server")
-    server = embedded.ensure_server(home, port=options.port)
-    if server.started:
+        # Before the start: Ctrl-C may come in the middle of it.
         undo.callback(embedded.stop_server, home)
+    server = embedded.ensure_server(home, port=options.port)
     return Part(
         name="server",
         state=State.STARTED if server.started else State.RUNNING,

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from batchq.daemon import processes
-from batchq.daemon.paths import HOME_VARIABLE, URL_VARIABLE, Home
 from batchq.daemon.processes import Record
 from batchq.errors import BatchqError
+from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home
 
 #: They are asked to end when their pods have ended or are of no interest any more.
 ENDS_WITHIN_S = 15.0

@@ -16,17 +16,20 @@ class DependencyState(Enum):
     NEVER = "never"
 
 
-def dependency_state(dependency: Dependency, groups: Mapping[str, GroupState]) -> DependencyState:
-    """Judge one dependency by the group that it was bound to at submission.
+def dependency_state(
+    group: GroupState, dependency: Dependency, groups: Mapping[str, GroupState]
+) -> DependencyState:
+    """Judge one dependency of `group` by the group that it was bound to at submission.
 
-    A group that is gone has ended: that meets `any`, and can never meet `ok` or `failed`. One that
+    A group that is gone has ended: that meets `any`, and can never meet `ok` or `failed`, unless
+    it has met them before: ends are final, so who was admitted once need not ask again. One that
     is bound to nothing (only a described world has it) stays open, as Misconfigured.
     """
     if not dependency.uid:
         return DependencyState.OPEN
     other = groups.get(dependency.uid)
     if other is None:
-        met = dependency.condition == "any"
+        met = dependency.condition == "any" or group.status.admission > 0
         return DependencyState.MET if met else DependencyState.NEVER
     phase = other.phase
     if phase not in TERMINAL:
@@ -42,6 +45,6 @@ def dependency_state(dependency: Dependency, groups: Mapping[str, GroupState]) -
 def never_met(group: GroupState, groups: Mapping[str, GroupState]) -> Dependency | None:
     """The first dependency that can never hold any more."""
     for dependency in group.record.spec.depends_on:
-        if dependency_state(dependency, groups) is DependencyState.NEVER:
+        if dependency_state(group, dependency, groups) is DependencyState.NEVER:
             return dependency
     return None

@@ -27,9 +27,10 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
         found.append(
             (Waiting.QUEUE_NOT_FOUND, f"there is no queue {group.queue}; there are: {known}")
         )
-    elif queue.record.spec.stop_policy != "None":
-        policy = queue.record.spec.stop_policy
-        found.append((Waiting.QUEUE_STOPPED, f"queue {group.queue} is stopped ({policy})"))
+    found += [
+        (Waiting.QUEUE_STOPPED, f"queue {name} is stopped ({policy})")
+        for name, policy in stops_of(session, group)
+    ]
     if group.record.spec.suspend:
         found.append((Waiting.SUSPENDED, "the group is suspended"))
     until = group.status.backoff_until
@@ -37,6 +38,13 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
         times = group.status.backoff_count
         found.append((Waiting.BACKING_OFF, f"pauses after leaving InQueue {times} times in a row"))
     return [Verdict(plugin=_PLUGIN, reason=reason, detail=detail) for reason, detail in found]
+
+
+def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:
+    """Which of its queue and the root above are stopped, and how: (name, policy)."""
+    above = [session.queues.get(name) for name in dict.fromkeys((group.queue, ROOT))]
+    stated = [(queue.name, queue.record.spec.stop_policy) for queue in above if queue is not None]
+    return [(name, policy) for name, policy in stated if policy != "None"]
 
 
 def contradictions(group: GroupState) -> list[str]:

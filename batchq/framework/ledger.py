@@ -28,6 +28,18 @@ def scopes_of(group: GroupState) -> tuple[str, ...]:
     return (CLUSTER, *map(queue_scope, queues), namespace_scope(group.namespace))
 
 
+def title_of(scope: str) -> str:
+    """What people call a scope in which groups are charged."""
+    kind, _, name = scope.partition(":")
+    match kind:
+        case "queue":
+            return f"queue {name}"
+        case "ns":
+            return f"the quota of namespace {name}"
+        case _:
+            return "the cluster"
+
+
 def charge_with_count(group: GroupState) -> Amounts:
     """A group's charge as the store keeps it: with one `podgroups` while there is any of it."""
     return counted(group.charge()) if group.reserved or group.charge() else {}
@@ -81,9 +93,12 @@ class LedgerView:
         return limits.get(resource, 0 if scope == CLUSTER else None)
 
     def without(self, group: GroupState, scope: str, resource: str) -> int:
-        """The sum of a scope, leaving out the group itself, with what is set aside."""
+        """The sum of a scope, leaving out the group itself, with what is set aside for others.
+
+        What is set aside counts where queues meet: in the cluster and in the root queue.
+        """
         seen = self.used(scope, resource) - self._charges.get(group.uid, {}).get(resource, 0)
-        if scope != CLUSTER:
+        if scope not in (CLUSTER, queue_scope(ROOT)):
             return seen
         return seen + sum(
             amounts.get(resource, 0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.growth import over_any_limit
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
-    return (*session.standing_aside(group), *session.refusals_at("admissible", group))
+    verdicts = (*session.standing_aside(group), *session.refusals_at("admissible", group))
+    return verdicts or tuple(over_any_limit(session, group))
 
 
 def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:

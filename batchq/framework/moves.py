@@ -76,13 +76,13 @@ def set_condition(
 
 
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
-    """Pending -> InQueue: reserve, and count the admission."""
+    """Pending -> InQueue: reserve (nothing, if the reservation is empty), count the admission."""
     now_ms = statement.session.now_ms
     statement.set_status(
         group,
         phase=PodGroupPhase.IN_QUEUE,
         admission=group.status.admission + 1,
-        reserved_at=now_ms,
+        reserved_at=now_ms if reservation else None,
         reservation=reservation,
         in_queue_at=now_ms,
         started_at=None,
@@ -91,14 +91,21 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         reasons=(),
     )
     message = f"reserved {describe(reservation)}"
-    set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
+    if reservation:
+        set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
     set_condition(statement, group, "Admitted", "True", "Admitted", message)
+    for former in group.status.conditions:
+        if former.type == "Evicted":
+            # Why it had to leave is kept: its next pods are told.
+            set_condition(statement, group, "Evicted", "False", former.reason, former.message)
+        if former.type == "Scheduled":
+            set_condition(statement, group, "Scheduled", "False", "Admitted", message)
     statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
 
 
 def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) -> list[Pod]:
     """Bring pods into being, Pending, for the current admission."""
-    pods = [_new_pod(group, ordinal) for ordinal in ordinals]
+    pods = [pod_of(group, ordinal) for ordinal in ordinals]
     for pod in pods:
         statement.put_pod(group, pod)
     if pods:
@@ -133,6 +140,8 @@ def roll_back(statement: Statement, group: GroupState, reason: Leaving, message:
     for kind in ("Admitted", "QuotaReserved"):
         set_condition(statement, group, kind, "False", reason, message)
     set_condition(statement, group, "Evicted", "True", reason, message)
+    if any(condition.type == "Scheduled" for condition in group.status.conditions):
+        set_condition(statement, group, "Scheduled", "False", reason, message)
     clear_pods(statement, group, reason, keep_final=group.is_elastic)
 
 
@@ -308,7 +317,8 @@ def shape_at(group: GroupState, ordinal: int) -> TaskShape:
     raise IndexError(f"{group.key} has no pod number {ordinal}")
 
 
-def _new_pod(group: GroupState, ordinal: int) -> Pod:
+def pod_of(group: GroupState, ordinal: int) -> Pod:
+    """The pod with this ordinal as it comes into being: Pending, of the current admission."""
     shape = shape_at(group, ordinal)
     template, index = shape.task.template, ordinal - shape.first
     return Pod(

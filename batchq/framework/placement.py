@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
+from batchq.api.lifecycle import PodPhase
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.moves import pod_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, NodeState, TaskShape
 
@@ -69,15 +71,57 @@ def find_node(session: Session, shape: TaskShape) -> NodeState | None:
     return ranking.best()
 
 
-def fits_on_empty_nodes(session: Session, group: GroupState) -> bool:
-    """Whether minMember pods would fit if nothing else ran on the ready nodes."""
-    nodes = [NodeState(node.record, ready=True) for node in session.nodes.values() if node.ready]
-    for shape, count in zip(group.tasks, group.choose(group.min_member), strict=True):
-        for _ in range(count):
-            node = _best_of(session, shape, nodes)
-            if node is None:
-                return False
-            node.take(shape.requests)
+def fits_on_empty_nodes(session: Session, gang: Sequence[tuple[TaskShape, int]]) -> bool:
+    """Whether these pods, tried in this order, would fit if nothing else ran on ready nodes."""
+    nodes = {
+        node.name: NodeState(node.record, ready=True)
+        for node in session.nodes.values()
+        if node.ready
+    }
+    return all(_take(session, shape, nodes, count) for shape, count in gang)
+
+
+def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
+    """minMember pods, less those that succeeded, in the order in which they are placed.
+
+    Each task's minAvailable first, both parts by pod priority and task.
+    """
+    succeeded = sum(pod.status.phase == PodPhase.SUCCEEDED for pod in group.pods.values())
+    chosen = group.choose(group.min_member - succeeded, group.unfinished())
+    counts = {shape.task.name: count for shape, count in zip(group.tasks, chosen, strict=True)}
+    first: list[tuple[TaskShape, int]] = []
+    rest: list[tuple[TaskShape, int]] = []
+    for shape in tasks_in_order(session, group):
+        count = counts[shape.task.name]
+        least = min(shape.task.min_available, count)
+        first.append((shape, least))
+        rest.append((shape, count - least))
+    return [(shape, count) for shape, count in first + rest if count]
+
+
+def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:
+    """Its tasks that have pods, in the order of these: by the podOrder plugins, then as written."""
+    shapes = [shape for shape in group.tasks if shape.task.replicas]
+    return sorted(shapes, key=lambda shape: session.pod_key(group, pod_of(group, shape.first)))
+
+
+def _take(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int) -> bool:
+    """Let `count` pods of a shape take the best of these nodes, one by one; False if one cannot."""
+    if not count:
+        return True
+    ranks = (rank_of(session, shape, node) for node in nodes.values())
+    heap = sorted(rank for rank in ranks if rank is not None)
+    for _ in range(count):
+        if not heap:
+            return False
+        node = nodes[heap[0][1]]
+        node.take(shape.requests)
+        # Only this node's rank has changed.
+        rank = rank_of(session, shape, node)
+        if rank is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, rank)
     return True
 
 
@@ -91,9 +135,3 @@ def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
     if parts:
         detail += f": {parts}"
     return Verdict(plugin="allocate", reason=Waiting.UNSCHEDULABLE, detail=detail)
-
-
-def _best_of(session: Session, shape: TaskShape, nodes: Iterable[NodeState]) -> NodeState | None:
-    ranked = ((rank_of(session, shape, node), node) for node in nodes)
-    fitting = [(rank, node) for rank, node in ranked if rank is not None]
-    return min(fitting, key=lambda pair: pair[0])[1] if fitting else None

@@ -48,7 +48,7 @@ def note_admission(session: Session, group: GroupState) -> None:
 def _share_out(session: Session) -> dict[str, Amounts]:
     available = total(node.total for node in session.nodes.values() if node.open)
     if session.demands is None:
-        session.demands = {name: _demand(session, name) for name in session.queues}
+        session.demands = _demands(session)
     demands = session.demands
     # The root queue is no sibling of the others: it deserves what there is.
     siblings = {name: queue for name, queue in session.queues.items() if name != ROOT}
@@ -62,15 +62,17 @@ def _share_out(session: Session) -> dict[str, Amounts]:
     return {ROOT: available, **dict(zip(siblings, shares, strict=True))}
 
 
-def _demand(session: Session, queue: str) -> Amounts:
-    demand: Amounts = dict(session.ledger.sums.get(queue_scope(queue), {}))
-    for group in session.queues[queue].line:
-        if _counts(blockers(session, group)):
-            demand = plus(demand, group.reservation)
+def _demands(session: Session) -> dict[str, Amounts]:
+    demands = {}
+    asked: dict[str, list[Amounts]] = {}
     for group in session.groups.values():
-        if group.queue == queue and is_admitted(group):
-            demand = plus(demand, _asked_beyond_promise(group))
-    return demand
+        if is_admitted(group):
+            asked.setdefault(group.queue, []).append(_asked_beyond_promise(group))
+    for name, queue in session.queues.items():
+        ledger = session.ledger.sums.get(queue_scope(name), {})
+        in_line = (group.reservation for group in queue.line if _counts(blockers(session, group)))
+        demands[name] = total([ledger, *in_line, *asked.get(name, [])])
+    return demands
 
 
 def _counts(verdicts: tuple[Verdict, ...]) -> bool:

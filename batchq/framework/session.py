@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.limits import capacity_of, hard_limit, limit_of_queue, without_groups
-from batchq.api.objects import DEFAULT, Metadata, PodGroup, PriorityClass, Queue
+from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, PriorityClass, Queue
 from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
@@ -87,6 +87,7 @@ class Session:
         for group in self.groups.values():
             self._count_in(group)
         self.queues = self._queues()
+        self.line_up()
 
     # Plugins' say ----------------------------------------------------------------------------
 
@@ -129,6 +130,11 @@ class Session:
         meta = queue.record.metadata
         return (*keys, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
 
+    def pod_key(self, group: GroupState, pod: Pod) -> Key:
+        """The order of one group's pods: the plugins' keys, then task, then index."""
+        keys = tuple(entry.function(self, group, pod) for entry in self.points["podOrder"])
+        return (*keys, group.shape_of(pod).first, pod.spec.index)
+
     # Working -----------------------------------------------------------------------------------
 
     def statement(self) -> Statement:
@@ -150,6 +156,20 @@ class Session:
             verdicts = self._aside[group.uid] = tuple(found)
         return verdicts
 
+    def line_up(self) -> None:
+        """Let the queues' lines hold the groups that are Pending now, in order.
+
+        Asked for again once the controller has let groups leave or end: who has just left stands
+        in line like everybody else, and nobody behind may overtake it for that.
+        """
+        for queue in self.queues.values():
+            queue.line.clear()
+        for group in self.groups.values():
+            if group.phase == PodGroupPhase.PENDING and group.queue in self.queues:
+                self.queues[group.queue].line.append(group)
+        for queue in self.queues.values():
+            queue.line.sort(key=self.group_key)
+
     def close(self) -> None:
         """End the turn: what was only held is undone."""
         while self.held:
@@ -166,11 +186,6 @@ class Session:
     def _queues(self) -> dict[str, QueueState]:
         queues = {queue.metadata.name: QueueState(queue, []) for queue in self.snapshot.queues}
         queues.setdefault(DEFAULT, QueueState(Queue(metadata=Metadata(name=DEFAULT)), []))
-        for group in self.groups.values():
-            if group.phase == PodGroupPhase.PENDING and group.queue in queues:
-                queues[group.queue].line.append(group)
-        for queue in queues.values():
-            queue.line.sort(key=self.group_key)
         return dict(sorted(queues.items()))
 
 

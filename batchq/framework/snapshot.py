@@ -14,8 +14,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """Immutable records. Every tuple is ordered by key.
 
     `pods` are grouped by the uid of their group; `leases` maps a pod's uid to the instant in
-    milliseconds at which the lease of its current attempt ends. `tolerated` is what a described
-    world began with beyond its limits, per scope: only what exceeds that is a cut.
+    milliseconds at which the lease of its current attempt ends.
     """
 
     revision: int = 0
@@ -28,5 +27,4 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     leases: Mapping[str, int] = {}
     #: Scope -> the limits under which a described world states more than fits: those who hold it
     #: stay until a limit falls below that. A store never over-admits, so there it is empty.
-    overbooked: Mapping[str, Mapping[str, int]] = {}
-    tolerated: Mapping[str, Amounts] = {}
+    overbooked: Mapping[str, Amounts] = {}

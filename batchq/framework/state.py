@@ -6,7 +6,8 @@ change by putting the old value back. Only Statements change a place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
@@ -135,18 +136,27 @@ class GroupState:
 
     # Its pods --------------------------------------------------------------------------------
 
-    def choose(self, count: int) -> list[int]:
-        """How many pods of each task make up `count` of them.
+    def choose(self, count: int, left: Sequence[int] | None = None) -> list[int]:
+        """How many pods of each task make up `count` of them, of those `left` if that is given.
 
         Each task's minAvailable first, then tasks in order.
         """
-        chosen = [min(shape.task.min_available, shape.task.replicas) for shape in self.tasks]
+        most = [shape.task.replicas for shape in self.tasks] if left is None else left
+        chosen = [
+            min(shape.task.min_available, there)
+            for shape, there in zip(self.tasks, most, strict=True)
+        ]
         rest = count - sum(chosen)
-        for place, shape in enumerate(self.tasks):
-            more = max(0, min(rest, shape.task.replicas - chosen[place]))
+        for place, there in enumerate(most):
+            more = max(0, min(rest, there - chosen[place]))
             chosen[place] += more
             rest -= more
         return chosen
+
+    def unfinished(self) -> list[int]:
+        """How many pods of each task have not ended for good, those not yet created included."""
+        ended = Counter(pod.spec.task for pod in self.pods.values() if self.is_final(pod))
+        return [max(0, shape.task.replicas - ended[shape.task.name]) for shape in self.tasks]
 
     def current(self) -> Iterator[Pod]:
         """The pods of this admission, and those that an elastic group has finished before."""

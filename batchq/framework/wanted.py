@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from batchq.framework.moves import pod_uid
-from batchq.framework.state import GroupState
+from batchq.framework.state import GroupState, TaskShape
 
 
 def wanted_ordinals(group: GroupState) -> list[int]:
     """The ordinals that an admitted group lacks, to have min(minMember, unfinished) pods to run.
 
-    Each task's minAvailable first, then tasks in order; pods that ended for good stay ended.
+    Each task's minAvailable first, then tasks in order; pods that ended for good stay ended, and
+    others take their place.
     """
     finished = _finished(group)
     there = Counter(pod.spec.task for pod in group.current() if not group.is_final(pod))
     missing = []
-    for shape, count in zip(group.tasks, group.choose(group.min_member), strict=True):
+    wanted = group.choose(group.min_member, group.unfinished())
+    for shape, count in zip(group.tasks, wanted, strict=True):
         lacks = count - there[shape.task.name]
         for ordinal in shape.ordinals:
             if lacks <= 0:
@@ -29,13 +31,12 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     return missing
 
 
-def beyond(group: GroupState) -> Iterator[int]:
-    """The ordinals of pods that do not exist yet, in the order in which they come into being."""
+def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:
+    """The ordinals of a task's pods that do not exist yet."""
     finished = _finished(group)
-    for shape in group.tasks:
-        for ordinal in shape.ordinals:
-            if ordinal not in finished and pod_uid(group, ordinal) not in group.pods:
-                yield ordinal
+    for ordinal in shape.ordinals:
+        if ordinal not in finished and pod_uid(group, ordinal) not in group.pods:
+            yield ordinal
 
 
 def _finished(group: GroupState) -> set[int]:

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.framework.ledger import ROOT
+from batchq.framework.growth import claim_of, over_limit
+from batchq.framework.ledger import ROOT, title_of
 from batchq.framework.queue_shares import share_of_queue
 from batchq.framework.session import Session, cluster_could_have
 from batchq.framework.shares import Share
 from batchq.framework.state import GroupState, QueueState
-from batchq.plugins.limits import UNBOUNDED, never_fits, over_limit
+from batchq.plugins.limits import UNBOUNDED, never_fits
+
+_NO_NODES = Verdict(
+    plugin="capacity",
+    reason=Waiting.WAITING_FOR_RESOURCES,
+    subject=title_of(CLUSTER),
+    detail="there are no nodes yet",
+    in_line=True,
+)
 
 
 class Capacity:
@@ -25,22 +34,7 @@ class Capacity:
         return share_of_queue(session, queue.name)
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
-        if not session.nodes:
-            return [
-                Verdict(
-                    plugin=self.name,
-                    reason=Waiting.WAITING_FOR_RESOURCES,
-                    detail="there are no nodes yet",
-                    in_line=True,
-                )
-            ]
-        return self._never(session, group) or [
-            *self._queue(session, group, group.queue),
-            *self._queue(session, group, ROOT),
-            *over_limit(
-                session, group, CLUSTER, plugin=self.name, subject="the cluster", in_line=True
-            ),
-        ]
+        return self._never(session, group) or self._over(session, group)
 
     def _never(self, session: Session, group: GroupState) -> list[Verdict]:
         verdicts = []
@@ -50,16 +44,22 @@ class Capacity:
             verdicts += never_fits(
                 group, capability, plugin=self.name, subject=subject, absent=None
             )
+        if not session.nodes:
+            return verdicts
         could = dict.fromkeys(UNBOUNDED, 2**53) | cluster_could_have(session)
         subject = "the cluster, with every node that was seen within a day,"
         return verdicts + never_fits(group, could, plugin=self.name, subject=subject, absent=0)
 
-    def _queue(self, session: Session, group: GroupState, queue: str) -> list[Verdict]:
-        return over_limit(
-            session,
-            group,
-            queue_scope(queue),
-            plugin=self.name,
-            subject=f"queue {queue}",
-            in_line=True,
+    def _over(self, session: Session, group: GroupState) -> list[Verdict]:
+        claim = claim_of(group)
+        scopes = (
+            queue_scope(group.queue),
+            queue_scope(ROOT),
+            *((CLUSTER,) if session.nodes else ()),
         )
+        verdicts = [
+            verdict
+            for scope in scopes
+            for verdict in over_limit(session, group, scope, claim, plugin=self.name)
+        ]
+        return verdicts if session.nodes else [*verdicts, _NO_NODES]

@@ -21,7 +21,7 @@ class Dependencies:
         waits_for = [
             f"{dependency.name} {_WANTED[dependency.condition]}"
             for dependency in group.record.spec.depends_on
-            if dependency_state(dependency, session.groups) is not DependencyState.MET
+            if dependency_state(group, dependency, session.groups) is not DependencyState.MET
         ]
         if not waits_for:
             return []

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from batchq.api.reasons import Verdict
 from batchq.api.transaction import namespace_scope
+from batchq.framework.growth import claim_of, over_limit
+from batchq.framework.ledger import title_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
-from batchq.plugins.limits import never_fits, over_limit
+from batchq.plugins.limits import never_fits
 
 
 class Quota:
@@ -21,7 +23,6 @@ class Quota:
         hard = session.ledger.limits.get(scope)
         if not hard:
             return []
-        subject = f"the quota of namespace {group.namespace}"
         return never_fits(
-            group, hard, plugin=self.name, subject=subject, absent=None
-        ) or over_limit(session, group, scope, plugin=self.name, subject=subject, in_line=False)
+            group, hard, plugin=self.name, subject=title_of(scope), absent=None
+        ) or over_limit(session, group, scope, claim_of(group), plugin=self.name)

@@ -16,10 +16,10 @@ from msgspec import Struct
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Node, Pod, PodGroup, key_of
 from batchq.client import Client
-from batchq.daemon.paths import Home
 from batchq.daemon.processes import Record
 from batchq.daemon.temporary import refuse_dead, temporary_agents
 from batchq.errors import Conflict, NotFound, WaitTimedOut
+from batchq.paths import Home
 from batchq.replaying.groups import LABEL, Plan, group_name, group_of, queue_of
 from batchq.replaying.journal import not_exactly_once, read_journal
 from batchq.replaying.report import Replayed, ReplayReport, report_of

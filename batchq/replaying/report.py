@@ -106,7 +106,7 @@ def _problem(one: Replayed, judged: Mapping[int, str]) -> str:
 
 def _wait_s(one: Replayed, speed: float) -> float:
     assert one.started_at is not None
-    return max(0, one.started_at - one.submitted_at) / 1000 * speed
+    return max(0, one.started_at - one.submitted_at) * speed / 1000
 
 
 def _overhead_ms(one: Replayed, speed: float) -> float:
@@ -119,4 +119,4 @@ def _makespan_s(done: Sequence[Replayed], speed: float) -> float | None:
     if not done:
         return None
     last = max(one.finished_at or 0 for one in done)
-    return (last - min(one.submitted_at for one in done)) / 1000 * speed
+    return (last - min(one.submitted_at for one in done)) * speed / 1000

@@ -11,6 +11,7 @@ from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.reasons import Finish, Leaving
 from batchq.framework.dependencies import never_met
+from batchq.framework.eligibility import stops_of
 from batchq.framework.ledger import charge_with_count
 from batchq.framework.moves import (
     create_pods,
@@ -161,10 +162,10 @@ def _leaves_by_order(statement: Statement, group: GroupState) -> bool:
     if group.record.spec.suspend:
         roll_back(statement, group, Leaving.SUSPENDED)
         return True
-    queue = statement.session.queues.get(group.queue)
-    if queue is not None and queue.record.spec.stop_policy == "HoldAndDrain":
-        roll_back(statement, group, Leaving.QUEUE_STOPPED, f"queue {group.queue} is drained")
-        return True
+    for name, policy in stops_of(statement.session, group):
+        if policy == "HoldAndDrain":
+            roll_back(statement, group, Leaving.QUEUE_STOPPED, f"queue {name} is drained")
+            return True
     return False
 
 
@@ -224,6 +225,6 @@ def _is_depended_on(session: Session, group: GroupState) -> bool:
     return any(
         dependency.uid == group.uid
         for other in session.groups.values()
-        if other.phase == PodGroupPhase.PENDING
+        if other.phase == PodGroupPhase.PENDING and not other.status.admission
         for dependency in other.record.spec.depends_on
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Leaving
-from batchq.api.resources import Amounts, minus, of_pod, plus
+from batchq.api.resources import Amounts, larger, minus, of_pod, plus, total
 from batchq.api.transaction import CLUSTER, POD_GROUPS
-from batchq.framework.ledger import scopes_of
+from batchq.framework.ledger import charge_with_count, counted, scopes_of, title_of
 from batchq.framework.moves import roll_back
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -32,13 +32,14 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
     for group in last_first:
         if not excess:
             return
-        charge = group.charge()
+        charge = charge_with_count(group)
         short = next((name for name in excess if charge.get(name)), None)
         if short is None or group.phase != PodGroupPhase.IN_QUEUE:
             continue
         limit = describe_quantity(short, session.ledger.limit(scope, short) or 0)
         message = (
-            f"{scope} allows {short} {limit} now, which is not enough for all that are InQueue"
+            f"{title_of(scope)} allows {short} {limit} now,"
+            " which is not enough for all that are InQueue"
         )
         reason = Leaving.NODE_LOST if scope == CLUSTER else Leaving.CAPACITY_CUT
         with session.statement() as statement:
@@ -50,29 +51,36 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
 def _excess(session: Session, scope: str) -> Amounts:
     """What the scope holds beyond its limit, less what is being stopped already.
 
-    Nothing, as long as it is no more than what a described world began with.
+    A limit under which a described world states more than fits has not been cut.
     """
-    sums = session.ledger.sums.get(scope, {})
     stated = session.snapshot.overbooked.get(scope, {})
     over: Amounts = {}
-    for name, units in sums.items():
+    for name, units in session.ledger.sums.get(scope, {}).items():
         limit = session.ledger.limit(scope, name)
-        if limit is not None and name in stated and limit >= stated[name]:
+        if limit is None or units <= limit or (scope == CLUSTER and name == POD_GROUPS):
             continue
-        if limit is not None and units > limit and not (scope == CLUSTER and name == POD_GROUPS):
+        if name not in stated or limit < stated[name]:
             over[name] = units - limit
-    if not over:
-        return {}
-    excess = minus(over, _leaving(session, scope))
-    return excess if minus(excess, session.snapshot.tolerated.get(scope, {})) else {}
+    return minus(over, _leaving(session, scope)) if over else {}
 
 
 def _leaving(session: Session, scope: str) -> Amounts:
+    """What charges will fall by when everything that was told to stop has stopped."""
     leaving: Amounts = {}
     for group in session.groups.values():
-        if group.reserved or scope not in scopes_of(group):
-            continue
-        for pod in group.pods.values():
-            if pod.status.terminating and pod.status.phase in ON_NODE:
-                leaving = plus(leaving, of_pod(pod.spec.requests))
+        stopping = total(
+            of_pod(pod.spec.requests)
+            for pod in group.pods.values()
+            if pod.status.terminating and pod.status.phase in ON_NODE
+        )
+        if stopping and scope in scopes_of(group):
+            leaving = plus(leaving, _falls_by(group, stopping))
     return leaving
+
+
+def _falls_by(group: GroupState, stopping: Amounts) -> Amounts:
+    """What a group's charge falls by when these pods end; a reservation stays."""
+    rest = minus(group.held, stopping)
+    if group.reserved:
+        return minus(group.charge(), larger(rest, group.status.reservation))
+    return minus(charge_with_count(group), counted(rest) if rest else {})

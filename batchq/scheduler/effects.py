@@ -36,13 +36,20 @@ def transactions_of(session: Session) -> list[Transaction]:
     by_group = _by_group(session.intents)
     result = [_node_falls_silent(session.nodes[name].record) for name in session.unready]
     frees: list[Transaction] = []
+    moves: list[Transaction] = []
     takes: list[Transaction] = []
     for group in session.touched.values():
         transaction = _of_group(session, group, by_group.get(group.key, []))
-        if transaction is not None:
-            checked = any(charge.checked for charge in transaction.charges)
-            (takes if checked else frees).append(transaction)
-    return [*result, *frees, *takes]
+        if transaction is None:
+            continue
+        if _grows(group):
+            takes.append(transaction)
+        elif any(charge.checked for charge in transaction.charges):
+            # It binds within what it gave back: others may count on the rest of that.
+            moves.append(transaction)
+        else:
+            frees.append(transaction)
+    return [*result, *frees, *moves, *takes]
 
 
 def _by_group(decided: Sequence[Intent]) -> dict[str, list[Intent]]:
@@ -114,15 +121,19 @@ def _write_pod(uid: str, old: Pod | None, new: Pod | None) -> Write:
     return Write(kind="Pod", key=uid, expect=0 if old is None else old.metadata.revision, value=new)
 
 
+def _grows(group: GroupState) -> bool:
+    """Whether the group is charged more than before in any dimension."""
+    was = group.record.status.charge
+    return any(units > was.get(name, 0) for name, units in charge_with_count(group).items())
+
+
 def _group_charges(session: Session, group: GroupState) -> list[Charge]:
     holder = f"group:{group.uid}"
     amounts = charge_with_count(group)
-    was = group.record.status.charge
-    grows = any(units > was.get(name, 0) for name, units in amounts.items())
     charges = []
-    if amounts != was:
+    if amounts != group.record.status.charge:
         scopes = scopes_of(group) if amounts else ()
-        charges.append(Charge(holder=holder, scopes=scopes, amounts=amounts, checked=grows))
+        charges.append(Charge(holder=holder, scopes=scopes, amounts=amounts, checked=_grows(group)))
     if group.phase in TERMINAL and group.record.status.phase not in TERMINAL:
         charges.append(Charge(holder=f"object:{group.uid}"))
     return charges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from batchq.api.lifecycle import PodPhase
@@ -18,6 +19,7 @@ class Progress:
     succeeded: int
     failed: int
     finished_by_task: dict[str, int]
+    failed_by_task: dict[str, int]
     first_failure: str
     failure_reason: Finish
 
@@ -51,36 +53,36 @@ class Progress:
                 story += f" ({status.message})"
             if all(pod.status.reason == Finish.WALLTIME_EXCEEDED for pod in failures):
                 reason = Finish.WALLTIME_EXCEEDED
-        return cls(running, succeeded, len(failures), by_task, story, reason)
+        failed_by_task = dict(Counter(pod.spec.task for pod in failures))
+        return cls(running, succeeded, len(failures), by_task, failed_by_task, story, reason)
 
     def is_hopeless(self, group: GroupState) -> bool:
         """Whether the group can not succeed any more, or has ended with failures.
 
         A full gang: at its first final failure. An elastic group: when all have ended, or as soon
-        as succeeded + unfinished < minMember.
+        as succeeded + unfinished < minMember, or < a task's minAvailable: it can never be placed
+        again then.
         """
         if self.failed == 0:
             return False
         if not group.is_elastic:
             return True
         unfinished = group.replicas - self.succeeded - self.failed
-        return unfinished == 0 or self.succeeded + unfinished < group.min_member
+        if unfinished == 0 or self.succeeded + unfinished < group.min_member:
+            return True
+        return any(
+            task.replicas - self.failed_by_task.get(task.name, 0) < task.min_available
+            for task in group.record.spec.tasks
+        )
 
 
 def remaining_reservation(group: GroupState, progress: Progress) -> Amounts:
     """From Running on: never more than before, nor than min(minMember, unfinished) pods ask for."""
     left = [
-        shape.task.replicas - progress.finished_by_task.get(shape.task.name, 0)
+        max(0, shape.task.replicas - progress.finished_by_task.get(shape.task.name, 0))
         for shape in group.tasks
     ]
-    chosen = [
-        min(shape.task.min_available, rest) for shape, rest in zip(group.tasks, left, strict=True)
-    ]
-    more = group.min_member - sum(chosen)
-    for place, rest in enumerate(left):
-        added = max(0, min(more, rest - chosen[place]))
-        chosen[place] += added
-        more -= added
+    chosen = group.choose(group.min_member, left)
     asked = total(
         times(shape.requests, count) for shape, count in zip(group.tasks, chosen, strict=True)
     )

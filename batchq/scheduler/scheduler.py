@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.session import Action, Plugin, Session
 from batchq.framework.settings import Settings
 from batchq.framework.snapshot import Snapshot
+from batchq.framework.state import GroupState
 from batchq.framework.wanted import wanted_ordinals
 from batchq.scheduler.closing import write_reasons
 from batchq.scheduler.controller import settle
@@ -26,6 +28,8 @@ class Scheduler:
         """Settle, run the actions, write down the reasons. Pure."""
         session = self.open(snapshot, now_ms)
         settle(session)
+        if session.touched:
+            session.line_up()
         if "enqueue" not in session.actions:
             _let_all_in(session)
         for action in self.actions:
@@ -47,11 +51,14 @@ class Scheduler:
 
 
 def _let_all_in(session: Session) -> None:
-    """Without `enqueue`: InQueue without reservation; the hard limits then hold at each bind."""
+    """Without `enqueue`: InQueue without reservation; the hard limits then hold at each bind.
+
+    What could never fit waits all the same.
+    """
     for group in session.groups.values():
         if group.phase != PodGroupPhase.PENDING:
             continue
-        verdicts = session.standing_aside(group)
+        verdicts = [*session.standing_aside(group), *_never(session, group)]
         if verdicts:
             session.refuse(group, verdicts)
             continue
@@ -59,3 +66,12 @@ def _let_all_in(session: Session) -> None:
             admit(statement, group, reservation={})
             create_pods(statement, group, wanted_ordinals(group))
             statement.commit()
+
+
+def _never(session: Session, group: GroupState) -> list[Verdict]:
+    """Rule 1 alone: what no waiting helps, or what only the first node can tell."""
+    return [
+        verdict
+        for verdict in session.refusals_at("admissible", group)
+        if not session.nodes or verdict.reason in (Waiting.EXCEEDS_MAX_QUOTA, Waiting.MISCONFIGURED)
+    ]

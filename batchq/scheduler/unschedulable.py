@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving
 from batchq.framework.moves import roll_back
-from batchq.framework.placement import explain_no_node, find_node, fits_on_empty_nodes
+from batchq.framework.placement import explain_no_node, find_node, fits_on_empty_nodes, gang_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
@@ -16,12 +16,10 @@ def leave_where_impossible(session: Session) -> None:
     for group in session.groups.values():
         if group.phase != PodGroupPhase.IN_QUEUE or session.group_ready(group):
             continue
-        shapes = tuple(
-            (shape.shape, count)
-            for shape, count in zip(group.tasks, group.choose(group.min_member), strict=True)
-        )
+        gang = gang_of(session, group)
+        shapes = tuple((shape.shape, count) for shape, count in gang)
         if shapes not in known:
-            known[shapes] = fits_on_empty_nodes(session, group)
+            known[shapes] = fits_on_empty_nodes(session, gang)
         if not known[shapes]:
             with session.statement() as statement:
                 roll_back(statement, group, Leaving.UNSCHEDULABLE, _why(session, group))

@@ -29,16 +29,21 @@ class Watch:
         self._store = store
         self._admissions: dict[str, int] = {}
         self._over: dict[tuple[str, str], int] = {}
+        self._revision = -1
         self._look_at_admissions()
         self.after_outside()
 
     def after_outside(self) -> None:
         """After pods ended, or somebody changed the world: what is too much then is theirs."""
+        if not self._has_changed():
+            return
         self._over = _oversubscribed(self._store)
         self._check_ledger()
 
     def after_session(self) -> None:
         """After a session was committed."""
+        if not self._has_changed():
+            return
         over = _oversubscribed(self._store)
         for (node, resource), units in over.items():
             if units > self._over.get((node, resource), 0):
@@ -49,6 +54,11 @@ class Watch:
         self._look_at_admissions()
 
     # ----------------------------------------------------------------------------------------
+
+    def _has_changed(self) -> bool:
+        """Whether anything was written since it was asked last."""
+        before, self._revision = self._revision, self._store.snapshot().revision
+        return before != self._revision
 
     def _check_ledger(self) -> None:
         counted = recount(self._store.charges())
@@ -75,12 +85,22 @@ class Watch:
         snapshot = self._store.snapshot()
         charges = self._store.charges()
         for record in snapshot.groups:
+            if record.status.phase in TERMINAL and not record.status.charge:
+                continue
             group = GroupState(record, snapshot.pods.get(record.metadata.uid, ()), 0)
             _check_charge(group, charges.get(f"group:{group.uid}", ((), {}))[1])
             if group.phase == PodGroupPhase.RUNNING:
                 _check_gang(group)
-            if group.phase in TERMINAL and f"object:{group.uid}" in charges:
-                raise InvariantBroken(f"{group.key} has finished, and still counts as an object")
+        objects = {
+            f"object:{group.metadata.uid}"
+            for group in snapshot.groups
+            if group.status.phase not in TERMINAL
+        }
+        counted = {holder for holder in charges if holder.startswith("object:")}
+        if objects != counted:
+            raise InvariantBroken(
+                f"unfinished groups and what counts as one differ: {sorted(objects ^ counted)}"
+            )
 
     def _look_at_admissions(self) -> None:
         for group in self._store.list("PodGroup"):

@@ -100,7 +100,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 def story_of(report: CycleReport, time_s: int) -> CycleStory:
-    """One cycle's decisions as the report tells them."""
+    """One cycle's decisions as the report tells them: those that the store has taken."""
+    refused = {refusal.transaction.subject for refusal in report.commit.refused}
     story = CycleStory(
         time=time_s,
         reserved=[],
@@ -113,7 +114,8 @@ def story_of(report: CycleReport, time_s: int) -> CycleStory:
         finished=[],
     )
     for intent in report.intents:
-        _tell(story, report.session, intent)
+        if isinstance(intent, intents.SetNodeReady) or intent.group not in refused:
+            _tell(story, report.session, intent)
     return story
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from batchq.api.objects import RUNTIME_ANNOTATION, Object, Pod, PodGroup, full_name, kind_of
 from batchq.api.times import parse_duration
@@ -12,7 +13,12 @@ from batchq.errors import InvalidInput
 def runtime_of(annotations: Mapping[str, str]) -> int | None:
     """Milliseconds from start to success; None if the pod runs until something ends it."""
     written = annotations.get(RUNTIME_ANNOTATION)
-    return None if written is None else parse_duration(written)
+    return None if written is None else _parsed(written)
+
+
+@cache
+def _parsed(written: str) -> int:
+    return parse_duration(written)
 
 
 def check_runtimes(obj: Object) -> None:

@@ -118,9 +118,12 @@ class RunFiles:
 
 
 def started_ms(pid: int) -> int | None:
-    """When the process with this pid started; None if there is none."""
+    """When the process with this pid started; None if there is none that runs."""
     try:
-        return round(psutil.Process(pid).create_time() * 1000)
+        process = psutil.Process(pid)
+        # A dead one that nobody has waited for (in a container without an init) runs no more.
+        is_dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return None if is_dead else round(process.create_time() * 1000)
     except psutil.NoSuchProcess:
         return None
 

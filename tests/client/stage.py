@@ -15,8 +15,7 @@ from batchq.api.transaction import Charge, Transaction, Write
 from batchq.assembly import assemble
 from batchq.client import Client
 from batchq.config.model import SchedulerConfig
-from batchq.daemon.clock import StoreClock
-from batchq.daemon.ids import RandomIds
+from batchq.ids import RandomIds
 from batchq.scheduler.cycle import Cycle
 from batchq.store.redis import RedisStore
 from tests.builders import a_node, a_queue
@@ -30,7 +29,7 @@ class Stage:
         self.client = client
         self._ids = RandomIds()
         scheduler = assemble(SchedulerConfig())
-        self._cycle = Cycle(store, scheduler, StoreClock(store), self._ids)
+        self._cycle = Cycle(store, scheduler, store, self._ids)
         self._epoch = store.lead("stage", 60_000)
 
     def furnish(self, *objects: Object) -> None:
@@ -72,6 +71,15 @@ class Stage:
         self.turn()
         self.start(group)
         self.end(group, exit_code)
+
+    def erase(self, group: str) -> None:
+        """Take a group's record away, whatever its phase."""
+        key = f"default/{group}"
+        item = self.store.get("PodGroup", key)
+        assert item is not None
+        write = Write(kind="PodGroup", key=key, expect=item.metadata.revision, value=None)
+        gone = Transaction(subject=key, writes=(write,))
+        assert not self.store.commit([gone], request_id=self._ids.new_uid()).refused
 
     def pods(self, group: str) -> list[Pod]:
         """The pods of a group in namespace default, by name."""

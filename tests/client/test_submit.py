@@ -145,7 +145,7 @@ def test_a_namespace_that_is_full_rejects(stage: Stage) -> None:
     with pytest.raises(Rejected) as caught:
         stage.client.submit(command=["true"], name="two")
     assert caught.value.message == (
-        "PodGroup default/two: namespace default allows at most 1 unfinished pod groups, and has 1"
+        "PodGroup default/two: namespace default allows at most 1 unfinished pod group, and has 1"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchq.daemon import embedded, processes
-from batchq.daemon.paths import Home
+from batchq.paths import Home
 
 
 @pytest.fixture

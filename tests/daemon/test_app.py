@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from batchq.clock import SystemClock
 from batchq.config.load import load_config
 from batchq.daemon import app, processes
-from batchq.daemon.clock import StoreClock, SystemClock
 from batchq.daemon.embedded import ensure_server
 from batchq.daemon.ending import Ending
-from batchq.daemon.ids import CountingIds
 from batchq.daemon.loop import TurnReport
-from batchq.daemon.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.daemon.processes import Record
 from batchq.errors import InvariantBroken
+from batchq.ids import CountingIds
+from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
@@ -202,11 +202,11 @@ def test_who_does_not_lead_does_nothing(store: RedisStore) -> None:
 
 def test_the_default_queue_is_made_once_and_never_replaced(store: RedisStore) -> None:
     for _ in range(2):
-        app.ensure_default_queue(store, clock=StoreClock(store), ids=CountingIds())
+        app.ensure_default_queue(store, clock=store, ids=CountingIds())
     queue = store.get("Queue", "default")
     assert queue is not None
     assert queue.metadata.uid == "0000000000000001"
 
 
 def test_the_servers_clock_is_close_to_this_machines(store: RedisStore) -> None:
-    assert abs(StoreClock(store).now_ms() - SystemClock().now_ms()) < 1000
+    assert abs(store.now_ms() - SystemClock().now_ms()) < 1000

@@ -13,9 +13,9 @@ import pytest
 
 from batchq.daemon import embedded, processes
 from batchq.daemon.embedded import ask, ensure_server, find_binary, running_server, stop_server
-from batchq.daemon.paths import Home, default_url
 from batchq.daemon.processes import Fate
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
+from batchq.paths import Home, default_url
 from tests.daemon.waiting import until
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon.paths import Home, default_url, find_home, resolve_url, short_folder
 from batchq.errors import InvalidInput
+from batchq.paths import Home, default_url, find_home, resolve_url, short_folder
 
 
 def test_an_explicit_home_comes_before_the_variable(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_short_folder_that_somebody_else_prepared_is_refused(
     trap = tmp_path / "trap"
     trap.mkdir(mode=0o777)
     trap.chmod(0o777)
-    monkeypatch.setattr("batchq.daemon.paths.short_folder", lambda: trap)
+    monkeypatch.setattr("batchq.paths.short_folder", lambda: trap)
     with pytest.raises(InvalidInput, match="is not a folder of user"):
         Home(tmp_path / ("x" * 120)).prepare()
 

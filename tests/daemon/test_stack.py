@@ -11,9 +11,9 @@ import pytest
 
 from batchq.daemon import processes, stack
 from batchq.daemon.embedded import ensure_server, stop_server
-from batchq.daemon.paths import URL_VARIABLE, Home, default_url
 from batchq.daemon.stack import StackReport, State, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
+from batchq.paths import URL_VARIABLE, Home, default_url
 from batchq.store.connect import open_store
 from tests.daemon.waiting import until
 

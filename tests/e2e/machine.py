@@ -21,7 +21,7 @@ from batchq.api.objects import Node, Pod, PodGroup
 from batchq.client import Client
 from batchq.config.documents import read_documents
 from batchq.daemon import embedded, processes
-from batchq.daemon.paths import Home, default_url
+from batchq.paths import Home, default_url
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
 

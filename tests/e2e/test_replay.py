@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-from pathlib import Path
 
-import pytest
-
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Object, Pod
 from tests.e2e.machine import Machine, until
+from tests.harness.traces import real_log
 
 #: Number, submit, run time and processors of jobs on a machine with four processors.
 JOBS = [
@@ -55,13 +54,17 @@ def test_ctrl_c_cancels_the_rest(machine: Machine) -> None:
     process = machine.start("replay", str(log), "--speed", "100")
     until(lambda: "3 jobs for 1 × 4 processors" in machine.output_of(process), what="it begins")
     with machine.client() as client:
-        until(lambda: any(pod.status.phase == "Running" for pod in client.list("Pod")))
+        until(lambda: any(_runs(pod) for pod in client.list("Pod")), what="a pod runs")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=40) == 130
         told = "interrupted after 2 of 3 jobs were submitted: 2 of them were cancelled"
         assert told in machine.output_of(process)
         assert list(client.list("PodGroup")) == []
         assert list(client.list("Node")) == []
+
+
+def _runs(item: Object) -> bool:
+    return isinstance(item, Pod) and item.status.phase == PodPhase.RUNNING
 
 
 def test_a_file_that_is_no_log_starts_nothing(machine: Machine) -> None:
@@ -74,10 +77,7 @@ def test_a_file_that_is_no_log_starts_nothing(machine: Machine) -> None:
 
 
 def test_a_slice_of_a_real_log_finishes_exactly_once(machine: Machine) -> None:
-    folder = os.environ.get("BATCHQ_TRACES", "")
-    log = Path(folder, "lublin_256.swf.gz")
-    if not folder or not log.exists():
-        pytest.skip("BATCHQ_TRACES names no folder with lublin_256.swf.gz, a log of 10,000 jobs")
+    log = real_log("lublin_256")
     done = machine.batchq("replay", str(log), "--jobs", "40", "--speed", "8000", "-o", "json")
     report = json.loads(done.stdout)
     assert (report["jobs"], report["finishedExactlyOnce"]) == (40, 40)

@@ -108,6 +108,15 @@ def test_ctrl_c_says_what_keeps_running(stack: Machine) -> None:
         client.wait(["patient"], timeout_s=20)
 
 
+def test_ctrl_c_while_the_stack_starts_leaves_nothing(machine: Machine) -> None:
+    process = machine.start("run", pod(machine, "never", "true"))
+    until(lambda: "Starting the embedded server" in machine.output_of(process), what="it starts")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert "what was started is stopped again" in machine.output_of(process)
+    assert machine.batchq("down").stderr == "Nothing was there to stop\n"
+
+
 def test_a_wrong_file_is_told_before_anything_is_started(machine: Machine) -> None:
     file = machine.file("wrong.yaml", "apiVersion: batchq/v1\nkind: PodGroop\n")
     done = machine.batchq("run", str(file), exits=1)

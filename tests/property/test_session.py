@@ -10,10 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.api.lifecycle import ON_NODE, PodPhase
-from batchq.api.reasons import Leaving
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
+from batchq.api.reasons import Leaving, Waiting
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, bind, create_pods, evict, roll_back
 from batchq.framework.session import Session
 from batchq.framework.wanted import wanted_ordinals
@@ -57,6 +58,29 @@ def test_a_gang_has_min_member_pods_on_nodes_or_none(world: list[Any]) -> None:
     for group in decide(*world).session.groups.values():
         placed = sum(pod.status.phase in ON_NODE for pod in group.pods.values())
         assert placed == 0 or placed >= group.min_member
+
+
+@given(worlds())
+def test_nobody_waits_who_could_be_admitted_unless_it_is_not_its_turn(world: list[Any]) -> None:
+    session = decide(*world).session
+    for group in session.groups.values():
+        if group.phase == PodGroupPhase.PENDING:
+            reasons = [verdict.reason for verdict in session.refusals[group.uid]]
+            assert blockers(session, group) or reasons == [Waiting.WAITING_FOR_TURN]
+
+
+@given(worlds())
+def test_under_strict_nobody_behind_the_first_who_waits_in_line_is_admitted(
+    world: list[Any],
+) -> None:
+    session = decide(*world).session
+    for queue in session.queues.values():
+        if queue.record.spec.strategy.type != "StrictFIFO":
+            continue
+        blocked = False
+        for group in queue.line:
+            assert not (blocked and group.phase == PodGroupPhase.IN_QUEUE)
+            blocked = blocked or waits_in_line(session.refusals.get(group.uid, ()))
 
 
 @given(worlds(), st.randoms(use_true_random=False))

@@ -14,7 +14,7 @@ from batchq.api.objects import Node, Object, Pod, PodGroup
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.daemon.ids import CountingIds
+from batchq.ids import CountingIds
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore

@@ -201,3 +201,15 @@ def test_without_enqueue_pods_come_into_being_at_once_and_limits_hold_at_the_bin
     assert admitted(came) == [(0, ["default/a", "default/b"])]
     assert [time for time, _ in bound(came)] == [0, 5]
     assert phases(came) == {"a": "Completed", "b": "Completed"}
+
+
+def test_what_one_array_gives_back_another_gets_in_the_same_session() -> None:
+    """Each binds again within what its ended pods held, and one grows into what the other left."""
+    came = outcome(
+        node("n1", 1),
+        node("n2", "1500m"),
+        group("a", 4, cpu="500m", minMember=1, runtime="0s"),
+        group("b", 5, cpu="500m", minMember=1, runtime="0s"),
+    )
+    assert [(time, len(pods)) for time, pods in bound(came)] == [(0, 5), (0, 4)]
+    assert phases(came) == {"a": "Completed", "b": "Completed"}

@@ -87,7 +87,10 @@ def worlds(draw: st.DrawFn) -> list[Manifest]:
 def played(manifests: list[Manifest], config: str, most: int = 300) -> tuple[Stage, Outcome]:
     text = yaml.safe_dump_all(manifests, sort_keys=False)
     stage = Stage(read_world(text, "world"), assemble(read_config(config, "config")))
-    return stage, stage.run(most, bounded=True).outcome
+    came = stage.run(most, bounded=True)
+    # Nobody writes beside the scheduler: what it decides, the store takes.
+    assert came.refused == 0
+    return stage, came.outcome
 
 
 PROFILE = settings(

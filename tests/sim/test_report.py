@@ -154,6 +154,7 @@ def test_a_group_that_no_session_has_looked_at_since_says_so() -> None:
 
 
 def test_the_table_tells_the_same_to_people() -> None:
+    why = "needs cpu 1, and the cluster has 500m free (1 of 1500m in use)"
     assert as_table(outcome(*WORLD)).splitlines() == [
         "TIME  WHAT     WHO",
         "0s    InQueue  default/a",
@@ -161,10 +162,7 @@ def test_the_table_tells_the_same_to_people() -> None:
         "",
         "PODGROUP   PHASE    POSITION  REASON",
         "default/a  Running  -         -",
-        (
-            "default/b  Pending  1         WaitingForResources: needs cpu 1, and the cluster has 500m"
-            " free (1 of 1500m in use)"
-        ),
+        f"default/b  Pending  1         WaitingForResources: {why}",
         "",
         "QUEUE    SHARE     ALLOCATED      RESERVED  DESERVED",
         "default  0.666667  cpu 1, pods 1  -         cpu 1500m",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 
-from batchq.daemon.clock import SystemClock
+from batchq.clock import SystemClock
 from batchq.ports import Clock
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -1,0 +1,490 @@
+"""What can be wrong, with the exit code and the sentence that answers it: one table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+GROUP = """
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: train}
+spec:
+  tasks:
+    - name: w
+      replicas: 2
+      template:
+        command: [python3, train.py]
+        requests: {cpu: 1}
+"""
+#: A file whose first document is fine: it must not be applied either.
+FINE = "apiVersion: batchq/v1\nkind: Queue\nmetadata: {name: fine}\n---\n"
+
+BOMB = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+
+
+def group(old: str, new: str) -> str:
+    """The good manifest with one thing changed, behind a good one."""
+    assert old in GROUP
+    return FINE + GROUP.replace(old, new)
+
+
+class Bad(NamedTuple):
+    """`words` after `batchq`; `{file}` is a file with `content`."""
+
+    what: str
+    code: int
+    message: str
+    words: tuple[str, ...]
+    content: str | bytes = ""
+
+
+APPLY = ("apply", "-f", "{file}")
+SUBMIT = ("submit", "--name", "new")
+CMD = ("--", "true")
+
+TABLE = [
+    # files that are not what they should be
+    Bad(
+        "an unknown field",
+        1,
+        (
+            "{file}, line 12: PodGroup default/train: spec.tasks[0].replica: there is no "
+            "such field; did you mean 'replicas'?"
+        ),
+        APPLY,
+        group("replicas: 2", "replica: 2"),
+    ),
+    Bad(
+        "a bad quantity",
+        1,
+        "expected a quantity such as 500m, 2 or 64Gi, found '4 cores'",
+        APPLY,
+        group("cpu: 1", "cpu: 4 cores"),
+    ),
+    Bad(
+        "a negative quantity",
+        1,
+        "expected a quantity of zero or more, found '-1'",
+        APPLY,
+        group("cpu: 1", "cpu: -1"),
+    ),
+    Bad(
+        "negative replicas",
+        1,
+        (
+            "PodGroup default/train: spec.tasks[0].replicas: expected a number from 0 to "
+            "1000000, found -2"
+        ),
+        APPLY,
+        group("replicas: 2", "replicas: -2"),
+    ),
+    Bad(
+        "zero replicas",
+        1,
+        (
+            "PodGroup default/train: expected at least one task with at least one replica, "
+            "found none"
+        ),
+        APPLY,
+        group("replicas: 2", "replicas: 0"),
+    ),
+    Bad(
+        "a bad duration",
+        1,
+        "spec.walltime: expected a duration such as 90s, 2h or 1d, found 'soon'",
+        APPLY,
+        group("spec:\n", "spec:\n  walltime: soon\n"),
+    ),
+    Bad(
+        "more members than replicas",
+        1,
+        "spec.minMember: expected at most the 2 replicas of all tasks, found 3",
+        APPLY,
+        group("spec:\n", "spec:\n  minMember: 3\n"),
+    ),
+    Bad(
+        "a name with upper case",
+        1,
+        "metadata.name: expected at most 63 lower-case letters",
+        APPLY,
+        group("name: train", "name: Train"),
+    ),
+    Bad(
+        "a name of a megabyte",
+        1,
+        "(1048576 characters)",
+        APPLY,
+        group("name: train", f"name: {'x' * 2**20}"),
+    ),
+    Bad(
+        "a number where text belongs",
+        1,
+        "spec.queue: expected text",
+        APPLY,
+        group("spec:\n", "spec:\n  queue: [a]\n"),
+    ),
+    Bad(
+        "a namespace on a queue",
+        1,
+        "metadata.namespace: a Queue has no namespace; leave it out",
+        APPLY,
+        FINE.replace("{name: fine}", "{name: fine, namespace: x}"),
+    ),
+    Bad(
+        "an unknown kind",
+        1,
+        "kind: expected one of Queue, ResourceQuota, Node",
+        APPLY,
+        group("kind: PodGroup", "kind: Podgroop"),
+    ),
+    Bad(
+        "another apiVersion",
+        1,
+        "apiVersion: expected batchq/v1, found 'v1'",
+        APPLY,
+        group("apiVersion: batchq/v1\nkind: PodGroup", "apiVersion: v1\nkind: PodGroup"),
+    ),
+    Bad(
+        "no command",
+        1,
+        "template.command: expected a command for its pods to run, found none",
+        APPLY,
+        group("        command: [python3, train.py]\n", ""),
+    ),
+    Bad(
+        "a field that this version lacks",
+        1,
+        "spec.controller external is not available in this version; use batchq",
+        APPLY,
+        group("spec:\n", "spec:\n  minResources: {cpu: 1}\n  controller: external\n"),
+    ),
+    Bad(
+        "a key that is given twice",
+        1,
+        ("{file}, line 13: the field 'replicas' is given twice in one mapping (first on line 12)"),
+        APPLY,
+        group("replicas: 2\n", "replicas: 2\n      replicas: 3\n"),
+    ),
+    Bad(
+        "an object that is given twice",
+        1,
+        "Queue fine is given twice in one request",
+        APPLY,
+        FINE + FINE,
+    ),
+    Bad(
+        "aliases that would fill the memory",
+        1,
+        "the aliases stand for more than 10000 values",
+        APPLY,
+        BOMB,
+    ),
+    Bad(
+        "too deep a nesting",
+        1,
+        "expected at most 64 levels of nesting",
+        APPLY,
+        "[" * 500 + "]" * 500,
+    ),
+    Bad(
+        "a tab",
+        1,
+        "the line is indented with a tab; YAML wants spaces",
+        APPLY,
+        FINE + "kind:\n\tPodGroup\n",
+    ),
+    Bad(
+        "no YAML at all",
+        1,
+        "this is not YAML",
+        APPLY,
+        FINE + "kind: [PodGroup\n",
+    ),
+    Bad(
+        "a list where a manifest belongs",
+        1,
+        "expected a mapping of fields, found a list of 2 items",
+        APPLY,
+        "[1, 2]",
+    ),
+    Bad(
+        "an empty file",
+        1,
+        "{file}: expected at least one manifest, found nothing",
+        APPLY,
+        "",
+    ),
+    Bad(
+        "a binary file",
+        1,
+        "{file}: expected text in UTF-8, found other bytes",
+        APPLY,
+        b"\x7fELF\x02\x01\x01\x00\xff\xfe",
+    ),
+    Bad(
+        "a file that is too long",
+        1,
+        "{file}: expected at most 8 MiB, found 8.0 MiB",
+        APPLY,
+        "#" * (8 * 2**20 + 1),
+    ),
+    Bad(
+        "a missing file",
+        1,
+        "/nowhere.yaml: the file cannot be read: No such file or directory",
+        ("apply", "-f", "/nowhere.yaml"),
+    ),
+    Bad(
+        "a directory as a file",
+        1,
+        "/: the file cannot be read: Is a directory",
+        ("submit", "-f", "/"),
+    ),
+    Bad(
+        "a gate that is added later",
+        8,
+        (
+            "PodGroup default/waiting: spec.schedulingGates: gate 'late' cannot be added "
+            "after creation; gates can only be removed"
+        ),
+        APPLY,
+        group("name: train", "name: waiting").replace(
+            "spec:\n", "spec:\n  schedulingGates: [{name: late}]\n"
+        ),
+    ),
+    Bad(
+        "groups in a circle",
+        12,
+        "spec.dependsOn goes in a circle: train -> other -> train",
+        APPLY,
+        GROUP.replace("spec:\n", "spec:\n  dependsOn: [{name: other}]\n")
+        + "---"
+        + GROUP.replace("name: train", "name: other").replace(
+            "spec:\n", "spec:\n  dependsOn: [{name: train}]\n"
+        ),
+    ),
+    # names that stand for nothing
+    Bad(
+        "an unknown queue",
+        6,
+        "PodGroup default/train: spec.queue: there is no queue 'defualt'",
+        APPLY,
+        group("spec:\n", "spec:\n  queue: defualt\n"),
+    ),
+    Bad(
+        "an unknown queue by option",
+        6,
+        "PodGroup default/new: spec.queue: there is no queue 'nowhere'",
+        (*SUBMIT, "-q", "nowhere", *CMD),
+    ),
+    Bad(
+        "an unknown priority class",
+        6,
+        "spec.priorityClassName: there is no priority class 'urgent'",
+        (*SUBMIT, "--priority-class", "urgent", *CMD),
+    ),
+    Bad(
+        "an unknown group to come after",
+        6,
+        "spec.dependsOn: there is no PodGroup default/nothing",
+        (*SUBMIT, "--after", "nothing", *CMD),
+    ),
+    Bad(
+        "a group that is not there",
+        6,
+        "PodGroup default/nothing does not exist",
+        ("describe", "nothing"),
+    ),
+    Bad(
+        "logs of a group that is not there",
+        6,
+        "PodGroup default/nothing does not exist",
+        ("logs", "nothing"),
+    ),
+    Bad(
+        "one wrong name among several",
+        6,
+        "PodGroup default/nothing does not exist",
+        ("cancel", "waiting", "nothing"),
+    ),
+    Bad(
+        "a gate that is not there",
+        6,
+        "PodGroup default/waiting has no scheduling gate 'x'",
+        ("gates", "open", "waiting", "x"),
+    ),
+    Bad(
+        "a node that is not there",
+        6,
+        "Node n7 does not exist",
+        ("nodes", "cordon", "n1", "n7"),
+    ),
+    # not in this state
+    Bad(
+        "a name that is taken",
+        8,
+        "PodGroup default/waiting exists already and is Pending",
+        ("submit", "--name", "waiting", *CMD),
+    ),
+    Bad(
+        "cancelling what has ended",
+        8,
+        "PodGroup default/ended is Completed already and cannot be cancelled",
+        ("cancel", "ended"),
+    ),
+    Bad(
+        "deleting what runs",
+        8,
+        "PodGroup default/running is Running, and only finished groups can be deleted",
+        ("delete", "podgroup", "ended", "running"),
+    ),
+    Bad(
+        "deleting a queue that is used",
+        12,
+        "Queue default is always there and cannot be deleted",
+        ("delete", "queue", "default"),
+    ),
+    Bad(
+        "deleting a pod",
+        12,
+        "pods are made by batchq from the tasks of a PodGroup",
+        ("delete", "pod", "running-w-0"),
+    ),
+    Bad(
+        "editing what runs",
+        8,
+        (
+            "spec.tasks can change only while the group is Pending and nothing is reserved "
+            "for it; it is Running"
+        ),
+        APPLY,
+        group("name: train", "name: running"),
+    ),
+    # the command line
+    Bad(
+        "an unknown kind of object",
+        2,
+        (
+            "expected one of Queue, ResourceQuota, Node, PriorityClass, AdmissionCheck, "
+            "PodGroup, Pod, found 'quees'; did you mean queues?"
+        ),
+        ("get", "quees"),
+    ),
+    Bad(
+        "an array that is no range",
+        2,
+        "array: expected a range such as 0-99, found '5'",
+        (*SUBMIT, "--array", "5", *CMD),
+    ),
+    Bad(
+        "an array that does not start at 0",
+        2,
+        "array: expected a range that starts at 0, found '5-9'",
+        (*SUBMIT, "--array", "5-9", *CMD),
+    ),
+    Bad(
+        "an array and replicas",
+        2,
+        "an array says by itself how many pods there are",
+        (*SUBMIT, "--array", "0-9", "-N", "3", *CMD),
+    ),
+    Bad(
+        "a variable without =",
+        2,
+        "expected NAME=VALUE, found 'SEED'",
+        (*SUBMIT, "--env", "SEED", *CMD),
+    ),
+    Bad(
+        "a resource without =",
+        2,
+        "expected RESOURCE=QUANTITY, found 'licence'",
+        (*SUBMIT, "--res", "licence", *CMD),
+    ),
+    Bad(
+        "cpus that are no number",
+        2,
+        "expected a quantity such as 500m, 2 or 64Gi, found 'many'",
+        (*SUBMIT, "--cpus", "many", *CMD),
+    ),
+    Bad(
+        "a walltime that is no duration",
+        2,
+        "expected a duration such as 90s, 2h or 1d, found 'soon'",
+        (*SUBMIT, "--walltime", "soon", *CMD),
+    ),
+    Bad(
+        "zero replicas by option",
+        2,
+        "0 is not in the range x>=1",
+        (*SUBMIT, "-N", "0", *CMD),
+    ),
+    Bad(
+        "more members than replicas by option",
+        1,
+        "spec.minMember: expected at most the 2 replicas of all tasks, found 3",
+        (*SUBMIT, "-N", "2", "--min-member", "3", *CMD),
+    ),
+    Bad(
+        "a dependency that says what no condition is",
+        2,
+        "after: expected NAME, ok:NAME, any:NAME or failed:NAME, found 'maybe:waiting'",
+        (*SUBMIT, "--after", "maybe:waiting", *CMD),
+    ),
+    Bad(
+        "an empty name",
+        1,
+        "name: expected at most",
+        ("describe", ""),
+    ),
+    Bad(
+        "nothing to submit",
+        2,
+        "expected a command after `--` or a file with -f, found neither",
+        ("submit",),
+    ),
+    Bad(
+        "a file and a command",
+        2,
+        "expected a command after `--` or a file with -f, found both",
+        ("submit", "-f", "x", *CMD),
+    ),
+    Bad(
+        "an option that a file says itself",
+        2,
+        "--cpus says how to run a command, and a file says that itself",
+        ("submit", "-f", "{file}", "--cpus", "2"),
+        GROUP,
+    ),
+    Bad(
+        "an option that does not exist",
+        2,
+        "No such option",
+        ("jobs", "--al"),
+    ),
+    Bad(
+        "a form that does not exist",
+        2,
+        "'xml' is not one of",
+        ("jobs", "-o", "xml"),
+    ),
+    Bad(
+        "a phase that does not exist",
+        2,
+        "expected one of Pending, InQueue, Running",
+        ("jobs", "--phase", "sleeping"),
+    ),
+    Bad(
+        "a quota without a quantity",
+        2,
+        "expected RESOURCE=QUANTITY, found 'cpu'",
+        ("quota", "set", "research", "cpu"),
+    ),
+    Bad(
+        "a quota for a bad namespace",
+        2,
+        "expected at most 63 lower-case letters",
+        ("quota", "set", "Research", "cpu=1"),
+    ),
+]

@@ -1,0 +1,78 @@
+"""`batchq config`: what it accepts, what it prints, and that it reads what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from batchq.cli.config import checked_config
+from batchq.cli.main import main
+from batchq.config.load import load_config
+from batchq.errors import InvalidInput
+
+SHIPPED = Path(__file__).parents[2] / "conf" / "scheduler.yaml"
+
+
+def test_the_shipped_file_is_valid_and_says_the_defaults() -> None:
+    assert checked_config(SHIPPED) == checked_config(None)
+    done = CliRunner().invoke(main, ["config", "check", str(SHIPPED)])
+    assert done.output == (
+        f"{SHIPPED} is a valid configuration\n"
+        "actions: enqueue, allocate\n"
+        "plugins: gates, dependencies, quota, capacity, gang, priority, predicates,"
+        " leastAllocated, binpack\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "actions: enqueue, allocate\n",
+        "schedulePeriod: 250ms\novercommit: 1.25\nnodeTimeout: 90s\n",
+        "plugins: [gates, {name: leastAllocated, weight: 3}]\n",
+        "plugins: [gates, binpack]\npluginConfig:\n  binpack: {resource: 'gpu'}\n",
+    ],
+)
+def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(text)
+    printed = CliRunner().invoke(main, ["config", "print", "--config", str(file)])
+    again = tmp_path / "again.yaml"
+    again.write_text(printed.output)
+    assert printed.exit_code == 0
+    assert load_config(again) == load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "actions:\n- enqueue\n- alocate\n",
+            "line 3: actions[1]: there is no action 'alocate'; did you mean 'allocate'?",
+        ),
+        (
+            "plugins: [gates]\nactions: enqueue,zzz\n",
+            "line 2: actions[1]: there is no action 'zzz'; known: allocate, enqueue",
+        ),
+        (
+            "schedulePeriod: 1s\nplugins:\n- gates\n- gangs\n",
+            "line 4: plugins[1]: there is no plugin 'gangs'; did you mean 'gang'?",
+        ),
+        (
+            "shedulePeriod: 1s\n",
+            "line 1: shedulePeriod: there is no such setting; did you mean 'schedulePeriod'?",
+        ),
+    ],
+)
+def test_a_wrong_name_is_told_with_its_line_and_the_nearest(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput) as refused:
+        checked_config(file)
+    assert refused.value.message == f"{file}, {told}"
+    assert refused.value.exit_code == 1

@@ -1,0 +1,192 @@
+"""`batchq apply`, `get`, `delete`, `nodes`, `quota`, `gates`, `suspend` and `resume`."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+from batchq.client import Client
+from tests.builders import a_group, a_queue, a_task
+from tests.cli.conftest import Batchq
+from tests.client.stage import Stage
+from tests.harness.server import Server
+
+QUEUES = """
+apiVersion: batchq/v1
+kind: List
+items:
+  - {apiVersion: batchq/v1, kind: Queue, metadata: {name: a}, spec: {weight: 2}}
+  - {apiVersion: batchq/v1, kind: Queue, metadata: {name: b}}
+"""
+
+
+def test_apply_says_what_it_did_to_each_object(batchq: Batchq, stage: Stage) -> None:
+    assert batchq("apply", "-f", "-", stdin=QUEUES).lines == ["queue a created", "queue b created"]
+    changed = QUEUES.replace("weight: 2", "weight: 3")
+    assert batchq("apply", "-f", "-", stdin=changed).lines == [
+        "queue a configured",
+        "queue b unchanged",
+    ]
+
+
+def test_a_dry_run_of_apply_changes_nothing(batchq: Batchq, stage: Stage) -> None:
+    before = stage.names()
+    done = batchq("apply", "-f", "-", "--dry-run", stdin=QUEUES)
+    assert done.lines == ["queue a created (dry run)", "queue b created (dry run)"]
+    assert stage.names() == before
+
+
+@pytest.mark.parametrize("kind", ["queues", "nodes", "resourcequotas", "podgroups"])
+def test_what_get_prints_apply_reads(batchq: Batchq, stage: Stage, kind: str) -> None:
+    batchq("apply", "-f", "-", stdin=QUEUES)
+    batchq("quota", "set", "default", "cpu=4", "podgroups=9")
+    batchq("submit", "--name", "x", "--env", "A=007", "--walltime", "90s", "--", "echo", "1.10")
+    stage.turn()
+    stage.start("x")
+    printed = batchq("get", kind, "-o", "yaml").out
+    done = batchq("apply", "-f", "-", stdin=printed)
+    assert done.code == 0
+    assert done.lines
+    assert all(line.endswith(" unchanged") for line in done.lines)
+    # A status is batchq's to write; whoever sends one is told.
+    has_status = kind in ("podgroups", "nodes")
+    assert ("status is batchq's, and is ignored" in done.err) is has_status
+
+
+def test_get_prints_one_object_by_itself(batchq: Batchq, stage: Stage) -> None:
+    done = batchq("get", "queue", "default", "-o", "json")
+    assert json.loads(done.out)["metadata"]["name"] == "default"
+    assert batchq("get", "q", "-o", "name").out == "default\n"
+    assert batchq("get", "PG").err == "there are no objects of kind PodGroup\n"
+
+
+def test_get_lists_every_kind_as_rows(batchq: Batchq, stage: Stage) -> None:
+    batchq("quota", "set", "default", "memory=4Gi")
+    batchq("submit", "--name", "x", "--mem", "1Gi", "--", "true")
+    stage.turn()
+    pods = batchq("get", "pods").lines
+    assert pods[0].split() == ["NAME", "GROUP", "PHASE", "NODE", "ATTEMPT", "EXIT", "MESSAGE"]
+    assert pods[1].split() == ["x-main-0", "x", "Bound", "n1", "1", "-", "-"]
+    quotas = batchq("get", "quota").lines
+    assert quotas[1].split() == ["default", "default", "memory", "1Gi", "4Gi"]
+    nodes = batchq("get", "nodes").lines
+    assert nodes[1].split()[:3] == ["n1", "Ready", "1"]
+
+
+def test_a_pod_is_found_by_its_name(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "--", "true")
+    stage.turn()
+    pod = yaml.safe_load(batchq("get", "pod", "x-main-0", "-o", "yaml").out)
+    assert pod["status"]["phase"] == "Bound"
+    assert batchq("describe", "pod", "x-main-0").lines[0] == "Pod:    default/x-main-0"
+    missing = batchq("get", "pod", "x-main-1")
+    assert (missing.code, missing.err.splitlines()[0]) == (
+        6,
+        "error: Pod default/x-main-1 does not exist",
+    )
+
+
+def test_delete_takes_all_or_nothing(batchq: Batchq, stage: Stage) -> None:
+    batchq("apply", "-f", "-", stdin=QUEUES)
+    batchq("submit", "--name", "x", "-q", "b", "--", "true")
+    stage.turn()
+    refused = batchq("delete", "queue", "a", "b")
+    assert refused.code == 8
+    assert refused.err.startswith("error: Queue b still has 1 unfinished pod group")
+    assert batchq("get", "queues", "-o", "name").lines == ["a", "b", "default"]
+    stage.run("x")
+    assert batchq("delete", "pg", "x").out == "podgroup default/x deleted\n"
+    assert batchq("get", "pods", "-o", "name").out == ""
+    assert batchq("delete", "-f", "-", stdin=QUEUES).lines == ["queue a deleted", "queue b deleted"]
+
+
+def test_a_file_of_a_group_and_its_queue_can_be_deleted(batchq: Batchq, stage: Stage) -> None:
+    group = a_group("x", tasks=(a_task(command=("true",)),), queue="q")
+    stage.client.apply([a_queue("q"), group])
+    stage.run("x")
+    both = batchq("get", "queue", "q", "-o", "yaml").out + "---\n"
+    both += batchq("get", "pg", "x", "-o", "yaml").out
+    assert batchq("delete", "-f", "-", stdin=both).lines == [
+        "queue q deleted",
+        "podgroup default/x deleted",
+    ]
+
+
+def test_a_cordoned_node_gets_no_more_pods(batchq: Batchq, stage: Stage) -> None:
+    assert batchq("nodes", "cordon", "n1").out == "node n1 cordoned\n"
+    assert batchq("nodes", "cordon", "n1").out == "node n1 is cordoned already\n"
+    assert batchq("nodes").lines[1].split()[:2] == ["n1", "Ready,cordoned"]
+    batchq("submit", "--name", "x", "--", "true")
+    stage.turn()
+    assert all(pod.status.node == "" for pod in stage.pods("x"))
+    assert batchq("nodes", "uncordon", "n1").out == "node n1 uncordoned\n"
+
+
+def test_draining_returns_when_the_node_is_empty(
+    batchq: Batchq, stage: Stage, server: Server
+) -> None:
+    batchq("submit", "--name", "x", "--", "sleep", "1")
+    stage.turn()
+    stage.start("x")
+    late = batchq("nodes", "drain", "n1", "--timeout", "100ms")
+    assert late.code == 124
+    assert late.err.splitlines()[1] == "error: Node n1 still runs 1 pod after 100ms"
+    with ThreadPoolExecutor(max_workers=1) as threads, Client(server.url) as other:
+        future = threads.submit(batchq, "nodes", "drain", "n1")
+        stage.end("x")
+        assert other.wait_until_empty("n1", timeout_s=20) == 0
+        assert future.result(20).out == "node n1 drained\n"
+
+
+def test_a_quota_is_set_and_shown_with_its_use(batchq: Batchq, stage: Stage) -> None:
+    assert batchq("quota").err == "there are no quotas: nothing is limited\n"
+    assert batchq("quota", "set", "default", "cpu=4", "podgroups=9").out == (
+        "resourcequota default/default configured\n"
+    )
+    assert batchq("quota", "set", "default", "podgroups=9", "cpu=4000m").out == (
+        "resourcequota default/default unchanged\n"
+    )
+    batchq("submit", "--name", "x", "--cpus", "3", "--", "true")
+    stage.turn()
+    rows = [line.split() for line in batchq("quota", "show", "default").lines[1:]]
+    assert rows == [
+        ["default", "default", "cpu", "3", "4"],
+        ["default", "default", "podgroups", "1", "9"],
+    ]
+
+
+def test_gates_are_listed_and_opened(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "--gate", "data", "--gate", "budget", "--", "true")
+    rows = [line.split()[:2] for line in batchq("gates", "list").lines[1:]]
+    assert rows == [["default/x", "budget"], ["default/x", "data"]]
+    assert batchq("gates", "list", "--older-than", "1h").err == "there are no such gates\n"
+    done = batchq("gates", "open", "x", "data", "budget")
+    assert done.lines == [
+        "podgroup default/x: gate data opened",
+        "podgroup default/x: gate budget opened",
+    ]
+    stage.turn()
+    assert stage.phase("x") == "InQueue"
+
+
+def test_groups_are_suspended_and_resumed(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "--", "true")
+    assert batchq("suspend", "x").out == "podgroup default/x suspended\n"
+    assert batchq("suspend", "x").out == "podgroup default/x is suspended already\n"
+    stage.turn()
+    assert "Suspended: the group is suspended" in batchq("jobs").out
+    assert batchq("resume", "x").out == "podgroup default/x resumed\n"
+    assert batchq("resume", "x").out == "podgroup default/x is not suspended\n"
+    stage.turn()
+    assert stage.phase("x") == "InQueue"
+
+
+@pytest.mark.parametrize("file", ["queues.yaml", "examples/two-tenants.yaml"])
+def test_the_files_of_conf_can_be_applied(batchq: Batchq, stage: Stage, file: str) -> None:
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    done = batchq("apply", "-f", str(conf / file), "--dry-run")
+    assert done.code == 0, done

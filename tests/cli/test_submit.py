@@ -1,0 +1,235 @@
+"""`batchq submit`, `wait`, `progress` and `logs`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+import yaml
+
+from batchq.api.objects import PodGroup
+from tests.cli.conftest import Batchq, Ran
+from tests.client.stage import Stage
+
+SOON_S = 20
+
+FILE = """
+apiVersion: batchq/v1
+kind: Queue
+metadata: {name: files}
+---
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: first}
+spec:
+  queue: files
+  tasks: [{name: w, template: {command: [./run.sh]}}]
+---
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: second}
+spec:
+  queue: files
+  dependsOn: [{name: first}]
+  tasks: [{name: w, template: {command: [./run.sh], workingDir: sub}}]
+"""
+
+
+def stored(stage: Stage, name: str) -> PodGroup:
+    group = stage.client.get("PodGroup", name)
+    assert isinstance(group, PodGroup)
+    return group
+
+
+def test_submit_says_what_the_group_is_called(batchq: Batchq, stage: Stage) -> None:
+    done = batchq("submit", "--", "python3", "-c", "print(1)")
+    match = re.fullmatch(r"podgroup default/(python3-[a-z0-9]{5}) submitted\n", done.out)
+    assert match
+    [task] = stored(stage, match[1]).spec.tasks
+    assert task.template.command == ("python3", "-c", "print(1)")
+    assert task.template.working_dir == str(Path.cwd())
+
+
+def test_quiet_prints_the_key_alone(batchq: Batchq, stage: Stage) -> None:
+    assert batchq("submit", "--quiet", "--name", "x", "--", "true").out == "default/x\n"
+
+
+def test_words_after_the_command_are_its_own(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "grep", "--name", "-n", "x")
+    assert stored(stage, "x").spec.tasks[0].template.command == ("grep", "--name", "-n", "x")
+
+
+def test_every_option_reaches_the_group(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "before", "--", "true")
+    words = (
+        "submit --name x -N 4 --min-member 2 --cpus 500m --mem 1Gi --gpus 2 --res licence=1"
+        " --walltime 90m --env A=1 --env B=x=y --after any:before --gate data --suspend"
+        " --retries 3 -- true"
+    )
+    assert batchq(*words.split()).code == 0
+    spec = stored(stage, "x").spec
+    [task] = spec.tasks
+    assert (task.replicas, spec.min_member) == (4, 2)
+    assert task.template.requests == {
+        "cpu": 500,
+        "memory": 2**30,
+        "gpu": 2000,
+        "licence": 1000,
+    }
+    assert spec.walltime == 5_400_000
+    assert task.template.env == {"A": "1", "B": "x=y"}
+    assert [(one.condition, one.name) for one in spec.depends_on] == [("any", "before")]
+    assert [gate.name for gate in spec.scheduling_gates] == ["data"]
+    assert spec.suspend is True
+    assert spec.retry.limit == 3
+
+
+def test_a_dry_run_prints_the_manifest_and_submits_nothing(batchq: Batchq, stage: Stage) -> None:
+    before = stage.names()
+    done = batchq("submit", "--name", "x", "--array", "0-99", "--dry-run", "--", "true")
+    assert stage.names() == before
+    manifest = yaml.safe_load(done.out)
+    assert manifest["spec"]["minMember"] == 1
+    assert manifest["spec"]["tasks"][0]["replicas"] == 100
+    again = batchq("submit", "-f", "-", stdin=done.out)
+    assert again.out == "podgroup default/x submitted\n"
+
+
+def test_a_file_is_submitted_whole_and_starts_in_its_folder(
+    batchq: Batchq, stage: Stage, tmp_path: Path
+) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(FILE)
+    done = batchq("submit", "-f", str(file))
+    assert done.lines == [
+        "queue files created",
+        "podgroup default/first submitted",
+        "podgroup default/second submitted",
+    ]
+    assert stored(stage, "first").spec.tasks[0].template.working_dir == str(tmp_path)
+    assert stored(stage, "second").spec.tasks[0].template.working_dir == f"{tmp_path}/sub"
+    assert batchq("submit", "-f", str(file)).code == 8
+
+
+class Talk:
+    """Commands that wait, in a thread, begun before the test goes on."""
+
+    def __init__(self, batchq: Batchq, stage: Stage) -> None:
+        self._batchq = batchq
+        self._stage = stage
+        self._threads = ThreadPoolExecutor(max_workers=1)
+
+    def begin(self, *words: str, until: str) -> Future[Ran]:
+        """Run a command in the thread; return when the group `until` is there."""
+        future = self._threads.submit(self._batchq, *words)
+        pause = Event()
+        for _ in range(SOON_S * 100):
+            if future.done() or f"default/{until}" in self._batchq_keys():
+                return future
+            pause.wait(0.01)
+        raise AssertionError(f"{until} did not come")
+
+    def _batchq_keys(self) -> list[str]:
+        groups = self._stage.client.list("PodGroup")
+        return [f"{one.metadata.namespace}/{one.metadata.name}" for one in groups]
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def talk(batchq: Batchq, stage: Stage) -> Iterator[Talk]:
+    talk = Talk(batchq, stage)
+    yield talk
+    talk.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "expected"),
+    [
+        (("--wait",), 0, 0),
+        (("--wait",), 3, 10),
+        (("--wait", "--exit-code"), 3, 3),
+        (("--exit-code",), 0, 0),
+        (("--progress",), 3, 10),
+    ],
+)
+def test_submit_can_wait_and_pass_on_how_it_ended(
+    stage: Stage, talk: Talk, words: tuple[str, ...], exit_code: int, expected: int
+) -> None:
+    future = talk.begin("submit", "--name", "x", *words, "--", "true", until="x")
+    stage.run("x", exit_code=exit_code)
+    done = future.result(SOON_S)
+    assert done.out == "podgroup default/x submitted\n"
+    assert done.code == expected, done
+
+
+def test_wait_answers_10_for_failed_and_11_for_cancelled(batchq: Batchq, stage: Stage) -> None:
+    for name in ("good", "bad", "gone"):
+        batchq("submit", "--name", name, "--", "true")
+    batchq("cancel", "gone", "--reason", "not needed")
+    stage.turn()
+    for name, exit_code in (("good", 0), ("bad", 3)):
+        stage.start(name)
+        stage.end(name, exit_code)
+    assert batchq("wait", "good") == (0, "podgroup default/good Completed\n", "")
+    bad = batchq("wait", "good", "bad")
+    assert bad.code == 10
+    assert bad.lines[1].startswith("podgroup default/bad Failed (RetriesSpent: ")
+    gone = batchq("wait", "default/gone")
+    assert gone.code == 11
+    assert gone.out == "podgroup default/gone Cancelled (Cancelled: not needed)\n"
+    assert batchq("wait", "bad", "gone").code == 10
+    answer = json.loads(batchq("wait", "bad", "-o", "json").out)
+    assert (answer["items"][0]["phase"], answer["items"][0]["exitCode"]) == ("Failed", 3)
+
+
+def test_wait_answers_124_when_the_time_is_up(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "--", "true")
+    done = batchq("wait", "x", "--timeout", "100ms")
+    assert (done.code, done.out) == (124, "")
+    assert done.err.startswith("error: PodGroup default/x is Pending after 0s")
+
+
+def test_progress_in_a_pipe_is_a_line_for_each_change(stage: Stage, talk: Talk) -> None:
+    stage.client.submit(command=["true"], name="x", replicas=2)
+    future = talk.begin("progress", "x", until="x")
+    stage.run("x")
+    done = future.result(SOON_S)
+    assert done.code == 0
+    assert done.lines[-1] == "x: Completed: 2 of 2 pods done"
+    assert len(done.lines) == len(set(done.lines))
+
+
+def test_logs_can_say_whose_line_it_is(batchq: Batchq, stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x", replicas=2)
+    stage.turn()
+    stage.start("x")
+    for pod in stage.pods("x"):
+        text = f"one\ntwo of {pod.spec.index}\n".encode()
+        stage.store.append_log(pod.metadata.uid, pod.status.attempt, "stdout", text)
+    assert batchq("logs", "x").out == "one\ntwo of 0\none\ntwo of 1\n"
+    assert batchq("logs", "x", "--prefix", "--tail", "1").lines == [
+        "x-main-0: two of 0",
+        "x-main-1: two of 1",
+    ]
+    [line] = batchq("logs", "x", "--pod", "main-1", "--tail", "1", "-o", "json").lines
+    assert json.loads(line) == {
+        "pod": "x-main-1",
+        "attempt": 1,
+        "stream": "stdout",
+        "text": "two of 1",
+    }
+
+
+def test_logs_of_what_has_not_started_say_so(batchq: Batchq, stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x", cpus=9)
+    stage.turn()
+    done = batchq("logs", "x")
+    assert (done.code, done.out) == (0, "")
+    assert done.err == "PodGroup default/x is Pending; none of its pods has started\n"

@@ -1,0 +1,143 @@
+"""What a user is told when something goes wrong, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from batchq import errors
+from batchq.cli.trouble import Interrupted, on_interrupt, trouble_of, wants_json
+from tests.cli.conftest import Batchq, run
+from tests.client.stage import Stage
+from tests.harness.server import Server
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidInput("x"), 1),
+        (errors.UsageError("x"), 2),
+        (errors.NotFound("x"), 6),
+        (errors.Conflict("x"), 8),
+        (errors.StoreUnavailable("x"), 9),
+        (errors.Rejected("x"), 12),
+        (errors.WaitTimedOut("x"), 124),
+        (Interrupted("x"), 130),
+        (click.Abort(), 130),
+        (click.BadParameter("x"), 2),
+        (click.ClickException("x"), 1),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error: BaseException, code: int) -> None:
+    trouble = trouble_of(error)
+    assert trouble is not None
+    assert trouble.exit_code == code
+
+
+def test_a_mistake_of_our_own_is_no_trouble_of_the_user() -> None:
+    assert trouble_of(errors.InvariantBroken("x")) is None
+    assert trouble_of(ZeroDivisionError()) is None
+
+
+def test_an_error_is_a_sentence_and_a_hint_on_stderr(batchq: Batchq, stage: Stage) -> None:
+    done = batchq("describe", "queue", "defualt")
+    assert done == (
+        6,
+        "",
+        "error: Queue defualt does not exist\nhint: did you mean default?\n",
+    )
+
+
+@pytest.mark.parametrize("words", [("-o", "json"), ("-ojson",), ("--output=json",)])
+def test_an_answer_in_json_has_its_errors_in_json(
+    batchq: Batchq, stage: Stage, words: tuple[str, ...]
+) -> None:
+    done = batchq("describe", "queue", "defualt", *words)
+    assert (done.code, done.out) == (6, "")
+    assert json.loads(done.err) == {
+        "error": {
+            "code": "NotFound",
+            "message": "Queue defualt does not exist",
+            "hint": "did you mean default?",
+        }
+    }
+
+
+def test_json_asked_for_by_the_users_own_command_is_not_ours() -> None:
+    assert wants_json(["jobs", "-o", "json"])
+    assert not wants_json(["submit", "--", "kubectl", "get", "-o", "json"])
+
+
+def test_without_a_server_batchq_says_how_to_start_one() -> None:
+    done = run("jobs")
+    assert done == (
+        9,
+        "",
+        (
+            "error: no batchq server is running on this machine\n"
+            "hint: start one with `batchq up`, or name yours with --redis-url\n"
+        ),
+    )
+
+
+def test_ctrl_c_says_what_goes_on() -> None:
+    with pytest.raises(Interrupted) as caught, on_interrupt("the group goes on", hint="cancel it"):
+        raise KeyboardInterrupt
+    assert (caught.value.message, caught.value.hint) == ("the group goes on", "cancel it")
+
+
+def start(server: Server, *words: str, **more: object) -> subprocess.Popen[str]:
+    """A real `batchq`, which can be interrupted and whose pipes can be closed."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "batchq.cli", *words],
+        env={**os.environ, "BATCHQ_REDIS_URL": server.url, "PYTHONUNBUFFERED": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,  # type: ignore[call-overload]
+    )
+
+
+def test_an_interrupted_wait_ends_with_130(stage: Stage, server: Server, batchq: Batchq) -> None:
+    batchq("submit", "--name", "x", "--cpus", "9", "--", "true")
+    stage.turn()
+    process = start(server, "progress", "x", stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        # The first line is said from inside the wait.
+        assert process.stdout.readline().startswith("x: Pending: ExceedsMaxQuota")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.strip().splitlines() == [
+        "error: interrupted; PodGroup default/x goes on",
+        "hint: stop it with `batchq cancel default/x`",
+    ]
+
+
+def test_a_reader_that_has_read_enough_hears_nothing(stage: Stage, server: Server) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with start(server, "get", "queues", "-o", "yaml", stdout=writing) as process:
+        os.close(writing)
+        _, err = process.communicate(timeout=20)
+    assert err == ""
+    assert process.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_answer_that_cannot_be_written_is_an_error(stage: Stage, server: Server) -> None:
+    with (
+        Path("/dev/full").open("w") as full,
+        start(server, "get", "queues", stdout=full) as process,
+    ):
+        _, err = process.communicate(timeout=20)
+    assert err.splitlines()[0] == ("error: the answer cannot be written: No space left on device")
+    assert "Traceback" not in err
+    assert process.returncode == 1

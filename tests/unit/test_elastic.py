@@ -1,0 +1,84 @@
+"""Groups that can run with fewer pods than they have: who stands in for pods that have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import PodGroup, PodGroupStatus
+from tests.builders import a_group, a_node, a_pod, a_task, amounts, decide
+
+_FAILED: dict[str, Any] = {"phase": PodPhase.FAILED, "failures": 1, "finished_at": 0}
+_SUCCEEDED: dict[str, Any] = {"phase": PodPhase.SUCCEEDED, "finished_at": 0}
+
+
+def _group(phase: PodGroupPhase, min_member: int, *tasks: Any, **reserved: int) -> PodGroup:
+    status = PodGroupStatus(
+        phase=phase,
+        admission=1,
+        reserved_at=0,
+        in_queue_at=0,
+        started_at=0,
+        reservation=amounts(**reserved),
+    )
+    return a_group("g", tasks=tasks, min_member=min_member, status=status)
+
+
+def test_when_the_pods_of_one_task_have_failed_for_good_those_of_the_next_go_on() -> None:
+    group = _group(PodGroupPhase.RUNNING, 1, a_task("a"), a_task("b", 5), cpu=1, pods=1)
+    decided = decide(a_node(cpu=2), group, a_pod(group, task="a", **_FAILED))
+    assert list(decided.bound) == ["default/g-b-0", "default/g-b-1"]
+
+
+def test_a_new_admission_needs_no_pods_that_have_ended_for_good() -> None:
+    group = _group(PodGroupPhase.IN_QUEUE, 2, a_task("a", 2), a_task("b", 2), cpu=2, pods=2)
+    ended = (
+        a_pod(group, 0, task="a", **_SUCCEEDED),
+        a_pod(group, 1, task="a", **_FAILED),
+    )
+    decided = decide(a_node(cpu=4), group, *ended)
+    assert list(decided.bound) == ["default/g-b-0", "default/g-b-1"]
+
+
+def test_a_task_that_can_not_have_its_min_available_any_more_ends_the_group() -> None:
+    tasks = (a_task("server", 1, 1), a_task("worker", 5))
+    group = _group(PodGroupPhase.RUNNING, 2, *tasks, cpu=2, pods=2)
+    running = {"phase": PodPhase.RUNNING, "node": "n1", "bound_at": 0, "started_at": 0}
+    pods = (
+        a_pod(group, task="server", **_FAILED),
+        *(a_pod(group, index, task="worker", **running) for index in (1, 2)),
+    )
+    decided = decide(a_node(cpu=4), group, *pods)
+    assert decided.session.by_key["default/g"].phase == PodGroupPhase.FAILED
+
+
+def test_what_has_succeeded_needs_no_node_that_would_take_it() -> None:
+    gpu = a_task("gpu", 1, requests={"gpu": 1})
+    group = _group(PodGroupPhase.IN_QUEUE, 2, gpu, a_task("cpu", 2), cpu=1, gpu=1, pods=2)
+    # The only gpu is on a cordoned node: it counts as a resource, and takes no pods.
+    pods = (a_pod(group, task="gpu", **_SUCCEEDED),)
+    blind = a_node("n2", gpu=1, cordoned=True)
+    decided = decide(a_node(cpu=4), blind, group, *pods)
+    assert list(decided.bound) == ["default/g-cpu-0", "default/g-cpu-1"]
+
+
+def test_groups_that_differ_in_the_order_of_their_tasks_are_judged_apart() -> None:
+    def group(name: str, large_priority: int) -> PodGroup:
+        small = a_task("small", 1, requests={"cpu": 3})
+        large = a_task("large", 1, requests={"cpu": 4}, priority=large_priority)
+        status = PodGroupStatus(
+            phase=PodGroupPhase.IN_QUEUE,
+            admission=1,
+            reserved_at=0,
+            in_queue_at=0,
+            reservation=amounts(cpu=7, pods=2),
+        )
+        return a_group(name, tasks=(small, large), status=status)
+
+    spare = a_node("n3", cpu=7, cordoned=True)
+    decided = decide(
+        a_node("n1", cpu=4), a_node("n2", cpu=3), spare, group("first", -1), group("second", 9)
+    )
+    groups = decided.session.by_key
+    assert groups["default/first"].phase == PodGroupPhase.PENDING
+    assert groups["default/second"].phase == PodGroupPhase.IN_QUEUE

@@ -81,6 +81,8 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
     seen: int | None = None
     detail: str = ""
     in_line: bool = False
+    #: Of the snapshot that it was made on.
+    revision: int = 0
 
     @property
     def rank(self) -> int:
@@ -88,7 +90,7 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
         return _RANK[self.reason]
 
     def same_cause(self, other: Verdict) -> bool:
-        """Whether both say the same but for the passing number `seen`."""
+        """Whether both say the same but for the passing numbers `seen` and `revision`."""
         return (
             self.plugin == other.plugin
             and self.reason == other.reason

@@ -35,6 +35,8 @@ STOPPED_WITHIN_S = 20.0
 
 _POLL_S = 0.02
 _ASK_S = 2.0
+#: Between two requests to end.
+_ASK_AGAIN_S = 0.5
 _DYING_S = 5.0
 _NAME = "server"
 _VERSION = re.compile(r"\bv=([0-9]+)\.([0-9]+)(\.[0-9]+)?")
@@ -152,11 +154,8 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> Fate:
             record_path(home).unlink(missing_ok=True)
             return Fate.ABSENT
         fate = Fate.ENDED
-        # No answer is the right answer: it has closed the connection and is ending. Where it was
-        # deaf before, signals follow.
-        with suppress(OSError):
-            ask(home.socket, "SHUTDOWN")
-        if not _await_free(home, within_s) and record is not None:
+        # Where it stays deaf, signals follow.
+        if not _shut_down(home, within_s) and record is not None:
             fate = processes.end(record, patience_s=_DYING_S)
         if not _await_free(home, _DYING_S):
             raise StoreUnavailable(
@@ -297,6 +296,18 @@ def _free(home: Home) -> bool:
         return False
     os.close(held)
     return True
+
+
+def _shut_down(home: Home, within_s: float) -> bool:
+    """Ask it to end until it has; asked only once, a server that is still starting hears nothing."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        # No answer is the right answer: it has closed the connection and is ending.
+        with suppress(OSError):
+            ask(home.socket, "SHUTDOWN")
+        if _await_free(home, _ASK_AGAIN_S):
+            return True
+    return False
 
 
 def _await_free(home: Home, within_s: float) -> bool:

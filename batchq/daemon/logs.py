@@ -103,7 +103,8 @@ def configure(
         processors=[*shared, *story, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: output,
-        cache_logger_on_first_use=True,
+        # A logger that was used once would not hear of a later configuration.
+        cache_logger_on_first_use=False,
     )
     bridge = _Bridge(output)
     bridge.setFormatter(

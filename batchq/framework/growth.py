@@ -38,6 +38,7 @@ def over_limit(
         seen = ledger.without(group, scope, resource)
         if seen + need > limit:
             of_cluster = scope == CLUSTER
+            heads = ", ".join(ledger.set_aside(group, scope, resource))
             verdicts.append(
                 Verdict(
                     plugin=plugin,
@@ -49,6 +50,7 @@ def over_limit(
                     need=need,
                     limit=limit,
                     seen=seen,
+                    detail=f"part of that is set aside for the head of {heads}" if heads else "",
                     in_line=not scope.startswith("ns:"),
                 )
             )

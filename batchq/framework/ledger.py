@@ -98,10 +98,16 @@ class LedgerView:
         What is set aside counts where queues meet: in the cluster and in the root queue.
         """
         seen = self.used(scope, resource) - self._charges.get(group.uid, {}).get(resource, 0)
-        if scope not in (CLUSTER, queue_scope(ROOT)):
+        if not self.aside:
             return seen
-        return seen + sum(
-            amounts.get(resource, 0)
+        return seen + sum(self.set_aside(group, scope, resource).values())
+
+    def set_aside(self, group: GroupState, scope: str, resource: str) -> dict[str, int]:
+        """Queue -> what is set aside for its head, and not for this group, where queues meet."""
+        if scope not in (CLUSTER, queue_scope(ROOT)):
+            return {}
+        return {
+            queue: amounts[resource]
             for queue, amounts in self.aside.items()
-            if queue != group.queue
-        )
+            if queue != group.queue and amounts.get(resource)
+        }

@@ -282,11 +282,16 @@ def evict(
 
 
 def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
-    """Write a pod off whose node has gone silent: -> Evicted, NodeLost."""
+    """Write a pod off whose node has gone silent: -> Evicted, NodeLost.
+
+    One that was being stopped ends as it would have: as Failed, if its walltime was over.
+    """
     reason = pod.status.reason if pod.status.terminating else str(Leaving.NODE_LOST)
+    overdue = reason == Finish.WALLTIME_EXCEEDED
     status = _set(
         pod.status,
-        phase=PodPhase.EVICTED,
+        phase=PodPhase.FAILED if overdue else PodPhase.EVICTED,
+        failures=pod.status.failures + overdue,
         finished_at=statement.session.now_ms,
         terminating=False,
         reason=reason,

@@ -7,14 +7,17 @@ same snapshot, settings and `now_ms` give the same decisions.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.limits import capacity_of, hard_limit, limit_of_queue, without_groups
 from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, PriorityClass, Queue
-from batchq.api.reasons import Verdict
+from batchq.api.reasons import Verdict, ranked
 from batchq.api.resources import Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.eligibility import stands_aside
@@ -81,13 +84,14 @@ class Session:
             self._register(plugin, weight)
 
         self.nodes = _nodes(snapshot, now_ms, settings)
+        #: What the cluster could ever have: rule 1 asks for every group.
+        self.could_have = _could_have(self.nodes.values(), now_ms, settings)
         self.groups = _groups(snapshot)
         self.by_key = {group.key: group for group in self.groups.values()}
         self.ledger = LedgerView(_limits(snapshot, self.nodes, settings))
         for group in self.groups.values():
             self._count_in(group)
         self.queues = self._queues()
-        self.line_up()
 
     # Plugins' say ----------------------------------------------------------------------------
 
@@ -143,7 +147,9 @@ class Session:
 
     def refuse(self, group: GroupState, verdicts: Iterable[Verdict]) -> None:
         """Keep why a group waits, all blockers, ranked."""
-        self.refusals[group.uid] = tuple(sorted(verdicts, key=lambda verdict: verdict.rank))
+        at = self.snapshot.revision
+        dated = [msgspec.structs.replace(verdict, revision=at) for verdict in verdicts]
+        self.refusals[group.uid] = ranked(dated)
 
     def standing_aside(self, group: GroupState) -> tuple[Verdict, ...]:
         """Why a Pending group is out of line, whatever the ledger says; empty if it is in line.
@@ -157,18 +163,18 @@ class Session:
         return verdicts
 
     def line_up(self) -> None:
-        """Let the queues' lines hold the groups that are Pending now, in order.
+        """Let the lines follow the groups that the controller has let leave or end.
 
-        Asked for again once the controller has let groups leave or end: who has just left stands
-        in line like everybody else, and nobody behind may overtake it for that.
+        Who has just left stands in line like everybody else, and nobody behind may overtake it
+        for that.
         """
-        for queue in self.queues.values():
-            queue.line.clear()
-        for group in self.groups.values():
-            if group.phase == PodGroupPhase.PENDING and group.queue in self.queues:
-                self.queues[group.queue].line.append(group)
-        for queue in self.queues.values():
-            queue.line.sort(key=self.group_key)
+        moved = [group for group in self.touched.values() if group.queue in self.queues]
+        for name in dict.fromkeys(group.queue for group in moved):
+            line = self.queues[name].line
+            line[:] = [group for group in line if group.uid not in self.touched]
+        for group in moved:
+            if group.phase == PodGroupPhase.PENDING and group.uid not in self.expired:
+                bisect.insort(self.queues[group.queue].line, group, key=self.group_key)
 
     def close(self) -> None:
         """End the turn: what was only held is undone."""
@@ -186,6 +192,11 @@ class Session:
     def _queues(self) -> dict[str, QueueState]:
         queues = {queue.metadata.name: QueueState(queue, []) for queue in self.snapshot.queues}
         queues.setdefault(DEFAULT, QueueState(Queue(metadata=Metadata(name=DEFAULT)), []))
+        for group in self.groups.values():
+            if group.phase == PodGroupPhase.PENDING and group.queue in queues:
+                queues[group.queue].line.append(group)
+        for queue in queues.values():
+            queue.line.sort(key=self.group_key)
         return dict(sorted(queues.items()))
 
 
@@ -241,12 +252,11 @@ def _limits(
     return limits
 
 
-def cluster_could_have(session: Session) -> Amounts:
+def _could_have(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
     """What all nodes seen within a day have, ready or not, times overcommit."""
-    settings, now_ms = session.settings, session.now_ms
     seen = (
         capacity_of(node.record)
-        for node in session.nodes.values()
+        for node in nodes
         if node.record.status.heartbeat is None
         or now_ms < node.record.status.heartbeat + settings.node_memory_ms
     )

@@ -13,7 +13,7 @@ from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.framework.growth import claim_of, over_limit
 from batchq.framework.ledger import ROOT, title_of
 from batchq.framework.queue_shares import share_of_queue
-from batchq.framework.session import Session, cluster_could_have
+from batchq.framework.session import Session
 from batchq.framework.shares import Share
 from batchq.framework.state import GroupState, QueueState
 from batchq.plugins.limits import UNBOUNDED, never_fits
@@ -46,7 +46,7 @@ class Capacity:
             )
         if not session.nodes:
             return verdicts
-        could = dict.fromkeys(UNBOUNDED, 2**53) | cluster_could_have(session)
+        could = dict.fromkeys(UNBOUNDED, 2**53) | session.could_have
         subject = "the cluster, with every node that was seen within a day,"
         return verdicts + never_fits(group, could, plugin=self.name, subject=subject, absent=0)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Waiting, same_causes
+from batchq.api.reasons import Verdict, Waiting, same_causes
 from batchq.framework.moves import set_condition
 from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.framework.statement import Statement
+
+_SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
 def write_reasons(session: Session) -> None:
@@ -25,8 +29,17 @@ def write_reasons(session: Session) -> None:
                 set_condition(
                     statement, group, "QuotaReserved", "False", first.reason, first.message()
                 )
-            if first.reason in (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE):
-                set_condition(statement, group, "Scheduled", "False", first.reason, first.detail)
+            _set_scheduled(statement, group, verdicts)
             reasons = tuple(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
             statement.say(intents.SetReasons(group=group.key, reasons=reasons))
             statement.commit()
+
+
+def _set_scheduled(statement: Statement, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
+    """Gated and Unschedulable show in the condition Scheduled; once untrue, they make way."""
+    said = next((c for c in group.status.conditions if c.type == "Scheduled"), None)
+    shown = [verdict for verdict in verdicts if verdict.reason in _SHOWN_IN_SCHEDULED]
+    if not shown and (said is None or said.reason not in _SHOWN_IN_SCHEDULED):
+        return
+    verdict = (shown or verdicts)[0]
+    set_condition(statement, group, "Scheduled", "False", verdict.reason, verdict.message())

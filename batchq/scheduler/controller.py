@@ -142,14 +142,13 @@ def _settle_pending(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) -> None:
-    if _leaves_by_order(statement, group):
+    progress = Progress.of(group)
+    # First: who has come to its end is not sent back to do it all again.
+    if _ends(statement, group, progress) or _leaves_by_order(statement, group):
         return
     _requeue_pods(statement, group, lost)
     if group.is_array:
         _stop_overdue_pods(statement, group)
-    progress = Progress.of(group)
-    if _ends(statement, group, progress):
-        return
     _follow_pods(statement, group, progress)
     if group.phase != PodGroupPhase.IN_QUEUE:
         remaining = remaining_reservation(group, progress)

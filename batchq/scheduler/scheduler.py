@@ -28,8 +28,7 @@ class Scheduler:
         """Settle, run the actions, write down the reasons. Pure."""
         session = self.open(snapshot, now_ms)
         settle(session)
-        if session.touched:
-            session.line_up()
+        session.line_up()
         if "enqueue" not in session.actions:
             _let_all_in(session)
         for action in self.actions:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving
 from batchq.framework.moves import roll_back
-from batchq.framework.placement import explain_no_node, find_node, fits_on_empty_nodes, gang_of
+from batchq.framework.placement import explain_no_node, fits_on_empty_nodes, gang_of
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.framework.state import TaskShape
 
 
 def leave_where_impossible(session: Session) -> None:
@@ -22,12 +22,14 @@ def leave_where_impossible(session: Session) -> None:
             known[shapes] = fits_on_empty_nodes(session, gang)
         if not known[shapes]:
             with session.statement() as statement:
-                roll_back(statement, group, Leaving.UNSCHEDULABLE, _why(session, group))
+                roll_back(statement, group, Leaving.UNSCHEDULABLE, _why(session, gang))
                 statement.commit()
 
 
-def _why(session: Session, group: GroupState) -> str:
-    for shape in group.tasks:
-        if find_node(session, shape) is None:
+def _why(session: Session, gang: list[tuple[TaskShape, int]]) -> str:
+    """The first shape that not even an empty node takes; else it is their number."""
+    for shape, _ in gang:
+        if not fits_on_empty_nodes(session, [(shape, 1)]):
             return explain_no_node(session, shape).detail
-    return f"{group.min_member} pods do not fit together on empty nodes"
+    pods = sum(count for _, count in gang)
+    return f"{pods} pods do not fit together on empty nodes"

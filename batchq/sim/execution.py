@@ -89,7 +89,8 @@ class Execution:
         for pod in self._on_nodes():
             if pod.status.node == node:
                 reason = pod.status.reason if pod.status.terminating else Leaving.NODE_LOST
-                self._end(pod, PodPhase.EVICTED, reason=reason)
+                overdue = reason == Finish.WALLTIME_EXCEEDED
+                self._end(pod, PodPhase.FAILED if overdue else PodPhase.EVICTED, reason=reason)
 
     # ----------------------------------------------------------------------------------------
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from batchq.api.intents import LosePod
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import PodGroup, PodGroupStatus
-from tests.builders import a_group, a_node, a_pod, a_task, amounts, decide
+from tests.builders import a_group, a_node, a_pod, a_running_group, a_task, amounts, decide
 
 _FAILED: dict[str, Any] = {"phase": PodPhase.FAILED, "failures": 1, "finished_at": 0}
 _SUCCEEDED: dict[str, Any] = {"phase": PodPhase.SUCCEEDED, "finished_at": 0}
@@ -82,3 +85,27 @@ def test_groups_that_differ_in_the_order_of_their_tasks_are_judged_apart() -> No
     groups = decided.session.by_key
     assert groups["default/first"].phase == PodGroupPhase.PENDING
     assert groups["default/second"].phase == PodGroupPhase.IN_QUEUE
+
+
+def test_an_arrays_pod_that_was_overdue_when_its_node_fell_silent_has_failed() -> None:
+    group = _group(PodGroupPhase.RUNNING, 1, a_task("a", 2), cpu=1, pods=1)
+    overdue = a_pod(
+        group,
+        task="a",
+        phase=PodPhase.RUNNING,
+        node="gone",
+        started_at=0,
+        terminating=True,
+        reason="WalltimeExceeded",
+    )
+    decided = decide(a_node(cpu=1), group, overdue, leases={"g-1-0": 0}, now_ms=60_000)
+    (lost,) = decided.of(LosePod)
+    assert decided.session.by_key["default/g"].pods[lost.uid].status.phase == PodPhase.FAILED
+
+
+@pytest.mark.parametrize("ends", ["Completed", "Failed"])
+def test_who_has_come_to_its_end_is_not_sent_back_for_being_suspended(ends: str) -> None:
+    group, *_ = a_running_group("g", 2, suspend=True)
+    last = _SUCCEEDED if ends == "Completed" else _FAILED
+    decided = decide(a_node(cpu=2), group, a_pod(group, 0, **_SUCCEEDED), a_pod(group, 1, **last))
+    assert decided.session.by_key["default/g"].phase == ends

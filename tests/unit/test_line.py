@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
+from batchq.api.intents import RollBack
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import Dependency, PodGroupStatus
+from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
+from batchq.assembly import assemble
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.scheduler.cuts import leave_where_cut
 from tests.builders import (
     a_group,
     a_node,
@@ -14,11 +20,13 @@ from tests.builders import (
     a_queue,
     a_quota,
     a_running_group,
+    a_snapshot,
     a_task,
     amounts,
     decide,
 )
 
+_SCHEDULER = assemble(SchedulerConfig())
 _LARGE: dict[str, Any] = {"requests": {"cpu": 4}, "priority": 9}
 
 
@@ -199,6 +207,21 @@ def test_what_is_set_aside_binds_no_elastic_pods_of_its_own_queue() -> None:
     assert _bound_beside_a_strict_head("strict") == 7
 
 
+def test_who_is_refused_for_what_is_set_aside_is_told_so() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_queue("strict", strict=True),
+        a_queue("other"),
+        *a_running_group("runs", 2, queue="other"),
+        a_group("head", 8, queue="strict", created=1),
+        a_group("next", 4, queue="other", created=2),
+    )
+    assert decided.message("next") == (
+        "needs cpu 4, and the cluster has 2 free (6 of 8 in use);"
+        " part of that is set aside for the head of strict"
+    )
+
+
 def test_an_admission_that_asks_for_more_moves_the_share_of_every_queue() -> None:
     # Before the array asks for nine, c holds 5 of 7 deserved and b 3 of 4; afterwards both
     # deserve 4.
@@ -226,6 +249,30 @@ def test_a_limit_on_queues_groups_that_is_cut_sends_the_last_back() -> None:
     groups = decided.session.by_key
     assert groups["default/one"].phase == PodGroupPhase.IN_QUEUE
     assert groups["default/two"].phase == PodGroupPhase.PENDING
+
+
+@pytest.mark.parametrize(
+    ("sentence", "began_under", "leave"),
+    [
+        ("nobody has cut a limit under which the world began", 3, []),
+        ("a higher limit than today's has been cut", 4, ["late", "early"]),
+    ],
+)
+def test_more_in_queue_than_fit_leave_when(
+    sentence: str, began_under: int, leave: list[str]
+) -> None:
+    snapshot = a_snapshot(
+        a_node(cpu=3),
+        a_group("early", 4, created=1, status=_in_queue(cpu=4, pods=4)),
+        a_group("late", 4, created=2, status=_in_queue(cpu=4, pods=4)),
+        a_node("n2", cpu=1, cordoned=True, ready=False),
+    )
+    stated = {"cluster": amounts(cpu=began_under)}
+    # Without allocate's own judgement: on empty nodes, none of them would fit either.
+    session = _SCHEDULER.open(msgspec.structs.replace(snapshot, overbooked=stated), 0)
+    leave_where_cut(session)
+    rolled_back = [one.group for one in session.intents if isinstance(one, RollBack)]
+    assert rolled_back == [f"default/{name}" for name in leave]
 
 
 def test_pods_that_are_being_stopped_do_not_send_their_readmitted_group_back_again() -> None:
@@ -261,6 +308,35 @@ def test_without_a_queue_order_the_gangs_of_all_queues_are_placed_in_one_line() 
     assert decided.bound == {"default/first-w-0": "n1"}
 
 
+def test_in_one_line_a_strict_head_stops_everybody_behind_it() -> None:
+    decided = decide(
+        a_node(cpu=4),
+        a_queue("a", strict=True),
+        a_queue("b"),
+        *a_running_group("runs", 2, queue="b"),
+        a_group("small", 1, queue="b", created=1),
+        a_group("head", 3, queue="a", created=2),
+        a_group("behind", 1, queue="b", created=3),
+        config=_without("capacity"),
+    )
+    assert decided.admitted == ["default/small"]
+    assert decided.reasons("behind") == ["WaitingForTurn"]
+
+
+def test_limits_hold_in_the_session_too_when_no_plugin_tells_of_them() -> None:
+    decided = decide(
+        a_node(cpu=4),
+        a_quota(cpu=1),
+        a_group("one", 1, created=1),
+        a_group("two", 1, created=2),
+        a_group("wide", 4, namespace="other", created=3),
+        config=_without("capacity", "quota"),
+    )
+    assert decided.admitted == ["default/one"]
+    assert decided.reasons("two") == ["WaitingForQuota"]
+    assert decided.reasons("wide", "other") == ["WaitingForResources"]
+
+
 def test_pods_beyond_min_member_go_by_their_priority_before_their_task() -> None:
     tasks = (a_task("low", 2), a_task("high", 2, priority=9))
     decided = decide(a_node(cpu=3), a_group("g", tasks=tasks, min_member=1))
@@ -285,6 +361,23 @@ def test_a_gang_that_fits_in_the_order_of_its_priorities_is_not_unschedulable() 
         a_node("n1", cpu=4), a_node("n2", cpu=3), a_group("g", tasks=tasks, status=status)
     )
     assert decided.bound == {"default/g-large-0": "n1", "default/g-small-0": "n2"}
+
+
+def test_what_does_not_fit_together_is_not_put_down_to_nodes_that_are_busy() -> None:
+    status = _in_queue(cpu=6, pods=3)
+    decided = decide(
+        a_node("n1", cpu=3),
+        a_node("n2", cpu=3),
+        a_node("n3", cpu=4, cordoned=True),
+        *a_running_group("one", node="n1", cpu=2),
+        *a_running_group("two", node="n2", cpu=2),
+        a_group("gang", 3, cpu=2, status=status),
+    )
+    (left,) = decided.of(RollBack)
+    assert (left.reason, left.message) == (
+        "Unschedulable",
+        "3 pods do not fit together on empty nodes",
+    )
 
 
 def test_a_gang_that_is_unknown_holds_no_node_that_it_can_not_use() -> None:
@@ -322,6 +415,21 @@ def test_conditions_follow_a_group_that_leaves_and_comes_again() -> None:
         "Evicted": "False",
         "QuotaReserved": "True",
     }
+
+
+def test_a_gate_shows_in_the_conditions_until_it_is_open() -> None:
+    gate = (SchedulingGate(name="data"),)
+    gated = decide(a_node(cpu=1), a_group("g", suspend=True, scheduling_gates=gate))
+    status = gated.session.by_key["default/g"].status
+    assert _reason_of(status, "Scheduled") == "SchedulingGated"
+    opened = decide(a_node(cpu=1), *a_running_group("runs"), a_group("g", status=status))
+    assert _reason_of(opened.session.by_key["default/g"].status, "Scheduled") == (
+        "WaitingForResources"
+    )
+
+
+def _reason_of(status: PodGroupStatus, kind: str) -> str:
+    return next(one.reason for one in status.conditions if one.type == kind)
 
 
 def _conditions(status: PodGroupStatus) -> dict[str, str]:

@@ -20,7 +20,7 @@ def write_reasons(session: Session) -> None:
             session.refuse(group, session.standing_aside(group))
     for uid, verdicts in session.refusals.items():
         group = session.groups[uid]
-        if same_causes(group.status.reasons, verdicts) or not verdicts:
+        if not verdicts or _still_says(group.status.reasons, verdicts):
             continue
         first = verdicts[0]
         with session.statement() as statement:
@@ -33,6 +33,26 @@ def write_reasons(session: Session) -> None:
             reasons = tuple(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
             statement.say(intents.SetReasons(group=group.key, reasons=reasons))
             statement.commit()
+
+
+def _still_says(stored: tuple[Verdict, ...], verdicts: tuple[Verdict, ...]) -> bool:
+    """Whether what is stored tells as much as what was found now.
+
+    Of a group that stands aside, only what makes it stand aside counts: whether there would be
+    room for it comes and goes with others, and would be one write each time for nothing.
+    """
+    firm, stored_firm = _firm(verdicts), _firm(stored)
+    if firm and stored_firm:
+        return same_causes(stored_firm, firm)
+    return same_causes(stored, verdicts)
+
+
+def _firm(verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    return tuple(
+        verdict
+        for verdict in verdicts
+        if not verdict.in_line and verdict.reason != Waiting.WAITING_FOR_QUOTA
+    )
 
 
 def _set_scheduled(statement: Statement, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:

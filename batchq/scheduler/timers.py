@@ -81,7 +81,9 @@ def _of_group(session: Session, group: GroupState) -> Iterator[int]:
     elif is_admitted(group):
         if group.phase == PodGroupPhase.IN_QUEUE and status.in_queue_at is not None:
             yield status.in_queue_at + settings.in_queue_timeout_ms
-            yield status.in_queue_at + settings.in_queue_timeout_ms // 2 + 1
+            if not session.group_ready(group):
+                # From then on it holds the room that it finds.
+                yield status.in_queue_at + settings.in_queue_timeout_ms // 2 + 1
         if group.phase == PodGroupPhase.UNKNOWN and status.unknown_at is not None:
             yield status.unknown_at + settings.recovery_timeout_ms
         if (over_at := walltime_over_at(group)) is not None:

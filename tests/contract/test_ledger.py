@@ -198,3 +198,10 @@ def test_a_charge_that_none_of_ours_may_build_is_our_mistake(
 def test_a_scope_named_twice_counts_once(store: AnyStore) -> None:
     ask(store, 1, charging(Charge(holder="a", scopes=("ns:x", "ns:x"), amounts={"cpu": 2})))
     assert store.ledger() == {"ns:x": {"cpu": 2}}
+
+
+def test_groups_are_counted_in_the_cluster_but_not_limited_there(store: AnyStore) -> None:
+    node = charging(charge("node:a", "capacity", cpu=4000))
+    group = charging(charge("group:a", "cluster", checked=True, cpu=4000, podgroups=1000))
+    assert ask(store, 1, node, group) == []
+    assert store.ledger()["cluster"] == {"cpu": 4000, "podgroups": 1000}

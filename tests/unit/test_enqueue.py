@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchq.api.intents import SetReasons
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
@@ -231,3 +232,13 @@ def test_without_enqueue_the_limits_hold_at_the_bind() -> None:
         config=SchedulerConfig(actions=("allocate",)),
     )
     assert list(decided.bound) == ["default/wide-w-0", "default/wide-w-1"]
+
+
+def test_a_group_that_stands_aside_is_not_rewritten_because_room_comes_and_goes() -> None:
+    depends = (Dependency(name="first", uid="first"),)
+    first, second = a_group("first", 4), a_group("second", 4, depends_on=depends)
+    crowded = decide(a_node(cpu=4), first, second)
+    assert crowded.reasons("second") == ["DependencyNotMet", "WaitingForResources"]
+    told = crowded.session.by_key["default/second"].status
+    roomy = decide(a_node(cpu=9), first, a_group("second", 4, depends_on=depends, status=told))
+    assert [intent for intent in roomy.of(SetReasons) if intent.group == "default/second"] == []

@@ -21,7 +21,8 @@ from batchq.framework.growth import over_limit_with
 from batchq.framework.moves import bind, create_pods, pod_of, shape_at
 from batchq.framework.placement import explain_no_node, find_node, tasks_in_order
 from batchq.framework.session import Key, Session
-from batchq.framework.state import GroupState, TaskShape, is_admitted
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import beyond
 

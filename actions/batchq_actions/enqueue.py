@@ -114,7 +114,8 @@ def _set_aside(session: Session, head: GroupState) -> None:
     if not any(_is_shared(verdict) for verdict in session.refusals[head.uid]):
         return
     queue = session.queues[head.queue]
-    session.ledger.aside[queue.name] = smaller(head.reservation, _undershoot(session, queue))
+    amounts = smaller(head.reservation, _undershoot(session, queue))
+    session.ledger.put_aside(queue.name, amounts)
 
 
 def _is_shared(verdict: Verdict) -> bool:

@@ -299,7 +299,7 @@ def _free(home: Home) -> bool:
 
 
 def _shut_down(home: Home, within_s: float) -> bool:
-    """Ask it to end until it has; asked only once, a server that is still starting hears nothing."""
+    """Ask it to end until it has: a server that is still starting does not hear the first time."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         # No answer is the right answer: it has closed the connection and is ending.

@@ -14,7 +14,8 @@ from batchq.api.resources import Amounts, larger, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS
 from batchq.framework.ledger import counted, scopes_of, title_of
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, TaskShape
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState
 
 
 def claim_of(group: GroupState) -> Amounts:

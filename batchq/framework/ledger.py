@@ -62,6 +62,8 @@ class LedgerView:
         self._charges: dict[str, Amounts] = {}
         #: Queue -> what is set aside for its waiting head: others see it as if it were charged.
         self.aside: dict[str, Amounts] = {}
+        #: Rises with every change: what was asked of the same version is answered the same.
+        self.version = 0
 
     def charged(self, group: GroupState) -> Amounts:
         """What the group counts for now."""
@@ -80,6 +82,12 @@ class LedgerView:
             for name, units in new.items():
                 sums[name] = sums.get(name, 0) + units
         self._charges[group.uid] = new
+        self.version += 1
+
+    def put_aside(self, queue: str, amounts: Amounts) -> None:
+        """Keep this for the head of `queue`, for the rest of the session."""
+        self.aside[queue] = amounts
+        self.version += 1
 
     def used(self, scope: str, resource: str) -> int:
         """The sum of a scope."""

@@ -10,7 +10,23 @@ from batchq.framework.state import GroupState
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
-    verdicts = (*session.standing_aside(group), *session.refusals_at("admissible", group))
+    return (*session.standing_aside(group), *_inadmissible(session, group))
+
+
+def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    """Asked once for all groups of one queue, namespace and request, until the ledger moves."""
+    if session.asks_each_group or session.ledger.charged(group):
+        return _ask(session, group)
+    key = (group.queue, group.namespace, *group.shape.claim)
+    version, verdicts = session.told.get(key, (-1, ()))
+    if version != session.ledger.version:
+        verdicts = _ask(session, group)
+        session.told[key] = (session.ledger.version, verdicts)
+    return verdicts
+
+
+def _ask(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    verdicts = tuple(session.refusals_at("admissible", group))
     return verdicts or tuple(over_any_limit(session, group))
 
 

@@ -15,7 +15,8 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import Condition, Metadata, Pod, PodGroupStatus, PodSpec, PodStatus
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe, named
-from batchq.framework.state import GroupState, TaskShape
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 
 #: Leaving for one of these costs the group its place in line.

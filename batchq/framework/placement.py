@@ -15,7 +15,8 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.moves import pod_of
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, NodeState, TaskShape
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState, NodeState
 
 Rank = tuple[int, str]
 

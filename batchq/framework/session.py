@@ -24,8 +24,9 @@ from batchq.framework.eligibility import stands_aside
 from batchq.framework.extension import POINTS, ExtensionPoint
 from batchq.framework.ledger import LedgerView
 from batchq.framework.settings import Settings
+from batchq.framework.shapes import ShapeMemo, TaskShape
 from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState, NodeState, QueueState, TaskShape, uid_order
+from batchq.framework.state import GroupState, NodeState, QueueState, uid_order
 from batchq.framework.statement import Statement
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Session:
         settings: Settings,
         plugins: Iterable[tuple[Plugin, int]],
         actions: tuple[str, ...] = (),
+        memo: ShapeMemo | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.now_ms = now_ms
@@ -75,6 +77,9 @@ class Session:
         self.demands: dict[str, Amounts] | None = None
         self.deserved: dict[str, Amounts] | None = None
         self._aside: dict[str, tuple[Verdict, ...]] = {}
+        #: What groups that ask for the same were told, and at which version of the ledger.
+        self.told: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
+        self.asks_each_group = False
         #: The names of nodes on which something was taken or given back, in that order.
         self.node_changes: list[str] = []
         #: Shape -> the nodes that take it, best first (batchq.framework.placement).
@@ -86,7 +91,7 @@ class Session:
         self.nodes = _nodes(snapshot, now_ms, settings)
         #: What the cluster could ever have: rule 1 asks for every group.
         self.could_have = _could_have(self.nodes.values(), now_ms, settings)
-        self.groups = _groups(snapshot)
+        self.groups = _groups(snapshot, memo or ShapeMemo())
         self.by_key = {group.key: group for group in self.groups.values()}
         self.ledger = LedgerView(_limits(snapshot, self.nodes, settings))
         for group in self.groups.values():
@@ -100,6 +105,7 @@ class Session:
             function: Callable[..., Any] | None = getattr(plugin, point.method, None)
             if function is not None:
                 point.add(plugin.name, function, weight)
+        self.asks_each_group |= getattr(plugin, "per_group", False)
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
         """Every refusal of every plugin at `preEnqueue` or `admissible`."""
@@ -224,7 +230,7 @@ def _nodes(snapshot: Snapshot, now_ms: int, settings: Settings) -> dict[str, Nod
     return nodes
 
 
-def _groups(snapshot: Snapshot) -> dict[str, GroupState]:
+def _groups(snapshot: Snapshot, memo: ShapeMemo) -> dict[str, GroupState]:
     values, default = priorities_of(snapshot.priority_classes)
 
     def priority(record: PodGroup) -> int:
@@ -232,9 +238,9 @@ def _groups(snapshot: Snapshot) -> dict[str, GroupState]:
 
     return {
         record.metadata.uid: GroupState(
-            record, snapshot.pods.get(record.metadata.uid, ()), priority(record)
+            record, snapshot.pods.get(record.metadata.uid, ()), priority(record), shape
         )
-        for record in snapshot.groups
+        for record, shape in zip(snapshot.groups, memo.of_all(snapshot.groups), strict=True)
     }
 
 

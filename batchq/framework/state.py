@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
-from batchq.api.resources import Amounts, larger, named, of_pod, plus, times, total
+from batchq.api.resources import Amounts, larger, of_pod, plus, times
+from batchq.framework.shapes import GroupShape, TaskShape, choose, shape_of, shapes_of
 
 #: Uids that are numbers (places in a file) compare as numbers, and before all others.
 UidOrder = tuple[int, int, str]
@@ -24,24 +25,6 @@ def uid_order(uid: str) -> UidOrder:
     return (0, int(uid), "") if uid.isascii() and uid.isdigit() else (1, 0, uid)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskShape:
-    """One task of a group as the scheduler sees it; pods of one shape are interchangeable.
-
-    `first` is the ordinal of its first pod among all pods of the group.
-    """
-
-    task: Task
-    first: int
-    requests: Amounts
-    shape: tuple[object, ...]
-
-    @property
-    def ordinals(self) -> range:
-        """The ordinals of its pods."""
-        return range(self.first, self.first + self.task.replicas)
-
-
 class GroupState:
     """A pod group during one session.
 
@@ -50,8 +33,6 @@ class GroupState:
     """
 
     __slots__ = (
-        "_reservation",
-        "_shapes_by_task",
         "held",
         "key",
         "min_member",
@@ -61,30 +42,36 @@ class GroupState:
         "priority",
         "record",
         "replicas",
+        "shape",
         "status",
         "tasks",
         "uid",
     )
 
-    def __init__(self, record: PodGroup, pods: tuple[Pod, ...], priority: int) -> None:
+    def __init__(
+        self,
+        record: PodGroup,
+        pods: tuple[Pod, ...],
+        priority: int,
+        shape: GroupShape | None = None,
+    ) -> None:
         self.record = record
+        self.shape = shape = shape or shape_of(record.spec)
         self.key = key_of(record)
         self.uid = record.metadata.uid
         self.order = uid_order(self.uid)
         self.priority = priority
         self.status: PodGroupStatus = record.status
-        self.tasks = _shapes(record.spec.tasks)
-        self._shapes_by_task = {shape.task.name: shape for shape in self.tasks}
+        self.tasks = shape.tasks
+        self.replicas = shape.replicas
+        self.min_member = shape.min_member
         #: What its pods hold on nodes, terminating ones included, until their processes end.
         self.held: Amounts = {}
         #: Task -> how many of its pods have a node and may keep it, or have succeeded.
-        self.placed: dict[str, int] = dict.fromkeys(self._shapes_by_task, 0)
+        self.placed: dict[str, int] = dict.fromkeys(shape.by_task, 0)
         self.pods: dict[str, Pod] = {}
         for pod in pods:
             self.exchange(pod.metadata.uid, None, pod)
-        self.replicas = sum(task.replicas for task in record.spec.tasks)
-        self.min_member = record.spec.min_member or max(1, self.replicas)
-        self._reservation: Amounts | None = None
 
     # What it is ------------------------------------------------------------------------------
 
@@ -120,14 +107,7 @@ class GroupState:
     @property
     def reservation(self) -> Amounts:
         """What an admission reserves: the larger of minResources and minMember pods' requests."""
-        if self._reservation is None:
-            wanted = self.choose(self.min_member)
-            of_pods = total(
-                times(shape.requests, count)
-                for shape, count in zip(self.tasks, wanted, strict=True)
-            )
-            self._reservation = named(larger(self.record.spec.min_resources, of_pods))
-        return self._reservation
+        return self.shape.reservation
 
     @property
     def reserved(self) -> bool:
@@ -141,17 +121,7 @@ class GroupState:
 
         Each task's minAvailable first, then tasks in order.
         """
-        most = [shape.task.replicas for shape in self.tasks] if left is None else left
-        chosen = [
-            min(shape.task.min_available, there)
-            for shape, there in zip(self.tasks, most, strict=True)
-        ]
-        rest = count - sum(chosen)
-        for place, there in enumerate(most):
-            more = max(0, min(rest, there - chosen[place]))
-            chosen[place] += more
-            rest -= more
-        return chosen
+        return choose(self.tasks, count, left)
 
     def unfinished(self) -> list[int]:
         """How many pods of each task have not ended for good, those not yet created included."""
@@ -175,8 +145,8 @@ class GroupState:
 
     def shape_of(self, pod: Pod) -> TaskShape:
         """The task that the pod belongs to; an empty one if an edit has removed it since."""
-        known = self._shapes_by_task.get(pod.spec.task)
-        return known or _shapes((Task(name=pod.spec.task, replicas=0),))[0]
+        known = self.shape.by_task.get(pod.spec.task)
+        return known or shapes_of((Task(name=pod.spec.task, replicas=0),))[0]
 
     def exchange(self, uid: str, old: Pod | None, new: Pod | None) -> None:
         """Put, replace or take away one pod; for Statements."""
@@ -254,21 +224,6 @@ class QueueState:
     @property
     def name(self) -> str:
         return self.record.metadata.name
-
-
-def _shapes(tasks: tuple[Task, ...]) -> tuple[TaskShape, ...]:
-    shapes, first = [], 0
-    for task in tasks:
-        template = task.template
-        requests = of_pod(template.requests)
-        shape = (
-            tuple(requests.items()),
-            tuple(sorted(template.node_selector.items())),
-            template.tolerations,
-        )
-        shapes.append(TaskShape(task, first, requests, shape))
-        first += task.replicas
-    return tuple(shapes)
 
 
 def is_admitted(group: GroupState) -> bool:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from batchq.framework.moves import pod_uid
-from batchq.framework.state import GroupState, TaskShape
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState
 
 
 def wanted_ordinals(group: GroupState) -> list[int]:

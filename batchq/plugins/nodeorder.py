@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from batchq.api.quantity import PODS
 from batchq.framework.session import Session
-from batchq.framework.state import NodeState, TaskShape
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import NodeState
 
 BEST = 1000
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.session import Session
-from batchq.framework.state import NodeState, TaskShape
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import NodeState
 
 
 class Predicates:

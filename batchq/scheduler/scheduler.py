@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.session import Action, Plugin, Session
 from batchq.framework.settings import Settings
+from batchq.framework.shapes import ShapeMemo
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.framework.wanted import wanted_ordinals
@@ -23,6 +24,7 @@ class Scheduler:
     actions: tuple[Action, ...]
     plugins: tuple[tuple[Plugin, int], ...]
     settings: Settings
+    _memo: ShapeMemo = field(default_factory=ShapeMemo, repr=False, compare=False)
 
     def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
         """Settle, run the actions, write down the reasons. Pure."""
@@ -46,6 +48,7 @@ class Scheduler:
             settings=self.settings,
             plugins=self.plugins,
             actions=names,
+            memo=self._memo,
         )
 
 

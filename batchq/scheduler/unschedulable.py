@@ -7,7 +7,7 @@ from batchq.api.reasons import Leaving
 from batchq.framework.moves import roll_back
 from batchq.framework.placement import explain_no_node, fits_on_empty_nodes, gang_of
 from batchq.framework.session import Session
-from batchq.framework.state import TaskShape
+from batchq.framework.shapes import TaskShape
 
 
 def leave_where_impossible(session: Session) -> None:

@@ -28,6 +28,7 @@ class Watch:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self._admissions: dict[str, int] = {}
+        self._found_right: dict[str, PodGroup] = {}
         self._over: dict[tuple[str, str], int] = {}
         self._revision = -1
         self._look_at_admissions()
@@ -87,10 +88,15 @@ class Watch:
         for record in snapshot.groups:
             if record.status.phase in TERMINAL and not record.status.charge:
                 continue
-            group = GroupState(record, snapshot.pods.get(record.metadata.uid, ()), 0)
+            uid = record.metadata.uid
+            pods = snapshot.pods.get(uid, ())
+            if not pods and self._found_right.get(uid) is record:
+                continue
+            group = GroupState(record, pods, 0)
             _check_charge(group, charges.get(f"group:{group.uid}", ((), {}))[1])
             if group.phase == PodGroupPhase.RUNNING:
                 _check_gang(group)
+            self._found_right[uid] = record
         objects = {
             f"object:{group.metadata.uid}"
             for group in snapshot.groups

@@ -1,0 +1,41 @@
+"""`python -m tests.swarm --kills 500 --seed N`: exit code 1 if anything was lost or ran twice."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.swarm.run import swarm
+
+
+def main() -> int:
+    """Run a swarm, tell of it, and say how it went."""
+    parser = argparse.ArgumentParser(prog="python -m tests.swarm", description=__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="kills and pauses (100)")
+    parser.add_argument("--seed", type=int, help="of all chance; without it, a new one")
+    parser.add_argument(
+        "--every", type=float, default=1.6, help="seconds between two strikes, on average (1.6)"
+    )
+    chosen = parser.parse_args()
+    seed = chosen.seed if chosen.seed is not None else secrets.randbelow(1_000_000)
+    _tell(f"seed {seed}")
+    keep = Path(tempfile.mkdtemp(prefix=f"swarm-{seed}-")) / "kept"
+    report = swarm(kills=chosen.kills, seed=seed, every_s=chosen.every, tell=_tell, keep=keep)
+    _tell(report.text())
+    if keep.exists():
+        _tell(f"logs, diaries and objects are kept in {keep}")
+    else:
+        keep.parent.rmdir()
+    return 0 if report.is_clean else 1
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

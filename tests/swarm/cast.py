@@ -1,0 +1,129 @@
+"""The processes of a swarm: a server, schedulers and agents, started again whenever they end."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+
+import psutil
+from msgspec import Struct
+
+from batchq.daemon import embedded, processes
+from batchq.errors import StoreUnavailable
+from tests.e2e.machine import QUICK_AGENT, Machine
+
+SCHEDULERS = ("scheduler-1", "scheduler-2")
+AGENTS = ("node-1", "node-2", "node-3")
+NODE_RESOURCES = "cpu=3,memory=512Mi"
+#: A process that ended by itself is started again so much later.
+_AGAIN_S = 0.5
+
+
+class Actor(Struct, kw_only=True):
+    """One of the processes: a role that outlives each process that plays it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    process: subprocess.Popen[str] | None = None
+    start_at: float = 0.0
+    is_paused: bool = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that plays it now."""
+        return self.process.pid if self.process is not None else None
+
+
+class Cast:
+    """All processes; owned by the thread that strikes them. `unasked` counts other ends."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        scheduler = ("scheduler", "--config", str(machine.quick))
+        worker = ("--resources", NODE_RESOURCES, *QUICK_AGENT)
+        self.schedulers = [Actor(name=name, arguments=scheduler) for name in SCHEDULERS]
+        self.agents = [
+            Actor(name=name, arguments=("worker", "--name", name, *worker)) for name in AGENTS
+        ]
+        self.unasked: Counter[str] = Counter()
+        self.server_pid: int | None = None
+        self._server_at = 0.0
+
+    @property
+    def actors(self) -> list[Actor]:
+        """Schedulers and agents."""
+        return [*self.schedulers, *self.agents]
+
+    def tend(self) -> None:
+        """Start what is to run and does not."""
+        now = time.monotonic()
+        if self.server_pid is None and now >= self._server_at:
+            self.server_pid = embedded.ensure_server(self._machine.home).pid
+        for actor in self.actors:
+            if actor.process is not None and actor.process.poll() is not None:
+                self.unasked[f"{actor.name.split('-')[0]}: {actor.process.returncode}"] += 1
+                actor.process, actor.is_paused, actor.start_at = None, False, now + _AGAIN_S
+            if actor.process is None and now >= actor.start_at:
+                actor.process = self._machine.start(*actor.arguments)
+
+    def kill(self, actor: Actor, *, away_s: float) -> None:
+        """`kill -9`; it is started again after `away_s`."""
+        assert actor.process is not None
+        actor.process.kill()
+        actor.process.wait()
+        actor.process, actor.is_paused = None, False
+        actor.start_at = time.monotonic() + away_s
+
+    def kill_server(self, *, away_s: float) -> None:
+        """`kill -9`; started from its file, on the same socket, after `away_s`."""
+        assert self.server_pid is not None
+        os.kill(self.server_pid, signal.SIGKILL)
+        record = processes.read_record(embedded.record_path(self._machine.home))
+        assert record is not None
+        assert processes.await_end([record], patience_s=10)
+        self.server_pid, self._server_at = None, time.monotonic() + away_s
+
+    def pause(self, actor: Actor) -> None:
+        """SIGSTOP."""
+        assert actor.process is not None
+        actor.process.send_signal(signal.SIGSTOP)
+        actor.is_paused = True
+
+    def resume(self, actor: Actor, pid: int) -> None:
+        """SIGCONT, if it is still that process."""
+        if actor.process is not None and actor.process.pid == pid:
+            actor.process.send_signal(signal.SIGCONT)
+            actor.is_paused = False
+
+    def resume_all(self) -> None:
+        """Nobody stays paused."""
+        for actor in self.actors:
+            if actor.is_paused and actor.pid is not None:
+                self.resume(actor, actor.pid)
+
+    def leader(self) -> Actor | None:
+        """The scheduler that leads, as far as the server says."""
+        try:
+            with self._machine.store() as store:
+                led = store.leader()
+        except StoreUnavailable:
+            return None
+        for actor in self.schedulers:
+            if led is not None and led.identity.split(":")[1] == str(actor.pid):
+                return actor
+        return None
+
+    def horses(self, chance: random.Random) -> psutil.Process | None:
+        """Any of the work-horses that there are."""
+        found: list[psutil.Process] = []
+        for actor in self.agents:
+            try:
+                children = psutil.Process(actor.pid).children() if actor.pid else []
+                found += [child for child in children if "worker" in child.cmdline()]
+            except psutil.NoSuchProcess:
+                continue
+        return chance.choice(found) if found else None

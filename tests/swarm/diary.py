@@ -1,0 +1,67 @@
+"""Reading what the pods of a swarm wrote about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+
+class Run(Struct, kw_only=True):
+    """One process of a pod, as it told of itself. Instants in seconds of the monotonic clock."""
+
+    uid: str
+    attempt: int
+    pid: int
+    began_at: float
+    last_at: float
+    #: `done`, `failed`, or empty if it never came to its end.
+    end: str = ""
+    found_another: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.uid}-{self.attempt} (pid {self.pid})"
+
+
+def read_runs(folder: Path) -> dict[str, list[Run]]:
+    """The runs of every pod, by the pod's name, in the order in which they began."""
+    return {path.name: runs_of(path.read_text()) for path in sorted(folder.iterdir())}
+
+
+def runs_of(text: str) -> list[Run]:
+    """The runs in one diary."""
+    runs: dict[tuple[str, str, str], Run] = {}
+    for line in text.splitlines():
+        at, pid, uid, attempt, word = line.split()
+        run = runs.setdefault(
+            (pid, uid, attempt),
+            Run(
+                uid=uid,
+                attempt=int(attempt),
+                pid=int(pid),
+                began_at=float(at),
+                last_at=float(at),
+            ),
+        )
+        run.last_at = float(at)
+        run.found_another = run.found_another or word == "twice"
+        if word in ("done", "failed"):
+            run.end = word
+    return list(runs.values())
+
+
+def twice_at_once(diaries: Mapping[str, list[Run]]) -> list[str]:
+    """Where a pod ran while another process of it did, or an attempt ran a second time."""
+    faults: list[str] = []
+    for pod, runs in diaries.items():
+        for before, run in zip([None, *runs], runs, strict=False):
+            if run.found_another or (before is not None and before.last_at > run.began_at):
+                faults.append(f"{pod}: {run} began while {before} ran")
+        attempts = [(run.uid, run.attempt) for run in runs]
+        faults += [
+            f"{pod}: attempt {attempt} of {uid} ran more than once"
+            for uid, attempt in sorted(set(attempts))
+            if attempts.count((uid, attempt)) > 1
+        ]
+    return faults

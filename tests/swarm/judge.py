@@ -1,0 +1,152 @@
+"""The verdict on a swarm: nothing lost, nothing twice at once, nothing left over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import redis
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Pod, PodGroup
+from batchq.store import keys
+from batchq.store.connect import rq_connection
+from batchq.store.redis import RedisStore
+from batchq.worker.nodequeue import queue_name
+from tests.swarm.diary import Run
+from tests.swarm.load import Design
+
+_FINISHED = ("Completed", "Failed", "Cancelled")
+#: What a log says of a mistake of ours.
+_SIGNS = ("Traceback", "crashed", "mirror.differs", "cannot be killed", "work-horse failed")
+
+
+def lost(
+    submitted: Mapping[str, Design],
+    ended: Mapping[str, str],
+    diaries: Mapping[str, list[Run]],
+) -> list[str]:
+    """Groups that did not end as designed, or whose pods did not do what the end says."""
+    faults: list[str] = []
+    for name, design in submitted.items():
+        end = ended.get(name, "no end")
+        if end not in design.ends:
+            faults.append(f"{name}: expected {' or '.join(design.ends)}, found {end}")
+        elif end == "Completed":
+            faults += _undone(design, diaries)
+        if design.after:
+            faults += _too_early(design, diaries)
+    return faults
+
+
+def _undone(design: Design, diaries: Mapping[str, list[Run]]) -> list[str]:
+    return [
+        f"{design.name}: Completed, but pod {index} never came to its end"
+        for index in range(design.replicas)
+        if not any(run.end == "done" for run in diaries.get(f"{design.name}-main-{index}", []))
+    ]
+
+
+def _too_early(design: Design, diaries: Mapping[str, list[Run]]) -> list[str]:
+    first = diaries.get(f"{design.after}-main-0", [])
+    done_at = [run.last_at for run in first if run.end == "done"]
+    return [
+        f"{design.name}: {run} began before {design.after} had succeeded"
+        for run in diaries.get(f"{design.name}-main-0", [])
+        if not done_at or run.began_at < done_at[0]
+    ]
+
+
+def left_over(store: RedisStore, url: str, home: Path) -> list[str]:
+    """What should be gone once everything has ended, and is not."""
+    return [*_objects(store), *_ledger(store), *_lists(store, url), *_processes(home)]
+
+
+def _objects(store: RedisStore) -> list[str]:
+    faults = [
+        f"group {group.metadata.name} is {group.status.phase}"
+        for group in store.list("PodGroup")
+        if isinstance(group, PodGroup) and group.status.phase not in _FINISHED
+    ]
+    return faults + [
+        f"pod {pod.metadata.name} is {pod.status.phase} on {pod.status.node}"
+        for pod in store.list("Pod")
+        if isinstance(pod, Pod) and (pod.status.phase in ON_NODE or pod.status.phase == "Pending")
+    ]
+
+
+def _ledger(store: RedisStore) -> list[str]:
+    """The sums are those of the charges, and nothing is charged but what the nodes have."""
+    recount: dict[str, Counter[str]] = {}
+    charges, ledger = store.charges(), store.ledger()
+    for scopes, amounts in charges.values():
+        for scope in scopes:
+            recount.setdefault(scope, Counter()).update(amounts)
+    faults = [f"{holder} is still charged" for holder in charges if not holder.startswith("node:")]
+    if ledger != {scope: dict(sums) for scope, sums in recount.items()}:
+        faults.append(f"the ledger says {ledger}, the recount of all charges {recount}")
+    return faults
+
+
+def _lists(store: RedisStore, url: str) -> list[str]:
+    faults = [f"outbox: {delivery}" for delivery in store.outbox()]
+    faults += [f"lease of pod {pod}" for pod in store.snapshot().leases]
+    connection = rq_connection(url)
+    try:
+        faults += _of_rq(connection, sorted(store.beats()))
+    finally:
+        connection.close()
+    return faults
+
+
+def _of_rq(connection: redis.Redis, nodes: list[str]) -> list[str]:
+    faults = []
+    for node in nodes:
+        queue = f"rq:queue:{queue_name(node)}"
+        for key in (queue, f"{queue}:intermediate"):
+            entries = connection.lrange(key, 0, -1)
+            faults += [f"{key}: {entry.decode()}" for entry in entries]
+    return faults
+
+
+def lasting_keys(url: str) -> list[str]:
+    """Keys that would stay for ever and that nobody declared."""
+    connection = rq_connection(url)
+    permanent = {"rq:workers", "rq:queues"}
+    try:
+        return sorted(
+            name
+            for key in connection.scan_iter(count=1000)
+            if connection.ttl(key) == -1
+            and (name := key.decode()) not in permanent
+            and not name.startswith("rq:workers:")
+            and not ((declared := keys.declared(name)) and declared.ttl_s is None)
+        )
+    finally:
+        connection.close()
+
+
+def _processes(home: Path) -> list[str]:
+    """Processes that a pod of this home started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            stop_file = process.environ().get("BATCHQ_STOP_FILE", "")
+        except (psutil.Error, OSError):
+            continue
+        if stop_file.startswith(str(home)) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
+    return found
+
+
+def broken(*folders: Path) -> list[str]:
+    """Processes that met a mistake of our own, by their logs."""
+    found = []
+    for folder in folders:
+        for path in sorted([*folder.glob("*.err"), *folder.glob("*.log")]):
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+                if any(sign in line for sign in _SIGNS):
+                    found.append(f"{path.name}:{number}: {line.strip()[:200]}")
+    return found

@@ -1,0 +1,48 @@
+"""What the pods of a swarm run: started with nothing but the standard library.
+
+    pod.py FOLDER TENTHS MANNER      MANNER: ends, fails, fails-once or stubborn
+
+The pod writes down its start, that it is alive ten times a second, and its end with its exit code,
+each as one line of `<monotonic seconds> <pid> <pod uid> <attempt> <word>`. While it lives it holds
+a lock on its diary, which the kernel takes from it at its death: whoever finds the lock taken runs
+at the same time as another, and writes `twice` instead of `start`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main(folder: str, tenths: int, manner: str) -> int:
+    """Keep the diary for as long as the pod is to live; its exit code."""
+    if manner == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    path = Path(folder, os.environ["BATCHQ_POD"])
+    diary = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    who = f"{os.getpid()} {os.environ['BATCHQ_POD_UID']} {os.environ['BATCHQ_ATTEMPT']}"
+
+    def write(word: str) -> None:
+        os.write(diary, f"{time.monotonic():.3f} {who} {word}\n".encode())
+
+    failed_before = "failed" in path.read_text().split()
+    try:
+        fcntl.lockf(diary, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write("start")
+    except BlockingIOError:
+        write("twice")
+    for _ in range(tenths):
+        select.select([], [], [], 0.1)
+        write("alive")
+    fails = manner == "fails" or (manner == "fails-once" and not failed_before)
+    write("failed" if fails else "done")
+    return 3 if fails else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -72,7 +72,7 @@ def _place_gangs(session: Session, queues: dict[str, deque[GroupState]]) -> None
 
 
 def _place_gang(session: Session, group: GroupState) -> None:
-    with session.statement() as statement:
+    with Statement(session) as statement:
         refusals = _bind_until_ready(session, statement, group)
         if session.group_ready(group):
             statement.commit()
@@ -184,7 +184,7 @@ def _place_next(session: Session, turn: _Turn) -> bool:
             if all(one.task.name in turn.refused for one in group.tasks if one.task.replicas):
                 return False
             continue
-        with session.statement() as statement:
+        with Statement(session) as statement:
             pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
             bind(statement, group, pod, node.name)
             statement.commit()

@@ -14,11 +14,12 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, smaller
 from batchq.api.transaction import queue_scope
 from batchq.framework.ledger import ROOT, title_of
-from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.line import blockers, standing_aside, waits_in_line
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, QueueState
+from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
 
 _BEHIND = Verdict(
@@ -46,7 +47,7 @@ def _refuse_strays(session: Session) -> None:
     """Groups whose queue does not exist stand in no line; they are told so."""
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING and group.queue not in session.queues:
-            session.refuse(group, session.standing_aside(group))
+            session.refuse(group, standing_aside(session, group))
 
 
 def _serve_queues(session: Session) -> None:
@@ -84,7 +85,7 @@ def _try(session: Session, group: GroupState) -> bool:
     if verdicts:
         session.refuse(group, verdicts)
         return False
-    with session.statement() as statement:
+    with Statement(session) as statement:
         admit(statement, group, reservation=group.reservation)
         create_pods(statement, group, wanted_ordinals(group))
         statement.commit()

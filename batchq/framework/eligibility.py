@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.ledger import ROOT
+from batchq.framework.session import Session
 from batchq.framework.state import GroupState
-
-if TYPE_CHECKING:
-    from batchq.framework.session import Session
 
 _PLUGIN = "session"
 

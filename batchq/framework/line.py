@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.eligibility import stands_aside
 from batchq.framework.growth import over_any_limit
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -10,7 +11,19 @@ from batchq.framework.state import GroupState
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
-    return (*session.standing_aside(group), *_inadmissible(session, group))
+    return (*standing_aside(session, group), *_inadmissible(session, group))
+
+
+def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    """Why a Pending group is out of line, whatever the ledger says; empty if it is in line.
+
+    Asked once a session for each group: none of it changes within one.
+    """
+    verdicts = session.asides.get(group.uid)
+    if verdicts is None:
+        found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
+        verdicts = session.asides[group.uid] = tuple(found)
+    return verdicts
 
 
 def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,17 +20,12 @@ from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, PriorityClass, 
 from batchq.api.reasons import Verdict, ranked
 from batchq.api.resources import Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
-from batchq.framework.eligibility import stands_aside
 from batchq.framework.extension import POINTS, ExtensionPoint
 from batchq.framework.ledger import LedgerView
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import ShapeMemo, TaskShape
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, NodeState, QueueState, uid_order
-from batchq.framework.statement import Statement
-
-if TYPE_CHECKING:
-    from batchq.framework.placement import ShapeRanking
 
 Key = tuple[Any, ...]
 
@@ -48,6 +43,13 @@ class Action(Protocol):
 
     def execute(self, session: Session) -> None:
         """Take one turn."""
+
+
+class Ranking(Protocol):
+    """The nodes that take one shape."""
+
+    def best(self) -> NodeState | None:
+        """The best node now, or None if no node takes the shape."""
 
 
 class Session:
@@ -72,18 +74,20 @@ class Session:
         self.touched: dict[str, GroupState] = {}
         self.expired: set[str] = set()
         self.unready: list[str] = []
-        self.held: list[Statement] = []
+        #: Undo what Statements hold for this session only.
+        self.undone_at_close: list[Callable[[], None]] = []
         #: What each queue asks for and deserves, once worked out (batchq.framework.queue_shares).
         self.demands: dict[str, Amounts] | None = None
         self.deserved: dict[str, Amounts] | None = None
-        self._aside: dict[str, tuple[Verdict, ...]] = {}
+        #: Why groups stand aside, once asked (batchq.framework.line).
+        self.asides: dict[str, tuple[Verdict, ...]] = {}
         #: What groups that ask for the same were told, and at which version of the ledger.
         self.told: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
         self.asks_each_group = False
         #: The names of nodes on which something was taken or given back, in that order.
         self.node_changes: list[str] = []
         #: Shape -> the nodes that take it, best first (batchq.framework.placement).
-        self.rankings: dict[tuple[object, ...], ShapeRanking] = {}
+        self.rankings: dict[tuple[object, ...], Ranking] = {}
         self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
         for plugin, weight in plugins:
             self._register(plugin, weight)
@@ -147,26 +151,11 @@ class Session:
 
     # Working -----------------------------------------------------------------------------------
 
-    def statement(self) -> Statement:
-        """A fresh Statement; leaving its block without commit discards it."""
-        return Statement(self)
-
     def refuse(self, group: GroupState, verdicts: Iterable[Verdict]) -> None:
         """Keep why a group waits, all blockers, ranked."""
         at = self.snapshot.revision
         dated = [msgspec.structs.replace(verdict, revision=at) for verdict in verdicts]
         self.refusals[group.uid] = ranked(dated)
-
-    def standing_aside(self, group: GroupState) -> tuple[Verdict, ...]:
-        """Why a Pending group is out of line, whatever the ledger says; empty if it is in line.
-
-        Asked once a session for each group: none of it changes within one.
-        """
-        verdicts = self._aside.get(group.uid)
-        if verdicts is None:
-            found = [*stands_aside(self, group), *self.refusals_at("preEnqueue", group)]
-            verdicts = self._aside[group.uid] = tuple(found)
-        return verdicts
 
     def line_up(self) -> None:
         """Let the lines follow the groups that the controller has let leave or end.
@@ -184,8 +173,8 @@ class Session:
 
     def close(self) -> None:
         """End the turn: what was only held is undone."""
-        while self.held:
-            self.held.pop().discard()
+        while self.undone_at_close:
+            self.undone_at_close.pop()()
 
     # ------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A Statement: several moves that become true together, or leave no trace.
 
-    with session.statement() as statement:
+    with Statement(session) as statement:
         ...                      # moves of batchq.framework.moves
         if enough:
             statement.commit()   # without it, leaving the block undoes every move
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -20,10 +20,8 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.resources import of_pod
+from batchq.framework.session import Session
 from batchq.framework.state import GroupState
-
-if TYPE_CHECKING:
-    from batchq.framework.session import Session
 
 
 class Statement:
@@ -61,7 +59,7 @@ class Statement:
     def hold(self) -> None:
         """Keep the moves for the rest of this session only: they take room, and come to nothing."""
         self._open = False
-        self.session.held.append(self)
+        self.session.undone_at_close.append(self.discard)
 
     # The three changes that everything else is made of ---------------------------------------
 

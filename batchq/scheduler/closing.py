@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting, same_causes
+from batchq.framework.line import standing_aside
 from batchq.framework.moves import set_condition
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -17,13 +18,13 @@ def write_reasons(session: Session) -> None:
     """Passing numbers are no change; they are worked out afresh when somebody asks."""
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING and group.queue not in session.queues:
-            session.refuse(group, session.standing_aside(group))
+            session.refuse(group, standing_aside(session, group))
     for uid, verdicts in session.refusals.items():
         group = session.groups[uid]
         if not verdicts or _still_says(group.status.reasons, verdicts):
             continue
         first = verdicts[0]
-        with session.statement() as statement:
+        with Statement(session) as statement:
             statement.set_status(group, reasons=verdicts)
             if group.phase == PodGroupPhase.PENDING:
                 set_condition(

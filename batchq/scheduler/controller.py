@@ -43,7 +43,7 @@ def settle(session: Session) -> None:
     """Let everything follow what has happened since the last session."""
     _notice_silent_nodes(session)
     for group in list(session.groups.values()):
-        with session.statement() as statement:
+        with Statement(session) as statement:
             _settle_group(statement, group)
             _settle_charge(statement, group)
             statement.commit()
@@ -63,7 +63,7 @@ def _notice_silent_nodes(session: Session) -> None:
 def _create_what_lacks(session: Session) -> None:
     for group in session.groups.values():
         if is_admitted(group) and (missing := wanted_ordinals(group)):
-            with session.statement() as statement:
+            with Statement(session) as statement:
                 create_pods(statement, group, missing)
                 statement.commit()
 

@@ -11,6 +11,7 @@ from batchq.framework.ledger import charge_with_count, counted, scopes_of, title
 from batchq.framework.moves import roll_back
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
+from batchq.framework.statement import Statement
 
 
 def leave_where_cut(session: Session) -> None:
@@ -42,7 +43,7 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
             " which is not enough for all that are InQueue"
         )
         reason = Leaving.NODE_LOST if scope == CLUSTER else Leaving.CAPACITY_CUT
-        with session.statement() as statement:
+        with Statement(session) as statement:
             roll_back(statement, group, reason, message)
             statement.commit()
         excess = minus(excess, charge)

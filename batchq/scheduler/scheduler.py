@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.line import standing_aside
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.session import Action, Plugin, Session
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import ShapeMemo
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
+from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
 from batchq.scheduler.closing import write_reasons
 from batchq.scheduler.controller import settle
@@ -60,11 +62,11 @@ def _let_all_in(session: Session) -> None:
     for group in session.groups.values():
         if group.phase != PodGroupPhase.PENDING:
             continue
-        verdicts = [*session.standing_aside(group), *_never(session, group)]
+        verdicts = [*standing_aside(session, group), *_never(session, group)]
         if verdicts:
             session.refuse(group, verdicts)
             continue
-        with session.statement() as statement:
+        with Statement(session) as statement:
             admit(statement, group, reservation={})
             create_pods(statement, group, wanted_ordinals(group))
             statement.commit()

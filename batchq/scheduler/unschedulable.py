@@ -8,6 +8,7 @@ from batchq.framework.moves import roll_back
 from batchq.framework.placement import explain_no_node, fits_on_empty_nodes, gang_of
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
+from batchq.framework.statement import Statement
 
 
 def leave_where_impossible(session: Session) -> None:
@@ -21,7 +22,7 @@ def leave_where_impossible(session: Session) -> None:
         if shapes not in known:
             known[shapes] = fits_on_empty_nodes(session, gang)
         if not known[shapes]:
-            with session.statement() as statement:
+            with Statement(session) as statement:
                 roll_back(statement, group, Leaving.UNSCHEDULABLE, _why(session, gang))
                 statement.commit()
 

@@ -17,6 +17,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, bind, create_pods, evict, roll_back
 from batchq.framework.session import Session
+from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
 from tests.builders import a_snapshot, decide
 from tests.property.worlds import dump, worlds
@@ -95,7 +96,7 @@ def test_the_order_of_the_snapshot_does_not_matter(world: list[Any], chance: Any
 def test_a_discarded_statement_leaves_no_trace(world: list[Any], data: st.DataObject) -> None:
     session = _SCHEDULER.open(a_snapshot(*world), 0)
     before = dump(session)
-    with session.statement() as statement:
+    with Statement(session) as statement:
         for _ in range(data.draw(st.integers(1, 12))):
             _move_at_random(session, statement, data)
     assert dump(session) == before

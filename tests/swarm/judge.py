@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import psutil
 import redis
@@ -106,7 +107,7 @@ def _of_rq(connection: redis.Redis, nodes: list[str]) -> list[str]:
     for node in nodes:
         queue = f"rq:queue:{queue_name(node)}"
         for key in (queue, f"{queue}:intermediate"):
-            entries = connection.lrange(key, 0, -1)
+            entries = cast("list[bytes]", connection.lrange(key, 0, -1))
             faults += [f"{key}: {entry.decode()}" for entry in entries]
     return faults
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -213,11 +214,9 @@ class Load:
         for name, at in list(self._cancel_at.items()):
             if time.monotonic() < at:
                 continue
-            try:
+            # It may have ended already, cancelled by a call whose answer was lost, say.
+            with suppress(Conflict, NotFound):
                 client.cancel(name)
-            except (Conflict, NotFound):
-                # It has ended already, cancelled by a call whose answer was lost, say.
-                pass
             del self._cancel_at[name]
 
     def _look(self, client: Client) -> None:

@@ -56,7 +56,7 @@ class Report(Struct, frozen=True, kw_only=True):
             f"{sum(self.groups.values())} groups, {self.pods} pods, {self.runs} runs",
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.groups.items())),
             *(f"  {count:5}  ended unasked, {what}" for what, count in self.unasked.items()),
-            f"{len(self.lost)} lost, {len(self.twice)} twice at once, "
+            f"{len(self.lost)} lost, {len(self.twice)} twice at once",
             f"{len(self.left_over)} left over, {len(self.broken)} broken",
             *(f"  lost: {fault}" for fault in self.lost),
             *(f"  twice: {fault}" for fault in self.twice),

@@ -33,8 +33,9 @@ from batchq.ids import RandomIds
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.store.connect import open_store, shown
+from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
+from batchq.store.urls import shown
 from batchq.worker.relay import Relay
 
 _log = structlog.get_logger()

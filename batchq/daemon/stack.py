@@ -32,8 +32,9 @@ from batchq.paths import (
     default_url,
     resolve_url,
 )
-from batchq.store.connect import open_store, shown
+from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
+from batchq.store.urls import shown
 from batchq.worker.detect import detect_resources, parse_resources
 
 MOST_AGENTS = 64

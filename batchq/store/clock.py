@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from batchq.store.connect import Link
+from batchq.store.link import Link
 
 REMEASURE_AFTER_MS = 60_000
 #: A server whose clock was set back further than this is followed; until then, time stands still.

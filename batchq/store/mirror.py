@@ -18,7 +18,7 @@ from batchq.api.objects import Object
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys
-from batchq.store.connect import Link
+from batchq.store.link import Link
 from batchq.store.shelf import Shelf
 
 #: Objects per reply while listing, changes per reply while watching.

@@ -17,9 +17,9 @@ from msgspec import Struct
 from batchq.api.objects import NAMESPACED, Object
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
 from batchq.framework.snapshot import Snapshot
-from batchq.store import codec, connect, keys, scripts
+from batchq.store import codec, keys, scripts
 from batchq.store.clock import ServerClock
-from batchq.store.connect import LONGEST_BLOCK_MS, Link
+from batchq.store.link import LONGEST_BLOCK_MS, Link, check_info
 from batchq.store.mirror import (
     PAGE,
     Change,
@@ -112,7 +112,7 @@ class RedisStore:
 
     def check_server(self) -> None:
         """Raises StoreUnavailable, without trying long, if the server will not do."""
-        connect.check_info(self._link.ask(lambda client: client.info(), tries=1), self._link.shown)
+        check_info(self._link.ask(lambda client: client.info(), tries=1), self._link.shown)
 
     # --- reading ----------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from redis import exceptions as broken
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from batchq.store.connect import Link, rq_connection
+from batchq.store.connect import rq_connection
+from batchq.store.link import Link
 
 
 class RqLink:

@@ -12,8 +12,10 @@ import redis
 
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
-from batchq.store.connect import Link, check_info, open_store, rq_connection, shown
+from batchq.store.connect import open_store, rq_connection
+from batchq.store.link import Link, check_info
 from batchq.store.redis import RedisStore
+from batchq.store.urls import shown
 from tests.contract.made import charge, put, queue, words, writing
 from tests.harness.server import Server
 

@@ -1,0 +1,264 @@
+"""One connection to the server: how long is waited, what is tried again, what went wrong.
+
+redis-py would repeat a command whose reply was lost, silently, up to ten times, and so apply it
+twice. Here its own retry is off. `Link.ask` repeats instead, and whatever it is given must be
+harmless twice: reads, scripts that know their request, and writes of a fixed value.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import redis
+from redis import exceptions as broken
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from batchq.errors import StoreUnavailable
+from batchq.store.scripts import Script
+from batchq.store.urls import checked_url, shown
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 10.0
+#: No single blocking read lasts longer; its socket waits a little more than that.
+LONGEST_BLOCK_MS = 20_000
+TRIES = 6
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 1.0
+#: How long a server may take to read its files after a start.
+LOADING_TIMEOUT_S = 60.0
+
+OLDEST_VERSION = (6, 2)
+
+#: A broken connection, or no answer in time: what was asked may or may not have happened.
+_LOST = (broken.ConnectionError, broken.TimeoutError)
+
+
+def new_client(url: str, *, retry: Retry, socket_timeout: float, **options: Any) -> redis.Redis:
+    """A client that connects when it is first used. Raises InvalidInput for a malformed URL."""
+    client = redis.Redis.from_url(
+        checked_url(url),
+        retry=retry,
+        socket_timeout=socket_timeout,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        health_check_interval=30,
+        decode_responses=False,
+        **options,
+    )
+    assert isinstance(client, redis.Redis)
+    return client
+
+
+def check_info(info: Mapping[str, Any], place: str) -> None:
+    """Raises StoreUnavailable if the server that says this of itself will not do."""
+    version = str(info.get("redis_version", "0"))
+    numbers = tuple(int(part) for part in re.findall("[0-9]+", version)[:2])
+    if numbers < OLDEST_VERSION:
+        raise StoreUnavailable(
+            f"the server at {place} has version {version}; expected 6.2 or later",
+            hint="upgrade Redis, or use Valkey, or the server that comes with batchq",
+        )
+    if info.get("cluster_enabled"):
+        raise StoreUnavailable(
+            f"the server at {place} is part of a cluster; expected one by itself",
+            hint="RQ does not work on a cluster",
+        )
+    if info.get("role") != "master":
+        raise StoreUnavailable(
+            f"the server at {place} is a read-only replica", hint="connect to the primary"
+        )
+
+
+class Link:
+    """One server, asked with chosen timeouts and one bounded retry.
+
+    `connections` counts how often a connection was made: a server that was restarted is met over
+    a new one.
+    """
+
+    def __init__(self, url: str, *, client: redis.Redis | None = None) -> None:
+        self.shown = shown(url)
+        self.connections = 0
+        self._closing = threading.Event()
+        once = Retry(NoBackoff(), 0)
+        self._has_server = client is None
+        self._client = client or new_client(
+            url,
+            retry=once,
+            socket_timeout=ANSWER_TIMEOUT_S,
+            redis_connect_func=self._on_connect,
+        )
+        self._blocking = client or new_client(
+            url,
+            retry=once,
+            socket_timeout=LONGEST_BLOCK_MS / 1000 + ANSWER_TIMEOUT_S,
+        )
+
+    def ask(self, question: Callable[[redis.Redis], T], *, tries: int = TRIES) -> T:
+        """The answer; asked again when the connection breaks, so it must be harmless twice.
+
+        Raises StoreUnavailable.
+        """
+        return self._ask(self._client, question, tries)
+
+    def wait(self, question: Callable[[redis.Redis], T]) -> T:
+        """As `ask`, for commands that block up to LONGEST_BLOCK_MS."""
+        return self._ask(self._blocking, question, TRIES)
+
+    def run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[str | bytes | int]
+    ) -> Any:
+        """What the script answers; the server is given its text if it does not know it."""
+
+        def question(client: redis.Redis) -> Any:
+            try:
+                return client.evalsha(script.sha, len(keys), *keys, *arguments)
+            except broken.NoScriptError:
+                return client.eval(script.text, len(keys), *keys, *arguments)
+
+        return self.ask(question)
+
+    def run_id(self) -> str:
+        """Another one after each start of the server; empty where a client stands in for one."""
+        if not self._has_server:
+            return ""
+        return self.ask(lambda client: str(client.info("server").get("run_id", "")))
+
+    def close(self) -> None:
+        """Let go of every connection; whoever waits between two tries stops waiting."""
+        self._closing.set()
+        self._client.close()
+        self._blocking.close()
+
+    def _ask(self, client: redis.Redis, question: Callable[[redis.Redis], T], tries: int) -> T:
+        failed = 0
+        loading_until: float | None = None
+        while True:
+            try:
+                return question(client)
+            except broken.BusyLoadingError as error:
+                now = time.monotonic()
+                loading_until = loading_until or now + LOADING_TIMEOUT_S
+                if now > loading_until:
+                    raise self.unavailable(error) from error
+                delay = LONGEST_DELAY_S / 4
+            except broken.AuthenticationError as error:
+                raise self.unavailable(error) from error
+            except _LOST as error:
+                failed += 1
+                if failed >= tries:
+                    raise self.unavailable(error) from error
+                delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**failed)
+            except (broken.RedisError, OSError) as error:
+                raise self.unavailable(error) from error
+            if self._closing.wait(delay * random.uniform(0.5, 1.0)):
+                raise StoreUnavailable(f"the connection to {self.shown} was closed")
+
+    def _on_connect(self, connection: Any) -> None:
+        connection.on_connect()
+        self.connections += 1
+
+    def unavailable(self, error: Exception) -> StoreUnavailable:
+        """One sentence and one hint for what redis-py raised."""
+        message, hint = _diagnosis(error)
+        return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint)
+
+
+_CODES: tuple[tuple[str, str, str], ...] = (
+    ("NOAUTH", "asks for a password", "put it into the URL: redis://:PASSWORD@host:6379/0"),
+    ("READONLY", "is a read-only replica", "connect to the primary"),
+    (
+        "MISCONF",
+        "refuses writes: it cannot save to its disk",
+        "see the server's log; free its disk",
+    ),
+    ("OOM", "refuses writes: its maxmemory is used up", "raise maxmemory or delete what is old"),
+    ("NOREPLICAS", "refuses writes: it has too few replicas", "see its min-replicas-to-write"),
+    ("NOPERM", "does not permit this user what batchq does", "grant the user +@all ~* &*"),
+    ("MOVED", "is part of a cluster", "connect to a standalone server: RQ needs one"),
+    ("CLUSTERDOWN", "is part of a cluster", "connect to a standalone server: RQ needs one"),
+    ("MASTERDOWN", "has lost its primary", "connect to the primary"),
+    ("BUSY", "is busy with somebody's script", "wait, or stop it with SCRIPT KILL"),
+)
+#: What a server says from inside a script, where the leading word may be missing.
+_PHRASES: tuple[tuple[str, str], ...] = (
+    ("command not allowed when used memory", "OOM"),
+    ("can't write against a read only", "READONLY"),
+    ("read-only script", "READONLY"),
+    ("unable to persist", "MISCONF"),
+    ("configured to save RDB snapshots", "MISCONF"),
+    ("Errors writing to the AOF", "MISCONF"),
+    ("enough good replicas", "NOREPLICAS"),
+    ("user executing the script can't", "NOPERM"),
+    ("has no permissions", "NOPERM"),
+    ("Authentication required", "NOAUTH"),
+)
+
+
+def _diagnosis(error: Exception) -> tuple[str, str]:
+    text = str(error).strip()
+    code = next((word for phrase, word in _PHRASES if phrase in text), _code_of(error))
+    for word, message, hint in _CODES:
+        if text.startswith(f"{word} ") or code == word:
+            return message, hint
+    match error:
+        case broken.AuthenticationError():
+            return "refuses the user name or password", "check the credentials in the URL"
+        case broken.BusyLoadingError():
+            return f"still reads its files after {LOADING_TIMEOUT_S:.0f} s", "wait, then try again"
+        case broken.TimeoutError():
+            return (
+                f"does not answer within {ANSWER_TIMEOUT_S:.0f} s",
+                "is it overloaded, or stopped?",
+            )
+        case broken.ConnectionError():
+            return _no_connection(text)
+        case broken.InvalidResponse():
+            return "does not speak the Redis protocol", "check host and port"
+        case _:
+            return f"refuses a command: {_first_line(text)}", "see the server's log"
+
+
+def _code_of(error: Exception) -> str:
+    """The word that redis-py has cut off the server's message."""
+    match error:
+        case broken.NoPermissionError():
+            return "NOPERM"
+        case broken.ReadOnlyError():
+            return "READONLY"
+        case broken.OutOfMemoryError():
+            return "OOM"
+        case _:
+            return ""
+
+
+def _no_connection(text: str) -> tuple[str, str]:
+    lower = text.lower()
+    if "name or service" in lower or "name resolution" in lower or "nodename nor" in lower:
+        return "cannot be found: its host name is unknown", "check the host in the URL"
+    if "no such file" in lower or "refused" in lower:
+        return "is not running: the connection is refused", "start it, e.g. with `batchq up`"
+    if "permission denied" in lower:
+        return (
+            "may not be used by this user: permission denied",
+            "check the socket's owner and mode",
+        )
+    if "protocol" in lower or "unexpected response" in lower:
+        return "does not speak the Redis protocol", "check host and port"
+    if "max number of clients" in lower:
+        return "has no connections left", "raise its maxclients"
+    if "certificate" in lower or "ssl" in lower:
+        return f"does not agree on TLS: {_first_line(text)}", "check rediss:// and the certificates"
+    return f"cannot be reached: {_first_line(text)}", "check that it runs, and the URL"
+
+
+def _first_line(text: str) -> str:
+    line = text.splitlines()[0] if text else "no reason given"
+    return line if len(line) <= 120 else line[:117] + "..."

@@ -9,6 +9,9 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Dependency
 from batchq.framework.state import GroupState
 
+#: What a condition waits for the other group to do.
+WANTED = {"ok": "to complete", "failed": "to fail", "any": "to end"}
+
 
 class DependencyState(Enum):
     MET = "met"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
+from batchq.api.times import format_duration
 from batchq.framework.ledger import ROOT
 from batchq.framework.session import Session
+from batchq.framework.settings import Settings
 from batchq.framework.state import GroupState
 
 _PLUGIN = "session"
@@ -31,9 +33,23 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
         found.append((Waiting.SUSPENDED, "the group is suspended"))
     until = group.status.backoff_until
     if until is not None and session.now_ms < until:
-        times = group.status.backoff_count
-        found.append((Waiting.BACKING_OFF, f"pauses after leaving InQueue {times} times in a row"))
+        found.append((Waiting.BACKING_OFF, _why_it_pauses(session, group)))
     return [Verdict(plugin=_PLUGIN, reason=reason, detail=detail) for reason, detail in found]
+
+
+def _why_it_pauses(session: Session, group: GroupState) -> str:
+    """What made it leave InQueue, and for how long it pauses: the same words all the while."""
+    left = next((one for one in group.status.conditions if one.type == "Evicted"), None)
+    why = f"{left.reason}: {left.message}" if left and left.message else "it had to leave InQueue"
+    pause = format_duration(pause_ms(session.settings, max(0, group.status.backoff_count - 1)))
+    times = group.status.backoff_count
+    nth = "the first time" if times < 2 else f"{times} times in a row"
+    return f"pauses for {pause}, {nth}; {why}"
+
+
+def pause_ms(settings: Settings, former: int) -> int:
+    """10 s x 2^n up to 10 min, after `former` pauses in a row."""
+    return min(settings.backoff_first_ms << min(former, 30), settings.backoff_most_ms)
 
 
 def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import Condition, Metadata, Pod, PodGroupStatus, PodSpec, PodStatus
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe, named
+from batchq.framework.eligibility import pause_ms
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
@@ -123,9 +124,7 @@ def roll_back(statement: Statement, group: GroupState, reason: Leaving, message:
     if reason in _NEW_QUEUE_TIME:
         changes["queue_time"] = now_ms
     if reason in _BACKS_OFF:
-        pause = min(
-            settings.backoff_first_ms << min(status.backoff_count, 30), settings.backoff_most_ms
-        )
+        pause = pause_ms(settings, status.backoff_count)
         changes |= {"backoff_until": now_ms + pause, "backoff_count": status.backoff_count + 1}
     statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
     statement.set_status(

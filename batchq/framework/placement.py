@@ -87,7 +87,7 @@ def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
 
     Each task's minAvailable first, both parts by pod priority and task.
     """
-    succeeded = sum(pod.status.phase == PodPhase.SUCCEEDED for pod in group.pods.values())
+    succeeded = sum(pod.status.phase == PodPhase.SUCCEEDED for pod in group.current())
     chosen = group.choose(group.min_member - succeeded, group.unfinished())
     counts = {shape.task.name: count for shape, count in zip(group.tasks, chosen, strict=True)}
     first: list[tuple[TaskShape, int]] = []

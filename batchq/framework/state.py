@@ -125,14 +125,21 @@ class GroupState:
 
     def unfinished(self) -> list[int]:
         """How many pods of each task have not ended for good, those not yet created included."""
-        ended = Counter(pod.spec.task for pod in self.pods.values() if self.is_final(pod))
+        ended = Counter(pod.spec.task for pod in self.current() if self.is_final(pod))
         return [max(0, shape.task.replicas - ended[shape.task.name]) for shape in self.tasks]
 
     def current(self) -> Iterator[Pod]:
-        """The pods of this admission, and those that an elastic group has finished before."""
-        for pod in self.pods.values():
-            if pod.status.admission == self.status.admission or self.is_final(pod):
-                yield pod
+        """The pods that count now."""
+        return (pod for pod in self.pods.values() if self.is_current(pod))
+
+    def is_current(self, pod: Pod) -> bool:
+        """Whether it is of this admission, or one that an elastic group has finished before.
+
+        A full gang starts anew: what its former pods still come to says nothing about this one.
+        """
+        return pod.status.admission == self.status.admission or (
+            self.is_elastic and self.is_final(pod)
+        )
 
     def is_final(self, pod: Pod) -> bool:
         """Whether it has ended for good: succeeded, or failed with no retry left."""
@@ -167,7 +174,13 @@ class GroupState:
                 for name, units in plus(self.held, times(requests, sign)).items()
                 if units
             }
-        if phase == PodPhase.SUCCEEDED or (phase in ON_NODE and not pod.status.terminating):
+        if phase in ON_NODE:
+            is_placed = not pod.status.terminating
+        else:
+            # A former pod of a full gang may succeed before it hears that it is to stop.
+            is_former = pod.status.admission < self.status.admission and not self.is_elastic
+            is_placed = phase == PodPhase.SUCCEEDED and not is_former
+        if is_placed:
             self.placed[pod.spec.task] = self.placed.get(pod.spec.task, 0) + sign
 
     def charge(self) -> Amounts:

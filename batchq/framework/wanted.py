@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from batchq.api.lifecycle import ON_NODE
 from batchq.framework.moves import pod_uid
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
@@ -16,7 +17,7 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     Each task's minAvailable first, then tasks in order; pods that ended for good stay ended, and
     others take their place.
     """
-    finished = _finished(group)
+    taken = _taken(group)
     there = Counter(pod.spec.task for pod in group.current() if not group.is_final(pod))
     missing = []
     wanted = group.choose(group.min_member, group.unfinished())
@@ -25,8 +26,7 @@ def wanted_ordinals(group: GroupState) -> list[int]:
         for ordinal in shape.ordinals:
             if lacks <= 0:
                 break
-            # A full gang starts anew; of an elastic group the finished do not count.
-            if ordinal not in finished and pod_uid(group, ordinal) not in group.pods:
+            if ordinal not in taken and pod_uid(group, ordinal) not in group.pods:
                 lacks -= 1
                 missing.append(ordinal)
     return missing
@@ -34,15 +34,20 @@ def wanted_ordinals(group: GroupState) -> list[int]:
 
 def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:
     """The ordinals of a task's pods that do not exist yet."""
-    finished = _finished(group)
+    taken = _taken(group)
     for ordinal in shape.ordinals:
-        if ordinal not in finished and pod_uid(group, ordinal) not in group.pods:
+        if ordinal not in taken and pod_uid(group, ordinal) not in group.pods:
             yield ordinal
 
 
-def _finished(group: GroupState) -> set[int]:
+def _taken(group: GroupState) -> set[int]:
+    """Ordinals that have ended for good, and those of which a former pod has not ended yet.
+
+    A pod of a former admission holds its place until its processes are gone: nothing may run
+    twice at once.
+    """
     return {
         group.shape_of(pod).first + pod.spec.index
         for pod in group.pods.values()
-        if group.is_final(pod)
+        if pod.status.phase in ON_NODE or (group.is_current(pod) and group.is_final(pod))
     }

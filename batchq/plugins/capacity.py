@@ -11,20 +11,12 @@ from __future__ import annotations
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.framework.growth import claim_of, over_limit
-from batchq.framework.ledger import ROOT, title_of
+from batchq.framework.ledger import ROOT
 from batchq.framework.queue_shares import share_of_queue
 from batchq.framework.session import Session
 from batchq.framework.shares import Share
 from batchq.framework.state import GroupState, QueueState
 from batchq.plugins.limits import UNBOUNDED, never_fits
-
-_NO_NODES = Verdict(
-    plugin="capacity",
-    reason=Waiting.WAITING_FOR_RESOURCES,
-    subject=title_of(CLUSTER),
-    detail="there are no nodes yet",
-    in_line=True,
-)
 
 
 class Capacity:
@@ -52,14 +44,20 @@ class Capacity:
 
     def _over(self, session: Session, group: GroupState) -> list[Verdict]:
         claim = claim_of(group)
-        scopes = (
-            queue_scope(group.queue),
-            queue_scope(ROOT),
-            *((CLUSTER,) if session.nodes else ()),
-        )
+        ready = any(node.ready for node in session.nodes.values())
+        scopes = (queue_scope(group.queue), queue_scope(ROOT), *((CLUSTER,) if ready else ()))
         verdicts = [
             verdict
             for scope in scopes
             for verdict in over_limit(session, group, scope, claim, plugin=self.name)
         ]
-        return verdicts if session.nodes else [*verdicts, _NO_NODES]
+        return verdicts if ready else [*verdicts, _no_node(self.name, len(session.nodes))]
+
+
+def _no_node(plugin: str, known: int) -> Verdict:
+    return Verdict(
+        plugin=plugin,
+        reason=Waiting.WAITING_FOR_RESOURCES,
+        detail=f"no node is ready, of the {known} there are" if known else "there are no nodes yet",
+        in_line=True,
+    )

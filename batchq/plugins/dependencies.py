@@ -7,11 +7,9 @@ plugin's business: the controller makes the group Failed.
 from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.dependencies import DependencyState, dependency_state
+from batchq.framework.dependencies import WANTED, DependencyState, dependency_state
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
-
-_WANTED = {"ok": "to complete", "failed": "to fail", "any": "to end"}
 
 
 class Dependencies:
@@ -19,7 +17,7 @@ class Dependencies:
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
         waits_for = [
-            f"{dependency.name} {_WANTED[dependency.condition]}"
+            f"{dependency.name} {WANTED[dependency.condition]}"
             for dependency in group.record.spec.depends_on
             if dependency_state(group, dependency, session.groups) is not DependencyState.MET
         ]

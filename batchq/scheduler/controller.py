@@ -10,7 +10,7 @@ from __future__ import annotations
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.reasons import Finish, Leaving
-from batchq.framework.dependencies import never_met
+from batchq.framework.dependencies import WANTED, never_met
 from batchq.framework.eligibility import stops_of
 from batchq.framework.ledger import charge_with_count
 from batchq.framework.moves import (
@@ -104,10 +104,12 @@ def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> 
     """Evicted pods at once, failed ones after their back-off; what older admissions left goes."""
     for uid, pod in list(group.pods.items()):
         phase = pod.status.phase
-        if uid in spared or phase in ON_NODE or group.is_final(pod):
+        if uid in spared or phase in ON_NODE:
             continue
-        if pod.status.admission != group.status.admission:
+        if not group.is_current(pod):
             statement.drop_pod(group, uid)
+        elif group.is_final(pod):
+            continue
         elif phase == PodPhase.EVICTED or (
             phase == PodPhase.FAILED and retry_due_at(group, pod) <= statement.session.now_ms
         ):
@@ -128,9 +130,7 @@ def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
 def _settle_pending(statement: Statement, group: GroupState) -> None:
     dependency = never_met(group, statement.session.groups)
     if dependency is not None:
-        message = (
-            f"depends on {dependency.name} ({dependency.condition}), which can not hold any more"
-        )
+        message = f"waits for {dependency.name} {WANTED[dependency.condition]}, which it never will"
         finish(statement, group, PodGroupPhase.FAILED, Finish.DEPENDENCY_NEVER_MET, message)
         return
     for uid, pod in list(group.pods.items()):

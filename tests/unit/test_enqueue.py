@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchq.api.intents import SetReasons
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
+from batchq.api.objects import Condition, Dependency, PodGroupStatus, SchedulingGate
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
 from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, decide
 
@@ -242,3 +242,21 @@ def test_a_group_that_stands_aside_is_not_rewritten_because_room_comes_and_goes(
     told = crowded.session.by_key["default/second"].status
     roomy = decide(a_node(cpu=9), first, a_group("second", 4, depends_on=depends, status=told))
     assert [intent for intent in roomy.of(SetReasons) if intent.group == "default/second"] == []
+
+
+def test_when_no_node_is_ready_that_is_said_and_nothing_of_capacity() -> None:
+    decided = decide(a_node("n1", cpu=4, ready=False), a_node("n2", ready=False), a_group("g"))
+    assert decided.reasons("g") == ["WaitingForResources"]
+    assert decided.message("g") == "no node is ready, of the 2 there are"
+
+
+def test_a_group_that_pauses_says_what_it_was_that_did_not_fit() -> None:
+    evicted = Condition(
+        type="Evicted", status="True", reason="Unschedulable", message="0/2 nodes fit: 2 cordoned"
+    )
+    paused = PodGroupStatus(backoff_until=20_000, backoff_count=2, conditions=(evicted,))
+    decided = decide(a_node(cpu=4), a_group("g", status=paused))
+    assert decided.reasons("g") == ["BackingOff"]
+    assert decided.message("g") == (
+        "pauses for 20s, 2 times in a row; Unschedulable: 0/2 nodes fit: 2 cordoned"
+    )

@@ -27,8 +27,9 @@ check: $(VENV)/.installed-test  ## format, lint, types and architecture, without
 bench: $(VENV)/.installed-test  ## the benchmarks, each beside something else
 	$(BIN)/python -m benchmarks
 
-swarm: $(VENV)/.installed-test  ## the properties over thousands of random worlds
+swarm: $(VENV)/.installed-test  ## thousands of random worlds, and 500 kills on a live stack
 	HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
+	$(BIN)/python -m tests.swarm --kills 500
 
 format: $(VENV)/.installed-test  ## format the code and mend what can be mended
 	$(BIN)/ruff format

@@ -92,8 +92,8 @@ def find_home(
         entry = pwd.getpwuid(os.getuid())
     except KeyError:
         raise InvalidInput(
-            f"Cannot tell where to keep state: HOME is not set and user {os.getuid()} has no entry",
-            hint=f"Set {HOME_VARIABLE} to a folder that this user may write to.",
+            f"cannot tell where to keep state: HOME is not set and user {os.getuid()} has no entry",
+            hint=f"set {HOME_VARIABLE} to a folder that this user may write to",
         ) from None
     return Home(Path(entry.pw_dir, ".local", "state", "batchq").resolve())
 
@@ -123,15 +123,15 @@ def _make_private(folder: Path) -> None:
         writable = os.access(folder, os.W_OK | os.X_OK)
     except (FileExistsError, NotADirectoryError):
         raise InvalidInput(
-            f"Cannot keep state in {folder}: what is there, or above it, is not a folder",
+            f"cannot keep state in {folder}: what is there, or above it, is not a folder",
             hint=_ELSEWHERE,
         ) from None
     except OSError as error:
         raise InvalidInput(
-            f"Cannot keep state in {folder}: {error.strerror}", hint=_ELSEWHERE
+            f"cannot keep state in {folder}: {error.strerror}", hint=_ELSEWHERE
         ) from error
     if not writable:
-        raise InvalidInput(f"Cannot keep state in {folder}: Permission denied", hint=_ELSEWHERE)
+        raise InvalidInput(f"cannot keep state in {folder}: Permission denied", hint=_ELSEWHERE)
 
 
 def _refuse_strangers(folder: Path) -> None:
@@ -139,9 +139,9 @@ def _refuse_strangers(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidInput(
-            f"Cannot use {folder}: it is not a folder of user {os.getuid()} closed to others",
-            hint=f"Remove it, or set {HOME_VARIABLE} to a folder with a shorter path.",
+            f"cannot use {folder}: it is not a folder of user {os.getuid()} closed to others",
+            hint=f"remove it, or set {HOME_VARIABLE} to a folder with a shorter path",
         )
 
 
-_ELSEWHERE = f"Set {HOME_VARIABLE} to a folder that this user may write to."
+_ELSEWHERE = f"set {HOME_VARIABLE} to a folder that this user may write to"

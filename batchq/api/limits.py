@@ -32,11 +32,6 @@ def hard_limit(quotas: Iterable[ResourceQuota]) -> Amounts:
     return least
 
 
-def without_groups(hard: Amounts) -> Amounts:
-    """The part of a hard limit that charges are held against: everything but `podgroups`."""
-    return {name: units for name, units in hard.items() if name != POD_GROUPS}
-
-
 def only_groups(hard: Amounts) -> Amounts:
     """The part of a hard limit that counts unfinished groups."""
     return {name: units for name, units in hard.items() if name == POD_GROUPS}

@@ -26,6 +26,7 @@ from batchq.api.objects import (
     PodGroupStatus,
     PriorityClass,
     Queue,
+    full_name,
     key_of,
     kind_of,
 )
@@ -308,10 +309,14 @@ def _event(obj: Object, reason: str, now_ms: int, message: str = "") -> Event:
 
 def _exists(stored: Object) -> Conflict:
     if isinstance(stored, PodGroup):
-        return Conflict(
-            f"{title(stored)} exists already and is {stored.status.phase}",
-            hint="choose another name, or delete it when it has finished",
+        name = full_name(stored).removeprefix(f"{DEFAULT}/")
+        free = (
+            f"delete it first: `batchq delete podgroup {name}`, or leave the name out"
+            if stored.status.phase in TERMINAL
+            else f"wait for it with `batchq wait {name}`, end it with `batchq cancel {name}`,"
+            " or choose another name"
         )
+        return Conflict(f"{title(stored)} exists already and is {stored.status.phase}", hint=free)
     return Conflict(f"{title(stored)} exists already", hint="use apply to change it")
 
 

@@ -36,9 +36,11 @@ def find(reader: Reader, kind: type[T], key: str) -> T:
 
 def instead(wanted: str, there: list[str]) -> str:
     """A hint for somebody who named what is not there."""
-    near = nearest(wanted, there)
+    # Names without their namespaces, which alone would make any two of them alike.
+    names = {full.rpartition("/")[2]: full for full in there}
+    near = nearest(wanted.rpartition("/")[2], names)
     if near:
-        return f"did you mean {near}?"
+        return f"did you mean {names[near]}?"
     if not there:
         return "there is none"
     more = f" and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""

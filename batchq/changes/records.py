@@ -13,7 +13,6 @@ from batchq.api.limits import (
     hard_limit,
     limit_of_queue,
     only_groups,
-    without_groups,
 )
 from batchq.api.objects import Node, Object, PodGroup, Queue, ResourceQuota, key_of, kind_of
 from batchq.api.transaction import (
@@ -127,6 +126,6 @@ def _other_quotas(reader: Reader, quota: ResourceQuota) -> tuple[ResourceQuota, 
 def _of_namespace(namespace: str, quotas: Iterable[ResourceQuota]) -> tuple[Limit, ...]:
     hard = hard_limit(quotas)
     return (
-        Limit(scope=namespace_scope(namespace), amounts=without_groups(hard) or None),
+        Limit(scope=namespace_scope(namespace), amounts=hard or None),
         Limit(scope=objects_scope(namespace), amounts=only_groups(hard) or None),
     )

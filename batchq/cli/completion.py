@@ -6,17 +6,24 @@ import click
 from click.shell_completion import get_completion_class
 
 from batchq.cli.options import examples
+from batchq.errors import UsageError
+
+_SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command(epilog=examples("batchq completion bash", "batchq completion fish"))
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", required=False, metavar="[bash|zsh|fish]", type=click.Choice(_SHELLS))
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion(ctx: click.Context, shell: str | None) -> None:
     """Print the completion script of a shell.
 
     For bash put `eval "$(batchq completion bash)"` into ~/.bashrc, for zsh the same into ~/.zshrc;
     for fish write it to ~/.config/fish/completions/batchq.fish.
     """
+    if shell is None:
+        raise UsageError(
+            f"expected a shell: {', '.join(_SHELLS)}", hint="as in `batchq completion bash`"
+        )
     kind = get_completion_class(shell)
     assert kind is not None
     root = ctx.find_root().command

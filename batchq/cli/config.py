@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchq.cli.options import examples
+from batchq.cli.options import examples, output_option
+from batchq.cli.output import show_data
 
 if TYPE_CHECKING:
     from batchq.config.model import SchedulerConfig
@@ -22,13 +23,19 @@ def config() -> None:
 
 @config.command(epilog=examples("batchq config check conf/scheduler.yaml"))
 @click.argument("file", type=_FILE)
-def check(file: Path) -> None:
-    """Read FILE as the scheduler would, and say what is wrong with it.
+@output_option("text", "json")
+def check(file: Path, output: str) -> None:
+    """Say what is wrong with FILE, read as the scheduler would.
 
     Exit code 1 if the scheduler would not start with it.
     """
     found = checked_config(file)
-    names = ", ".join(entry.name for entry in found.plugins) or "none"
+    plugins = [entry.name for entry in found.plugins]
+    if output == "json":
+        data = {"file": str(file), "actions": list(found.actions), "plugins": plugins}
+        show_data(data, output)
+        return
+    names = ", ".join(plugins) or "none"
     click.echo(f"{file} is a valid configuration")
     click.echo(f"actions: {', '.join(found.actions)}")
     click.echo(f"plugins: {names}")
@@ -37,7 +44,10 @@ def check(file: Path) -> None:
 @config.command("print", epilog=examples("batchq config print --config conf/scheduler.yaml"))
 @click.option("--config", "file", type=_FILE, help="The file; without it, the defaults.")
 def print_(file: Path | None) -> None:
-    """Print the whole effective configuration, defaults included, as a file that can be used."""
+    """Print the whole configuration, defaults included.
+
+    What it prints is a file that `batchq up --config` reads.
+    """
     import yaml
 
     from batchq.config.load import as_written
@@ -52,30 +62,9 @@ def checked_config(file: Path | None) -> SchedulerConfig:
 
     Raises InvalidInput, which names the file, the line and the nearest name.
     """
-    from batchq.assembly import assemble
-    from batchq.config.load import load_config
+    from batchq.assembly import assemble, known_actions, known_plugins
+    from batchq.config.load import Known, load_config
 
-    found = load_config(file)
-    if file is not None:
-        _check_names(file, found)
+    found = load_config(file, known=Known(actions=known_actions(), plugins=known_plugins()))
     assemble(found)
     return found
-
-
-def _check_names(file: Path, found: SchedulerConfig) -> None:
-    """What the assembly says too, with the line, which only the file's reader knows."""
-    from batchq.api.notation import suggestion
-    from batchq.assembly import known_actions, known_plugins
-    from batchq.config.documents import read_documents
-
-    plugins = [entry.name for entry in found.plugins]
-    for field, names, known in (
-        ("actions", found.actions, known_actions()),
-        ("plugins", plugins, known_plugins()),
-    ):
-        for place, name in enumerate(names):
-            if name not in known:
-                kind = field.removesuffix("s")
-                text = f"there is no {kind} {name!r}; {suggestion(name, known)}"
-                documents = read_documents(file.read_bytes(), str(file))
-                raise documents[0].problem((field, place), text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from batchq.cli.options import Globals, examples, pass_globals
+from batchq.cli.options import Globals, examples, output_option, pass_globals
 
 
 @click.command(epilog=examples("batchq down", "batchq down --keep-server"))
 @click.option("--keep-server", is_flag=True, help="End the agents and the scheduler only.")
+@output_option("table", "json")
 @pass_globals
-def down(shared: Globals, keep_server: bool) -> None:
+def down(shared: Globals, keep_server: bool, output: str) -> None:
     """Stop the node agents, the scheduler and the embedded server of this machine.
 
     The agents drain: what runs may end, and is stopped and waits again if it takes too long. The
@@ -23,6 +24,6 @@ def down(shared: Globals, keep_server: bool) -> None:
     report = stack.down(
         find_home(), keep_server=keep_server, say=lambda text: click.echo(text, err=True)
     )
-    show(report, color=shared.color)
+    show(report, color=shared.color, output=output)
     if all(part.state in ("not running", "running") for part in report.parts):
         click.echo("Nothing was there to stop", err=True)

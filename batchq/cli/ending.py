@@ -28,12 +28,19 @@ def exit_code_of(results: Sequence[Result], *, pass_on: bool = False) -> int:
     return EXIT_GROUP_CANCELLED if cancelled and not failed else EXIT_GROUP_FAILED
 
 
+def ending_text(phase: str, reason: str, message: str) -> str:
+    """How a group ended, beside its phase: a reason that only repeats the phase is left out."""
+    word = "" if reason == phase and message else reason
+    return ": ".join(part for part in (word, message) if part)
+
+
 def tell(results: Sequence[Result], *, err: bool = False) -> None:
     """One line for each group."""
     for result in results:
-        ending = ": ".join(part for part in (result.reason, result.message) if part)
+        ending = ending_text(result.phase, result.reason, result.message)
         line = f"podgroup {result.key} {result.phase}"
-        click.echo(f"{line} ({ending})" if ending and not result.reached else line, err=err)
+        told = not result.reached and ending not in ("", result.phase)
+        click.echo(f"{line} ({ending})" if told else line, err=err)
 
 
 def goes_on(keys: Sequence[str]) -> tuple[str, str]:

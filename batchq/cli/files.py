@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from batchq.api.manifest import has_status
+from batchq.api.names import counted
 from batchq.api.objects import Object, PodGroup
 from batchq.client import with_working_dir
 from batchq.config.documents import MOST_BYTES, read_documents
@@ -20,7 +21,7 @@ def read_objects(name: str, *, in_folder: bool) -> list[Object]:
     """The objects in the file `name`, or in standard input for `-`.
 
     With `in_folder`, pods whose templates name no workingDir start in the file's folder.
-    A warning goes to stderr for each `status`, which is batchq's to write.
+    A warning goes to stderr where there is a `status`, which is batchq's to write.
     Raises InvalidInput, also where there is no object at all.
     """
     source = "standard input" if name == STDIN else name
@@ -31,9 +32,10 @@ def read_objects(name: str, *, in_folder: bool) -> list[Object]:
             hint="a manifest begins with apiVersion: batchq/v1",
         )
     objects = [document.decode() for document in documents]
-    for document in documents:
-        if has_status(document.data):
-            click.echo(f"warning: {document.where()}: status is batchq's, and is ignored", err=True)
+    count = sum(has_status(document.data) for document in documents)
+    if count:
+        ignored = f"status is batchq's, and is ignored in {counted(count, 'object')}"
+        click.echo(f"warning: {source}: {ignored}", err=True)
     if not in_folder:
         return objects
     folder = Path.cwd() if name == STDIN else Path(name).resolve().parent

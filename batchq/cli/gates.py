@@ -7,10 +7,9 @@ import click
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup
 from batchq.api.times import describe_age
-from batchq.cli.options import Globals, examples, namespace_option, pass_globals
-from batchq.cli.output import Table, show_table
-from batchq.cli.values import as_duration, seconds_of
-from batchq.client import key_named
+from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
+from batchq.cli.output import Table, report, show_data, show_table
+from batchq.cli.values import as_duration, group_key, seconds_of
 
 
 @click.group(epilog=examples("batchq gates list", "batchq gates open train-1 data-ready"))
@@ -26,8 +25,9 @@ def gates() -> None:
 @click.option(
     "--older-than", callback=as_duration, metavar="DURATION", help="Only of groups that old."
 )
+@output_option("table", "json")
 @pass_globals
-def list_gates(shared: Globals, namespace: str, older_than: str | None) -> None:
+def list_gates(shared: Globals, namespace: str, older_than: str | None, output: str) -> None:
     """List the gates of unfinished groups, the oldest first."""
     least_ms = (seconds_of(older_than) or 0) * 1000
     rows = []
@@ -39,6 +39,13 @@ def list_gates(shared: Globals, namespace: str, older_than: str | None) -> None:
             if group.status.phase not in TERMINAL and age_ms >= least_ms:
                 key = f"{group.metadata.namespace}/{group.metadata.name}"
                 rows += [(-age_ms, key, gate.name) for gate in group.spec.scheduling_gates]
+    if output == "json":
+        items = [
+            {"podGroup": key, "gate": gate, "ageSeconds": -age // 1000}
+            for age, key, gate in sorted(rows)
+        ]
+        show_data({"items": items}, "json")
+        return
     if not rows:
         click.echo("there are no such gates", err=True)
         return
@@ -50,11 +57,15 @@ def list_gates(shared: Globals, namespace: str, older_than: str | None) -> None:
 @click.argument("name")
 @click.argument("opened", nargs=-1, required=True, metavar="GATE…")
 @namespace_option
+@output_option("text", "json")
 @pass_globals
-def open_gates(shared: Globals, name: str, opened: tuple[str, ...], namespace: str) -> None:
+def open_gates(
+    shared: Globals, name: str, opened: tuple[str, ...], namespace: str, output: str
+) -> None:
     """Open gates of the group NAME."""
-    key = key_named(name, namespace)
-    with shared.connect() as client:
+    key = group_key(name, namespace)
+    with shared.connect() as client, report(output) as done:
         for gate in opened:
             client.open_gate(key, gate)
-            click.echo(f"podgroup {key}: gate {gate} opened")
+            action = f"gate {gate} opened"
+            done("PodGroup", key, action, f"podgroup {key}: {action}")

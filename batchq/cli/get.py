@@ -24,7 +24,7 @@ from batchq.cli.options import (
     pass_globals,
 )
 from batchq.cli.output import Table, show_objects, show_table
-from batchq.cli.values import as_kind, complete_kind
+from batchq.cli.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
 from batchq.client import Client
 
 
@@ -36,7 +36,7 @@ from batchq.client import Client
         "batchq get pods -o wide",
     )
 )
-@click.argument("kind", callback=as_kind, shell_complete=complete_kind)
+@click.argument("kind", shell_complete=complete_kind)
 @click.argument("name", required=False)
 @namespace_option
 @click.option("-A", "--all-namespaces", is_flag=True, help="The objects of every namespace.")
@@ -53,8 +53,14 @@ def get(
     """List objects of a KIND, or print the one called NAME.
 
     KIND is podgroup, pod, queue, node, resourcequota, priorityclass or admissioncheck, also in the
-    plural or short (pg, q, no, quota, pc). What `-o yaml` prints, `batchq apply -f -` reads.
+    plural or short (pg, q, no, quota, pc). What `-o yaml` prints, `batchq apply -f -` reads; what
+    `-o name` prints, such as podgroup/default/train, stands for KIND NAME in other commands.
     """
+    if name is None and "/" in kind:
+        kind, name = kind_and_name(kind)
+    else:
+        kind = kind_of_word(kind)
+        name = None if name is None else name_of_kind(kind, name)
     space = "" if all_namespaces or kind not in NAMESPACED else namespace
     with shared.connect() as client:
         if name is None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import click
 from msgspec import structs
 
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.names import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.quantity import format_quantity
 from batchq.api.times import format_instant
@@ -18,14 +20,19 @@ from batchq.cli.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output import show_data, show_table
+from batchq.cli.output import is_terminal, show_data, show_table
 from batchq.cli.tables import groups_table
-from batchq.client.overview import GroupView
+from batchq.client.overview import GATED, GroupView
+
+_PHASES = (*map(str, PodGroupPhase), GATED)
+#: So many finished groups are listed on a terminal: a screen is not to be filled with the past.
+_FINISHED_SHOWN = 20
 
 
 @click.command(
     epilog=examples(
         "batchq jobs",
+        "batchq jobs --active",
         "batchq jobs -A --phase Pending --phase SchedulingGated",
         "batchq jobs -q default -o wide",
         "batchq jobs -o name",
@@ -35,8 +42,14 @@ from batchq.client.overview import GroupView
 @click.option("-A", "--all-namespaces", is_flag=True, help="The groups of every namespace.")
 @click.option("-q", "--queue", default="", help="Only the groups of this queue.")
 @click.option(
-    "--phase", "phases", multiple=True, metavar="PHASE", help="Only groups in this phase; repeat."
+    "--phase",
+    "phases",
+    multiple=True,
+    metavar="PHASE",
+    help=f"Only groups in this phase: {', '.join(_PHASES)}; repeat.",
 )
+@click.option("-a", "--active", is_flag=True, help="Only groups that have not finished.")
+@click.option("--all", "everything", is_flag=True, help="On a terminal, too: all that finished.")
 @output_option(*LIST_FORMATS)
 @pass_globals
 def jobs(
@@ -45,9 +58,14 @@ def jobs(
     all_namespaces: bool,
     queue: str,
     phases: tuple[str, ...],
+    active: bool,
+    everything: bool,
     output: str,
 ) -> None:
     """List pod groups, the oldest first.
+
+    On a terminal, of those that have finished the 20 that were submitted last; --all shows all of
+    them, as do a pipe, -o json, -o yaml and -o name, and a --phase that is asked for.
 
     WHERE / WHY names the nodes of what runs; of what waits, its place in the line of its queue, the
     most fundamental reason and the numbers of this moment. `batchq describe NAME` has all reasons.
@@ -58,6 +76,8 @@ def jobs(
     views = overview.groups(namespace=space, queue=queue, phases=_known(phases))
     # Uids rise: they tell which of two groups of one millisecond came first.
     views.sort(key=lambda view: (view.created_at, view.uid))
+    if active:
+        views = [view for view in views if view.phase not in TERMINAL]
     match output:
         case "json" | "yaml":
             rows = [row_of(view) for view in views]
@@ -66,11 +86,23 @@ def jobs(
             for view in views:
                 click.echo(view.key)
         case _ if views:
-            table = groups_table(views, overview.at, namespaces=all_namespaces)
+            whole = everything or bool(phases) or not is_terminal()
+            shown = views if whole else recent(views)
+            table = groups_table(shown, overview.at, namespaces=all_namespaces)
             show_table(table, wide=output == "wide", color=shared.color)
+            hidden = len(views) - len(shown)
+            if hidden:
+                click.echo(f"… and {counted(hidden, 'older finished group')} (--all)", err=True)
         case _:
             where = "" if all_namespaces else f" in namespace {namespace}"
             click.echo(f"there are no such pod groups{where}", err=True)
+
+
+def recent(views: Sequence[GroupView]) -> list[GroupView]:
+    """All that have not finished, and of the others the last few; in the same order."""
+    finished = [view.key for view in views if view.phase in TERMINAL]
+    old = frozenset(finished[:-_FINISHED_SHOWN])
+    return [view for view in views if view.key not in old]
 
 
 def row_of(view: GroupView) -> dict[str, object]:
@@ -104,10 +136,7 @@ def _instant(at: int | None) -> str | None:
 
 def _known(phases: Sequence[str]) -> list[str]:
     """The phases as they are spelled, whatever the case in which they were typed."""
-    from batchq.api.lifecycle import PodGroupPhase
-    from batchq.client.overview import GATED
-
-    spelled = {word.lower(): word for word in (*map(str, PodGroupPhase), GATED)}
+    spelled = {word.lower(): word for word in _PHASES}
     for phase in phases:
         if phase.lower() not in spelled:
             raise click.BadParameter(

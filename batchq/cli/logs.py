@@ -11,7 +11,8 @@ from batchq.api.objects import PodGroup
 from batchq.cli.ending import goes_on
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.trouble import on_interrupt
-from batchq.client import Client, key_named
+from batchq.cli.values import group_key
+from batchq.client import Client
 
 
 @click.command(
@@ -43,7 +44,7 @@ def logs(
 
     stdout and stderr of the pods come in one, in their order; with -o json each line says which.
     """
-    key = key_named(name, namespace)
+    key = group_key(name, namespace)
     sentence, hint = goes_on([key])
     with shared.connect() as client, on_interrupt(sentence, hint=hint):
         count = 0

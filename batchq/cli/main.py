@@ -6,7 +6,6 @@ command may return its exit code; None is 0.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -17,7 +16,8 @@ import click
 
 from batchq import __version__
 from batchq.cli.options import Globals, examples
-from batchq.cli.trouble import Trouble, trouble_of, wants_json
+from batchq.cli.streams import drop_stdout, stand_in
+from batchq.cli.trouble import OUTPUT_FAILED, Trouble, trouble_of, wants_json
 
 
 class Entry(NamedTuple):
@@ -48,7 +48,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "get": Entry("get", "get", "List objects of a kind, or print one."),
         "delete": Entry("delete", "delete", "Delete objects."),
         "queues": Entry("queues", "queues", "List queues: weight, limits, use and share."),
-        "nodes": Entry("nodes", "nodes", "List, cordon and drain nodes."),
+        "nodes": Entry("nodes", "nodes", "List, cordon, uncordon and drain nodes."),
         "quota": Entry("quota", "quota", "Show and set what namespaces may hold."),
     },
     "This machine": {
@@ -128,6 +128,7 @@ class Commands(click.Group):
 
         if not standalone_mode:
             return call()
+        stand_in()
         sys.exit(_exit_code(call, as_json=wants_json(words)))
 
 
@@ -138,7 +139,7 @@ def _exit_code(call: Callable[[], object], *, as_json: bool) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the answer has read enough. Nothing may be flushed at exit any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         return 1
     except (click.exceptions.NoArgsIsHelpError, click.exceptions.Exit) as done:
         return _ended(done)
@@ -146,6 +147,8 @@ def _exit_code(call: Callable[[], object], *, as_json: bool) -> int:
         trouble = trouble_of(error)
         if trouble is None:
             raise
+        if trouble.word == OUTPUT_FAILED:
+            drop_stdout()
         _show(trouble, as_json=as_json)
         return trouble.exit_code
     return result if isinstance(result, int) else 0

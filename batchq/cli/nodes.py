@@ -8,7 +8,7 @@ from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, p
 from batchq.cli.output import show_objects, show_table
 from batchq.cli.tables import nodes_table
 from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, seconds_of
+from batchq.cli.values import as_duration, name_of_kind, seconds_of
 from batchq.client import Client
 from batchq.errors import WaitTimedOut
 
@@ -21,7 +21,7 @@ _EXAMPLES = examples(
 @output_option(*LIST_FORMATS)
 @click.pass_context
 def nodes(ctx: click.Context, output: str) -> None:
-    """List nodes, or say whether pods may come to one."""
+    """List, cordon, uncordon and drain nodes."""
     if ctx.invoked_subcommand is None:
         _list(ctx.ensure_object(Globals), output)
 
@@ -30,7 +30,10 @@ def nodes(ctx: click.Context, output: str) -> None:
 @output_option(*LIST_FORMATS)
 @pass_globals
 def list_nodes(shared: Globals, output: str) -> None:
-    """List nodes: state, what they have and what of it is taken, and when they were heard of."""
+    """List nodes.
+
+    Their state, what they have and what of it is taken, and when they were heard of.
+    """
     _list(shared, output)
 
 
@@ -79,8 +82,11 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
 def _list(shared: Globals, output: str) -> None:
     with shared.connect() as client:
         found = client.nodes()
-        if output in ("json", "yaml", "name"):
+        if output in ("json", "yaml"):
             show_objects(found, output)
+        elif output == "name":
+            for node in found:
+                click.echo(node.metadata.name)
         elif found:
             table = nodes_table(found, client.ledger(), client.now_ms())
             show_table(table, wide=output == "wide", color=shared.color)
@@ -90,6 +96,7 @@ def _list(shared: Globals, output: str) -> None:
 
 def _found(client: Client, names: tuple[str, ...]) -> list[str]:
     """The names, once all are known to be there."""
-    for name in names:
+    bare = [name_of_kind("Node", name) for name in names]
+    for name in bare:
         client.get("Node", name)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(bare))

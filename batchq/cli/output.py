@@ -1,7 +1,7 @@
 """How answers are written: tables for people, plain rows in a pipe, JSON and YAML for programs.
 
-On a terminal rich draws the table. Anywhere else there are no colours, no boxes and no widths:
-columns are aligned by spaces, and nothing is ever cut off.
+Columns are aligned by spaces, and nothing is ever cut off. On a terminal words have colours, and
+the last column, the prose, is folded where the line would be too long.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import click
 
@@ -19,6 +22,10 @@ from batchq.api.manifest import encode
 from batchq.api.objects import API_VERSION, Object, full_name, kind_of
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+#: Prose is not folded into less than this: one word below the other is no sentence.
+_LEAST_PROSE = 25
+_GAP = "  "
 
 _STYLES = {
     "Running": "cyan",
@@ -31,20 +38,33 @@ _STYLES = {
     "SchedulingGated": "magenta",
 }
 
+#: A row as lines, each a list of cells.
+_Folded = list[list[str]]
+
 
 class Table(NamedTuple):
-    """Rows under titles; the titles in `wide` are shown only when asked for."""
+    """Rows under titles; the titles in `wide` are shown only when asked for, those in `spare` are
+    left out on a narrow terminal, the first of them first.
+    """
 
     titles: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     wide: frozenset[str] = frozenset()
+    spare: tuple[str, ...] = ()
 
     def narrowed(self, *, wide: bool) -> Table:
         """Only what is to be shown, fit for one line each."""
-        kept = [place for place, title in enumerate(self.titles) if wide or title not in self.wide]
+        lines = tuple(tuple(one_line(cell) for cell in row) for row in self.rows)
+        plain = Table(self.titles, lines, spare=() if wide else self.spare)
+        return plain if wide else plain.without(*self.wide)
+
+    def without(self, *titles: str) -> Table:
+        """The same without these columns."""
+        kept = [place for place, title in enumerate(self.titles) if title not in titles]
         return Table(
             tuple(self.titles[place] for place in kept),
-            tuple(tuple(one_line(row[place]) for place in kept) for row in self.rows),
+            tuple(tuple(row[place] for place in kept) for row in self.rows),
+            spare=self.spare,
         )
 
 
@@ -52,10 +72,39 @@ def show_table(table: Table, *, wide: bool = False, color: bool = True) -> None:
     """Write a table to stdout."""
     shown = table.narrowed(wide=wide)
     if is_terminal():
-        _show_rich(shown, color=color)
+        color = color and not os.environ.get("NO_COLOR")
+        for line in fitted(shown, shutil.get_terminal_size().columns, color=color):
+            click.echo(line, color=color)
         return
     for line in aligned([shown.titles, *shown.rows]):
         click.echo(line)
+
+
+def fitted(table: Table, columns: int, *, color: bool = False) -> list[str]:
+    """A table as the lines of a terminal so many columns wide; an empty cell is a dash.
+
+    Names are there to be copied, so every column has its whole width; the last one takes what is
+    left and goes on below. Where that is too little, columns are left out; where it still is, lines
+    are as long as they need to be, and it is for the terminal to wrap them.
+    """
+    for count in range(len(table.spare) + 1):
+        shown = table.without(*table.spare[:count])
+        rows = [[cell or "-" for cell in row] for row in (shown.titles, *shown.rows)]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(shown.titles))]
+        room = columns - sum(widths[:-1]) - len(_GAP) * len(widths[:-1])
+        if room >= min(widths[-1], _LEAST_PROSE):
+            break
+    else:
+        room = widths[-1]
+    lines = []
+    for number, row in enumerate(rows):
+        for cells in _folded(row, room):
+            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            padded[-1] = cells[-1]
+            if color:
+                padded = [_colored(cell, head=number == 0) for cell in padded]
+            lines.append(_GAP.join(padded).rstrip())
+    return lines
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -70,7 +119,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def is_terminal() -> bool:
     """Whether somebody looks at stdout."""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    # It is absent, not closed, in a process that was started without one.
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def one_line(text: str) -> str:
@@ -91,10 +141,10 @@ def show_data(data: object, form: str) -> None:
 
 
 def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -> None:
-    """Write manifests as `json` or `yaml`: one `alone`, else a List; or their names."""
+    """Write manifests as `json` or `yaml`: one `alone`, else a List; or `kind/name` of each."""
     if form == "name":
         for item in objects:
-            click.echo(full_name(item))
+            click.echo(f"{kind_of(item).lower()}/{full_name(item)}")
         return
     if alone:
         show_data(encode(objects[0]), form)
@@ -106,6 +156,33 @@ def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -
 def reference(item: Object) -> str:
     """`podgroup default/train`, `queue a`: an object in what a command did."""
     return f"{kind_of(item).lower()} {full_name(item)}"
+
+
+class Done(Protocol):
+    """Says what was done to an object; `sentence` is for people, if it is another."""
+
+    def __call__(self, kind: str, name: str, action: str, sentence: str = "") -> None: ...
+
+
+@contextmanager
+def report(form: str) -> Iterator[Done]:
+    """Tell what is done inside: a line each at once, or one `json` at the end.
+
+    Where something fails half-way, what was done before is told nevertheless.
+    """
+    items: list[dict[str, str]] = []
+
+    def done(kind: str, name: str, action: str, sentence: str = "") -> None:
+        if form == "json":
+            items.append({"kind": kind, "name": name, "action": action})
+        else:
+            click.echo(sentence or f"{kind.lower()} {name} {action}")
+
+    try:
+        yield done
+    finally:
+        if items:
+            show_data({"items": items}, "json")
 
 
 def show_fields(fields: Iterable[tuple[str, str]]) -> None:
@@ -125,17 +202,15 @@ def show_section(title: str, rows: Sequence[Sequence[str]]) -> None:
         click.echo(f"  {line}")
 
 
-def _show_rich(table: Table, *, color: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
+def _folded(row: Sequence[str], room: int) -> _Folded:
+    """The lines of a row whose last cell may take `room` columns."""
+    first, *more = textwrap.wrap(row[-1], max(room, 1), break_on_hyphens=False) or ["-"]
+    empty = [""] * (len(row) - 1)
+    return [[*row[:-1], first], *([*empty, line] for line in more)]
 
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    last = len(table.titles) - 1
-    for place, title in enumerate(table.titles):
-        # Names are there to be copied: only the last column, the prose, may be folded.
-        drawn.add_column(title, overflow="fold", no_wrap=place != last)
-    for row in table.rows:
-        cells: list[Any] = [Text(cell or "-", style=_STYLES.get(cell, "")) for cell in row]
-        drawn.add_row(*cells)
-    Console(no_color=not color, highlight=False).print(drawn)
+
+def _colored(cell: str, *, head: bool) -> str:
+    if head:
+        return click.style(cell, bold=True)
+    color = _STYLES.get(cell.strip())
+    return click.style(cell, fg=color) if color else cell

@@ -11,7 +11,8 @@ from batchq.cli.ending import exit_code_of, goes_on
 from batchq.cli.options import Globals, examples, namespace_option, pass_globals
 from batchq.cli.runview import display, has_ended
 from batchq.cli.trouble import on_interrupt
-from batchq.client import Client, key_named
+from batchq.cli.values import group_keys
+from batchq.client import Client
 from batchq.client.waiting import Result
 from batchq.errors import NotFound
 
@@ -27,7 +28,7 @@ _MOST_S = 2.0
 @pass_globals
 def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
     """Follow groups until they have ended; the exit code is that of `batchq wait`."""
-    keys = list(dict.fromkeys(key_named(name, namespace) for name in names))
+    keys = group_keys(names, namespace)
     sentence, hint = goes_on(keys)
     with shared.connect() as client, on_interrupt(sentence, hint=hint):
         return exit_code_of(follow(client, keys, color=shared.color))

@@ -9,17 +9,19 @@ from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, p
 from batchq.cli.output import show_objects, show_table
 from batchq.cli.tables import quotas_table
 from batchq.cli.values import as_resources
+from batchq.errors import UsageError
 
 
 @click.group(
     invoke_without_command=True,
     epilog=examples("batchq quota", "batchq quota set research cpu=32 memory=128Gi podgroups=50"),
 )
+@output_option(*LIST_FORMATS)
 @click.pass_context
-def quota(ctx: click.Context) -> None:
+def quota(ctx: click.Context, output: str) -> None:
     """Show and set the quotas of namespaces."""
     if ctx.invoked_subcommand is None:
-        _show(ctx.ensure_object(Globals), "", "table")
+        _show(ctx.ensure_object(Globals), "", output)
 
 
 @quota.command(epilog=examples("batchq quota show", "batchq quota show research -o yaml"))
@@ -33,19 +35,23 @@ def show(shared: Globals, namespace: str, output: str) -> None:
 
 @quota.command("set", epilog=examples("batchq quota set research cpu=32 memory=128Gi podgroups=50"))
 @click.argument("namespace")
-@click.argument(
-    "hard", nargs=-1, required=True, metavar="RESOURCE=QUANTITY…", callback=as_resources
-)
+@click.argument("hard", nargs=-1, metavar="RESOURCE=QUANTITY…", callback=as_resources)
 @pass_globals
 def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
     """Replace the quota `default` of NAMESPACE.
 
     What is not named is not limited. Beside resources, `podgroups` limits how many unfinished
-    groups there may be and `pods` how many pods they may have admitted.
+    groups there may be and `pods` how many pods they may have admitted. `batchq delete quota
+    NAMESPACE/default` lifts it.
     """
     problem = label_problem(namespace)
     if problem:
         raise click.BadParameter(problem, param_hint="NAMESPACE")
+    if not hard:
+        raise UsageError(
+            f"expected what namespace {namespace} may hold, such as cpu=32, found nothing",
+            hint=f"`batchq delete quota {namespace}/default` lifts its quota",
+        )
     with shared.connect() as client:
         done = client.set_quota(namespace, hard)
     click.echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -16,8 +16,10 @@ import click
 from msgspec import Struct
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.names import counted
 from batchq.api.objects import Pod
 from batchq.api.times import describe_age
+from batchq.cli.ending import ending_text
 from batchq.cli.output import aligned, one_line
 from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
 from batchq.client.overview import GroupView
@@ -49,20 +51,21 @@ def state_in_words(view: GroupView) -> str:
     """What a group does, or waits for: `3 of 4 pods done`, `WaitingForQuota: needs …`."""
     pods = view.pods
     ended = pods.succeeded + pods.failed
+    wanted = counted(pods.wanted, "pod")
     match view.phase:
         case PodGroupPhase.PENDING:
             first = view.blockers[0] if view.blockers else None
             return f"{first.reason}: {first.message}" if first else "is about to be looked at"
         case PodGroupPhase.IN_QUEUE:
-            return f"admitted; {pods.running + ended} of {pods.least} pods have started"
+            return f"admitted; {pods.running + ended} of {counted(pods.least, 'pod')} started"
         case PodGroupPhase.COMPLETED:
-            return f"{pods.succeeded} of {pods.wanted} pods done"
+            return f"{pods.succeeded} of {wanted} done"
         case PodGroupPhase.FAILED | PodGroupPhase.CANCELLED:
-            stopping = f"; {pods.stopping} pods are being stopped" if pods.stopping else ""
+            stopping = f"; {counted(pods.stopping, 'pod')} still stopping" if pods.stopping else ""
             return f"{view.message or view.reason}{stopping}"
         case _:
             failed = f", {pods.failed} failed" if pods.failed else ""
-            return f"{pods.succeeded} of {pods.wanted} pods done{failed}, {pods.running} running"
+            return f"{pods.succeeded} of {wanted} done{failed}, {pods.running} running"
 
 
 def bar_of(view: GroupView) -> tuple[int, int]:
@@ -147,10 +150,13 @@ def result(
     yield from aligned(summary_rows(views, pods))
     for view in views:
         if view.phase != PodGroupPhase.COMPLETED:
-            yield f"{short(view.key)}: {view.reason}: {one_line(view.message)}".removesuffix(": ")
-    yield from _last_words(outputs, failed_first(outputs, pods))
+            ending = one_line(ending_text(view.phase, view.reason, view.message))
+            if ending != view.phase:
+                yield f"{short(view.key)}: {ending}"
+    yield from _last_words(outputs, failed_in(pods))
     yield ""
-    yield f"Logs of {len(outputs)} pods: {folder}" if outputs else "The pods have written nothing"
+    logs = f"Logs of {counted(len(outputs), 'pod')}: {folder}"
+    yield logs if outputs else "The pods have written nothing"
     for path in announced(outputs):
         yield f"Written: {path}"
 
@@ -169,21 +175,28 @@ def verdict(views: Sequence[GroupView], pods: Sequence[Pod], *, exit_code: bool)
     return EXIT_GROUP_CANCELLED if PodGroupPhase.CANCELLED in phases else 0
 
 
-def failed_first(outputs: Sequence[PodOutput], pods: Sequence[Pod]) -> list[PodOutput]:
-    """In the order in which one wants to read them."""
-    failed = {pod.metadata.name for pod in pods if pod.status.phase == PodPhase.FAILED}
-    return sorted(outputs, key=lambda output: output.pod not in failed)
+def failed_in(pods: Sequence[Pod]) -> frozenset[str]:
+    """The names of the pods that have failed."""
+    return frozenset(pod.metadata.name for pod in pods if pod.status.phase == PodPhase.FAILED)
 
 
-def _last_words(outputs: Sequence[PodOutput], ordered: Sequence[PodOutput]) -> Iterator[str]:
+def _last_words(outputs: Sequence[PodOutput], failed: Collection[str]) -> Iterator[str]:
+    """The last lines of pods that have failed, one line of each that has not."""
+    ordered = sorted(outputs, key=lambda output: output.pod not in failed)
+    rows = []
     for output in ordered[:_PODS_QUOTED]:
+        if output.pod not in failed:
+            rows.append((f"{output.pod}:", one_line(output.last[-1]) if output.last else ""))
+            continue
         yield ""
-        shown = f"the last {len(output.last)} of {output.count} lines"
+        shown = f"the last {counted(len(output.last), 'line')} of {output.count}"
         yield f"{output.pod}: {shown if output.count > len(output.last) else 'all it wrote'}"
         yield from (f"    {one_line(line)}" for line in output.last)
-    if len(outputs) > _PODS_QUOTED:
+    if rows:
         yield ""
-        yield f"… and {len(outputs) - _PODS_QUOTED} more pods"
+        yield from aligned(rows)
+    if len(outputs) > _PODS_QUOTED:
+        yield f"… and {counted(len(outputs) - _PODS_QUOTED, 'more pod')}"
 
 
 def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[str, ...]]:

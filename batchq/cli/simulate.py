@@ -19,7 +19,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.command(
     epilog=examples(
-        "batchq simulate conf/examples/two-tenants.yaml",
+        "batchq simulate conf/examples/world.yaml",
         "batchq simulate world.yaml --config conf/scheduler.yaml -o json",
         "batchq simulate - --cycles 1 < world.yaml",
     )
@@ -52,8 +52,12 @@ def simulate(world: str, config: Path | None, cycles: int | None, output: str) -
     from batchq.sim.run import MOST_SESSIONS, play
 
     text, source = _read(world)
+    if not _has_node(text, source):
+        click.echo(f"{source} has no Node: nothing can run in this world", err=True)
     played = play(text, source, config=checked_config(config), cycles=cycles)
     click.echo(_shown(played, output))
+    for step in played.refused_steps:
+        click.echo(f"warning: refused: {step}", err=True)
     if played.exhausted:
         click.echo(f"stopped after {MOST_SESSIONS} sessions, though more was due", err=True)
 
@@ -66,6 +70,25 @@ def _read(world: str) -> tuple[bytes, str]:
         return Path(world).read_bytes(), world
     except OSError as error:
         raise InvalidInput(f"{world}: the world cannot be read: {error.strerror}") from None
+
+
+def _has_node(text: bytes, source: str) -> bool:
+    """Whether the world has a node, or gets one by a step of its Timeline.
+
+    Raises InvalidInput for what is no file of manifests.
+    """
+    from batchq.config.documents import read_documents
+
+    for document in read_documents(text, source):
+        steps = document.data.get("spec") if document.data.get("kind") == "Timeline" else None
+        brought = [step.get("apply") for step in _dicts(steps)]
+        if any(item.get("kind") == "Node" for item in _dicts([document.data, *brought])):
+            return True
+    return False
+
+
+def _dicts(items: object) -> list[dict[str, object]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _shown(played: Played, output: str) -> str:

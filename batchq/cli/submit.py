@@ -14,9 +14,20 @@ from batchq.cli.files import read_objects
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import reference, show_objects
 from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, as_pairs, as_quantity, as_resources
+from batchq.cli.values import as_duration, as_env, as_quantity, as_resources
 from batchq.client import Applied, Client, Request
+from batchq.client.groups import array_size
 from batchq.errors import UsageError
+
+
+def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of a range; it stays text, once it is known to be one."""
+    if value is not None:
+        try:
+            array_size(value)
+        except UsageError as error:
+            raise UsageError(f"--{error.message}", hint=error.hint) from None
+    return value
 
 
 @click.command(
@@ -32,6 +43,7 @@ from batchq.errors import UsageError
 @click.argument("command", nargs=-1, metavar="[-- COMMAND…]")
 @click.option("-f", "--filename", metavar="FILE", help="Submit a file's groups; - is stdin.")
 @click.option("--name", default="", help="The group's name; without it, made from the command.")
+@click.option("--generate-name", default="", metavar="PREFIX", help="Make the name from this.")
 @click.option("-n", "--namespace", default="default", show_default=True, help="The namespace.")
 @click.option("-q", "--queue", default="default", show_default=True, help="The queue.")
 @click.option("--cpus", callback=as_quantity("cpu"), help="cpu of each pod.  [default: 1]")
@@ -51,10 +63,21 @@ from batchq.errors import UsageError
     type=click.IntRange(min=1),
     help="How many must start together.  [default: all]",
 )
-@click.option("--array", metavar="0-LAST", help="Independent pods, each with its $BATCHQ_INDEX.")
+@click.option(
+    "--array",
+    metavar="0-LAST",
+    callback=_as_array,
+    help="Independent pods, each with its $BATCHQ_INDEX.",
+)
 @click.option("--walltime", callback=as_duration, help="The longest it may run, as in 2h.")
 @click.option("--priority-class", default="", metavar="NAME", help="Its priority class.")
-@click.option("--env", multiple=True, metavar="NAME=VALUE", callback=as_pairs, help="Repeat.")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    callback=as_env,
+    help="A variable of its pods; NAME alone passes on the one that is set here. Repeat.",
+)
 @click.option(
     "--after",
     multiple=True,
@@ -82,7 +105,8 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     """Submit COMMAND as a pod group, or all objects of a file; print what it is called.
 
     All pods start together or none does, unless --min-member or --array says otherwise. Pods start
-    in the current folder; those of a file in the folder of the file.
+    in the current folder; those of a file in the folder of the file. They get the environment of
+    the agent that runs them, not the one of this command: --env passes variables on.
     """
     _check(command, options)
     with shared.connect() as client:
@@ -128,7 +152,18 @@ _WITH_FILE = frozenset(
     {"filename", "wait", "progress", "timeout", "exit_code", "dry_run", "quiet", "output"}
 )
 _OF_REQUEST = (
-    *("name", "namespace", "queue", "cpus", "mem", "gpus", "resources", "replicas", "min_member"),
+    *(
+        "name",
+        "generate_name",
+        "namespace",
+        "queue",
+        "cpus",
+        "mem",
+        "gpus",
+        "resources",
+        "replicas",
+        "min_member",
+    ),
     *("array", "walltime", "priority_class", "env", "after", "gates", "suspend", "retries"),
 )
 
@@ -150,7 +185,9 @@ def _show(applied: Sequence[Applied], options: dict[str, Any]) -> None:
     if form in ("json", "yaml", "name"):
         show_objects(objects, form, alone=len(objects) == 1)
     elif options["quiet"]:
-        show_objects([item for item in objects if isinstance(item, PodGroup)], "name")
+        for item in objects:
+            if isinstance(item, PodGroup):
+                click.echo(key_of(item))
     elif options["dry_run"]:
         show_objects(objects, "yaml", alone=len(objects) == 1)
     else:

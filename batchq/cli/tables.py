@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.names import counted
 from batchq.api.objects import (
     AdmissionCheck,
     Node,
@@ -13,12 +14,14 @@ from batchq.api.objects import (
     PriorityClass,
     Queue,
     ResourceQuota,
+    Taint,
     full_name,
 )
 from batchq.api.quantity import PODS, describe_quantity
 from batchq.api.resources import Amounts, describe
 from batchq.api.times import describe_age, format_instant
 from batchq.api.transaction import POD_GROUPS, Ledger, namespace_scope, node_scope
+from batchq.cli.ending import ending_text
 from batchq.cli.output import Table
 from batchq.client.overview import GroupView, QueueView
 
@@ -46,7 +49,9 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
                 where_or_why(view),
             )
         )
-    return Table(titles, tuple(rows), wide=frozenset({"SUBMITTED"}))
+    return Table(
+        titles, tuple(rows), wide=frozenset({"SUBMITTED"}), spare=("AGE", "PRI", "REQUEST")
+    )
 
 
 def pods_text(view: GroupView) -> str:
@@ -60,7 +65,7 @@ def where_or_why(view: GroupView) -> str:
     """Where a group runs, or why it does not: place in line, the first reason, its numbers."""
     pods = view.pods
     if view.phase in TERMINAL:
-        ending = f"{view.reason}: {view.message}" if view.message else view.reason
+        ending = ending_text(view.phase, view.reason, view.message)
         still = "1 pod is" if pods.stopping == 1 else f"{pods.stopping} pods are"
         stopping = f"{still} still stopping" if pods.stopping else ""
         return "; ".join(part for part in (ending, stopping) if part)
@@ -70,8 +75,11 @@ def where_or_why(view: GroupView) -> str:
         return " · ".join(part for part in (place, why) if part)
     where = ",".join(view.nodes)
     if view.phase == PodGroupPhase.IN_QUEUE:
-        started = f"{pods.running + pods.succeeded} of {pods.least} pods have started"
+        started = f"{pods.running + pods.succeeded} of {counted(pods.least, 'pod')} started"
         return "; ".join(part for part in (where, why or started) if part)
+    if view.phase == PodGroupPhase.UNKNOWN:
+        left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
+        return "; ".join(part for part in (where, why or left) if part)
     return where
 
 
@@ -100,7 +108,7 @@ def queues_table(views: Sequence[QueueView]) -> Table:
             str(view.pending_groups),
             listed(view.pending),
             listed(view.deserved),
-            share_text(view.share),
+            share_text(view.share) if view.used else "",
             view.queue.spec.strategy.type,
             "" if view.queue.spec.stop_policy == "None" else view.queue.spec.stop_policy,
         )
@@ -130,10 +138,16 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
                 listed(node.spec.resources),
                 "" if heartbeat is None else f"{describe_age(now_ms - heartbeat)} ago",
                 ",".join(f"{key}={value}" for key, value in sorted(node.metadata.labels.items())),
-                ",".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in node.spec.taints),
+                ",".join(taint_text(taint) for taint in node.spec.taints),
             )
         )
     return Table(titles, tuple(rows), wide=frozenset({"LABELS", "TAINTS"}))
+
+
+def taint_text(taint: Taint) -> str:
+    """`dedicated=ml:NoSchedule`, as `batchq worker --taint` takes it."""
+    value = f"={taint.value}" if taint.value else ""
+    return f"{taint.key}{value}:{taint.effect}"
 
 
 def node_state(node: Node) -> str:

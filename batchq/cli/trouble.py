@@ -16,12 +16,19 @@ import click
 
 from batchq.errors import BatchqError
 
+#: A full disk; a stdout that was closed before we were started (`batchq.cli.streams`).
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF})
+
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 #: `submit --wait`, `run` and `wait`: the group has failed, or was cancelled.
 EXIT_GROUP_FAILED = 10
 EXIT_GROUP_CANCELLED = 11
 EXIT_INTERRUPTED = 130
+
+
+#: The word of a trouble with stdout itself.
+OUTPUT_FAILED = "OutputFailed"
 
 
 class Interrupted(BatchqError):
@@ -59,16 +66,17 @@ def trouble_of(error: BaseException) -> Trouble | None:
         case BatchqError():
             return Trouble(type(error).__name__, error.message, error.hint, error.exit_code)
         case click.UsageError():
-            return Trouble("UsageError", error.format_message(), _see_help(error), EXIT_USAGE)
+            message = _as_ours(error.format_message())
+            return Trouble("UsageError", message, _see_help(error), EXIT_USAGE)
         case click.ClickException():
-            return Trouble("Error", error.format_message(), "", error.exit_code)
+            return Trouble("Error", _as_ours(error.format_message()), "", error.exit_code)
         case click.Abort():
             return Trouble("Interrupted", "interrupted", "", EXIT_INTERRUPTED)
-        case OSError() if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+        case OSError() if error.errno in _CANNOT_WRITE:
             return Trouble(
-                "OutputFailed",
+                OUTPUT_FAILED,
                 f"the answer cannot be written: {error.strerror}",
-                "make room, or write it somewhere else",
+                "" if error.errno == errno.EBADF else "make room, or write it somewhere else",
                 EXIT_ERROR,
             )
         case _:
@@ -94,6 +102,14 @@ def on_interrupt(message: str, *, hint: str = "") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Interrupted(message, hint=hint) from None
+
+
+def _as_ours(sentence: str) -> str:
+    """click's sentences begin with a capital and end with a full stop; ours do not."""
+    first, rest = sentence[:1], sentence[1:]
+    # Not where it begins with a word such as PodGroup.
+    lower = sentence.partition(" ")[0][1:].islower()
+    return (first.lower() if lower else first) + rest.removesuffix(".")
 
 
 def _see_help(error: click.UsageError) -> str:

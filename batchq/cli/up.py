@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from batchq.cli.options import Globals, examples, pass_globals
+from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.trouble import on_interrupt
 
 
@@ -40,6 +40,7 @@ from batchq.cli.trouble import on_interrupt
 @click.option(
     "--foreground", is_flag=True, help="Stay until Ctrl-C or SIGTERM, and stop everything then."
 )
+@output_option("table", "json")
 @pass_globals
 def up(
     shared: Globals,
@@ -48,11 +49,18 @@ def up(
     config: Path | None,
     port: int | None,
     foreground: bool,
+    output: str,
 ) -> None:
     """Start server, scheduler and node agents on this machine, as far as they do not run.
 
     They go on when this command has ended; `batchq down` stops them. With --redis-url no server
     is started. Returns when the scheduler leads and every node is ready.
+
+    There are two agents unless --agents says otherwise: two nodes that divide the machine between
+    them, so that there is something to schedule.
+
+    State is kept in ~/.local/state/batchq, or in the folder BATCHQ_HOME: the server's data, logs,
+    and what `batchq run` has collected. To start over: `batchq down`, and remove that folder.
     """
     from batchq.cli.config import checked_config
     from batchq.cli.stackview import show
@@ -66,13 +74,13 @@ def up(
     )
     with on_interrupt("interrupted; what was started is stopped again"):
         report = stack.up(home, options, say=_say)
-    show(report, color=shared.color)
+    show(report, color=shared.color, output=output)
     found = any(part.name == "scheduler" and part.state == "running" for part in report.parts)
     if config is not None and found:
         _say("The scheduler was running already: --config counts after `batchq down`")
     if foreground:
         _say("Ctrl-C stops it all")
-        show(stack.hold(home, report, say=_say), color=shared.color)
+        show(stack.hold(home, report, say=_say), color=shared.color, output=output)
 
 
 def _say(sentence: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from batchq.api.names import qualified_problem, shown
 from batchq.api.notation import nearest
-from batchq.api.objects import KINDS
+from batchq.api.objects import KINDS, NAMESPACED
 from batchq.api.quantity import parse_quantity
 from batchq.api.times import parse_duration
+from batchq.client import key_named
+from batchq.errors import UsageError
 
 _SHORT = {
     "pg": "PodGroup",
@@ -45,13 +48,49 @@ def kind_of_word(word: str) -> str:
     if kind is None:
         near = nearest(word.lower(), KIND_NAMES)
         meant = f"; did you mean {near}?" if near else ""
-        raise click.BadParameter(f"expected one of {', '.join(KINDS)}, found {shown(word)}{meant}")
+        known = ", ".join(kind.lower() for kind in KINDS)
+        raise click.BadParameter(f"expected one of {known}, found {shown(word)}{meant}")
     return kind
 
 
-def as_kind(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Callback of a KIND."""
-    return None if value is None else kind_of_word(value)
+def kind_and_name(word: str) -> tuple[str, str]:
+    """What `-o name` prints, `podgroup/default/train` or `queue/default`, as kind and name; any
+    other word names a pod group.
+
+    Raises click.BadParameter for three parts that do not begin with a kind.
+    """
+    first, slash, rest = word.partition("/")
+    if "/" in rest:
+        return kind_of_word(first), rest
+    kind = KIND_NAMES.get(first.lower()) if slash else None
+    # `job/train` may be a namespace and a group; a queue has no namespace.
+    return ("PodGroup", word) if kind is None or kind in NAMESPACED else (kind, rest)
+
+
+def name_of_kind(kind: str, word: str) -> str:
+    """The name in a word that may have the kind in front, as `-o name` prints it.
+
+    Raises UsageError if that is another kind.
+    """
+    found, name = kind_and_name(word)
+    if name == word:
+        return word
+    if found != kind:
+        raise UsageError(f"expected a {kind}, found the {found} {name}")
+    return name
+
+
+def group_key(word: str, namespace: str) -> str:
+    """The key of a group that is named NAME, NAMESPACE/NAME or podgroup/NAMESPACE/NAME.
+
+    Raises InvalidInput, UsageError or click.BadParameter.
+    """
+    return key_named(name_of_kind("PodGroup", word), namespace)
+
+
+def group_keys(words: Sequence[str], namespace: str) -> list[str]:
+    """The same for several, each once."""
+    return list(dict.fromkeys(group_key(word, namespace) for word in words))
 
 
 def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -89,6 +128,16 @@ def as_pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
             raise click.BadParameter(f"expected NAME=VALUE, found {shown(one)}")
         pairs[name] = text
     return pairs
+
+
+def as_env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    """Callback of many NAME=VALUE, where a NAME alone stands for the variable that is set here."""
+    pairs = []
+    for one in value:
+        if "=" not in one and one not in os.environ:
+            raise click.BadParameter(f"expected NAME=VALUE or a variable, and {one} is not set")
+        pairs.append(one if "=" in one else f"{one}={os.environ[one]}")
+    return as_pairs(ctx, param, tuple(pairs))
 
 
 def as_resources(

@@ -10,8 +10,7 @@ from batchq.cli.ending import exit_code_of, goes_on, tell
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import show_data
 from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, seconds_of
-from batchq.client import key_named
+from batchq.cli.values import as_duration, group_keys, seconds_of
 
 if TYPE_CHECKING:
     from batchq.client.waiting import Goal, Result
@@ -52,7 +51,7 @@ def wait(
     Exit codes: 0 all came to what was waited for, 10 one has failed, 11 one was cancelled, 124 the
     time is up.
     """
-    keys = list(dict.fromkeys(key_named(name, namespace) for name in names))
+    keys = group_keys(names, namespace)
     sentence, hint = goes_on(keys)
     with shared.connect() as client, on_interrupt(sentence, hint=hint):
         results = client.wait(keys, for_=cast("Goal", goal), timeout_s=seconds_of(timeout))

@@ -40,11 +40,12 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
+from batchq.api.times import describe_age
 from batchq.api.transaction import Event, Ledger, Transaction, Word
 from batchq.changes.lookup import find, instead
 from batchq.client.groups import Quantity, Request, amounts_of, group_of, with_working_dir
 from batchq.client.requests import Applied, Effect, Plan, plan
-from batchq.errors import InvalidInput, NotFound, StoreUnavailable
+from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ T = TypeVar("T")
 #: How often a request is worked out anew because somebody else was faster.
 TRIES = 16
 _WATCH_MS = 5_000
+#: An agent that was heard of so lately lives: three of its usual beats.
+_LATELY_MS = 15_000
 
 
 class Client:
@@ -111,8 +114,8 @@ class Client:
         """Submit one new group and return it as it is stored, but for its revision.
 
         Either a `group` (an object or its manifest as plain data), or the fields of a `Request`
-        as keywords: `command` (a list of words), `name` (made from the command if left out),
-        `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name -> quantity, all per
+        as keywords: `command` (a list of words), `name` (made from the command if left out, or
+        from `generate_name`, with a short suffix), `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name -> quantity, all per
         pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of pods), `walltime`
         ("2h" or seconds), `priority_class`, `env`, `after` (names, or `any:NAME`, `failed:NAME`),
         `gates`, `suspend`, `retries` (0), `working_dir`.
@@ -406,8 +409,25 @@ class Client:
             return changes.delete(reader, kind_of(item), key_of(item), now_ms=self._store.now_ms())
 
         found: list[Object] = [find(self._store, KINDS[kind], key) for kind, key in places]
+        self._refuse_living(found)
         # Who refers goes before what it refers to.
         return plan(self._store, found, remove, last_first=True)
+
+    def _refuse_living(self, objects: Iterable[Object]) -> None:
+        """A node whose agent lives would be made anew with the agent's next beat."""
+        for item in objects:
+            if not isinstance(item, Node) or not item.status.ready:
+                continue
+            name = item.metadata.name
+            heard = self._store.beats().get(name)
+            silent_ms = _LATELY_MS if heard is None else self._store.now_ms() - heard
+            if silent_ms < _LATELY_MS:
+                raise Conflict(
+                    f"Node {name} has an agent, heard of {describe_age(silent_ms)} ago, which"
+                    " would make it again",
+                    hint="stop the agent first: end its `batchq worker`, or `batchq down` on that"
+                    " machine",
+                )
 
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
         """Commit what `build` asks for at an instant; whether there was anything to do."""

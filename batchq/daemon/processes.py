@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -119,24 +119,45 @@ def end(record: Record, *, patience_s: float, ask: signal.Signals = signal.SIGTE
 
 
 def end_all(
-    records: Sequence[Record], *, patience_s: float, ask: signal.Signals = signal.SIGTERM
+    records: Sequence[Record],
+    *,
+    patience_s: float,
+    ask: signal.Signals = signal.SIGTERM,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Fate]:
-    """The same for several at once: they share one patience."""
-    fates = [Fate.ENDED if _send(record, ask) else Fate.ABSENT for record in records]
-    await_end(records, patience_s=patience_s)
+    """The same for several at once: they share one patience. `meanwhile` is called often."""
+    fates = [Fate.ENDED if send(record, ask) else Fate.ABSENT for record in records]
+    await_end(records, patience_s=patience_s, meanwhile=meanwhile)
     for place, record in enumerate(records):
-        if fates[place] is not Fate.ABSENT and _send(record, signal.SIGKILL):
+        if fates[place] is not Fate.ABSENT and send(record, signal.SIGKILL):
             fates[place] = Fate.KILLED
     await_end(records, patience_s=patience_s)
     return fates
 
 
-def await_end(records: Sequence[Record], *, patience_s: float) -> bool:
+def send(record: Record, number: signal.Signals) -> bool:
+    """Send it a signal; whether there is anybody to hear it."""
+    if not is_running(record):
+        return False
+    try:
+        os.kill(record.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def await_end(
+    records: Sequence[Record],
+    *,
+    patience_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> bool:
     """Wait until none of them runs; whether that is so."""
     deadline = time.monotonic() + patience_s
     while any(is_running(record) for record in records):
         if time.monotonic() >= deadline:
             return False
+        meanwhile()
         time.sleep(_POLL_S)
     return True
 
@@ -180,16 +201,6 @@ def size_of(log: Path) -> int:
 def in_words(exit_code: int) -> str:
     """`exit code 1` or `signal 9`."""
     return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
-
-
-def _send(record: Record, number: signal.Signals) -> bool:
-    if not is_running(record):
-        return False
-    try:
-        os.kill(record.pid, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _set_aside(log: Path) -> None:

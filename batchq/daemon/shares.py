@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from batchq.api.quantity import CPU, MEMORY, format_quantity
 from batchq.errors import Conflict
@@ -23,7 +23,7 @@ def node_names(count: int, *, host: str | None = None) -> tuple[str, ...]:
 
 
 def divide(
-    machine: Mapping[str, int], taken: Iterable[Mapping[str, int]], names: Sequence[str]
+    machine: Mapping[str, int], taken: Mapping[str, Mapping[str, int]], names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
     """What each of `names` gets of the machine, less what others on it have `taken` already.
 
@@ -33,15 +33,17 @@ def divide(
     if not names:
         return {}
     free = dict(machine)
-    for other in taken:
+    for other in taken.values():
         for resource, amount in other.items():
             free[resource] = free.get(resource, 0) - amount
     cpu, memory = free.get(CPU, 0) // len(names), free.get(MEMORY, 0) // len(names)
     if cpu < 1 or memory < _MIB:
+        count = len(taken) + len(names)
         raise Conflict(
-            f"Nothing of this machine is left for {', '.join(names)}: "
-            "the agents that run already have its cpu or memory",
-            hint="Stop them with `batchq down`, or say with --resources what each is to have.",
+            f"nothing of this machine is left for {', '.join(names)}: "
+            + (f"{', '.join(taken)} take all of its cpu or memory" if taken else "it is too small"),
+            hint=f"`batchq down`, then `batchq up --agents {count}` divides it anew; or let them "
+            f"share it: `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
         )
     shares = {name: {CPU: cpu, MEMORY: memory // _MIB * _MIB} for name in names}
     if free.get(GPU, 0) > 0 and free[GPU] == machine.get(GPU):

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from batchq.config.load import load_config
 from batchq.daemon import embedded, locks, processes, shares
+from batchq.daemon.draining import DRAINED_WITHIN_S, STOPPED_AFTER_S, Say, end_agents
 from batchq.daemon.ending import Ending
 from batchq.daemon.processes import Fate, Record
 from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
@@ -40,8 +41,6 @@ from batchq.worker.detect import detect_resources, parse_resources
 MOST_AGENTS = 64
 
 READY_WITHIN_S = 60.0
-#: Longer than a pod's usual grace: an agent that drains waits for its pods.
-DRAINED_WITHIN_S = 45.0
 SCHEDULER_ENDS_WITHIN_S = 40.0
 
 _POLL_S = 0.05
@@ -50,9 +49,6 @@ _WATCH_S = 1.0
 _HEARD_WITHIN_MS = 40_000
 _SCHEDULER = "scheduler"
 _AGENT = "agent-"
-
-#: Told in passing what is being done, a sentence at a time.
-Say = Callable[[str], None]
 
 
 class State(StrEnum):
@@ -108,7 +104,8 @@ class UpOptions(Struct, frozen=True, kw_only=True):
 def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: None) -> StackReport:
     """Start what does not run yet, and wait until a leader is elected and all nodes are ready.
 
-    Where it fails, what it had started is ended again, and what it had found is left alone.
+    An agent that has died offers again what it did. Where `up` fails, what it had started is ended
+    again, except for a server that holds data, and what it had found is left alone.
 
     Raises InvalidInput for a wrong option, configuration or home; StoreUnavailable when the server
     cannot be started or reached; Conflict when another stack's processes stand in the way;
@@ -119,6 +116,7 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
     url = resolve_url(options.url, home)
     home.prepare()
     with _turn(home), ExitStack() as undo:
+        offers = _offers(home, url, options)
         parts = []
         if url == default_url(home):
             parts.append(_up_server(home, options, undo, say))
@@ -126,9 +124,8 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
         try:
             launch = _Launch(home, url, store, undo, say)
             parts.append(launch.scheduler(options.config))
-            names = shares.node_names(options.agents)
-            parts.extend(launch.agents(names, options.resources))
-            launch.await_ready(parts, names, options.within_s)
+            parts.extend(launch.agents(offers))
+            launch.await_ready(parts, shares.node_names(options.agents), options.within_s)
         finally:
             store.close()
         undo.pop_all()
@@ -153,30 +150,36 @@ def status(home: Home, *, url: str | None = None) -> StackReport:
 def down(
     home: Home,
     *,
+    url: str | None = None,
     keep_server: bool = False,
+    now: bool = False,
     drained_within_s: float = DRAINED_WITHIN_S,
     say: Say = lambda _: None,
 ) -> StackReport:
     """End the agents (which drain), then the scheduler, then the embedded server. Data stays.
 
-    `keep_server` leaves the server as it is. What does not end in time is killed. Raises Conflict
-    while another process is at it, and StoreUnavailable when the server cannot be ended.
+    `url`: only if it is that server's stack; None for whichever runs here. `keep_server` leaves
+    the server as it is; `now` kills the pods instead of waiting for them. What does not end in
+    time is killed. Raises Conflict while another process is at it, or when the stack is another
+    server's, and StoreUnavailable when the server cannot be ended.
     """
-    url = default_url(home)
+    keep_server = keep_server or (url is not None and url != default_url(home))
+    asked_for, url = url, url or default_url(home)
     if not home.run.is_dir():
         absent = tuple(Part(name=name, state=State.ABSENT) for name in ("server", _SCHEDULER))
-        return StackReport(home=str(home.root), url=url, parts=absent)
+        return StackReport(home=str(home.root), url=shown(url), parts=absent)
     with _turn(home):
         records = _records(home)
-        agents = [record for record in records if record.name != _SCHEDULER]
+        if asked_for is not None:
+            _refuse_to_end_anothers(home, records, asked_for)
+        agents = {_node_of(record): record for record in records if record.name != _SCHEDULER}
         schedulers = [record for record in records if record.name == _SCHEDULER]
-        if agents:
-            say(f"Draining {len(agents)} node agents")
-        agent_parts = _end(home, agents, drained_within_s)
+        fates = end_agents(home.run, agents, now=now, patience_s=drained_within_s, say=say)
+        agent_parts = _ended(home, list(agents.values()), fates)
         scheduler_parts = _end(home, schedulers, SCHEDULER_ENDS_WITHIN_S)
         server = _server_part(home) if keep_server else _down_server(home)
     first = scheduler_parts or [Part(name=_SCHEDULER, state=State.ABSENT)]
-    return StackReport(home=str(home.root), url=url, parts=(server, *first, *agent_parts))
+    return StackReport(home=str(home.root), url=shown(url), parts=(server, *first, *agent_parts))
 
 
 def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> StackReport:
@@ -206,7 +209,7 @@ class _Launch:
         self._store = store
         self._undo = undo
         self._say = say
-        self._digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+        self._notes = {"url": _digest(url), "server": shown(url)}
         # The URL may hold a password, which a command line would show to everybody.
         self._environ = {**os.environ, HOME_VARIABLE: str(home.root), URL_VARIABLE: url}
         #: How long the log of each process started here was before.
@@ -219,30 +222,17 @@ class _Launch:
         arguments = [_SCHEDULER, *(["--config", str(config.resolve())] if config else [])]
         return self._find_or_start(_SCHEDULER, arguments, {})
 
-    def agents(self, names: Sequence[str], resources: str | None) -> list[Part]:
-        """Find or start the agents; also tells of those that run besides."""
-        running = [
-            record
-            for record in _records(self._home)
-            if record.name.startswith(_AGENT) and processes.is_running(record)
-        ]
-        there = {record.name.removeprefix(_AGENT) for record in running}
-        missing = [name for name in names if name not in there]
-        if resources is None:
-            # Those of a replay offer what they declare, and take nothing of this machine.
-            offered = [record.notes.get("resources", "") for record in running]
-            taken = [parse_resources(offer) for offer in offered if offer]
-            divided = shares.divide(detect_resources(), taken, missing) if missing else {}
-            offers = {name: shares.written(share) for name, share in divided.items()}
-        else:
-            offers = dict.fromkeys(missing, resources)
+    def agents(self, offers: Mapping[str, str]) -> list[Part]:
+        """Start the agents of `offers`; also tells of those that run already."""
+        running = {_node_of(record) for record in _running_agents(self._home)}
+        worker = ["worker", "--drain-timeout", f"{STOPPED_AFTER_S:.0f}s"]
         return [
             self._find_or_start(
                 f"{_AGENT}{name}",
-                ["worker", "--name", name, "--resources", offers.get(name, "")],
+                [*worker, "--name", name, "--resources", offers.get(name, "")],
                 {"resources": offers.get(name, "")},
             )
-            for name in sorted({*names, *there}, key=_by_number)
+            for name in sorted({*offers, *running}, key=_by_number)
         ]
 
     def await_ready(self, parts: Sequence[Part], names: Sequence[str], within_s: float) -> None:
@@ -256,8 +246,8 @@ class _Launch:
                     raise self._died_at_start(record, exit_code)
             if time.monotonic() >= deadline:
                 raise WaitTimedOut(
-                    f"The stack is not ready after {within_s:.0f} s: no sign of {waited_for}",
-                    hint=f"The logs are in {self._home.logs}.",
+                    f"the stack is not ready after {within_s:.0f} s: no sign of {waited_for}",
+                    hint=f"the logs are in {self._home.logs}",
                 )
             time.sleep(_POLL_S)
 
@@ -277,11 +267,6 @@ class _Launch:
     def _find_or_start(self, name: str, arguments: list[str], notes: dict[str, str]) -> Part:
         record = processes.read_record(_record_path(self._home, name))
         if record is not None and processes.is_running(record):
-            if record.notes.get("url") != self._digest:
-                raise Conflict(
-                    f"A {_shown(name)} of this home runs already, on another server",
-                    hint="Stop it with `batchq down`, or use another BATCHQ_HOME.",
-                )
             return _part(record, State.RUNNING)
         self._say(f"Starting {_shown(name)}")
         log = self._home.logs / f"{name}.log"
@@ -292,19 +277,25 @@ class _Launch:
             pid = processes.spawn(command, log=log, environ=self._environ)
         except OSError as error:
             raise BatchqError(
-                f"Cannot start {_shown(name)}: {error.strerror}", hint=f"Its log is to be {log}."
+                f"cannot start {_shown(name)}: {error.strerror}", hint=f"its log is to be {log}"
             ) from error
-        record = Record(
-            name=name,
-            pid=pid,
-            birth=processes.birth_of(pid) or "",
-            log=str(log),
-            started_at=time.time_ns() // 1_000_000,
-            notes={**notes, "url": self._digest},
+        former, record = (
+            record,
+            Record(
+                name=name,
+                pid=pid,
+                birth=processes.birth_of(pid) or "",
+                log=str(log),
+                started_at=time.time_ns() // 1_000_000,
+                notes={**notes, **self._notes},
+            ),
         )
         processes.write_record(_record_path(self._home, name), record)
         self._started.append(record)
         patience_s = DRAINED_WITHIN_S if name.startswith(_AGENT) else SCHEDULER_ENDS_WITHIN_S
+        if former is not None:
+            # What it offered is to be found again.
+            self._undo.callback(processes.write_record, _record_path(self._home, name), former)
         self._undo.callback(_end, self._home, [record], patience_s)
         return _part(record, State.STARTED)
 
@@ -317,17 +308,54 @@ class _Launch:
 def _check(options: UpOptions) -> None:
     """Everything that can be wrong without starting anything."""
     if not 0 <= options.agents <= MOST_AGENTS:
-        raise InvalidInput(f"Expected 0 to {MOST_AGENTS} agents, found {options.agents}")
+        raise InvalidInput(f"expected 0 to {MOST_AGENTS} agents, found {options.agents}")
     if options.resources is not None:
         parse_resources(options.resources)
     load_config(options.config)
+
+
+def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
+    """The agents that are to be started, and what each is to offer.
+
+    Raises Conflict when something of this home runs on another server, or nothing is left.
+    """
+    for record in _records(home):
+        if processes.is_running(record) and record.notes.get("url") != _digest(url):
+            raise Conflict(
+                f"the {_shown(record.name)} of this home runs already, on {_server_of(record)}",
+                hint="stop it with `batchq down`, or use another BATCHQ_HOME",
+            )
+    there = {_node_of(record): _offer_of(record) for record in _running_agents(home)}
+    missing = [name for name in shares.node_names(options.agents) if name not in there]
+    if options.resources is not None:
+        return dict.fromkeys(missing, options.resources)
+    dead = {_node_of(record): _offer_of(record) for record in _records(home)}
+    again = {name: dead[name] for name in missing if dead.get(name)}
+    # Those of a replay offer what they declare, and take nothing of this machine.
+    taken = {name: parse_resources(offer) for name, offer in {**there, **again}.items() if offer}
+    new = [name for name in missing if name not in again]
+    divided = shares.divide(detect_resources(), taken, new) if new else {}
+    return again | {name: shares.written(share) for name, share in divided.items()}
+
+
+def _refuse_to_end_anothers(home: Home, records: Sequence[Record], url: str) -> None:
+    for record in records:
+        if processes.is_running(record) and record.notes.get("url") != _digest(url):
+            raise Conflict(
+                f"the {_shown(record.name)} of {home.root} runs on {_server_of(record)}, "
+                f"not on {shown(url)}",
+                hint=f"without --redis-url and {URL_VARIABLE}, `batchq down` stops what runs here",
+            )
 
 
 def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Part:
     if embedded.running_server(home) is None:
         say("Starting the embedded server")
         # Before the start: Ctrl-C may come in the middle of it.
-        undo.callback(embedded.stop_server, home)
+        if embedded.holds_data(home):
+            undo.callback(say, "The embedded server holds data and goes on; `batchq down` ends it")
+        else:
+            undo.callback(embedded.stop_server, home)
     server = embedded.ensure_server(home, port=options.port)
     return Part(
         name="server",
@@ -355,7 +383,10 @@ def _server_part(home: Home) -> Part:
 
 
 def _end(home: Home, records: Sequence[Record], patience_s: float) -> list[Part]:
-    fates = processes.end_all(records, patience_s=patience_s)
+    return _ended(home, records, processes.end_all(records, patience_s=patience_s))
+
+
+def _ended(home: Home, records: Sequence[Record], fates: Sequence[Fate]) -> list[Part]:
     for record in records:
         _record_path(home, record.name).unlink(missing_ok=True)
     return [_part(record, _state(fate)) for record, fate in zip(records, fates, strict=True)]
@@ -368,6 +399,28 @@ def _records(home: Home) -> list[Record]:
     return sorted(found, key=lambda record: (record.name != _SCHEDULER, _by_number(record.name)))
 
 
+def _running_agents(home: Home) -> list[Record]:
+    found = [record for record in _records(home) if record.name != _SCHEDULER]
+    return [record for record in found if processes.is_running(record)]
+
+
+def _node_of(record: Record) -> str:
+    return record.name.removeprefix(_AGENT)
+
+
+def _offer_of(record: Record) -> str:
+    return record.notes.get("resources", "")
+
+
+def _server_of(record: Record) -> str:
+    """Where it works, without its password."""
+    return record.notes.get("server", "another server")
+
+
+def _digest(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
 def _by_number(name: str) -> tuple[str, int]:
     """`host-10` after `host-9`."""
     stem, _, number = name.rpartition("-")
@@ -377,11 +430,11 @@ def _by_number(name: str) -> tuple[str, int]:
 def _part(record: Record, state: State) -> Part:
     alive = state in (State.STARTED, State.RUNNING)
     return Part(
-        name=record.name.removeprefix(_AGENT),
+        name=_node_of(record),
         state=state,
         pid=record.pid if alive else None,
         log=record.log,
-        detail=record.notes.get("resources", ""),
+        detail=_offer_of(record),
     )
 
 
@@ -401,7 +454,7 @@ def _shown(name: str) -> str:
 
 def _died(name: str, log: Path, how: str, *, since: int) -> BatchqError:
     last = processes.tail(log, since=since, lines=5) or "it said nothing"
-    return BatchqError(f"The {name} {how}: {last}", hint=f"Its log is {log}.")
+    return BatchqError(f"the {name} {how}: {last}", hint=f"its log is {log}")
 
 
 def _is_dead_here(identity: str) -> bool:

@@ -59,8 +59,8 @@ def refuse_dead(records: Sequence[Record]) -> None:
         if not processes.is_running(record):
             said = processes.tail(Path(record.log)) or "it said nothing"
             raise BatchqError(
-                f"The {record.name.replace('-', ' ', 1)} has died: {said}",
-                hint=f"Its log is {record.log}.",
+                f"the {record.name.replace('-', ' ', 1)} has died: {said}",
+                hint=f"its log is {record.log}",
             )
 
 

@@ -67,6 +67,8 @@ def contradictions(group: GroupState) -> list[str]:
         found.append("the group has no tasks, so there is nothing to run")
     if spec.min_member is not None and spec.min_member < 1:
         found.append(f"minMember is {spec.min_member}, and must be at least 1")
+    if spec.tasks and group.replicas < group.min_member:
+        found.append(f"minMember is {group.min_member}, but the tasks have {group.replicas} pods")
     least = sum(task.min_available for task in spec.tasks)
     if least > group.min_member:
         found.append(f"minAvailable adds up to {least}, more than minMember {group.min_member}")

@@ -15,7 +15,7 @@ import msgspec
 
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.limits import capacity_of, hard_limit, limit_of_queue, without_groups
+from batchq.api.limits import capacity_of, hard_limit, limit_of_queue
 from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, PriorityClass, Queue
 from batchq.api.reasons import Verdict, ranked
 from batchq.api.resources import Amounts, of_pod, scaled, total
@@ -243,7 +243,7 @@ def _limits(
     namespaces = sorted({quota.metadata.namespace for quota in snapshot.quotas})
     for namespace in namespaces:
         quotas = [quota for quota in snapshot.quotas if quota.metadata.namespace == namespace]
-        limits[namespace_scope(namespace)] = without_groups(hard_limit(quotas))
+        limits[namespace_scope(namespace)] = hard_limit(quotas)
     return limits
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from batchq.api.lifecycle import ON_NODE
+from batchq.api.lifecycle import ON_NODE, PodPhase
+from batchq.api.objects import Pod
 from batchq.framework.moves import pod_uid
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
@@ -18,7 +19,7 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     others take their place.
     """
     taken = _taken(group)
-    there = Counter(pod.spec.task for pod in group.current() if not group.is_final(pod))
+    there = Counter(pod.spec.task for pod in group.current() if _may_run(group, pod))
     missing = []
     wanted = group.choose(group.min_member, group.unfinished())
     for shape, count in zip(group.tasks, wanted, strict=True):
@@ -30,6 +31,16 @@ def wanted_ordinals(group: GroupState) -> list[int]:
                 lacks -= 1
                 missing.append(ordinal)
     return missing
+
+
+def _may_run(group: GroupState, pod: Pod) -> bool:
+    """Whether it counts towards minMember: of an elastic group, not while it waits for a retry.
+
+    Another pod of the group takes its place meanwhile, rather than that its room lies idle.
+    """
+    if group.is_final(pod):
+        return False
+    return not (group.is_elastic and pod.status.phase == PodPhase.FAILED)
 
 
 def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""gang (admissible, groupReady): a group starts with minMember pods or not at all.
+"""gang (groupReady): a group starts with minMember pods or not at all.
 
 groupReady counts pods on nodes and finished ones, with every task's minAvailable. Woken by an
 edit of the group.
@@ -6,19 +6,12 @@ edit of the group.
 
 from __future__ import annotations
 
-from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
 
 class Gang:
     name = "gang"
-
-    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
-        if group.replicas >= group.min_member:
-            return []
-        detail = f"minMember is {group.min_member}, but the tasks have {group.replicas} pods"
-        return [Verdict(plugin=self.name, reason=Waiting.MISCONFIGURED, detail=detail)]
 
     def group_ready(self, session: Session, group: GroupState) -> bool:
         placed = group.placed

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL
-from batchq.api.objects import Node, Object, Pod, PodGroup, key_of, kind_of
+from batchq.api.objects import DEFAULT, Node, Object, Pod, PodGroup, key_of, kind_of
 from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Transaction, Write, node_scope
 from batchq.changes import create, found_defaults
@@ -27,20 +27,22 @@ from batchq.sim.writing import write
 from batchq.store.memory import MemoryStore
 
 
-def found(world: World, ids: IdSource, requests: IdSource) -> DescribedStore:
+def found(world: World, requests: IdSource) -> DescribedStore:
     """A store that holds everything that the world describes.
 
-    `ids` gives uids to what has none, `requests` tells its writes apart.
+    `requests` tells its writes apart.
 
     Raises InvalidInput, Conflict or Rejected.
     """
     store = DescribedStore()
     now_ms = world.start_at
+    # `default` is there from the start: before everything that the file describes.
+    if not any(kind_of(obj) == "Queue" and key_of(obj) == DEFAULT for obj in world.objects):
+        write(store, requests, found_defaults(store, now_ms=0, uid="0"))
     for obj in world.objects:
         present = _as_heard_of(obj, now_ms)
         uid = obj.metadata.uid
         write(store, requests, create(store, present, now_ms=now_ms, uid=uid, described=True))
-    write(store, requests, found_defaults(store, now_ms=now_ms, uid=ids.new_uid()))
     believed = Believed(world)
     for group in believed.groups:
         write(store, requests, _stated(group, believed.pods[group.metadata.uid]))

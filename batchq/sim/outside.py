@@ -14,7 +14,7 @@ from batchq import changes
 from batchq.api.lifecycle import ON_NODE, TERMINAL
 from batchq.api.objects import Node, Object, Pod, PodGroup
 from batchq.api.transaction import Event, Transaction
-from batchq.errors import BatchqError, InvalidInput, NotFound
+from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected
 from batchq.ports import Clock, IdSource
 from batchq.sim.execution import Execution
 from batchq.sim.timeline import (
@@ -51,19 +51,21 @@ class Outside:
         self._requests = requests
         self._execution = execution
         self._leaving: list[str] = []
+        self.refused: list[str] = []
 
     def carry_out(self, step: Step) -> None:
-        """Do what the step says.
+        """Do what the step says; one that the rules refuse is kept in `refused`.
 
-        Raises InvalidInput, with the step's place, for one that cannot be done.
+        So it would be to a person, and the world goes on. Raises InvalidInput, with the step's
+        place, for one that means nothing: a name that nobody bears, a value that is none.
         """
+        where = f"{step.where}: {_verb(step.deed)} at {step.after_ms // 1000}s"
         try:
             self._do(step.deed)
+        except (Conflict, Rejected) as problem:
+            self.refused.append(f"{where}: {problem.message}")
         except BatchqError as problem:
-            raise InvalidInput(
-                f"{step.where}: {_verb(step.deed)} at {step.after_ms // 1000}s: {problem.message}",
-                hint=problem.hint,
-            ) from None
+            raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
 
     def take_away(self) -> None:
         """Delete the groups that were to go, as soon as their last pod has ended."""

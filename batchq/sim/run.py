@@ -37,11 +37,13 @@ class Played(Struct, frozen=True, kw_only=True):
 
     `exhausted`: the limit of sessions ended it, and more was due. `refused`: how many
     transactions the store refused; with one scheduler and nobody beside it, none should be.
+    `refused_steps`: what of the Timeline the rules refused, a sentence each.
     """
 
     outcome: Outcome
     exhausted: bool
     refused: int
+    refused_steps: tuple[str, ...] = ()
 
 
 def play(
@@ -74,7 +76,7 @@ class Stage:
         taken = frozenset(group.metadata.uid for group in world.groups)
         ids = CountedIds(world.documents + 1, taken)
         requests = CountedIds()
-        self.store = found(world, ids, requests)
+        self.store = found(world, requests)
         self._execution = Execution(self.store, self._clock, requests)
         self._outside = Outside(self.store, self._clock, ids, requests, self._execution)
         self._cycle = Cycle(self.store, scheduler, self._clock, requests)
@@ -98,6 +100,7 @@ class Stage:
             outcome=outcome_of(self._scheduler, self.store, self._clock, self._stories, report),
             exhausted=bounded and unsettled and len(self._stories) >= most,
             refused=self._refused,
+            refused_steps=tuple(self._outside.refused),
         )
 
     # ----------------------------------------------------------------------------------------
@@ -105,6 +108,7 @@ class Stage:
     def _let_happen(self) -> None:
         now_ms = self._clock.now_ms()
         self._execution.end_due()
+        self._outside.take_away()
         while self._steps and self._at(self._steps[0].after_ms) <= now_ms:
             self._outside.carry_out(self._steps.popleft())
         self._outside.take_away()

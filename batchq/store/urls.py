@@ -19,6 +19,9 @@ def shown(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return "(not a URL)"
+    if "://" not in url:
+        _, at, rest = url.rpartition("@")
+        return f"***@{rest}" if at else url
     place = parts.netloc.rpartition("@")[2]
     if parts.username:
         place = f"{parts.username}:***@{place}" if parts.password else f"{parts.username}@{place}"

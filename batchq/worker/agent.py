@@ -45,6 +45,7 @@ from batchq.worker.runfile import RunFiles
 from batchq.worker.signals import Signals
 from batchq.worker.slots import HEARTBEAT_S, Slots
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL
+from batchq.worker.unsent import send_kept
 
 log = structlog.get_logger(__name__)
 
@@ -316,8 +317,17 @@ class Agent:
             if pod.status.terminating:
                 self._report(attempt, Outcome(stopped=pod.status.reason))
         else:
+            if pod is not None:
+                self._send_unsent(attempt)
             self._report(attempt, outcome or LOST)
         self._files.forget(attempt.pod, attempt.attempt)
+
+    def _send_unsent(self, attempt: PodAttempt) -> None:
+        """The output that its work-horse could not send."""
+        send_kept(
+            self._files.unsent_file(attempt.pod, attempt.attempt),
+            lambda stream, data: self._store.append_log(attempt.pod, attempt.attempt, stream, data),
+        )
 
     def _reconcile(self, *, bound_patience_ms: int = _BOUND_PATIENCE_MS) -> None:
         """Compare what the store says runs or waits here with what does."""

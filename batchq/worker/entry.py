@@ -21,11 +21,12 @@ from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore, Renewal
-from batchq.worker import process
+from batchq.worker import process, unsent
 from batchq.worker.environ import base_environment, pod_environment
 from batchq.worker.lease import Lease
 from batchq.worker.logs import LogFile, LogStream, PodLog
 from batchq.worker.messenger import Messenger, monotonic_ms
+from batchq.worker.node import agent_pid, withdraw
 from batchq.worker.outcome import NOT_FOUND, Outcome
 from batchq.worker.report import Claimed, Declined, claim, report
 from batchq.worker.runfile import RunFile, RunFiles, started_ms
@@ -89,6 +90,8 @@ class WorkHorse:
         self._author = f"{harness.agent}:{os.getpid()}"
         self._files = RunFiles(harness.run_dir)
         self._lease_from = monotonic_ms()
+        #: Once the command has run: what of its output has not been sent yet.
+        self._messenger: Messenger | None = None
         self._run = RunFile(
             pod=uid,
             attempt=attempt,
@@ -156,7 +159,7 @@ class WorkHorse:
     ) -> Outcome | None:
         stream = LogStream()
         path = log_path(self._harness.log_dir, self._uid, self._attempt)
-        messenger = Messenger(
+        self._messenger = Messenger(
             stream,
             renew=lambda: self._renew(fence_of(pod)),
             send=lambda name, data: self._store.append_log(self._uid, self._attempt, name, data),
@@ -168,7 +171,7 @@ class WorkHorse:
             limits=Limits(
                 grace_ms=pod.spec.termination_grace, walltime_ms=walltime_of_pod_ms(group)
             ),
-            messenger=messenger,
+            messenger=self._messenger,
             tell_stop=lambda reason: self._files.tell_stop(self._uid, self._attempt, reason),
             signals=self._signals,
         ).run()
@@ -199,15 +202,9 @@ class WorkHorse:
         pause_ms = _RETRY_FIRST_MS
         while True:
             try:
-                ours = report(
-                    self._store,
-                    self._uid,
-                    self._attempt,
-                    outcome,
-                    author=self._author,
-                    now_ms=self._store.now_ms(),
-                )
+                ours = self._tell(outcome)
             except StoreUnavailable as trouble:
+                self._keep_unsent()
                 if monotonic_ms() - since >= self._patience_ms():
                     log.warning("end not reported", trouble=trouble.message)
                     return
@@ -218,6 +215,37 @@ class WorkHorse:
             )
             self._files.forget(self._uid, self._attempt)
             return
+
+    def _tell(self, outcome: Outcome) -> bool:
+        """The output first: whoever sees the end may read all of it."""
+        if self._messenger is not None:
+            self._messenger.send_rest()
+        self._withdraw_if_orphaned()
+        return report(
+            self._store,
+            self._uid,
+            self._attempt,
+            outcome,
+            author=self._author,
+            now_ms=self._store.now_ms(),
+        )
+
+    def _withdraw_if_orphaned(self) -> None:
+        """A node whose agent is dead would be given this very pod again.
+
+        A parent that lives is this process's parent, whatever the clocks say; and a node that
+        another agent has taken over is left alone.
+        """
+        if os.getppid() != agent_pid(self._harness.agent):
+            withdraw(
+                self._store, self._harness.node, agent=self._harness.agent, author=self._author
+            )
+
+    def _keep_unsent(self) -> None:
+        """For the agent, should this process not live to send it."""
+        if self._messenger is not None:
+            path = self._files.unsent_file(self._uid, self._attempt)
+            unsent.keep(path, self._messenger.rest())
 
     def _patience_ms(self) -> int:
         """An agent that is to go is not kept waiting by a server that is away."""

@@ -92,9 +92,9 @@ class LogStream:
         """The next chunk to send, out of the buffer for good; None if nothing waits."""
         with self._lock:
             if self._left_out:
-                note = f"\n[batchq: {self._left_out} bytes of output left out here]\n"
+                note = _left_out(self._left_out)
                 self._left_out = 0
-                return "stderr", note.encode()
+                return "stderr", note
             if not self._waiting:
                 return None
             stream, data = self._waiting.popleft()
@@ -107,6 +107,12 @@ class LogStream:
             self._waiting.appendleft((stream, bytearray(data)))
             self._size += len(data)
             self._bound()
+
+    def waiting(self) -> list[tuple[str, bytes]]:
+        """What would be taken now, chunk by chunk; it stays."""
+        with self._lock:
+            note = [("stderr", _left_out(self._left_out))] if self._left_out else []
+            return note + [(stream, bytes(data)) for stream, data in self._waiting]
 
     def _queue(self, stream: str, part: bytes) -> None:
         last_stream, last = self._waiting[-1] if self._waiting else ("", bytearray())
@@ -122,6 +128,10 @@ class LogStream:
             _, oldest = self._waiting.popleft()
             self._size -= len(oldest)
             self._left_out += len(oldest)
+
+
+def _left_out(count: int) -> bytes:
+    return f"\n[batchq: {count} bytes of output left out here]\n".encode()
 
 
 class PodLog:

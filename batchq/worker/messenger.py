@@ -66,10 +66,22 @@ class Messenger:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send what is left of the output, and end the thread; as long as the server takes."""
+        """Send what is left of the output, and end the thread.
+
+        A server that is away is not waited for: `send_rest` and `rest` are for that.
+        """
         self._stopping.set()
         self._thread.join()
         os.close(self._event)
+
+    def rest(self) -> list[tuple[str, bytes]]:
+        """The output that is not sent yet."""
+        return self._stream.waiting()
+
+    def send_rest(self) -> None:
+        """Send what is left, once the messenger has stopped. Raises StoreUnavailable."""
+        while (chunk := self._stream.take()) is not None:
+            self._send_or_put_back(*chunk)
 
     def fileno(self) -> int:
         """Readable when an answer has come since the last `clear`."""
@@ -114,12 +126,18 @@ class Messenger:
         sent = 0
         while (most is None or sent < most) and (chunk := self._stream.take()) is not None:
             try:
-                self._send(*chunk)
+                self._send_or_put_back(*chunk)
             except StoreUnavailable as trouble:
-                self._stream.put_back(*chunk)
                 log.warning("output not sent", trouble=trouble.message)
                 return
             sent += 1
+
+    def _send_or_put_back(self, stream: str, data: bytes) -> None:
+        try:
+            self._send(stream, data)
+        except StoreUnavailable:
+            self._stream.put_back(stream, data)
+            raise
 
 
 def monotonic_ms() -> int:

@@ -25,6 +25,7 @@ from batchq.api.resources import UNLIMITED_PODS
 from batchq.api.times import describe_age
 from batchq.api.transaction import CAPACITY, Charge, Limit, Transaction, Word, Write, node_scope
 from batchq.errors import Conflict, StoreUnavailable
+from batchq.ports import Store
 from batchq.store.redis import RedisStore
 from batchq.worker.runfile import started_ms
 
@@ -78,10 +79,10 @@ class Membership:
             before = self._node()
             if before is not None:
                 self._refuse_if_served(before)
-            if self._write(self._registered(before), before, ready=True):
+            if self._write(self._registered(before), before):
                 log.info("node registered", node=self._offer.name, resources=self._offer.resources)
                 return
-        raise self._unstable()
+        raise _unstable(self._offer.name)
 
     def keep(self, *, ready: bool) -> None:
         """One beat. A node that was taken for dead, changed or deleted is set right.
@@ -102,22 +103,11 @@ class Membership:
             )
         if ready and (not node.status.ready or not other):
             log.warning("node was taken for dead", node=self._offer.name)
-            self._write(self._registered(node), node, ready=True)
+            self._write(self._registered(node), node)
 
     def withdraw(self) -> None:
         """Nothing new shall be bound here."""
-        for _ in range(_MOST_CONFLICTS):
-            before = self._node()
-            if before is None:
-                return
-            if before.metadata.annotations.get(AGENT_ANNOTATION) != self._identity:
-                return
-            status = msgspec.structs.replace(before.status, ready=False)
-            after = msgspec.structs.replace(before, status=status)
-            if self._write(after, before, ready=False):
-                log.info("node withdrawn", node=self._offer.name)
-                return
-        raise self._unstable()
+        withdraw(self._store, self._offer.name, agent=self._identity, author=self._identity)
 
     def _node(self) -> Node | None:
         node = self._store.get("Node", self._offer.name)
@@ -142,7 +132,7 @@ class Membership:
             status=NodeStatus(ready=True, heartbeat=now_ms),
         )
 
-    def _write(self, after: Node, before: Node | None, *, ready: bool) -> bool:
+    def _write(self, after: Node, before: Node | None) -> bool:
         """Whether the store took it; not if somebody else wrote meanwhile."""
         name = self._offer.name
         amounts = {PODS: UNLIMITED_PODS, **self._offer.resources}
@@ -150,24 +140,11 @@ class Membership:
         transaction = Transaction(
             subject=name,
             writes=(Write(kind="Node", key=name, expect=revision, value=after),),
-            charges=(
-                Charge(
-                    holder=f"node:{name}",
-                    scopes=(CAPACITY,) if ready else (),
-                    amounts=amounts if ready else {},
-                ),
-            ),
+            charges=(Charge(holder=f"node:{name}", scopes=(CAPACITY,), amounts=amounts),),
             limits=(Limit(scope=node_scope(name), amounts=amounts),),
         )
-        state = "ready" if ready else "away"
-        request = f"{self._identity}-{name}-{state}-{revision}-{self._store.now_ms()}"
-        commit = self._store.commit([transaction], request_id=request)
-        if commit.refused and commit.refused[0].answer.word != Word.CONFLICT:
-            raise StoreUnavailable(
-                f"the store refuses node {name}: {commit.refused[0].answer.word}",
-                hint="see the log of the scheduler",
-            )
-        return not commit.refused
+        request = f"{self._identity}-{name}-ready-{revision}-{self._store.now_ms()}"
+        return _commit(self._store, transaction, request_id=request)
 
     def _refuse_if_served(self, node: Node) -> None:
         other = node.metadata.annotations.get(AGENT_ANNOTATION, "")
@@ -187,11 +164,53 @@ class Membership:
                 hint="stop that agent, or start this one under another node name",
             )
 
-    def _unstable(self) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"node {self._offer.name} changed {_MOST_CONFLICTS} times while it was being written",
-            hint="see who else writes nodes on this server",
+
+def withdraw(store: Store, name: str, *, agent: str, author: str) -> None:
+    """Have nothing new bound to a node, as long as `agent` is the one that serves it.
+
+    Raises StoreUnavailable.
+    """
+    for _ in range(_MOST_CONFLICTS):
+        before = store.get("Node", name)
+        if not isinstance(before, Node) or not before.status.ready:
+            return
+        if before.metadata.annotations.get(AGENT_ANNOTATION) != agent:
+            return
+        status = msgspec.structs.replace(before.status, ready=False)
+        after = msgspec.structs.replace(before, status=status)
+        revision = before.metadata.revision
+        transaction = Transaction(
+            subject=name,
+            writes=(Write(kind="Node", key=name, expect=revision, value=after),),
+            charges=(Charge(holder=f"node:{name}"),),
         )
+        if _commit(store, transaction, request_id=f"{author}-{name}-away-{revision}"):
+            log.info("node withdrawn", node=name)
+            return
+    raise _unstable(name)
+
+
+def agent_pid(identity: str) -> int | None:
+    """The pid in an agent's identity."""
+    return _parts(identity)[1]
+
+
+def _commit(store: Store, transaction: Transaction, *, request_id: str) -> bool:
+    """Whether the store took it; not if somebody else wrote meanwhile."""
+    commit = store.commit([transaction], request_id=request_id)
+    if commit.refused and commit.refused[0].answer.word != Word.CONFLICT:
+        raise StoreUnavailable(
+            f"the store refuses node {transaction.subject}: {commit.refused[0].answer.word}",
+            hint="see the log of the scheduler",
+        )
+    return not commit.refused
+
+
+def _unstable(name: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"node {name} changed {_MOST_CONFLICTS} times while it was being written",
+        hint="see who else writes nodes on this server",
+    )
 
 
 def _parts(identity: str) -> tuple[str, int | None, int | None]:

@@ -1,8 +1,8 @@
 """Starting a pod's command, hearing its output, and ending everything that it started.
 
 The command leads a process group and a session of its own. It gets SIGKILL when its work-horse
-dies. The work-horse is the parent of every orphan below it, so that at the end nothing that the
-pod started is left, whatever session it moved to.
+dies, and its guard sees to the rest of the group. The work-horse is the parent of every orphan
+below it, so that at the end nothing that the pod started is left, whatever session it moved to.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import psutil
 import structlog
 
 from batchq.worker import prctl
+from batchq.worker.guard import Guard
 from batchq.worker.outcome import NOT_EXECUTABLE, NOT_FOUND, Outcome
 
 log = structlog.get_logger(__name__)
@@ -42,10 +43,11 @@ class NotStarted(Exception):
 class Command:
     """A running command; owned by the work-horse's supervision loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], guard: Guard) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
+        self._guard = guard
         self.group = process.pid
         self.pidfd = os.pidfd_open(process.pid)
         self.outputs = {
@@ -85,6 +87,7 @@ class Command:
         """
         send_to_group(self.group, signal.SIGKILL)
         wait_status = self.reap()
+        self._guard.dismiss()
         left = kill_children(keep=(), within_s=2.0)
         if left:
             log.error("processes cannot be killed", pids=left)
@@ -97,7 +100,8 @@ class Command:
         return wait_status
 
     def close(self) -> None:
-        """Let go of the pipes and the pidfd."""
+        """Let go of the guard, the pipes and the pidfd."""
+        self._guard.dismiss()
         os.close(self.pidfd)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
@@ -125,7 +129,9 @@ def start(argv: Sequence[str], environment: Mapping[str, str], working_dir: str)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
 
+    guard: Guard | None = None
     try:
+        guard = Guard()
         process = subprocess.Popen(
             list(argv),
             env=dict(environment),
@@ -138,8 +144,11 @@ def start(argv: Sequence[str], environment: Mapping[str, str], working_dir: str)
             preexec_fn=in_child,
         )
     except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+        if guard is not None:
+            guard.dismiss()
         raise NotStarted(_not_started(argv[0], trouble)) from None
-    return Command(process)
+    guard.watch_over(process.pid)
+    return Command(process, guard)
 
 
 def send_to_group(group: int, sent: signal.Signals) -> None:

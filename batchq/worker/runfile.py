@@ -73,6 +73,10 @@ class RunFiles:
         """Where a pod reads why it is being stopped."""
         return self._directory / f"{pod}-{attempt}.stop"
 
+    def unsent_file(self, pod: str, attempt: int) -> Path:
+        """Where output that could not be sent is kept."""
+        return self._directory / f"{pod}-{attempt}.unsent"
+
     def write(self, run: RunFile) -> None:
         """Replace the file at once; a full disk is told in the log and costs only this record."""
         path = self._path(run.pod, run.attempt)
@@ -112,6 +116,7 @@ class RunFiles:
         path.unlink(missing_ok=True)
         path.with_suffix(".draft").unlink(missing_ok=True)
         self.stop_file(pod, attempt).unlink(missing_ok=True)
+        self.unsent_file(pod, attempt).unlink(missing_ok=True)
 
     def _path(self, pod: str, attempt: int) -> Path:
         return self._directory / f"{pod}-{attempt}{_SUFFIX}"

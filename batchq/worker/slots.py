@@ -203,7 +203,7 @@ class Slots:
         """Enqueue those that are neither in the queue nor running; which those were.
 
         Whatever stands in RQ's intermediate list and does not run was dropped between two steps
-        of an agent that died. Raises StoreUnavailable.
+        of an agent that died; nobody else would ever take its record away. Raises StoreUnavailable.
         """
         with self._link.errors():
             queued = set(self._queue.get_job_ids())
@@ -212,6 +212,8 @@ class Slots:
             for job_id in stuck:
                 if job_id not in running:
                     self._queue.intermediate_queue.remove(job_id)
+                    if job_id not in queued:
+                        self._queue.connection.delete(PodJob.key_for(job_id))
             lost = [one for one in attempts if one.id not in queued and one.id not in running]
             enqueue(self._queue, lost)
         return lost

@@ -141,3 +141,67 @@ def test_an_answer_that_cannot_be_written_is_an_error(stage: Stage, server: Serv
     assert err.splitlines()[0] == ("error: the answer cannot be written: No space left on device")
     assert "Traceback" not in err
     assert process.returncode == 1
+
+
+NEVER_WRITTEN = "error: the answer cannot be written: "
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jobs",),
+        ("get", "queues", "-o", "json"),
+        ("submit", "--name", "new", "--", "true"),
+        ("logs", "x"),
+        ("version",),
+        ("--version",),
+        ("--help",),
+    ],
+)
+def test_a_full_disk_is_told_once_and_ends_with_1(
+    stage: Stage, server: Server, words: tuple[str, ...]
+) -> None:
+    stage.client.submit(command=["true"], name="x")
+    stage.turn()
+    stage.start("x")
+    [pod] = stage.pods("x")
+    stage.store.append_log(pod.metadata.uid, pod.status.attempt, "stdout", b"one\n")
+    with Path("/dev/full").open("w") as full:
+        process = start(server, *words, stdout=full)
+        with process:
+            _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err.splitlines() == [
+        f"{NEVER_WRITTEN}No space left on device",
+        "hint: make room, or write it somewhere else",
+    ]
+
+
+def test_a_closed_stdout_is_an_error_like_any_other(stage: Stage, server: Server) -> None:
+    line = f"{sys.executable} -m batchq.cli {{}}"
+    for words in ("queues", "version", "--help", "get queues -o json"):
+        done = subprocess.run(
+            ["sh", "-c", f"{line.format(words)} >&-"],
+            env={**os.environ, "BATCHQ_REDIS_URL": server.url},
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert done.returncode == 1, words
+        assert "Traceback" not in done.stderr
+        assert "the answer cannot be written: Bad file descriptor" in done.stderr
+
+
+def test_closed_streams_that_nobody_needs_are_no_error(stage: Stage, server: Server) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m batchq.cli queues <&- 2>&-"],
+        env={**os.environ, "BATCHQ_REDIS_URL": server.url},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("NAME ")

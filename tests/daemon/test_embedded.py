@@ -167,7 +167,7 @@ def test_it_listens_on_a_port_where_one_is_asked_for(home: Home) -> None:
 def test_a_port_in_use_is_named(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Conflict, match=f"Port {port} of 127.0.0.1 is in use by another"):
+        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is in use by another"):
             ensure_server(home, port=port)
     assert ensure_server(home, port=port).port == port
 
@@ -179,7 +179,7 @@ def test_a_running_server_does_not_get_a_port_later(home: Home) -> None:
 
 
 def test_a_port_that_does_not_exist_is_refused(home: Home) -> None:
-    with pytest.raises(InvalidInput, match="Port 70000 does not exist"):
+    with pytest.raises(InvalidInput, match="port 70000 does not exist"):
         ensure_server(home, port=70000)
 
 
@@ -188,7 +188,7 @@ def test_no_program_at_all_is_said_with_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded, "_bundled", lambda: None)
-    with pytest.raises(StoreUnavailable, match="No Redis or Valkey server was found") as caught:
+    with pytest.raises(StoreUnavailable, match="no Redis or Valkey server was found") as caught:
         ensure_server(home)
     assert "apt install redis-server" in caught.value.hint
 

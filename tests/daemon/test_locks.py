@@ -24,7 +24,7 @@ def test_what_one_holds_another_does_not_get(tmp_path: Path) -> None:
 def test_who_waits_too_long_is_told_what_it_keeps_from(tmp_path: Path) -> None:
     with (
         exclusive(tmp_path / "lock", wait_s=1, doing="start the stack"),
-        pytest.raises(Conflict, match="Cannot start the stack: another process has been at it"),
+        pytest.raises(Conflict, match="cannot start the stack: another process has been at it"),
         exclusive(tmp_path / "lock", wait_s=0.05, doing="start the stack"),
     ):
         raise AssertionError

@@ -27,14 +27,14 @@ def test_a_node_is_called_after_the_host(host: str, name: str) -> None:
 
 
 def test_agents_get_equal_parts_and_the_first_all_gpus() -> None:
-    assert divide(MACHINE, [], ["a", "b"]) == {
+    assert divide(MACHINE, {}, ["a", "b"]) == {
         "a": {"cpu": 1500, "memory": 2 * GIB, "gpu": 2000},
         "b": {"cpu": 1500, "memory": 2 * GIB},
     }
 
 
 def test_later_agents_divide_what_is_left() -> None:
-    taken = [{"cpu": 1000, "memory": 2 * GIB, "gpu": 2000}]
+    taken = {"a": {"cpu": 1000, "memory": 2 * GIB, "gpu": 2000}}
     assert divide(MACHINE, taken, ["b", "c"]) == {
         "b": {"cpu": 1000, "memory": GIB},
         "c": {"cpu": 1000, "memory": GIB},
@@ -42,12 +42,16 @@ def test_later_agents_divide_what_is_left() -> None:
 
 
 def test_when_nothing_is_left_it_says_so() -> None:
-    with pytest.raises(Conflict, match="Nothing of this machine is left for b"):
-        divide(MACHINE, [{"cpu": 3000, "memory": GIB}], ["b"])
+    with pytest.raises(Conflict) as caught:
+        divide(MACHINE, {"a": {"cpu": 2000}, "b": {"cpu": 1000, "memory": GIB}}, ["c"])
+    assert caught.value.message == (
+        "nothing of this machine is left for c: a, b take all of its cpu or memory"
+    )
+    assert "`batchq down`, then `batchq up --agents 3`" in caught.value.hint
 
 
 def test_nobody_gets_nothing() -> None:
-    assert divide(MACHINE, [MACHINE], []) == {}
+    assert divide(MACHINE, {"a": MACHINE}, []) == {}
 
 
 def test_amounts_are_written_as_the_option_reads_them() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from batchq.client import Client
 from batchq.daemon import processes, stack
 from batchq.daemon.embedded import ensure_server, stop_server
 from batchq.daemon.stack import StackReport, State, UpOptions
@@ -18,6 +20,14 @@ from batchq.store.connect import open_store
 from tests.daemon.waiting import until
 
 pytestmark = pytest.mark.e2e
+
+IGNORES_SIGTERM = ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"]
+STUBBORN = {
+    "apiVersion": "batchq/v1",
+    "kind": "PodGroup",
+    "metadata": {"name": "stubborn"},
+    "spec": {"tasks": [{"name": "main", "template": {"command": IGNORES_SIGTERM}}]},
+}
 
 SMALL = UpOptions(agents=2, resources="cpu=1,memory=64Mi")
 
@@ -103,9 +113,46 @@ def test_more_agents_may_join(home: Home) -> None:
 def test_agents_divide_the_machine_where_nothing_is_said(home: Home) -> None:
     report = stack.up(home, UpOptions(agents=1))
     assert report.parts[2].detail.startswith("cpu=")
-    with pytest.raises(Conflict, match="Nothing of this machine is left for"):
+    with pytest.raises(Conflict, match="nothing of this machine is left for") as caught:
         stack.up(home, UpOptions(agents=2))
+    assert "`batchq down`, then `batchq up --agents 2`" in caught.value.hint
     assert states(stack.status(home)) == ["running"] * 3
+
+
+def test_an_agent_that_was_killed_offers_again_what_it_did(home: Home) -> None:
+    larger_than_the_machine = "cpu=512,memory=64Mi"
+    first = stack.up(home, UpOptions(agents=2, resources=larger_than_the_machine))
+    kill(first, first.parts[2].name)
+    kill(first, "server")
+    again = stack.up(home, UpOptions(agents=2))
+    assert states(again) == ["started", "running", "started", "running"]
+    assert [part.detail for part in again.parts[2:]] == [larger_than_the_machine] * 2
+
+
+def test_where_nothing_is_left_nothing_is_started(home: Home) -> None:
+    first = stack.up(home, UpOptions(agents=1))
+    kill(first, "server")
+    with pytest.raises(Conflict, match="nothing of this machine is left for"):
+        stack.up(home, UpOptions(agents=2))
+    assert states(stack.status(home)) == ["dead", "running", "running"]
+
+
+def test_a_failing_up_leaves_a_server_that_holds_data_and_what_the_dead_had(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = stack.up(home, UpOptions(agents=1, resources="cpu=512,memory=64Mi"))
+    for part in first.parts:
+        kill(first, part.name)
+    said: list[str] = []
+    monkeypatch.setenv("BATCHQ_LOG", "carved-in-stone")
+    with pytest.raises(BatchqError, match="at its start"):
+        stack.up(home, UpOptions(agents=1), say=said.append)
+    assert states(stack.status(home)) == ["running", "dead", "dead"]
+    assert said[-1] == "The embedded server holds data and goes on; `batchq down` ends it"
+    monkeypatch.delenv("BATCHQ_LOG")
+    again = stack.up(home, UpOptions(agents=1))
+    assert states(again) == ["running", "started", "started"]
+    assert again.parts[2].detail == "cpu=512,memory=64Mi"
 
 
 def test_no_agents_is_a_scheduler_alone(home: Home) -> None:
@@ -123,12 +170,38 @@ def test_a_server_elsewhere_is_used_and_left_alone(home: Home, tmp_path: Path) -
     stop_server(elsewhere)
 
 
+def test_down_that_is_meant_for_another_server_ends_nothing_here(home: Home) -> None:
+    stack.up(home, UpOptions(agents=0))
+    with pytest.raises(
+        Conflict, match=r"runs on unix:///.*, not on redis://:\*+@other:6379"
+    ) as caught:
+        stack.down(home, url="redis://:secret@other:6379")
+    assert "`batchq down` stops what runs here" in caught.value.hint
+    assert "secret" not in caught.value.message
+    assert states(stack.status(home)) == ["running"] * 2
+
+
+def test_down_with_the_stacks_own_url_is_down(home: Home) -> None:
+    stack.up(home, UpOptions(agents=0))
+    assert states(stack.down(home, url=default_url(home))) == ["ended"] * 2
+
+
+def test_down_now_does_not_wait_for_pods(home: Home) -> None:
+    stack.up(home, UpOptions(agents=1, resources="cpu=1,memory=64Mi"))
+    with Client(default_url(home)) as client:
+        client.submit(STUBBORN)
+        until(lambda: any("up" in line.text for line in client.logs("stubborn")), within_s=30)
+    since = time.monotonic()
+    assert states(stack.down(home, now=True)) == ["ended"] * 3
+    assert time.monotonic() - since < 20
+
+
 def test_a_stack_is_not_moved_to_another_server_while_it_runs(home: Home, tmp_path: Path) -> None:
     stack.up(home, UpOptions(agents=0))
     elsewhere = Home(tmp_path / "elsewhere")
     url = ensure_server(elsewhere).url
     try:
-        with pytest.raises(Conflict, match="A scheduler of this home runs already, on another"):
+        with pytest.raises(Conflict, match="scheduler of this home runs already, on unix:///"):
             stack.up(home, UpOptions(url=url, agents=0))
     finally:
         stop_server(elsewhere)
@@ -138,7 +211,7 @@ def test_a_stack_is_not_moved_to_another_server_while_it_runs(home: Home, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (UpOptions(agents=65), "Expected 0 to 64 agents, found 65"),
+        (UpOptions(agents=65), "expected 0 to 64 agents, found 65"),
         (UpOptions(resources="cpu"), "expected name=quantity"),
         (UpOptions(config=Path("/nowhere/scheduler.yaml")), "/nowhere/scheduler.yaml"),
     ],
@@ -157,7 +230,7 @@ def test_a_server_elsewhere_that_is_not_there_starts_nothing(home: Home) -> None
 
 def test_a_home_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match="Cannot keep state in"):
+    with pytest.raises(InvalidInput, match="cannot keep state in"):
         stack.up(Home(tmp_path / "file"))
 
 

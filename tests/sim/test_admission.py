@@ -186,7 +186,8 @@ def test_the_root_queue_binds_everybody_by_its_capability() -> None:
         group("b", 2, runtime="9s"),
         group("misplaced", queue="root"),
     )
-    assert admitted(came) == [(0, ["default/a"]), (9, ["default/b"])]
+    # Of queues that tie, `default` is the oldest: it is there from the start.
+    assert admitted(came) == [(0, ["default/b"]), (9, ["default/a"])]
     assert reasons(came, "misplaced") == ["Misconfigured"]
 
 
@@ -213,3 +214,23 @@ def test_what_one_array_gives_back_another_gets_in_the_same_session() -> None:
     )
     assert [(time, len(pods)) for time, pods in bound(came)] == [(0, 5), (0, 4)]
     assert phases(came) == {"a": "Completed", "b": "Completed"}
+
+
+def test_a_namespace_has_no_more_groups_at_once_than_its_quota_says() -> None:
+    came = outcome(
+        node("n1", 8),
+        quota("default", podgroups=1),
+        group("a", runtime="5s"),
+        group("b", runtime="5s"),
+    )
+    assert admitted(came) == [(0, ["default/a"]), (5, ["default/b"])]
+
+
+def test_a_quota_of_no_groups_lets_nobody_in() -> None:
+    came = outcome(node("n1", 8), quota("default", podgroups=0), group("a"))
+    assert reasons(came, "a") == ["ExceedsMaxQuota"]
+
+
+def test_a_group_with_too_few_pods_and_no_queue_has_both_reasons() -> None:
+    came = outcome(node("n1", 8), group("a", 1, queue="zz", minMember=2))
+    assert reasons(came, "a") == ["Misconfigured", "QueueNotFound"]

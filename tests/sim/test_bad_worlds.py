@@ -14,7 +14,6 @@ from tests.sim.worlds import (
     node,
     outcome,
     pod,
-    priority,
     queue,
     refusal,
     timeline,
@@ -63,14 +62,6 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
     ),
     "a step about no node": ([timeline({"at": 0, "failNode": "n9"})], "there is no Node n9"),
     "a step about no pod": ([timeline({"at": 0, "finishPod": "x"})], "there is no Pod default/x"),
-    "a step about a waiting pod": (
-        [
-            group("a", status={"phase": "InQueue"}),
-            pod("x", "a"),
-            timeline({"at": 0, "failPod": "x"}),
-        ],
-        "Pod default/x is Pending at that moment",
-    ),
     "a step about no group": ([timeline({"at": 0, "suspend": "x"})], "default/x does not exist"),
     "a step about no gate": (
         [
@@ -84,21 +75,6 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         "Queue q does not exist",
     ),
     "deleting nothing": ([timeline({"at": 0, "delete": "Quue/q"})], "did you mean 'Queue'"),
-    "deleting a class in use": (
-        [
-            priority("high", 1),
-            group("a", priorityClassName="high"),
-            timeline({"at": 0, "delete": "PriorityClass/high"}),
-        ],
-        "is still named by 1 unfinished pod group",
-    ),
-    "a gate added later": (
-        [
-            group("a"),
-            timeline({"at": 0, "apply": group("a", schedulingGates=[{"name": "x"}])}),
-        ],
-        "gates can only be removed",
-    ),
 }
 
 

@@ -375,3 +375,15 @@ def test_a_gang_of_two_tasks_gets_each_tasks_least_first() -> None:
     assert created(came) == [
         (0, ["default/a-server-0", "default/a-client-0", "default/a-client-1"])
     ]
+
+
+def test_while_one_pod_of_an_array_waits_for_its_retry_another_takes_its_room() -> None:
+    came = outcome(
+        node("n1", 1),
+        group("a", 2, minMember=1, runtime="10s", retry={"limit": 1, "backoff": "400s"}),
+        timeline({"at": "2s", "failPod": "default/a-t-0"}),
+    )
+    assert [(time, names) for time, names in bound(came)][:2] == [
+        (0, {"default/a-t-0": "n1"}),
+        (2, {"default/a-t-1": "n1"}),
+    ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sim.worlds import (
+    Manifest,
     admitted,
     bound,
     evicted,
@@ -12,7 +15,9 @@ from tests.sim.worlds import (
     outcome,
     phases,
     pod,
+    priority,
     reasons,
+    refused_steps,
     timeline,
 )
 
@@ -135,3 +140,60 @@ def test_a_lost_pod_of_a_full_gang_comes_back_with_the_next_attempt() -> None:
     )
     assert bound(came) == [(12, {"default/a-t-1": "n2"})]
     assert phases(came) == {"a": "Running"}
+
+
+@pytest.mark.parametrize(
+    ("sentence", "manifests", "told"),
+    [
+        (
+            "a pod that has not started",
+            [
+                group("a", status={"phase": "InQueue"}),
+                pod("x", "a"),
+                timeline({"at": 0, "failPod": "x"}),
+            ],
+            "Pod default/x is Pending at that moment",
+        ),
+        (
+            "a class that is in use",
+            [
+                priority("high", 1),
+                group("a", priorityClassName="high"),
+                timeline({"at": 0, "delete": "PriorityClass/high"}),
+            ],
+            "is still named by 1 unfinished pod group",
+        ),
+        (
+            "a gate that is added later",
+            [
+                group("a"),
+                timeline({"at": 0, "apply": group("a", schedulingGates=[{"name": "x"}])}),
+            ],
+            "gates can only be removed",
+        ),
+    ],
+)
+def test_a_step_that_the_rules_refuse_is_told_and_the_world_goes_on(
+    sentence: str, manifests: list[Manifest], told: str
+) -> None:
+    (refused,) = refused_steps(*manifests)
+    assert told in refused
+
+
+def test_a_step_that_comes_just_too_late_changes_nothing() -> None:
+    came = outcome(
+        node("n1", 1),
+        group("a", runtime="5s"),
+        timeline({"at": "5s", "failPod": "default/a-t-0"}, {"at": "6s", "suspend": "default/a"}),
+    )
+    assert phases(came) == {"a": "Completed"}
+
+
+def test_a_deleted_group_may_be_applied_anew_when_its_graces_end() -> None:
+    again = group("a", runtime="1s")
+    came = outcome(
+        node("n1", 1),
+        group("a", runtime="60s", grace="3s"),
+        timeline({"at": "5s", "delete": "PodGroup/default/a"}, {"at": "8s", "apply": again}),
+    )
+    assert admitted(came) == [(0, ["default/a"]), (8, ["default/a"])]

@@ -90,6 +90,12 @@ def refusal(*manifests: Manifest) -> str:
     return caught.value.message
 
 
+def refused_steps(*manifests: Manifest) -> tuple[str, ...]:
+    """What of the Timeline the rules refuse; the world goes on."""
+    text = yaml.safe_dump_all(manifests)
+    return play(text, "world.yaml", config=read_config("", "config")).refused_steps
+
+
 def _each(pick: Callable[[CycleStory], Any]) -> Callable[[Outcome], list[tuple[int, Any]]]:
     return lambda outcome: [(c.time, pick(c)) for c in outcome.cycles if pick(c)]
 

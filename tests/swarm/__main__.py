@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,8 @@ def main() -> int:
         "--every", type=float, default=1.6, help="seconds between two strikes, on average (1.6)"
     )
     chosen = parser.parse_args()
+    # Whoever ends this must not leave the stack behind: the machine is put away on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     seed = chosen.seed if chosen.seed is not None else secrets.randbelow(1_000_000)
     _tell(f"seed {seed}")
     keep = Path(tempfile.mkdtemp(prefix=f"swarm-{seed}-")) / "kept"

@@ -6,8 +6,10 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
+from contextlib import suppress
 
 import psutil
 from msgspec import Struct
@@ -52,6 +54,7 @@ class Cast:
         self.unasked: Counter[str] = Counter()
         self.server_pid: int | None = None
         self._server_at = 0.0
+        self._server_pauses: list[threading.Timer] = []
 
     @property
     def actors(self) -> list[Actor]:
@@ -65,7 +68,7 @@ class Cast:
             self.server_pid = embedded.ensure_server(self._machine.home).pid
         for actor in self.actors:
             if actor.process is not None and actor.process.poll() is not None:
-                self.unasked[f"{actor.name.split('-')[0]}: {actor.process.returncode}"] += 1
+                self.unasked[f"{actor.name} with {actor.process.returncode}"] += 1
                 actor.process, actor.is_paused, actor.start_at = None, False, now + _AGAIN_S
             if actor.process is None and now >= actor.start_at:
                 actor.process = self._machine.start(*actor.arguments)
@@ -87,6 +90,14 @@ class Cast:
         assert processes.await_end([record], patience_s=10)
         self.server_pid, self._server_at = None, time.monotonic() + away_s
 
+    def pause_server(self, *, for_s: float) -> None:
+        """SIGSTOP, and SIGCONT by another thread: this one may be waiting for the server then."""
+        assert self.server_pid is not None
+        os.kill(self.server_pid, signal.SIGSTOP)
+        resumed = threading.Timer(for_s, _resume, (self.server_pid,))
+        self._server_pauses.append(resumed)
+        resumed.start()
+
     def pause(self, actor: Actor) -> None:
         """SIGSTOP."""
         assert actor.process is not None
@@ -101,6 +112,8 @@ class Cast:
 
     def resume_all(self) -> None:
         """Nobody stays paused."""
+        for pause in self._server_pauses:
+            pause.join()
         for actor in self.actors:
             if actor.is_paused and actor.pid is not None:
                 self.resume(actor, actor.pid)
@@ -127,3 +140,9 @@ class Cast:
             except psutil.NoSuchProcess:
                 continue
         return chance.choice(found) if found else None
+
+
+def _resume(pid: int) -> None:
+    # It may have been killed while it was paused.
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -20,6 +20,7 @@ _WEIGHTS = {
     "leader killed": 2,
     "follower killed": 2,
     "server killed": 2,
+    "server paused": 1,
     "agent paused": 3,
     "leader paused": 2,
     "follower paused": 1,
@@ -31,6 +32,7 @@ _SCHEDULER_PAUSE_S = (5.5, 8.0)
 _AWAY_S = (0.1, 2.0)
 #: A server is mostly back soon, and sometimes not before every lease has run out.
 _SERVER_AWAY_MEAN_S, _SERVER_AWAY_MOST_S = 1.5, 8.0
+_SERVER_PAUSE_S = (0.5, 6.0)
 
 
 class Chaos:
@@ -64,7 +66,7 @@ class Chaos:
     def _strike(self, kind: str) -> bool:
         who, how = kind.split()
         if who == "server":
-            return self._kill_server()
+            return self._kill_server() if how == "killed" else self._pause_server()
         if who == "work-horse":
             return self._kill_horse()
         actor = self._pick(who)
@@ -107,4 +109,10 @@ class Chaos:
             return False
         away_s = self._chance.expovariate(1 / _SERVER_AWAY_MEAN_S)
         self._cast.kill_server(away_s=min(_SERVER_AWAY_MOST_S, away_s))
+        return True
+
+    def _pause_server(self) -> bool:
+        if self._cast.server_pid is None:
+            return False
+        self._cast.pause_server(for_s=self._chance.uniform(*_SERVER_PAUSE_S))
         return True

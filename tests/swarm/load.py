@@ -23,6 +23,8 @@ UNFINISHED = 7
 KEPT = "60s"
 _LOOKS_EVERY_S = 0.3
 _FINISHED = ("Completed", "Failed", "Cancelled")
+#: Of pods that succeed: one process, one that ends by SIGKILL only, or a parent and its child.
+_HABITS = ("ends", "stubborn", "family")
 #: How often each kind is drawn.
 _WEIGHTS = {
     "single": 3,
@@ -88,16 +90,19 @@ def _design(chance: random.Random, kind: str, name: str) -> list[Design]:
     plain = Design(name=name, kind=kind, tenths=tenths)
     match kind:
         case "gang":
-            return [_many(plain, gang := chance.randint(2, 4), gang)]
+            gang = _many(plain, (replicas := chance.randint(2, 4)), replicas)
+            return [_ending(gang, chance.choice(_HABITS), "Completed")]
         case "array":
-            return [_many(plain, chance.randint(2, 6), 1)]
+            array = _many(plain, chance.randint(2, 6), 1)
+            return [_ending(array, chance.choice(_HABITS), "Completed")]
         case "retry":
             replicas = chance.randint(1, 2)
             return [_ending(_many(plain, replicas, replicas), "fails-once", "Completed")]
         case "broken":
             return [_ending(plain, "fails", "Failed")]
         case "chain":
-            return [plain, Design(name=f"{name}-then", kind=kind, tenths=5, after=name)]
+            then = Design(name=f"{name}-then", kind=kind, tenths=5, after=name)
+            return [_ending(plain, chance.choice(_HABITS), "Completed"), then]
         case "broken-chain":
             after = Design(name=f"{name}-then", kind=kind, ends=("Failed",), after=name)
             return [_ending(plain, "fails", "Failed"), after]
@@ -110,7 +115,7 @@ def _design(chance: random.Random, kind: str, name: str) -> list[Design]:
                     replicas=replicas,
                     min_member=chance.choice((1, replicas)),
                     tenths=tenths,
-                    manner=chance.choice(("ends", "stubborn")),
+                    manner=chance.choice(_HABITS),
                     ends=("Cancelled", "Completed"),
                     cancel_after_s=chance.uniform(0, 5),
                 )

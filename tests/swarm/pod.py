@@ -1,11 +1,14 @@
 """What the pods of a swarm run: started with nothing but the standard library.
 
-    pod.py FOLDER TENTHS MANNER      MANNER: ends, fails, fails-once or stubborn
+    pod.py FOLDER TENTHS MANNER      MANNER: ends, fails, fails-once, stubborn or family
 
 The pod writes down its start, that it is alive ten times a second, and its end with its exit code,
 each as one line of `<monotonic seconds> <pid> <pod uid> <attempt> <word>`. While it lives it holds
 a lock on its diary, which the kernel takes from it at its death: whoever finds the lock taken runs
 at the same time as another, and writes `twice` instead of `start`.
+
+A stubborn pod does not end at SIGTERM; in a family the first process only waits for its child, as
+a shell does.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ def main(folder: str, tenths: int, manner: str) -> int:
     """Keep the diary for as long as the pod is to live; its exit code."""
     if manner == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if manner == "family" and (child := os.fork()):
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     path = Path(folder, os.environ["BATCHQ_POD"])
     diary = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     who = f"{os.getpid()} {os.environ['BATCHQ_POD_UID']} {os.environ['BATCHQ_ATTEMPT']}"

@@ -113,6 +113,7 @@ def _swarm(
                 within_s=_SETTLES_WITHIN_S,
             )
             left_over = judge.left_over(store, machine.url, machine.home.root)
+            left_over += judge.lasting_keys(machine.url)
     finally:
         load.stop()
     runs = read_runs(diaries)

@@ -234,7 +234,7 @@ def test_the_tightest_of_several_quotas_counts(world: World) -> None:
     )
     limits = {limit.scope: limit.amounts for limit in transaction.limits}
     assert limits == {
-        "ns:team": {"cpu": 1000, "memory": 0},
+        "ns:team": {"cpu": 1000, "memory": 0, "podgroups": 3000},
         "objects:team": {"podgroups": 3000},
     }
 

@@ -52,6 +52,19 @@ def test_a_killed_agent_takes_everything_along_and_the_next_one_sets_it_right(
     assert stage.ended(other).status.phase == PodPhase.SUCCEEDED
 
 
+def test_a_killed_work_horse_takes_its_pods_group_along_while_the_agent_is_paused(
+    stage: Stage,
+) -> None:
+    agent = stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", FAMILY)
+    group = stage.started(pod, saying="\n")
+    agent.send_signal(signal.SIGSTOP)
+    kill(stage.horse_of(pod))
+    until(lambda: members(group) == [], within_s=WITHIN_S)
+    agent.send_signal(signal.SIGCONT)
+    assert stage.ended(pod).status.phase == PodPhase.EVICTED
+
+
 def test_what_survives_agent_and_work_horse_is_swept_by_the_next_agent(stage: Stage) -> None:
     agent = stage.start_agent()
     (pod,) = stage.bind("sh", "-c", FAMILY)
@@ -61,11 +74,10 @@ def test_what_survives_agent_and_work_horse_is_swept_by_the_next_agent(stage: St
     kill(horse)
     agent.kill()
     agent.wait()
-    until(lambda: not is_alive(group), within_s=WITHIN_S)
+    until(lambda: members(group) == [], within_s=WITHIN_S)
     assert is_alive(escaped)
     stage.start_agent()
     assert not is_alive(escaped)
-    assert members(group) == []
     assert stage.ended(pod).status.phase == PodPhase.EVICTED
 
 

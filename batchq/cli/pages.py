@@ -1,0 +1,264 @@
+"""The pages of `batchq describe`: a group, a queue, a node, a pod, as people want to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import click
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.manifest import encode
+from batchq.api.names import counted
+from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, full_name, kind_of
+from batchq.api.quantity import PODS, describe_quantity
+from batchq.api.reasons import Waiting
+from batchq.api.resources import describe as describe_amounts
+from batchq.api.times import describe_age, format_duration, format_instant
+from batchq.api.transaction import node_scope
+from batchq.cli import tables
+from batchq.cli.ending import ending_text
+from batchq.cli.output import show_data, show_fields, show_section
+from batchq.client import Client
+from batchq.client.overview import Explanation, GroupView
+
+_MOST_AHEAD = 5
+_MOST_IN_LINE = 10
+
+
+# --- a group --------------------------------------------------------------------------------
+
+
+def show_group(client: Client, group: PodGroup, explanation: Explanation) -> None:
+    """Its state, its tasks, why it waits, its pods and its conditions."""
+    show_fields(_group_fields(group, explanation, client.now_ms()))
+    tasks = [("NAME", "REPLICAS", "MIN", "REQUESTS", "COMMAND")]
+    for task in group.spec.tasks:
+        least, command = str(task.min_available or ""), " ".join(task.template.command)
+        requests = tables.listed(task.template.requests)
+        tasks.append((task.name, str(task.replicas), least, requests, command))
+    show_section("Tasks", tasks)
+    show_section("Why it waits", _reasons(group, explanation))
+    _show_pods(client.pods(group), wide=True)
+    show_section(
+        "Conditions",
+        [
+            (
+                *(condition.type, condition.status, condition.reason),
+                format_instant(condition.last_transition_time),
+                condition.message,
+            )
+            for condition in group.status.conditions
+        ],
+    )
+
+
+def _group_fields(group: PodGroup, explanation: Explanation, now_ms: int) -> list[tuple[str, str]]:
+    view, spec = explanation.group, group.spec
+    return [
+        ("PodGroup", view.key),
+        ("Uid", group.metadata.uid),
+        ("Phase", _phase(view)),
+        ("Ended", _ending(view)),
+        ("Queue", view.queue),
+        ("Priority", _priority(view.priority, spec.priority_class_name)),
+        ("Labels", _pairs(group.metadata.labels)),
+        ("Submitted", _since(view.created_at, now_ms)),
+        ("Started", _since(view.started_at, now_ms)),
+        ("Finished", _since(view.finished_at, now_ms)),
+        ("Walltime", "" if spec.walltime is None else format_duration(spec.walltime)),
+        ("Gates", ", ".join(gate.name for gate in spec.scheduling_gates)),
+        ("After", ", ".join(f"{one.condition}:{one.name}" for one in spec.depends_on)),
+        ("Suspended", "yes" if spec.suspend else ""),
+        ("Admissions", str(group.status.admission)),
+        ("Pods", _pods_in_words(view)),
+        ("Reserves", describe_amounts(view.request)),
+        ("Charged", tables.listed(group.status.charge)),
+    ]
+
+
+def _reasons(group: PodGroup, explanation: Explanation) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (f"{place}. {blocker.reason}", blocker.message)
+        for place, blocker in enumerate(explanation.blockers, start=1)
+    ]
+    if explanation.ahead:
+        shown = ", ".join(explanation.ahead[-_MOST_AHEAD:])
+        more = len(explanation.ahead) - _MOST_AHEAD
+        rows.append(("Ahead in line", f"{shown}{f' and {more} more' if more > 0 else ''}"))
+    rows += [("What to do", f"`{command}`") for command in _what_to_do(group, explanation)]
+    return rows
+
+
+def _what_to_do(group: PodGroup, explanation: Explanation) -> Iterator[str]:
+    """The commands that end the waits which only a person can end."""
+    name = explanation.group.key.removeprefix("default/")
+    words = {blocker.reason for blocker in explanation.blockers}
+    if Waiting.SCHEDULING_GATED in words and group.spec.scheduling_gates:
+        gates = " ".join(gate.name for gate in group.spec.scheduling_gates)
+        yield f"batchq gates open {name} {gates}"
+    if Waiting.SUSPENDED in words:
+        yield f"batchq resume {name}"
+
+
+def _phase(view: GroupView) -> str:
+    if view.position is None:
+        return view.shown
+    return f"{view.shown}, position {view.position} in queue {view.queue}"
+
+
+def _ending(view: GroupView) -> str:
+    """How it ended, where the phase does not say it all."""
+    if view.phase not in TERMINAL or view.phase == PodGroupPhase.COMPLETED:
+        return ""
+    ending = ending_text(view.phase, view.reason, view.message)
+    return "" if ending == view.phase else ending
+
+
+def _pods_in_words(view: GroupView) -> str:
+    pods = view.pods
+    parts = [f"{pods.wanted} wanted"]
+    if view.phase not in TERMINAL and pods.wanted > 1:
+        parts.append(f"runs with {pods.least}{' or more' if pods.least < pods.wanted else ''}")
+    for word in ("pending", "bound", "running", "succeeded", "failed", "stopping"):
+        count = getattr(pods, word)
+        if count:
+            parts.append(f"{count} {word}")
+    return ", ".join(parts)
+
+
+def _priority(value: int, name: str) -> str:
+    return f"{value} ({name})" if name else str(value)
+
+
+# --- a queue --------------------------------------------------------------------------------
+
+
+def show_queue(client: Client, queue: Queue) -> None:
+    """What it may hold, what it holds, and who waits in it."""
+    name, spec = queue.metadata.name, queue.spec
+    overview = client.overview()
+    view = next(one for one in overview.queues() if one.queue.metadata.name == name)
+    waiting = [one for one in overview.groups(queue=name) if one.phase == PodGroupPhase.PENDING]
+    show_fields(
+        [
+            ("Queue", name),
+            ("Labels", _pairs(queue.metadata.labels)),
+            ("Weight", str(spec.weight)),
+            ("Strategy", spec.strategy.type),
+            ("Stop policy", _STOPPED[spec.stop_policy]),
+            ("Capability", tables.listed(spec.capability) or "unlimited"),
+            ("Most groups", "" if spec.max_pod_groups is None else str(spec.max_pod_groups)),
+            ("Used", tables.listed(view.used) or "nothing"),
+            ("Admitted", counted(view.admitted_groups, "group")),
+            ("Pending", _pending(view.pending_groups, tables.listed(view.pending))),
+            ("Deserves", tables.listed(view.deserved) or "nothing"),
+            ("Share", tables.share_text(view.share) if view.used else "-"),
+        ]
+    )
+    in_line = sorted(
+        (one for one in waiting if one.position is not None), key=lambda one: one.position or 0
+    )
+    aside = [one for one in waiting if one.position is None]
+    show_section("In line", _line(in_line))
+    show_section("Not in line", _line(aside))
+
+
+_STOPPED = {
+    "None": "",
+    "Hold": "Hold: nothing new is admitted",
+    "HoldAndDrain": "HoldAndDrain: nothing is admitted, and what was is sent back",
+}
+
+
+def _pending(groups: int, amounts: str) -> str:
+    return f"{counted(groups, 'group')}, {amounts}" if groups else "nothing"
+
+
+def _line(views: Sequence[GroupView]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (
+            "" if view.position is None else f"{view.position}.",
+            view.key,
+            view.request_text,
+            tables.why_waiting(view),
+        )
+        for view in views[:_MOST_IN_LINE]
+    ]
+    more = len(views) - _MOST_IN_LINE
+    return [*rows, ("", f"and {more} more", "", "")] if more > 0 else rows
+
+
+# --- a node, a pod, and the rest ------------------------------------------------------------
+
+
+def show_node(client: Client, node: Node) -> None:
+    """Its state, what it has and what of it is taken, and the pods that are on it."""
+    name = node.metadata.name
+    heard = next(
+        (one.status.heartbeat for one in client.nodes() if one.metadata.name == name), None
+    )
+    show_fields(
+        [
+            ("Node", name),
+            ("State", "Ready" if node.status.ready else "NotReady"),
+            ("Cordoned", "yes: no more pods come here" if node.spec.unschedulable else ""),
+            ("Heard", "" if heard is None else f"{describe_age(client.now_ms() - heard)} ago"),
+            ("Labels", _pairs(node.metadata.labels)),
+            ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
+        ]
+    )
+    used = client.ledger().get(node_scope(name), {})
+    rows = [("NAME", "HAS", "USED", "FREE")]
+    rows += [
+        _resource_row(resource, node.spec.resources.get(resource), used)
+        for resource in sorted({*node.spec.resources, *used})
+    ]
+    show_section("Resources", rows)
+    pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
+    here = [pod for pod in pods if pod.status.node == name and pod.status.phase in ON_NODE]
+    _show_pods(here, namespaces=True)
+
+
+def _resource_row(
+    resource: str, has: int | None, used: Mapping[str, int]
+) -> tuple[str, str, str, str]:
+    taken = used.get(resource, 0)
+    taken_text = describe_quantity(resource, taken)
+    if has is None:
+        return (resource, "unlimited" if resource == PODS else "", taken_text, "")
+    free = describe_quantity(resource, max(0, has - taken))
+    return (resource, describe_quantity(resource, has), taken_text, free)
+
+
+def show_pod(pod: Pod) -> None:
+    """Its end in words, and its record."""
+    show_fields(
+        [
+            ("Pod", full_name(pod)),
+            ("Phase", tables.pod_phase(pod)),
+            ("Exit", tables.exit_text(pod)),
+        ]
+    )
+    click.echo()
+    show_data(encode(pod), "yaml")
+
+
+def show_plain(item: Object) -> None:
+    """Its record."""
+    show_fields([(kind_of(item), full_name(item))])
+    click.echo()
+    show_data(encode(item), "yaml")
+
+
+def _show_pods(pods: Sequence[Pod], *, namespaces: bool = False, wide: bool = False) -> None:
+    if pods:
+        table = tables.pods_table(pods, namespaces=namespaces).narrowed(wide=wide)
+        show_section("Pods", [table.titles, *table.rows])
+
+
+def _pairs(pairs: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
+
+
+def _since(at: int | None, now_ms: int) -> str:
+    return "" if at is None else f"{format_instant(at)} ({describe_age(now_ms - at)} ago)"

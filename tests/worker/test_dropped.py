@@ -1,0 +1,42 @@
+"""What an agent that died between two steps leaves in RQ."""
+
+from __future__ import annotations
+
+import redis
+
+from batchq.store.redis import RedisStore
+from batchq.store.rq_link import RqLink
+from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
+from batchq.worker.slots import Slots
+
+_ATTEMPT = PodAttempt("0123456789abcdef-1-0", 1)
+
+
+def _dropped(link: RqLink) -> Slots:
+    """The slots of an agent whose predecessor took an attempt off the queue, and no more."""
+    queue = node_queue("n1", link)
+    enqueue(queue, [_ATTEMPT])
+    link.connection.lmove(queue.key, queue.intermediate_queue_key)
+    return Slots(link, "n1", prefix="test", bound=1)
+
+
+def test_a_dropped_attempt_that_is_no_longer_bound_leaves_nothing(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    link = RqLink(redis_store.url)
+    assert _dropped(link).hand_in([]) == []
+    link.close()
+    assert raw.keys("rq:job:*") == []
+    assert raw.keys("rq:queue:*") == []
+
+
+def test_a_dropped_attempt_that_is_still_bound_is_handed_in_again(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    link = RqLink(redis_store.url)
+    slots = _dropped(link)
+    assert slots.hand_in([_ATTEMPT]) == [_ATTEMPT]
+    job = slots.next()
+    assert job is not None
+    assert job.asks_for() == _ATTEMPT
+    link.close()

@@ -115,6 +115,14 @@ def resolve_url(
     return explicit or environ.get(URL_VARIABLE, "") or default_url(home)
 
 
+def is_own_server(url: str) -> bool:
+    """Whether it is the embedded server of this user's home, which `batchq up` starts."""
+    try:
+        return url == default_url(find_home())
+    except InvalidInput:
+        return False
+
+
 def _make_private(folder: Path) -> None:
     try:
         # `parents` get the usual mode: ~/.local/state is not ours to close.

@@ -216,8 +216,7 @@ def _delete_group(reader: Reader, group: PodGroup, event: Event) -> Transaction:
     if group.status.phase not in TERMINAL:
         raise Conflict(
             f"{title(group)} is {group.status.phase}, and only finished groups can be deleted",
-            hint=f"cancel it first: batchq cancel {group.metadata.name}"
-            f" -n {group.metadata.namespace}",
+            hint=f"cancel it first: `batchq cancel {_typed(group)}`",
         )
     pods = [pod for pod in _pods(reader, group.metadata.namespace) if _belongs(pod, group)]
     stopping = sum(pod.status.phase in ON_NODE for pod in pods)
@@ -279,7 +278,7 @@ def _check_node_empty(reader: Reader, node: Node) -> None:
     if count:
         raise Conflict(
             f"Node {name} still runs {counted(count, 'pod')}",
-            hint=f"drain it first: batchq nodes drain {name}",
+            hint=f"drain it first: `batchq nodes drain {name}`",
         )
 
 
@@ -309,7 +308,7 @@ def _event(obj: Object, reason: str, now_ms: int, message: str = "") -> Event:
 
 def _exists(stored: Object) -> Conflict:
     if isinstance(stored, PodGroup):
-        name = full_name(stored).removeprefix(f"{DEFAULT}/")
+        name = _typed(stored)
         free = (
             f"delete it first: `batchq delete podgroup {name}`, or leave the name out"
             if stored.status.phase in TERMINAL
@@ -318,6 +317,11 @@ def _exists(stored: Object) -> Conflict:
         )
         return Conflict(f"{title(stored)} exists already and is {stored.status.phase}", hint=free)
     return Conflict(f"{title(stored)} exists already", hint="use apply to change it")
+
+
+def _typed(group: PodGroup) -> str:
+    """What people type for a group: its namespace only where it is not `default`."""
+    return full_name(group).removeprefix(f"{DEFAULT}/")
 
 
 def _pods_are_made(pod: Pod) -> Rejected:

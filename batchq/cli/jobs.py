@@ -49,7 +49,9 @@ _FINISHED_SHOWN = 20
     help=f"Only groups in this phase: {', '.join(_PHASES)}; repeat.",
 )
 @click.option("-a", "--active", is_flag=True, help="Only groups that have not finished.")
-@click.option("--all", "everything", is_flag=True, help="On a terminal, too: all that finished.")
+@click.option(
+    "--all", "everything", is_flag=True, help="All that have finished, on a terminal too."
+)
 @output_option(*LIST_FORMATS)
 @pass_globals
 def jobs(

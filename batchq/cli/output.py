@@ -23,8 +23,10 @@ from batchq.api.objects import API_VERSION, Object, full_name, kind_of
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
-#: Prose is not folded into less than this: one word below the other is no sentence.
-_LEAST_PROSE = 25
+#: Columns are left out for the sake of so much room for prose. Into less than the second it is not
+#: folded: one word below the other is no sentence.
+_GOOD_PROSE = 25
+_LEAST_PROSE = 18
 _GAP = "  "
 
 _STYLES = {
@@ -92,9 +94,9 @@ def fitted(table: Table, columns: int, *, color: bool = False) -> list[str]:
         rows = [[cell or "-" for cell in row] for row in (shown.titles, *shown.rows)]
         widths = [max(len(row[place]) for row in rows) for place in range(len(shown.titles))]
         room = columns - sum(widths[:-1]) - len(_GAP) * len(widths[:-1])
-        if room >= min(widths[-1], _LEAST_PROSE):
+        if room >= min(widths[-1], _GOOD_PROSE):
             break
-    else:
+    if room < _LEAST_PROSE:
         room = widths[-1]
     lines = []
     for number, row in enumerate(rows):

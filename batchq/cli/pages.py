@@ -1,4 +1,4 @@
-"""The pages of `batchq describe`: a group, a queue, a node, a pod, as people want to read them."""
+"""The pages of `batchq describe`: a group, a queue, a node, a pod, as people like to read them."""
 
 from __future__ import annotations
 

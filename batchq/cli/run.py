@@ -52,6 +52,7 @@ def run(
     Exit codes: 0 all groups completed, 10 one failed, 11 one was cancelled, 124 --timeout,
     130 Ctrl-C: the groups go on.
     """
+    from batchq.cli.down import end_stack
     from batchq.cli.runplan import read_plan, refuse_unless_single
     from batchq.daemon import stack
     from batchq.paths import find_home
@@ -75,7 +76,7 @@ def run(
     finally:
         # Whatever happened: nothing is left behind unsaid.
         if down:
-            stack.down(home, say=_note)
+            end_stack(home, url=shared.redis_url)
             _note("Stopped: what ran here of the server, the scheduler and the agents")
         else:
             names = ", ".join(part.name for part in report.parts)

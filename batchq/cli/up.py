@@ -72,7 +72,7 @@ def up(
     options = stack.UpOptions(
         url=shared.redis_url, agents=agents, resources=resources, config=config, port=port
     )
-    with on_interrupt("interrupted; what was started is stopped again"):
+    with on_interrupt("interrupted; what was started is stopped again, except a server with data"):
         report = stack.up(home, options, say=_say)
     show(report, color=shared.color, output=output)
     found = any(part.name == "scheduler" and part.state == "running" for part in report.parts)

@@ -31,6 +31,10 @@ _SHORT = {
     "priorityclasses": "PriorityClass",
     "ac": "AdmissionCheck",
 }
+#: As the help names them: what people write most first.
+_IN_ORDER = (
+    *("PodGroup", "Pod", "Queue", "Node", "ResourceQuota", "PriorityClass", "AdmissionCheck"),
+)
 #: What a kind may be called, in lower case.
 KIND_NAMES = (
     {kind.lower(): kind for kind in KINDS} | {f"{kind.lower()}s": kind for kind in KINDS} | _SHORT
@@ -42,14 +46,14 @@ Callback = Callable[[click.Context, click.Parameter, Any], Any]
 def kind_of_word(word: str) -> str:
     """A kind by its name in any case, in the plural, or by its short name.
 
-    Raises click.BadParameter, with the nearest one.
+    Raises UsageError, with the nearest one.
     """
     kind = KIND_NAMES.get(word.lower())
     if kind is None:
         near = nearest(word.lower(), KIND_NAMES)
         meant = f"; did you mean {near}?" if near else ""
-        known = ", ".join(kind.lower() for kind in KINDS)
-        raise click.BadParameter(f"expected one of {known}, found {shown(word)}{meant}")
+        known = ", ".join(kind.lower() for kind in _IN_ORDER)
+        raise UsageError(f"expected one of {known}, found {shown(word)}{meant}")
     return kind
 
 
@@ -57,7 +61,7 @@ def kind_and_name(word: str) -> tuple[str, str]:
     """What `-o name` prints, `podgroup/default/train` or `queue/default`, as kind and name; any
     other word names a pod group.
 
-    Raises click.BadParameter for three parts that do not begin with a kind.
+    Raises UsageError for three parts that do not begin with a kind.
     """
     first, slash, rest = word.partition("/")
     if "/" in rest:
@@ -83,7 +87,7 @@ def name_of_kind(kind: str, word: str) -> str:
 def group_key(word: str, namespace: str) -> str:
     """The key of a group that is named NAME, NAMESPACE/NAME or podgroup/NAMESPACE/NAME.
 
-    Raises InvalidInput, UsageError or click.BadParameter.
+    Raises InvalidInput or UsageError.
     """
     return key_named(name_of_kind("PodGroup", word), namespace)
 
@@ -135,7 +139,8 @@ def as_env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     pairs = []
     for one in value:
         if "=" not in one and one not in os.environ:
-            raise click.BadParameter(f"expected NAME=VALUE or a variable, and {one} is not set")
+            text = f"expected NAME=VALUE, or NAME of what is set here, found {shown(one)}"
+            raise click.BadParameter(text)
         pairs.append(one if "=" in one else f"{one}={os.environ[one]}")
     return as_pairs(ctx, param, tuple(pairs))
 

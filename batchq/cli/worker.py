@@ -94,7 +94,8 @@ def worker(
     """Make this machine a node and run the pods that are bound to it; logs to stderr.
 
     SIGTERM or Ctrl-C drains: nothing new comes, what runs may end within --drain-timeout and is
-    stopped after it. A second one stops it at once.
+    stopped after it. A second one stops it at once. It waits for a server that does not answer
+    yet.
     """
     from batchq.daemon import logs
     from batchq.paths import find_home, resolve_url

@@ -115,10 +115,11 @@ class Client:
 
         Either a `group` (an object or its manifest as plain data), or the fields of a `Request`
         as keywords: `command` (a list of words), `name` (made from the command if left out, or
-        from `generate_name`, with a short suffix), `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name -> quantity, all per
-        pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of pods), `walltime`
-        ("2h" or seconds), `priority_class`, `env`, `after` (names, or `any:NAME`, `failed:NAME`),
-        `gates`, `suspend`, `retries` (0), `working_dir`.
+        from `generate_name`, with a short suffix), `namespace`, `queue`, `cpus` (1), `mem`,
+        `gpus`, `resources` (name -> quantity, all per pod), `replicas` (1), `min_member` (all),
+        `array` ("0-99" or a number of pods), `walltime` ("2h" or seconds), `priority_class`,
+        `env`, `after` (names, or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0),
+        `working_dir`.
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.names import counted
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.times import describe_age
 from batchq.changes.lookup import find
@@ -182,9 +183,7 @@ def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> W
     elif phase in TERMINAL:
         why = ", but processes of it still run"
     more = len(waiting) - 1
-    others = (
-        f", and {'one other waits' if more == 1 else f'{more} others wait'} too" if more else ""
-    )
+    others = f", and {counted(more, 'other')} with it" if more else ""
     after = describe_age(round(timeout_s * 1000))
     return WaitTimedOut(
         f"PodGroup {key} is {phase} after {after}{why}{others}",

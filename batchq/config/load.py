@@ -1,6 +1,7 @@
 """From `scheduler.yaml` to a `SchedulerConfig`, or to one sentence that names the line.
 
-Names of actions and plugins are not looked up here: which there are is known to the assembly.
+Which actions and plugins there are is known to the assembly; names are looked up here only for
+whoever passes the `Known` ones.
 """
 
 from __future__ import annotations

@@ -25,15 +25,14 @@ from batchq.daemon import leader
 from batchq.daemon.ending import OWN_MISTAKE, Ending
 from batchq.daemon.leader import Leadership
 from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, TurnReport
-from batchq.daemon.outage import Backoff, Outage
 from batchq.daemon.service import Services
 from batchq.daemon.watcher import watcher
-from batchq.errors import StoreUnavailable
 from batchq.ids import RandomIds
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.store.connect import open_store
+from batchq.store.connect import open_when_up
+from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
 from batchq.store.urls import shown
 from batchq.worker.relay import Relay
@@ -67,7 +66,7 @@ def run_scheduler(options: SchedulerOptions) -> int:
     url = resolve_url(options.url, find_home(options.home))
     ending = Ending()
     ending.on_signals(signal.SIGTERM, signal.SIGINT)
-    store = _open_when_up(url, ending)
+    store = open_when_up(url, pause=lambda seconds: ending.wait(seconds) is None)
     if store is None:
         return 0
     try:
@@ -178,21 +177,6 @@ def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:
     write = Write(kind="Queue", key=DEFAULT, expect=0, value=queue)
     # A refusal means that somebody else has made it meanwhile.
     store.commit([Transaction(subject=f"Queue/{DEFAULT}", writes=(write,))], request_id=uid)
-
-
-def _open_when_up(url: str, ending: Ending) -> RedisStore | None:
-    """The store, once its server answers; None if the process is to end before."""
-    outage, backoff = Outage(), Backoff()
-    while not ending.asked:
-        try:
-            store = open_store(url)
-        except StoreUnavailable as error:
-            outage.failed(error)
-            ending.wait(backoff.next_ms() / 1000)
-        else:
-            outage.succeeded()
-            return store
-    return None
 
 
 def _tell(report: CycleReport) -> None:

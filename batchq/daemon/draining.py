@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from batchq.api.names import counted
 from batchq.daemon import processes
 from batchq.daemon.processes import Fate, Record
@@ -23,6 +25,10 @@ STOPPED_AFTER_S = 30.0
 DRAINED_WITHIN_S = 45.0
 
 _TOLD_EVERY_S = 5.0
+#: For agents that were asked long ago.
+_LEAST_PATIENCE_S = 2.0
+#: In a record's notes: the monotonic clock, which all processes of a machine share.
+_ASKED_AT = "asked-to-drain-at"
 
 Say = Callable[[str], None]
 
@@ -37,25 +43,46 @@ def end_agents(
 ) -> list[Fate]:
     """End agents, by the names of their nodes, whose folders are under `run`.
 
-    `now`: their pods are killed at once.
+    `now`: their pods are killed at once. Agents that drain already are not asked again, for a
+    second signal would do the same.
     """
+
+    def running() -> dict[str, Record]:
+        return {name: one for name, one in agents.items() if processes.is_running(one)}
+
+    asked_at = [float(one.notes.get(_ASKED_AT, "inf")) for one in running().values()]
+    since = min([time.monotonic(), *asked_at])
     progress = Progress(
-        lambda: {
-            name: pods_of(run, name)
-            for name, record in agents.items()
-            if processes.is_running(record)
-        },
+        lambda: {name: pods_of(run, name) for name in running()},
+        since=since,
         patience_s=patience_s,
         say=say,
         clock=time.monotonic,
     )
-    if now:
-        # A second signal, and another one: of two that are the same, one may be lost.
-        for record in agents.values():
-            processes.send(record, signal.SIGINT)
-    else:
+    if not now:
         progress.begin()
-    return processes.end_all(list(agents.values()), patience_s=patience_s, meanwhile=progress.go_on)
+    return processes.end_all(
+        list(agents.values()),
+        patience_s=max(_LEAST_PATIENCE_S, since + patience_s - time.monotonic()),
+        ask=_kill_pods if now else lambda record: _drain(run, record),
+        meanwhile=progress.go_on,
+    )
+
+
+def _kill_pods(record: Record) -> bool:
+    # Two signals hurry an agent; of two that are the same, one may be lost.
+    heard = processes.send(record, signal.SIGINT)
+    processes.send(record, signal.SIGTERM)
+    return heard
+
+
+def _drain(run: Path, record: Record) -> bool:
+    if _ASKED_AT in record.notes:
+        return processes.is_running(record)
+    notes = {**record.notes, _ASKED_AT: f"{time.monotonic():.1f}"}
+    draining = msgspec.structs.replace(record, notes=notes)
+    processes.write_record(run / f"{record.name}.json", draining)
+    return processes.send(record, signal.SIGTERM)
 
 
 def pods_of(run: Path, node: str) -> int:
@@ -70,6 +97,7 @@ class Progress:
         self,
         look: Callable[[], Mapping[str, int]],
         *,
+        since: float,
         patience_s: float,
         say: Say,
         clock: Callable[[], float],
@@ -78,15 +106,16 @@ class Progress:
         self._patience_s = patience_s
         self._say = say
         self._clock = clock
-        self._since = clock()
-        self._told_at = self._since
+        self._since = since
+        self._told_at = clock()
 
     def begin(self) -> None:
         """Say how long it may take."""
         pods = self._look()
         agents = counted(len(pods), "node agent")
         if running := sum(pods.values()):
-            allowed_s = min(STOPPED_AFTER_S, self._patience_s)
+            passed_s = self._clock() - self._since
+            allowed_s = max(0.0, min(STOPPED_AFTER_S, self._patience_s) - passed_s)
             self._say(
                 f"Draining {agents}: {counted(running, 'pod')} may run on for {allowed_s:.0f}s "
                 "(`batchq down --now` does not wait)"

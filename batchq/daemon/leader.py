@@ -17,9 +17,9 @@ from typing import Protocol
 
 import structlog
 
-from batchq.daemon.outage import Outage
 from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
+from batchq.store.outage import Outage
 
 _log = structlog.get_logger()
 

@@ -32,10 +32,10 @@ from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from msgspec import Struct
 
-from batchq.daemon.outage import Backoff, Outage
 from batchq.daemon.service import PATIENCE_S
 from batchq.errors import StoreUnavailable
 from batchq.framework.settings import Settings
+from batchq.store.outage import Backoff, Outage
 
 _log = structlog.get_logger()
 

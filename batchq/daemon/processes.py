@@ -115,18 +115,22 @@ def is_running(record: Record) -> bool:
 
 def end(record: Record, *, patience_s: float, ask: signal.Signals = signal.SIGTERM) -> Fate:
     """Ask the process to end, wait for `patience_s`, then kill it."""
-    return end_all([record], patience_s=patience_s, ask=ask)[0]
+    return end_all([record], patience_s=patience_s, ask=lambda one: send(one, ask))[0]
 
 
 def end_all(
     records: Sequence[Record],
     *,
     patience_s: float,
-    ask: signal.Signals = signal.SIGTERM,
+    ask: Callable[[Record], bool] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Fate]:
-    """The same for several at once: they share one patience. `meanwhile` is called often."""
-    fates = [Fate.ENDED if send(record, ask) else Fate.ABSENT for record in records]
+    """The same for several at once: they share one patience.
+
+    `ask` says whether there is anybody to end; None sends SIGTERM. `meanwhile` is called often.
+    """
+    ask = ask or (lambda record: send(record, signal.SIGTERM))
+    fates = [Fate.ENDED if ask(record) else Fate.ABSENT for record in records]
     await_end(records, patience_s=patience_s, meanwhile=meanwhile)
     for place, record in enumerate(records):
         if fates[place] is not Fate.ABSENT and send(record, signal.SIGKILL):

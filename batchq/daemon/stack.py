@@ -323,7 +323,8 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
         if processes.is_running(record) and record.notes.get("url") != _digest(url):
             raise Conflict(
                 f"the {_shown(record.name)} of this home runs already, on {_server_of(record)}",
-                hint="stop it with `batchq down`, or use another BATCHQ_HOME",
+                hint=f"stop it with `batchq down`, without --redis-url and {URL_VARIABLE}, "
+                f"or use another {HOME_VARIABLE}",
             )
     there = {_node_of(record): _offer_of(record) for record in _running_agents(home)}
     missing = [name for name in shares.node_names(options.agents) if name not in there]

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from batchq.daemon.outage import Backoff
 from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
+from batchq.store.outage import Backoff
 
 #: How long one wait lasts, and so how long a stop may have to wait for it.
 WAIT_MS = 500

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
 from batchq.errors import StoreUnavailable
 from batchq.store.link import ANSWER_TIMEOUT_S, FIRST_DELAY_S, new_client
+from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore
 
 
@@ -23,6 +26,25 @@ def open_store(url: str) -> RedisStore:
         store.close()
         raise
     return store
+
+
+def open_when_up(url: str, *, pause: Callable[[float], bool]) -> RedisStore | None:
+    """As `open_store`, once the server answers and will do; told in the log, once.
+
+    `pause` waits for so many seconds, and says whether to go on: if not, the answer is None.
+    Raises InvalidInput for a malformed URL.
+    """
+    outage, backoff = Outage(), Backoff()
+    while True:
+        try:
+            store = open_store(url)
+        except StoreUnavailable as error:
+            outage.failed(error)
+            if not pause(backoff.next_ms() / 1000):
+                return None
+        else:
+            outage.succeeded()
+            return store
 
 
 def rq_connection(url: str) -> redis.Redis:

@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from batchq.errors import StoreUnavailable
+from batchq.paths import URL_VARIABLE, is_own_server
 from batchq.store.scripts import Script
 from batchq.store.urls import checked_url, shown
 
@@ -85,6 +86,7 @@ class Link:
 
     def __init__(self, url: str, *, client: redis.Redis | None = None) -> None:
         self.shown = shown(url)
+        self._url = url
         self.connections = 0
         self._closing = threading.Event()
         once = Retry(NoBackoff(), 0)
@@ -167,7 +169,7 @@ class Link:
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
         """One sentence and one hint for what redis-py raised."""
-        message, hint = _diagnosis(error)
+        message, hint = _diagnosis(error, self._url)
         return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint)
 
 
@@ -202,7 +204,7 @@ _PHRASES: tuple[tuple[str, str], ...] = (
 )
 
 
-def _diagnosis(error: Exception) -> tuple[str, str]:
+def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
     text = str(error).strip()
     code = next((word for phrase, word in _PHRASES if phrase in text), _code_of(error))
     for word, message, hint in _CODES:
@@ -219,7 +221,7 @@ def _diagnosis(error: Exception) -> tuple[str, str]:
                 "is it overloaded, or stopped?",
             )
         case broken.ConnectionError():
-            return _no_connection(text)
+            return _no_connection(text, url)
         case broken.InvalidResponse():
             return "does not speak the Redis protocol", "check host and port"
         case _:
@@ -239,12 +241,12 @@ def _code_of(error: Exception) -> str:
             return ""
 
 
-def _no_connection(text: str) -> tuple[str, str]:
+def _no_connection(text: str, url: str) -> tuple[str, str]:
     lower = text.lower()
     if "name or service" in lower or "name resolution" in lower or "nodename nor" in lower:
         return "cannot be found: its host name is unknown", "check the host in the URL"
     if "no such file" in lower or "refused" in lower:
-        return "is not running: the connection is refused", "start it, e.g. with `batchq up`"
+        return "is not running: the connection is refused", _how_to_start(url)
     if "permission denied" in lower:
         return (
             "may not be used by this user: permission denied",
@@ -257,6 +259,13 @@ def _no_connection(text: str) -> tuple[str, str]:
     if "certificate" in lower or "ssl" in lower:
         return f"does not agree on TLS: {_first_line(text)}", "check rediss:// and the certificates"
     return f"cannot be reached: {_first_line(text)}", "check that it runs, and the URL"
+
+
+def _how_to_start(url: str) -> str:
+    """`batchq up` starts the server of this machine, and no other."""
+    if is_own_server(url):
+        return "start it, e.g. with `batchq up`"
+    return f"start the server there, or leave out --redis-url and unset {URL_VARIABLE}"
 
 
 def _first_line(text: str) -> str:

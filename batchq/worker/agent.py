@@ -27,7 +27,7 @@ from batchq.api.objects import Pod, Taint
 from batchq.api.reasons import Leaving
 from batchq.api.times import DAY, HOUR, SECOND
 from batchq.errors import StoreUnavailable
-from batchq.store.connect import open_store
+from batchq.store.connect import open_when_up
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.chores import Chores
@@ -111,11 +111,16 @@ class Agent:
     def run(self) -> int:
         """Until a signal has drained it; the exit code.
 
-        Raises StoreUnavailable if the server cannot be reached at the start, Conflict if another
-        agent serves the node, UsageError where the system is not Linux.
+        Waits for a server that does not answer yet. Raises Conflict if another agent serves the
+        node, UsageError where the system is not Linux.
         """
         prctl.require()
-        self._store = open_store(self._settings.url)
+        self._signals.install()
+        store = open_when_up(self._settings.url, pause=self._pause)
+        if store is None:
+            self._signals.close()
+            return 0
+        self._store = store
         self._link = RqLink(self._settings.url)
         try:
             self._begin()
@@ -129,6 +134,14 @@ class Agent:
             self._link.close()
             self._store.close()
         return 0
+
+    def _pause(self, seconds: float) -> bool:
+        """Whether no signal has come meanwhile."""
+        self._signals.wait(seconds)
+        return not self._signals_seen()
+
+    def _signals_seen(self) -> int:
+        return self._signals.count(signal.SIGTERM) + self._signals.count(signal.SIGINT)
 
     # --- beginning and end ------------------------------------------------------------------
 
@@ -145,7 +158,6 @@ class Agent:
         self._files.occupy()
         self._strangers = child_pids()
         prctl.adopt_orphans()
-        self._signals.install()
         self._poll.register(self._signals.fileno(), select.POLLIN)
         self._slots = Slots(
             self._link,
@@ -259,7 +271,7 @@ class Agent:
     # --- drain ------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        asked = self._signals.count(signal.SIGTERM) + self._signals.count(signal.SIGINT)
+        asked = self._signals_seen()
         if not asked:
             return
         now_ms = monotonic_ms()

@@ -367,8 +367,8 @@ TABLE = [
         "an unknown kind of object",
         2,
         (
-            "expected one of Queue, ResourceQuota, Node, PriorityClass, AdmissionCheck, "
-            "PodGroup, Pod, found 'quees'; did you mean queues?"
+            "error: expected one of podgroup, pod, queue, node, resourcequota, priorityclass, "
+            "admissioncheck, found 'quees'; did you mean queues?"
         ),
         ("get", "quees"),
     ),
@@ -393,7 +393,7 @@ TABLE = [
     Bad(
         "a variable without =",
         2,
-        "expected NAME=VALUE, found 'SEED'",
+        "expected NAME=VALUE, or NAME of what is set here, found 'SEED'",
         (*SUBMIT, "--env", "SEED", *CMD),
     ),
     Bad(
@@ -460,7 +460,7 @@ TABLE = [
     Bad(
         "an option that does not exist",
         2,
-        "No such option",
+        "no such option",
         ("jobs", "--al"),
     ),
     Bad(

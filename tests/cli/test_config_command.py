@@ -51,7 +51,10 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
     [
         (
             "actions:\n- enqueue\n- alocate\n",
-            "line 3: actions[1]: there is no action 'alocate'; did you mean 'allocate'?",
+            (
+                "line 3: actions[1]: there is no action 'alocate'; known: allocate, enqueue;"
+                " did you mean 'allocate'?"
+            ),
         ),
         (
             "plugins: [gates]\nactions: enqueue,zzz\n",
@@ -59,7 +62,11 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
         ),
         (
             "schedulePeriod: 1s\nplugins:\n- gates\n- gangs\n",
-            "line 4: plugins[1]: there is no plugin 'gangs'; did you mean 'gang'?",
+            (
+                "line 4: plugins[1]: there is no plugin 'gangs'; known: binpack, capacity,"
+                " dependencies, gang, gates, leastAllocated, predicates, priority, quota;"
+                " did you mean 'gang'?"
+            ),
         ),
         (
             "shedulePeriod: 1s\n",

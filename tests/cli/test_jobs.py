@@ -31,6 +31,33 @@ def busy(stage: Stage) -> Stage:
     return stage
 
 
+def on_a_terminal(server: Server, *words: str, columns: int, color: bool = False) -> list[str]:
+    """The lines that a command shows on a terminal so many columns wide, its comments too."""
+    ours, theirs = os.openpty()
+    before = [] if color else ["--no-color"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchq.cli", *before, *words],
+        env={
+            **os.environ,
+            "BATCHQ_REDIS_URL": server.url,
+            "COLUMNS": str(columns),
+            "TERM": "xterm",
+        },
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 65536):
+            shown += piece
+    except OSError:
+        pass  # how Linux tells that the other end of a terminal has been closed
+    os.close(ours)
+    assert process.wait(20) == 0
+    return shown.decode().splitlines()
+
+
 def cells(line: str) -> list[str]:
     """The columns of a plain row: what stands between two spaces or more."""
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
@@ -68,24 +95,17 @@ def test_a_pipe_gets_whole_rows_without_boxes_or_colours(
 
 
 def test_a_terminal_gets_whole_names(busy: Stage, server: Server) -> None:
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "batchq.cli", "--no-color", "jobs"],
-        env={**os.environ, "BATCHQ_REDIS_URL": server.url, "COLUMNS": "120", "TERM": "xterm"},
-        stdout=theirs,
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 65536):
-            shown += piece
-    except OSError:
-        pass  # how Linux tells that the other end of a terminal has been closed
-    os.close(ours)
-    assert process.wait(20) == 0
-    text = shown.decode()
+    text = "\n".join(on_a_terminal(server, "jobs", columns=120))
     assert "WaitingForQuota" in text
     assert "│" not in text
+
+
+def test_a_terminal_has_colours_unless_they_are_not_wanted(
+    busy: Stage, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\x1b[36mRunning" in "\n".join(on_a_terminal(server, "jobs", columns=120, color=True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in "\n".join(on_a_terminal(server, "jobs", columns=120, color=True))
 
 
 def test_the_answer_in_json_has_numbers_and_names(batchq: Batchq, busy: Stage) -> None:
@@ -118,7 +138,7 @@ def test_names_can_be_piped_into_other_commands(batchq: Batchq, busy: Stage) -> 
     names = batchq("jobs", "-o", "name", "--phase", "Pending").lines
     done = batchq("cancel", *names, "--reason", "clean-up")
     assert done.lines == [f"podgroup {name} cancelled" for name in names]
-    assert cells(batchq("jobs").lines[2])[7] == "Cancelled: clean-up"
+    assert cells(batchq("jobs").lines[2])[7] == "clean-up"
 
 
 def test_describe_has_all_reasons_and_who_is_ahead(batchq: Batchq, busy: Stage) -> None:
@@ -140,7 +160,7 @@ def test_a_second_tenant_waits_without_pods_and_says_why(batchq: Batchq, stage: 
         batchq("submit", "-n", "research", "--name", name, "--cpus", "2", "-N", "2", "--", "true")
     stage.turn()
     done = batchq("describe", "research/second")
-    assert "Pods:        2 wanted, 2 to start" in done.lines
+    assert "Pods:        2 wanted, runs with 2" in done.lines
     assert (
         "  1. WaitingForQuota  needs cpu 4, and the quota of namespace research has 0 free"
         " (4 of 4 in use)"
@@ -157,12 +177,127 @@ def test_describe_in_json_has_the_verdicts(batchq: Batchq, busy: Stage) -> None:
 
 
 def test_describe_shows_other_kinds(batchq: Batchq, busy: Stage) -> None:
-    queue = batchq("describe", "queue", "a")
-    assert "Used:      cpu 6" in queue.lines
-    assert "Pending:   3 groups, cpu 9" in queue.lines
-    node = batchq("describe", "node", "n1").out
-    assert "Used:   cpu 6" in node
-    assert "runs-main-0" in node
+    queue = batchq("describe", "queue", "a").lines
+    assert "Capability:  cpu 8" in queue
+    assert "Used:        cpu 6" in queue
+    assert "Admitted:    1 group" in queue
+    assert "Pending:     3 groups, cpu 9" in queue
+    place = queue.index("In line:")
+    assert [cells(line)[:2] for line in queue[place + 1 : place + 3]] == [
+        ["1.", "default/jumps"],
+        ["2.", "default/waits"],
+    ]
+    assert cells(queue[queue.index("Not in line:") + 1])[1] == "default/gated"
+    batchq("nodes", "cordon", "n1")
+    node = batchq("describe", "node", "n1").lines
+    assert node[:3] == [
+        "Node:      n1",
+        "State:     Ready",
+        "Cordoned:  yes: no more pods come here",
+    ]
+    assert node[3].startswith("Heard:     ")
+    place = node.index("Resources:")
+    assert [cells(line) for line in node[place + 1 : place + 5]] == [
+        ["NAME", "HAS", "USED", "FREE"],
+        ["cpu", "8", "6", "2"],
+        ["memory", "16Gi", "0", "16Gi"],
+        ["pods", "unlimited", "2", "-"],
+    ]
+    assert any("runs-main-0" in line for line in node)
+    assert "apiVersion" not in "".join(node)
+
+
+def test_a_queue_that_holds_nothing_has_no_share(batchq: Batchq, stage: Stage) -> None:
+    assert cells(batchq("queues").lines[1])[-2] == "-"
+    assert "Share:       -" in batchq("describe", "queue", "default").lines
+
+
+def test_describe_says_what_ends_a_wait_that_only_a_person_can_end(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("submit", "--name", "x", "--gate", "data", "--gate", "money", "--suspend", "--", "true")
+    batchq("submit", "-n", "lab", "--name", "y", "--suspend", "--", "true")
+    stage.turn()
+    lines = [cells(line) for line in batchq("describe", "x").lines]
+    told = [line[1] for line in lines if line[:1] == ["What to do"]]
+    assert told == ["`batchq gates open x data money`", "`batchq resume x`"]
+    assert "  What to do    `batchq resume lab/y`" in batchq("describe", "lab/y").lines
+    verdicts = json.loads(batchq("describe", "lab/y", "-o", "json").out)["verdicts"]
+    assert [one["reason"] for one in verdicts] == ["Suspended"]
+
+
+def test_describe_of_an_array_says_with_how_many_it_runs(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "-N", "3", "--min-member", "2", "--", "true")
+    stage.turn()
+    stage.start("x")
+    lines = batchq("describe", "x").lines
+    assert "Pods:        3 wanted, runs with 2 or more, 3 running" in lines
+    assert cells(lines[lines.index("Tasks:") + 2]) == ["main", "3", "-", "cpu 1", "true"]
+    stage.end("x")
+    ended = batchq("describe", "x").lines
+    assert "Phase:       Completed" in ended
+    assert "Pods:        3 wanted, 3 succeeded" in ended
+    assert not any(line.startswith("Ended:") for line in ended)
+
+
+def test_a_group_with_too_few_pods_says_why(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "-N", "2", "--retries", "3", "--", "true")
+    stage.turn()
+    stage.start("x")
+    stage.end("x", 1, most=1)
+    row = cells(batchq("jobs").lines[1])
+    assert (row[3], row[7]) == ("Unknown", "n1; 1 of the 2 that it needs")
+
+
+def test_jobs_can_leave_out_what_has_finished(batchq: Batchq, busy: Stage) -> None:
+    batchq("cancel", "waits")
+    assert batchq("jobs", "--active", "-o", "name").lines == [
+        "default/runs",
+        "default/jumps",
+        "default/gated",
+    ]
+    assert batchq("jobs", "-a", "-n", "empty").code == 0
+
+
+def test_of_many_finished_groups_a_terminal_shows_the_last_ones(
+    batchq: Batchq, stage: Stage, server: Server
+) -> None:
+    for number in range(23):
+        batchq("submit", "--name", f"old-{number}", "--", "true")
+        batchq("cancel", f"old-{number}")
+    batchq("submit", "--name", "new", "--", "true")
+    shown = on_a_terminal(server, "jobs", columns=160)
+    assert [line.split()[0] for line in shown[1:-1]] == [f"old-{n}" for n in range(3, 23)] + ["new"]
+    assert shown[-1] == "… and 3 older finished groups (--all)"
+    assert len(on_a_terminal(server, "jobs", "--all", columns=160)) == 1 + 24
+    # A pipe is read by programs.
+    assert len(batchq("jobs").lines) == 1 + 24
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        (120, ["NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE", "WHERE / WHY"]),
+        (80, ["NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "WHERE / WHY"]),
+        (60, ["NAME", "QUEUE", "PHASE", "PODS", "WHERE / WHY"]),
+        (40, ["NAME", "QUEUE", "PHASE", "PODS", "WHERE / WHY"]),
+    ],
+)
+def test_a_narrow_terminal_shows_whole_names_and_why(
+    busy: Stage, server: Server, columns: int, titles: list[str]
+) -> None:
+    lines = on_a_terminal(server, "jobs", columns=columns)
+    assert cells(lines[0]) == titles
+    for name, phase in (("runs", "Running"), ("waits", "Pending"), ("gated", "SchedulingGated")):
+        assert any(line.startswith(f"{name} ") and phase in line for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "(6 of 8 in use)" in text
+    assert "…" not in text
+    if columns > 40:
+        assert max(map(len, lines)) <= columns
+    else:
+        # Too narrow for prose: whole lines, which the terminal wraps.
+        assert len(lines) == 5
 
 
 def test_queues_shows_what_is_held_and_what_waits(batchq: Batchq, busy: Stage) -> None:

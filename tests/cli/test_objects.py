@@ -60,7 +60,7 @@ def test_what_get_prints_apply_reads(batchq: Batchq, stage: Stage, kind: str) ->
 def test_get_prints_one_object_by_itself(batchq: Batchq, stage: Stage) -> None:
     done = batchq("get", "queue", "default", "-o", "json")
     assert json.loads(done.out)["metadata"]["name"] == "default"
-    assert batchq("get", "q", "-o", "name").out == "default\n"
+    assert batchq("get", "q", "-o", "name").out == "queue/default\n"
     assert batchq("get", "PG").err == "there are no objects of kind PodGroup\n"
 
 
@@ -97,7 +97,11 @@ def test_delete_takes_all_or_nothing(batchq: Batchq, stage: Stage) -> None:
     refused = batchq("delete", "queue", "a", "b")
     assert refused.code == 8
     assert refused.err.startswith("error: Queue b still has 1 unfinished pod group")
-    assert batchq("get", "queues", "-o", "name").lines == ["a", "b", "default"]
+    assert batchq("get", "queues", "-o", "name").lines == [
+        "queue/a",
+        "queue/b",
+        "queue/default",
+    ]
     stage.run("x")
     assert batchq("delete", "pg", "x").out == "podgroup default/x deleted\n"
     assert batchq("get", "pods", "-o", "name").out == ""

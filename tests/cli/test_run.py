@@ -164,7 +164,7 @@ QUOTA = Verdict(
             view("Pending", blockers=(Blocker(stored=QUOTA, now=None),)),
             "WaitingForQuota: needs cpu 4, and namespace blue has 2 free (4 of 6 in use)",
         ),
-        (view("InQueue", running=1), "admitted; 1 of 2 pods have started"),
+        (view("InQueue", running=1), "admitted; 1 of 2 pods started"),
         (view("Running", running=2, succeeded=1), "1 of 4 pods done, 2 running"),
         (
             view("Unknown", running=1, succeeded=1, failed=1),
@@ -173,7 +173,7 @@ QUOTA = Verdict(
         (view("Completed", succeeded=4), "4 of 4 pods done"),
         (
             view("Cancelled", reason="Cancelled", stopping=2),
-            "Cancelled; 2 pods are being stopped",
+            "Cancelled; 2 pods still stopping",
         ),
         (view("Failed", message="1 of 4 pods failed"), "1 of 4 pods failed"),
     ],
@@ -265,9 +265,7 @@ def test_the_end_is_told_with_the_words_of_failed_pods_first() -> None:
         "train-main-1: all it wrote",
         "    no  [31mroom",
         "",
-        "train-main-0: the last 2 of 9 lines",
-        "    a",
-        "    wrote /tmp/picture.png",
+        "train-main-0:  wrote /tmp/picture.png",
         "",
         "Logs of 2 pods: /logs",
         "Written: /tmp/picture.png",

@@ -183,7 +183,7 @@ def test_wait_answers_10_for_failed_and_11_for_cancelled(batchq: Batchq, stage: 
     assert bad.lines[1].startswith("podgroup default/bad Failed (RetriesSpent: ")
     gone = batchq("wait", "default/gone")
     assert gone.code == 11
-    assert gone.out == "podgroup default/gone Cancelled (Cancelled: not needed)\n"
+    assert gone.out == "podgroup default/gone Cancelled (not needed)\n"
     assert batchq("wait", "bad", "gone").code == 10
     answer = json.loads(batchq("wait", "bad", "-o", "json").out)
     assert (answer["items"][0]["phase"], answer["items"][0]["exitCode"]) == ("Failed", 3)
@@ -233,3 +233,37 @@ def test_logs_of_what_has_not_started_say_so(batchq: Batchq, stage: Stage) -> No
     done = batchq("logs", "x")
     assert (done.code, done.out) == (0, "")
     assert done.err == "PodGroup default/x is Pending; none of its pods has started\n"
+
+
+def test_a_taken_name_says_how_it_becomes_free(batchq: Batchq, stage: Stage) -> None:
+    words = ("submit", "--name", "train", "--", "true")
+    batchq(*words)
+    assert batchq(*words).err.splitlines() == [
+        "error: PodGroup default/train exists already and is Pending",
+        (
+            "hint: wait for it with `batchq wait train`, end it with `batchq cancel train`,"
+            " or choose another name"
+        ),
+    ]
+    batchq("cancel", "train")
+    assert batchq(*words).err.splitlines()[1] == (
+        "hint: delete it first: `batchq delete podgroup train`, or leave the name out"
+    )
+
+
+def test_a_name_can_be_made_from_a_prefix(batchq: Batchq, stage: Stage) -> None:
+    words = ("submit", "--generate-name", "nightly-", "--quiet", "--", "true")
+    first, second = batchq(*words).out.strip(), batchq(*words).out.strip()
+    assert first.startswith("default/nightly-")
+    assert len(first) == len("default/nightly-") + 5
+    assert first != second
+    both = batchq("submit", "--name", "x", "--generate-name", "y", "--", "true")
+    assert both.code == 2
+
+
+def test_a_variable_is_passed_on_by_its_name(
+    batchq: Batchq, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEED", "a=b")
+    batchq("submit", "--name", "x", "--env", "SEED", "--env", "B=1", "--", "true")
+    assert stored(stage, "x").spec.tasks[0].template.env == {"SEED": "a=b", "B": "1"}

@@ -151,7 +151,7 @@ NEVER_WRITTEN = "error: the answer cannot be written: "
     "words",
     [
         ("jobs",),
-        ("get", "queues", "-o", "json"),
+        ("get", "queues", "-o", "yaml"),
         ("submit", "--name", "new", "--", "true"),
         ("logs", "x"),
         ("version",),

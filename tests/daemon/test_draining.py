@@ -16,7 +16,11 @@ def test_it_says_who_is_waited_for_and_how_long() -> None:
 def test_it_says_so_at_first_and_every_five_seconds() -> None:
     now, said = [100.0], []
     progress = Progress(
-        lambda: {"vm-1": 1, "vm-2": 0}, patience_s=45.0, say=said.append, clock=lambda: now[0]
+        lambda: {"vm-1": 1, "vm-2": 0},
+        since=100.0,
+        patience_s=45.0,
+        say=said.append,
+        clock=lambda: now[0],
     )
     progress.begin()
     for now[0] in (100.0, 104.9, 105.0, 105.1, 109.9):
@@ -30,5 +34,5 @@ def test_it_says_so_at_first_and_every_five_seconds() -> None:
 
 def test_where_no_agent_runs_nothing_is_said() -> None:
     said: list[str] = []
-    Progress(dict, patience_s=45.0, say=said.append, clock=lambda: 0.0).begin()
+    Progress(dict, since=0.0, patience_s=45.0, say=said.append, clock=lambda: 0.0).begin()
     assert said == []

@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 from batchq.daemon import embedded
 from batchq.daemon.embedded import ensure_server
 from batchq.daemon.leader import Leadership, new_identity
-from batchq.daemon.outage import Outage
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home
 from batchq.store.connect import open_store
+from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
 from tests.daemon.waiting import until
 

@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from batchq.daemon.loop import Loop, TurnReport
-from batchq.daemon.outage import Backoff, Outage
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.framework.settings import Settings
+from batchq.store.outage import Backoff, Outage
 from tests.daemon.waiting import until
 
 HOUR_MS = 3_600_000

@@ -62,11 +62,11 @@ def test_the_exit_code_is_that_of_the_groups_or_with_exit_code_of_the_pod(
 def test_a_second_run_takes_a_fresh_name_and_collects_its_own_logs(stack: Machine) -> None:
     file = pod(stack, "again", "echo from $BATCHQ_GROUP")
     first, second = stack.batchq("run", file), stack.batchq("run", file)
-    assert "    from again\n" in first.stdout
-    assert "    from again-2\n" in second.stdout
+    assert "again-main-0:  from again\n" in first.stdout
+    assert "again-2-main-0:  from again-2\n" in second.stdout
     assert "again is there from before: this one is again-2\n" in second.stderr
-    [logs] = [line for line in second.stdout.splitlines() if line.startswith("Logs of 1 pods: ")]
-    folder = Path(logs.removeprefix("Logs of 1 pods: "))
+    [logs] = [line for line in second.stdout.splitlines() if line.startswith("Logs of 1 pod: ")]
+    folder = Path(logs.removeprefix("Logs of 1 pod: "))
     assert (folder / "again-2-main-0.log").read_text() == "from again-2\n"
 
 

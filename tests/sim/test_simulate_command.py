@@ -121,9 +121,29 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
         f"spec: {{resources: {{cpu: {number}, memory: 2Gi}}}}\n"
         for number in (1, 2, 3)
     )
-    text = "\n---\n".join(path.read_text() for path in sorted(examples.glob("*.yaml"))) + nodes
+    # The world has nodes of its own.
+    files = sorted(path for path in examples.glob("*.yaml") if path.name != "world.yaml")
+    text = "\n---\n".join(path.read_text() for path in files) + nodes
     told = {
         simulate("-", "-o", "json", stdin=text, hash_seed=seed).stdout for seed in ("0", "1", "42")
     }
     (only,) = told
     assert len(json.loads(only)["podgroups"]) == 7
+
+
+def test_a_world_without_a_node_is_told_so() -> None:
+    file = ROOT / "conf" / "examples" / "two-tenants.yaml"
+    done = simulate(str(file))
+    assert done.returncode == 0
+    assert done.stderr == f"{file} has no Node: nothing can run in this world\n"
+
+
+def test_a_node_may_come_later() -> None:
+    node, _, groups = WORLD.strip().partition("---\n")
+    step = "\n".join(f"      {line}" for line in node.splitlines())
+    timeline = (
+        "---\napiVersion: batchq/v1\nkind: Timeline\nspec:\n  - at: 5s\n    apply:\n" + step + "\n"
+    )
+    done = simulate("-", stdin=f"{groups}\n{timeline}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "5s    bound" in done.stdout

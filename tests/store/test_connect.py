@@ -12,6 +12,7 @@ import redis
 
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
+from batchq.paths import Home, default_url
 from batchq.store.connect import open_store, rq_connection
 from batchq.store.link import Link, check_info
 from batchq.store.redis import RedisStore
@@ -252,3 +253,33 @@ def test_rqs_connection_repeats_on_its_own(server: Server) -> None:
     connection.close()
     with pytest.raises(InvalidInput):
         rq_connection("nonsense")
+
+
+def test_only_the_server_of_this_machine_is_started_by_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path))
+    with pytest.raises(StoreUnavailable) as own:
+        open_store(default_url(Home(tmp_path.resolve())))
+    assert own.value.hint == "start it, e.g. with `batchq up`"
+    with pytest.raises(StoreUnavailable) as other:
+        open_store("redis://127.0.0.1:1/0")
+    assert other.value.message == (
+        "the server at redis://127.0.0.1:1/0 is not running: the connection is refused"
+    )
+    assert other.value.hint == (
+        "start the server there, or leave out --redis-url and unset BATCHQ_REDIS_URL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("foo", "foo"),
+        ("user:secret@host", "***@host"),
+        ("redis://user:secret@host/1", "redis://user:***@host/1"),
+        ("unix:///tmp/s.sock?password=secret", "unix:///tmp/s.sock"),
+    ],
+)
+def test_a_url_is_shown_as_it_was_written_without_what_is_secret(url: str, told: str) -> None:
+    assert shown(url) == told

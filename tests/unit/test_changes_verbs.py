@@ -190,7 +190,7 @@ def test_an_unfinished_group_is_to_be_cancelled_first(store: MemoryStore) -> Non
     assert caught.value.message == (
         "PodGroup default/a is Pending, and only finished groups can be deleted"
     )
-    assert caught.value.hint == "cancel it first: batchq cancel a -n default"
+    assert caught.value.hint == "cancel it first: `batchq cancel a`"
 
 
 def test_the_default_queue_stays(store: MemoryStore) -> None:
@@ -217,7 +217,7 @@ def test_a_node_goes_when_nothing_runs_on_it(store: MemoryStore) -> None:
         changes.delete(store, "Node", "n", now_ms=NOW)
     assert (caught.value.message, caught.value.hint) == (
         "Node n still runs 1 pod",
-        "drain it first: batchq nodes drain n",
+        "drain it first: `batchq nodes drain n`",
     )
     put_pod(store, PodPhase.SUCCEEDED)
     commit(store, changes.delete(store, "Node", "n", now_ms=NOW))

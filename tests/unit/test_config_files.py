@@ -13,6 +13,8 @@ import pytest
 from batchq import changes
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.config.documents import read_documents
+from batchq.config.model import SchedulerConfig
+from batchq.sim.run import play
 from batchq.store.memory import MemoryStore
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -50,7 +52,23 @@ def test_every_object_is_accepted_and_applying_it_again_changes_nothing(file: st
 
 def test_every_file_in_conf_is_tested() -> None:
     there = {str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml")}
-    assert there == {*FILES, "scheduler.yaml"}
+    assert there == {*FILES, "scheduler.yaml", "examples/world.yaml"}
+
+
+def test_the_world_is_played_to_its_end_through_the_failure_of_a_machine() -> None:
+    file = CONF / "examples" / "world.yaml"
+    played = play(file.read_bytes(), str(file), config=SchedulerConfig())
+    outcome = played.outcome
+    assert {key: group.phase for key, group in outcome.podgroups.items()} == dict.fromkeys(
+        ("default/hotfix", "default/night-1", "default/night-2", "lab/sweep", "lab/train"),
+        "Completed",
+    )
+    sent_back = [item for cycle in outcome.cycles for item in cycle.requeued]
+    assert [(item.group, item.reason) for item in sent_back] == [("lab/train", "RecoveryTimeout")]
+    admitted = [group for cycle in outcome.cycles for group in cycle.admitted]
+    # The urgent one goes before the one that came first.
+    assert admitted.index("default/hotfix") < admitted.index("default/night-2")
+    assert (played.exhausted, played.refused) == (False, 0)
 
 
 def test_the_sweep_is_an_array_of_forty_that_estimates_pi() -> None:

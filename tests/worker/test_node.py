@@ -97,12 +97,6 @@ def test_output_that_is_older_than_a_week_goes_and_other_logs_stay(stage: Stage)
     assert sorted(path.name for path in logs.iterdir()) == ["agent-n1.log", "g9-1-1-1.log"]
 
 
-def test_an_agent_without_a_server_says_so(stage: Stage) -> None:
-    agent = stage.launch_agent(url="unix:///nowhere/batchq.sock")
-    assert agent.wait(timeout=WITHIN_S) == 9
-    assert "the server at unix:///nowhere/batchq.sock is not running" in stage.said()
-
-
 def _node(stage: Stage) -> Node:
     node = stage.store.get("Node", "n1")
     assert isinstance(node, Node)

@@ -6,8 +6,8 @@ import random
 
 from structlog.testing import capture_logs
 
-from batchq.daemon.outage import Backoff, Outage
 from batchq.errors import StoreUnavailable
+from batchq.store.outage import Backoff, Outage
 
 
 def test_waits_double_up_to_a_bound_and_begin_anew_after_success() -> None:

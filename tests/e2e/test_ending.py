@@ -1,0 +1,50 @@
+"""Stopping, and stopping to stop: what is said, and what is left, with real commands."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+from tests.e2e.machine import Machine, until
+
+pytestmark = pytest.mark.e2e
+
+STUBBORN = """
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: stubborn}
+spec:
+  tasks:
+    - name: main
+      template:
+        command: [sh, -c, "trap '' TERM; echo up; while :; do sleep 0.1; done"]
+        requests: {cpu: 100m}
+"""
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def test_a_run_that_is_interrupted_twice_says_what_is_left_and_down_now_ends_it(
+    machine: Machine,
+) -> None:
+    machine.up(agents=1)
+    process = machine.start("run", str(machine.file("stubborn.yaml", STUBBORN)), "--down")
+    with machine.client() as client:
+        until(lambda: "stubborn" in machine.output_of(process))
+        until(lambda: any("up" in line.text for line in client.logs("stubborn")))
+    interrupt(process)
+    until(lambda: "may run on for" in machine.output_of(process))
+    interrupt(process)
+    assert process.wait(timeout=30) == 130
+    told = machine.output_of(process)
+    assert "error: interrupted while stopping; still there: server, scheduler, " in told
+    assert "hint: `batchq down` goes on with it, `batchq down --now` does not wait for pods" in told
+    done = machine.batchq("down", "--now", within_s=25)
+    server, scheduler, busy, idle = done.stdout.splitlines()[1:]
+    assert [line.split()[1] for line in (server, scheduler, busy)] == ["ended"] * 3
+    # Nothing ran there: it had ended before.
+    assert "not running" in idle

@@ -84,7 +84,7 @@ def _plugin(name: str, settings: dict[str, object]) -> Plugin:
         found = ", ".join(sorted(settings)) or "none"
         raise InvalidInput(
             f"pluginConfig of {name} does not fit the plugin: it was given {found} ({error})",
-            hint="conf/README.md lists what each plugin takes.",
+            hint="conf/README.md lists what each plugin takes",
         ) from error
     if not any(hasattr(plugin, method) for method in POINTS.values()):
         raise InvalidInput(
@@ -107,8 +107,8 @@ def _load(group: str, name: str) -> Maker | None:
 def _unknown(what: str, name: str, known: Iterable[str]) -> InvalidInput:
     known = list(known)
     near = get_close_matches(name, known, n=1)
-    meant = f" Did you mean {near[0]}?" if near else ""
+    meant = f"; did you mean {near[0]}?" if near else ""
     return InvalidInput(
-        f"there is no {what} {name!r}; known {what}s: {', '.join(known)}.{meant}",
-        hint="Correct the name in scheduler.yaml, or install the package that provides it.",
+        f"there is no {what} {name!r}; known {what}s: {', '.join(known)}{meant}",
+        hint="correct the name in scheduler.yaml, or install the package that provides it",
     )

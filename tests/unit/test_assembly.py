@@ -28,7 +28,7 @@ def test_an_unknown_action_is_refused_with_those_that_are_known_and_the_nearest(
     with pytest.raises(InvalidInput) as caught:
         assemble(SchedulerConfig(actions=("enqueu", "allocate")))
     assert caught.value.message == (
-        "there is no action 'enqueu'; known actions: allocate, enqueue. Did you mean enqueue?"
+        "there is no action 'enqueu'; known actions: allocate, enqueue; did you mean enqueue?"
     )
 
 

@@ -6,12 +6,12 @@ the last column, the prose, is folded where the line would be too long.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
@@ -39,9 +39,6 @@ _STYLES = {
     "Cancelled": "yellow",
     "SchedulingGated": "magenta",
 }
-
-#: A row as lines, each a list of cells.
-_Folded = list[list[str]]
 
 
 class Table(NamedTuple):
@@ -89,24 +86,40 @@ def fitted(table: Table, columns: int, *, color: bool = False) -> list[str]:
     left and goes on below. Where that is too little, columns are left out; where it still is, lines
     are as long as they need to be, and it is for the terminal to wrap them.
     """
+    from rich.cells import cell_len
+
     for count in range(len(table.spare) + 1):
         shown = table.without(*table.spare[:count])
         rows = [[cell or "-" for cell in row] for row in (shown.titles, *shown.rows)]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(shown.titles))]
+        widths = [max(cell_len(row[place]) for row in rows) for place in range(len(shown.titles))]
         room = columns - sum(widths[:-1]) - len(_GAP) * len(widths[:-1])
         if room >= min(widths[-1], _GOOD_PROSE):
             break
-    if room < _LEAST_PROSE:
-        room = widths[-1]
-    lines = []
-    for number, row in enumerate(rows):
-        for cells in _folded(row, room):
-            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-            padded[-1] = cells[-1]
-            if color:
-                padded = [_colored(cell, head=number == 0) for cell in padded]
-            lines.append(_GAP.join(padded).rstrip())
-    return lines
+    widths[-1] = min(widths[-1], room) if room >= _LEAST_PROSE else widths[-1]
+    return _laid_out(rows, widths, color=color)
+
+
+def _laid_out(rows: Sequence[Sequence[str]], widths: Sequence[int], *, color: bool) -> list[str]:
+    """Rows, the first of them titles, as lines. The widths are ours: rich would crop to fit."""
+    from rich.console import Console
+    from rich.table import Table as Layout
+    from rich.text import Text
+
+    layout = Layout(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="bold")
+    for title, width in zip(rows[0], widths, strict=True):
+        layout.add_column(Text(title), width=width, overflow="fold")
+    for row in rows[1:]:
+        layout.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    written = io.StringIO()
+    console = Console(
+        file=written,
+        width=sum(widths) + len(_GAP) * len(widths),
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+    )
+    console.print(layout)
+    return [line.rstrip() for line in written.getvalue().splitlines()]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -202,17 +215,3 @@ def show_section(title: str, rows: Sequence[Sequence[str]]) -> None:
     click.echo(f"\n{title}:")
     for line in aligned([[one_line(cell) for cell in row] for row in rows]):
         click.echo(f"  {line}")
-
-
-def _folded(row: Sequence[str], room: int) -> _Folded:
-    """The lines of a row whose last cell may take `room` columns."""
-    first, *more = textwrap.wrap(row[-1], max(room, 1), break_on_hyphens=False) or ["-"]
-    empty = [""] * (len(row) - 1)
-    return [[*row[:-1], first], *([*empty, line] for line in more)]
-
-
-def _colored(cell: str, *, head: bool) -> str:
-    if head:
-        return click.style(cell, bold=True)
-    color = _STYLES.get(cell.strip())
-    return click.style(cell, fg=color) if color else cell

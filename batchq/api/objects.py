@@ -252,10 +252,9 @@ class PodGroupStatus(Value, frozen=True):
     conditions: tuple[Condition, ...] = ()
     #: Why the group waits: all blockers, ranked.
     reasons: tuple[Verdict, ...] = ()
-    #: Pods that have ended for good, by outcome, kept when their records go.
-    succeeded: int = 0
-    failed: int = 0
-    exit_code: int | None = None
+    #: Pod number -> failed attempts so far, of an elastic group that had to leave: its retries
+    #: are spent per pod, and not per admission.
+    spent: dict[str, int] = {}
 
 
 class PodGroup(Value, frozen=True):

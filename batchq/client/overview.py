@@ -247,9 +247,8 @@ def _counts(group: GroupState) -> PodCounts:
         pending=phases[PodPhase.PENDING],
         bound=phases[PodPhase.BOUND],
         running=phases[PodPhase.RUNNING],
-        # The group remembers those whose records have gone.
-        succeeded=max(phases[PodPhase.SUCCEEDED], group.status.succeeded),
-        failed=max(phases[PodPhase.FAILED], group.status.failed),
+        succeeded=phases[PodPhase.SUCCEEDED],
+        failed=phases[PodPhase.FAILED],
         stopping=stopping,
     )
 

@@ -94,8 +94,6 @@ def pods_of(store: RedisStore, group: PodGroup) -> list[Pod]:
 
 def exit_code_of(group: PodGroup, pods: Sequence[Pod]) -> int | None:
     """The exit code of the first pod that failed for good; 0 for a completed group."""
-    if group.status.exit_code is not None:
-        return group.status.exit_code
     if group.status.phase == PodGroupPhase.COMPLETED:
         return 0
     failed = [pod for pod in pods if pod.status.phase == PodPhase.FAILED]

@@ -142,7 +142,21 @@ def roll_back(statement: Statement, group: GroupState, reason: Leaving, message:
     set_condition(statement, group, "Evicted", "True", reason, message)
     if any(condition.type == "Scheduled" for condition in group.status.conditions):
         set_condition(statement, group, "Scheduled", "False", reason, message)
+    if group.is_elastic and (spent := _spent(group)) != group.status.spent:
+        statement.set_status(group, spent=spent)
     clear_pods(statement, group, reason, keep_final=group.is_elastic)
+
+
+def _spent(group: GroupState) -> dict[str, int]:
+    """How often each pod that has not ended for good has failed, with what was noted before."""
+    counts = dict(group.status.spent)
+    for pod in group.current():
+        ordinal = str(group.shape_of(pod).first + pod.spec.index)
+        if group.is_final(pod):
+            counts.pop(ordinal, None)
+        elif pod.status.failures:
+            counts[ordinal] = pod.status.failures
+    return counts
 
 
 def clear_pods(statement: Statement, group: GroupState, reason: str, *, keep_final: bool) -> None:
@@ -346,6 +360,7 @@ def pod_of(group: GroupState, ordinal: int) -> Pod:
             group_uid=group.uid,
             admission=group.status.admission,
             last_reason=_left_because(group),
+            failures=group.status.spent.get(str(ordinal), 0) if group.is_elastic else 0,
         ),
     )
 

@@ -293,3 +293,23 @@ def test_a_pod_of_the_next_admission_is_told_why_the_group_had_to_leave(stack: S
     stack.until_idle()
     (pod,) = stack.pods(PodPhase.BOUND)
     assert (pod.status.admission, pod.status.last_reason) == (2, "Suspended")
+
+
+def test_the_retries_of_an_array_are_spent_per_pod_whatever_admissions_come_between(
+    stack: Stack,
+) -> None:
+    stack.ready(a_node(cpu=2))
+    stack.apply(_group("g", 2, min_member=1, retry=Retry(limit=1, backoff=0)))
+    stack.until_idle()
+    stack.start_pods()
+    stack.end_pods(PodPhase.FAILED, exit_code=1, failures=1)
+    stack.commit(changes.suspend(stack.store, "default/g", now_ms=0))
+    stack.until_idle()
+    assert stack.pods() == []
+    stack.commit(changes.resume(stack.store, "default/g", now_ms=0))
+    stack.until_idle()
+    assert [pod.status.failures for pod in stack.pods(PodPhase.BOUND)] == [1, 1]
+    stack.start_pods()
+    stack.end_pods(PodPhase.FAILED, exit_code=1, failures=2)
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.FAILED

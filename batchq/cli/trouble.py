@@ -113,4 +113,6 @@ def _as_ours(sentence: str) -> str:
 
 
 def _see_help(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("--redis-url", "--no-color"):
+        return f"{error.option_name} goes before the command: batchq {error.option_name} …"
     return f"see `{error.ctx.command_path} --help`" if error.ctx else "see `batchq --help`"

@@ -205,3 +205,9 @@ def test_closed_streams_that_nobody_needs_are_no_error(stage: Stage, server: Ser
     )
     assert done.returncode == 0
     assert done.stdout.startswith("NAME ")
+
+
+def test_a_global_option_in_the_wrong_place_is_told_its_place(batchq: Batchq) -> None:
+    code, _, said = batchq("jobs", "--redis-url", "redis://localhost:1/0")
+    assert code == 2
+    assert "hint: --redis-url goes before the command: batchq --redis-url …" in said

@@ -84,7 +84,7 @@ def replay(
     log = read_swf(trace, processors=procs, most=jobs)
     home = find_home()
     with on_interrupt("interrupted while the stack started; what was started is stopped again"):
-        stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
+        up = stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
     name = f"replay-{secrets.token_hex(3)}"
     plan = Plan(
         name=name,
@@ -99,6 +99,9 @@ def replay(
         live = LiveReplay(client, plan, own_queue=queue is None, tell=tell)
         report = _play(live, plan, lambda: live.run(home, resolve_url(shared.redis_url, home)))
     click.echo(_as_json(report) if output == "json" else "\n".join(as_table(report)))
+    if up.running:
+        names = ", ".join(part.name for part in up.parts)
+        _note(f"Still running: {names}. `batchq down` stops them")
     return 0 if report.finished_exactly_once == report.jobs else 10
 
 

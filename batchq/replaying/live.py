@@ -113,9 +113,9 @@ class LiveReplay:
             refuse_dead(agents)
             if time.monotonic() >= deadline:
                 raise WaitTimedOut(
-                    f"The nodes of {self._plan.name} are not ready after"
+                    f"the nodes of {self._plan.name} are not ready after"
                     f" {_NODES_READY_WITHIN_S:.0f} s",
-                    hint=f"The logs are {', '.join(agent.log for agent in agents)}",
+                    hint=f"the logs are {', '.join(agent.log for agent in agents)}",
                 )
             time.sleep(_POLL_S)
 

@@ -38,6 +38,7 @@ def test_every_job_of_a_small_log_finishes_exactly_once(machine: Machine) -> Non
     report = json.loads(done.stdout)
     assert (report["jobs"], report["finishedExactlyOnce"], report["problems"]) == (6, 6, [])
     assert report["processors"] == 4
+    assert "Still running: server, scheduler. `batchq down` stops them" in done.stderr
     # Job 1 holds the whole machine for 40 s, so job 2 waits for 30 s at least.
     assert report["meanWaitS"] >= (30 + 30 + 25) / 6
     assert report["makespanS"] >= 100

@@ -166,14 +166,6 @@ class Commit(Struct, frozen=True, kw_only=True):
     revision: int = 0
 
 
-class Reading(Struct, frozen=True, kw_only=True):
-    """One object as stored. `value.metadata.revision` is its revision."""
-
-    kind: str
-    key: str
-    value: Object
-
-
 Ledger: TypeAlias = dict[str, dict[str, int]]
 
 

@@ -148,11 +148,10 @@ def show_data(data: object, form: str) -> None:
     if form == "json":
         click.echo(json.dumps(data, indent=2, ensure_ascii=False))
         return
-    import yaml
+    from batchq.config.documents import print_documents
 
     # Through JSON, so that only plain types are left, whatever they were.
-    plain = json.loads(json.dumps(data))
-    click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100), nl=False)
+    click.echo(print_documents([json.loads(json.dumps(data))]), nl=False)
 
 
 def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -> None:

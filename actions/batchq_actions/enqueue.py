@@ -9,12 +9,11 @@ it: under BestEffortFIFO they are tried, under StrictFIFO they wait.
 
 from __future__ import annotations
 
-from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, smaller
 from batchq.api.transaction import queue_scope
 from batchq.framework.ledger import ROOT, title_of
-from batchq.framework.line import blockers, standing_aside, waits_in_line
+from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
 from batchq.framework.session import Session
@@ -40,14 +39,6 @@ class Enqueue:
             _serve_queues(session)
         else:
             _serve_one_line(session)
-        _refuse_strays(session)
-
-
-def _refuse_strays(session: Session) -> None:
-    """Groups whose queue does not exist stand in no line; they are told so."""
-    for group in session.groups.values():
-        if group.phase == PodGroupPhase.PENDING and group.queue not in session.queues:
-            session.refuse(group, standing_aside(session, group))
 
 
 def _serve_queues(session: Session) -> None:

@@ -6,6 +6,8 @@
     ├── NotFound                     6
     ├── Conflict                     8     the object is not in a state that allows this
     ├── StoreUnavailable             9     the server does not answer, or refuses us
+    ├── GroupFailed                 10     the group whose results were asked for has failed
+    ├── GroupCancelled              11     it was cancelled
     ├── Rejected                    12     well-formed, but a rule of the system refuses it
     └── WaitTimedOut               124
 
@@ -51,9 +53,28 @@ class Conflict(BatchqError):
 
 
 class StoreUnavailable(BatchqError):
-    """The server cannot be reached, refuses the credentials, or refuses to write."""
+    """The server cannot be reached, refuses the credentials, or refuses to write.
+
+    `lasts`: waiting does not help, somebody has to change something.
+    """
 
     exit_code = 9
+
+    def __init__(self, message: str, *, hint: str = "", lasts: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.lasts = lasts
+
+
+class GroupFailed(BatchqError):
+    """The group whose results were asked for has failed; the message says of what."""
+
+    exit_code = 10
+
+
+class GroupCancelled(BatchqError):
+    """The group whose results were asked for was cancelled."""
+
+    exit_code = 11
 
 
 class Rejected(BatchqError):

@@ -43,6 +43,12 @@ class Reader(Protocol):
 class Store(Reader, Protocol):
     """Where objects, the ledger and events are kept."""
 
+    def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
+        """Those of the objects that there are, by key, as they are now.
+
+        Raises StoreUnavailable.
+        """
+
     def snapshot(self) -> Snapshot:
         """Everything a session reads, at one revision, every sequence in a fixed order."""
 

@@ -32,7 +32,7 @@ from batchq.api.quantity import parse_quantity
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot
+from batchq.framework.snapshot import Snapshot, Standing
 
 
 def amounts(**written: str | int) -> dict[str, int]:
@@ -118,6 +118,7 @@ def a_node(
     *,
     labels: dict[str, str] | None = None,
     ready: bool = True,
+    heartbeat: int | None = None,
     cordoned: bool = False,
     taints: tuple[Any, ...] = (),
     **resources: str | int,
@@ -125,7 +126,7 @@ def a_node(
     return Node(
         metadata=Metadata(name=name, labels=labels or {}),
         spec=NodeSpec(resources=amounts(**resources), unschedulable=cordoned, taints=taints),
-        status=NodeStatus(ready=ready),
+        status=NodeStatus(ready=ready, heartbeat=heartbeat),
     )
 
 
@@ -180,7 +181,9 @@ class Decided:
         return self.session.by_key[f"{namespace}/{name}"].status.reasons[0].message()
 
 
-def a_snapshot(*objects: Any, leases: dict[str, int] | None = None) -> Snapshot:
+def a_snapshot(
+    *objects: Any, leases: dict[str, int] | None = None, standing: Standing | None = None
+) -> Snapshot:
     """A snapshot of these objects, and of a queue `default` if none is among them."""
 
     def of(kind: type[Any]) -> tuple[Any, ...]:
@@ -200,6 +203,7 @@ def a_snapshot(*objects: Any, leases: dict[str, int] | None = None) -> Snapshot:
         groups=of(PodGroup),
         pods=pods,
         leases=leases or {},
+        standing=standing or Standing(),
     )
 
 

@@ -42,7 +42,7 @@ def _by_queue(session: Session) -> dict[str, list[GroupState]]:
     """Admitted groups by queue, in order; without a queueOrder plugin, all in one line."""
     queues: dict[str, list[GroupState]] = {}
     for group in session.groups.values():
-        if is_admitted(group) and group.queue in session.queues:
+        if is_admitted(group) and not group.is_external and group.queue in session.queues:
             name = group.queue if session.points["queueOrder"] else ""
             queues.setdefault(name, []).append(group)
     for groups in queues.values():

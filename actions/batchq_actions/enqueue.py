@@ -107,7 +107,7 @@ def _set_aside(session: Session, head: GroupState) -> None:
         return
     queue = session.queues[head.queue]
     amounts = smaller(head.reservation, _undershoot(session, queue))
-    session.ledger.put_aside(queue.name, amounts)
+    session.ledger.put_aside(head, amounts)
 
 
 def _is_shared(verdict: Verdict) -> bool:

@@ -9,6 +9,9 @@ from batchq.api.quantity import PODS
 from batchq.api.resources import UNLIMITED_PODS, Amounts, scaled, smaller
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 
+#: On a Node: how pods are held there to the memory that they request (`cgroup`, `rlimit`, `none`).
+MEMORY_LIMIT_ANNOTATION = "batchq/memory-limit"
+
 
 def capacity_of(node: Node) -> Amounts:
     """What fits on a node; one that names no `pods` takes any number."""

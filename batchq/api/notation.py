@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from batchq.api import names
+from batchq.api.jsonvalue import NotJson, as_json
 from batchq.api.names import shown
 from batchq.api.quantity import LARGEST, format_quantity, parse_quantity
 from batchq.api.reasons import Verdict
@@ -242,9 +243,12 @@ def _choice(values: tuple[str, ...], data: object, path: Path) -> str:
 
 def _read_raw(data: object, path: Path) -> msgspec.Raw:
     try:
-        return msgspec.Raw(msgspec.json.encode(data))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise Malformed(path, f"expected a value that JSON can hold ({error})") from None
+        return as_json(data)
+    except NotJson as wrong:
+        at = f" at {wrong.place}" if wrong.place else ""
+        raise Malformed(
+            path, f"expected a value that JSON can hold, found {wrong.found}{at}"
+        ) from None
 
 
 def _read_form(form: str, data: object, path: Path) -> object:

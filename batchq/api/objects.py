@@ -230,6 +230,51 @@ class CheckState(Value, frozen=True):
     message: str = ""
 
 
+class GroupClaim(Value, frozen=True):
+    """Who runs an external group (`spec.controller: external`), since when and how far it is.
+
+    Phase None: nobody has claimed it in this admission. Claimed and Running hold the group's
+    charge; the others are a record of how the last claim ended. The pair (token, admission) is
+    the fence of its holder.
+    """
+
+    phase: Literal["None", "Claimed", "Running", "Succeeded", "Failed", "Released", "Lapsed"] = (
+        "None"
+    )
+    #: The name that the consumer gave itself.
+    holder: str = ""
+    #: SHA-256 of the token, in hex. The token itself is with the holder alone.
+    token: str = ""
+    claimed_at: Instant | None = None
+    #: From then on the token is dead. None: never, which only a described world has.
+    expires_at: Instant | None = None
+    ttl: Duration = 0
+    #: How much longer the group stays charged, for work that has to be stopped to be gone.
+    grace: Duration = 0
+    #: What the claim holds, also once the group has lost its reservation.
+    holding: Amounts = {}
+    #: What the holder said last.
+    message: str = ""
+    #: Why the holder is to stop: a leaving or finish reason. Nothing later extends the claim.
+    stop_reason: str = ""
+    stopped_at: Instant | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may still work on the group, and it stays charged for that."""
+        return self.phase in ("Claimed", "Running")
+
+    @property
+    def over_at(self) -> int | None:
+        """When an open claim is over if nobody says anything more; None if it never is.
+
+        A claim in a described world ends like a described pod: a grace after it was stopped.
+        """
+        if self.expires_at is not None:
+            return self.expires_at + self.grace
+        return None if self.stopped_at is None else self.stopped_at + self.grace
+
+
 class PodGroupStatus(Value, frozen=True):
     phase: PodGroupPhase = PodGroupPhase.PENDING
     #: How often the group has become InQueue; never reset.
@@ -255,6 +300,10 @@ class PodGroupStatus(Value, frozen=True):
     #: Pod number -> failed attempts so far, of an elastic group that had to leave: its retries
     #: are spent per pod, and not per admission.
     spent: dict[str, int] = {}
+    #: Of an external group: who runs it.
+    claim: GroupClaim = GroupClaim()
+    #: Of an external group: name of a pod, as its consumer calls it -> what was reported of it.
+    reported: dict[str, Literal["Running", "Succeeded", "Failed"]] = {}
 
 
 class PodGroup(Value, frozen=True):
@@ -293,12 +342,16 @@ class PodStatus(Value, frozen=True):
     reason: str = ""
     #: Why the attempt before this one was stopped.
     last_reason: str = ""
+    #: Where the last attempt was, of a pod that waits to be bound again.
+    last_node: str = ""
     exit_code: int | None = None
     signal: int | None = None
     message: str = ""
     #: Attempts that ended in failure; evictions and node losses are not counted.
     failures: int = 0
     retry_at: Instant | None = None
+    #: The work-horse that has claimed the attempt.
+    holder: str = ""
 
 
 class Pod(Value, frozen=True):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from batchq.api.functions import MOST_ARGUMENT_BYTES, argument_bytes, function_problem
 from batchq.api.manifest import check_names
 from batchq.api.names import counted, shown
 from batchq.api.objects import (
@@ -131,17 +132,8 @@ def _not_available_in_queue(queue: Queue) -> Iterator[str]:
 
 
 def _not_available_in_group(group: PodGroup) -> Iterator[str]:
-    if group.spec.controller != "batchq":
-        yield _later("spec.controller", group.spec.controller, "use batchq")
     for place, task in enumerate(group.spec.tasks):
         path, template = f"spec.tasks[{place}].template", task.template
-        for name, value in (
-            ("function", template.function),
-            ("args", template.args),
-            ("kwargs", template.kwargs),
-        ):
-            if value:
-                yield _later(f"{path}.{name}", "", "use command")
         if template.scheduling_gates:
             yield _later(f"{path}.schedulingGates", "", "use the group's own spec.schedulingGates")
 
@@ -225,7 +217,13 @@ def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
             task.template.requests, task.replicas, f"{path}.template.requests"
         )
         if not described and spec.controller == "batchq" and not _runs(task.template):
-            yield f"{path}.template.command: expected a command for its pods to run, found none"
+            yield (
+                f"{path}.template.command: expected a command or a function for its pods to run,"
+                " found none"
+            )
+    if spec.controller == "external" and spec.min_member is not None:
+        # It says how many pods there are where no tasks do.
+        yield from _at_most("spec.minMember", spec.min_member, MOST_REPLICAS)
     replicas = sum(task.replicas for task in spec.tasks)
     yield from _at_most("the replicas of all tasks", replicas, MOST_REPLICAS)
 
@@ -241,6 +239,7 @@ def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
     )
     command_bytes = sum(len(word.encode()) + 1 for word in template.command)
     yield from _at_most(f"{path}.command, in bytes", command_bytes, MOST_COMMAND_BYTES)
+    yield from _function_problems(template, path)
     yield from _at_most(f"{path}.env", len(template.env), MOST_VARIABLES)
     yield from _at_most(f"{path}.env, in bytes", _bytes_of(template.env), MOST_ENV_BYTES)
     for name in template.env:
@@ -253,6 +252,24 @@ def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
     ):
         if any("\0" in text for text in texts):
             yield f"{path}.{field}: a NUL character cannot be passed to a process"
+
+
+def _function_problems(template: PodTemplate, path: str) -> Iterator[str]:
+    if not template.function:
+        for name, value in (("args", template.args), ("kwargs", template.kwargs)):
+            if value:
+                yield f"{path}.{name}: only a function has arguments; name one, or leave it out"
+        return
+    if template.command:
+        yield f"{path}: expected a command or a function, found both; keep one of the two"
+    if problem := function_problem(template.function):
+        yield f"{path}.function: {problem}"
+    size = argument_bytes(template)
+    if size > MOST_ARGUMENT_BYTES:
+        yield (
+            f"{path}.args and kwargs: expected at most {MOST_ARGUMENT_BYTES} bytes of JSON, found"
+            f" {size}; pass the path of a file instead"
+        )
 
 
 def _request_problems(requests: Mapping[str, int], replicas: int, path: str) -> Iterator[str]:

@@ -226,6 +226,13 @@ def _delete_group(reader: Reader, group: PodGroup, event: Event) -> Transaction:
             " must end first",
             hint="try again when they have ended",
         )
+    claim = group.status.claim
+    if claim.is_open:
+        raise Conflict(
+            f"{title(group)} is {group.status.phase}, but {claim.holder}, who has claimed it, must"
+            " stop first",
+            hint="try again when it has reported the end, or its claim has lapsed",
+        )
     holders = [f"object:{group.metadata.uid}", f"group:{group.metadata.uid}"]
     transaction = remove(reader, group, event=event)
     return structs.replace(

@@ -204,6 +204,7 @@ def _may_be_edited(group: PodGroup) -> bool:
         status.phase == PodGroupPhase.PENDING
         and status.reserved_at is None
         and not status.reservation
+        and not status.claim.is_open
     )
 
 

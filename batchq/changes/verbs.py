@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from batchq.api.claims import stopped
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import (
     DEFAULT,
@@ -51,6 +52,7 @@ def cancel(reader: Reader, key: str, *, now_ms: int, message: str = "") -> Trans
         backoff_until=None,
         reasons=(),
         conditions=conditions,
+        claim=stopped(group.status.claim, Finish.CANCELLED, now_ms),
     )
     return put(
         reader,

@@ -32,16 +32,18 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, dict[str, Entry]] = {
     "Run work": {
         "run": Entry("run", "run", "Start what is missing, submit a file, show it to its end."),
-        "submit": Entry("submit", "submit", "Submit a command, or the groups of a file."),
+        "submit": Entry("submit", "submit", "Submit a command, a function or a file's groups."),
         "jobs": Entry("jobs", "jobs", "List pod groups: phase, place in line, and why."),
         "describe": Entry("describe", "describe", "Everything about one object, and its reasons."),
         "logs": Entry("logs", "logs", "What the pods of a group have written."),
+        "result": Entry("result", "result", "What the functions of a group have returned."),
         "progress": Entry("progress", "progress", "Follow groups until they have ended."),
         "wait": Entry("wait", "wait", "Wait for groups; the exit code says how they ended."),
         "cancel": Entry("verbs", "cancel", "End groups."),
         "suspend": Entry("verbs", "suspend", "Hold groups back; what runs is stopped."),
         "resume": Entry("verbs", "resume", "Let suspended groups stand in line again."),
         "gates": Entry("gates", "gates", "List and open scheduling gates."),
+        "external": Entry("external", "external", "Claim and run groups with programs of yours."),
     },
     "Objects": {
         "apply": Entry("apply", "apply", "Create or change the objects of a file."),
@@ -54,9 +56,10 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     "This machine": {
         "up": Entry("up", "up", "Start server, scheduler and agents on this machine."),
         "down": Entry("down", "down", "Stop what `up` has started; the data stays."),
-        "scheduler": Entry("scheduler", "scheduler", "Run the scheduler daemon."),
+        "scheduler": Entry("scheduler", "scheduler", "Run the scheduler daemon, or see who leads."),
         "worker": Entry("worker", "worker", "Make this machine a node, and run its pods."),
         "config": Entry("config", "config", "Check and print the scheduler's configuration."),
+        "doctor": Entry("doctor", "doctor", "Look for what is wrong, and say what to do."),
     },
     "Try and measure": {
         "simulate": Entry("simulate", "simulate", "Play a described world in virtual time."),
@@ -184,8 +187,8 @@ def _line(name: str) -> str:
     "--redis-url",
     metavar="URL",
     envvar="BATCHQ_REDIS_URL",
-    help="The server to talk to, or the variable BATCHQ_REDIS_URL; "
-    "without both, the one that `batchq up` has started on this machine.",
+    help="The server to talk to (redis://, rediss://, unix:// or redis+sentinel://), or the "
+    "variable BATCHQ_REDIS_URL; without both, the one that `batchq up` has started here.",
 )
 @click.option("--no-color", is_flag=True, help="No colours; so does the variable NO_COLOR.")
 @click.version_option(__version__, prog_name="batchq", message="%(prog)s %(version)s")
@@ -196,9 +199,9 @@ def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
     A pod group is admitted when its queue, its namespace and the cluster have room for all of its
     pods; until then it waits, and says why.
 
-    Exit codes: 0 ok, 1 error or bad content, 2 usage, 6 not found, 8 conflict, 9 server
-    unreachable, 10 the group waited for failed, 11 it was cancelled, 12 rejected, 124 wait timed
-    out, 130 interrupted.
+    Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns, 6 not found, 8
+    conflict, 9 server unreachable, 10 the group waited for failed, 11 it was cancelled, 12
+    rejected, 124 wait timed out, 130 interrupted.
     """
     ctx.obj = Globals(redis_url=redis_url or None, color=not no_color)
     if ctx.invoked_subcommand is None:

@@ -30,7 +30,7 @@ class Globals(NamedTuple):
         """
         from batchq.client import Client
 
-        return Client(self.redis_url)
+        return Client(self.redis_url, tell=lambda sentence: click.echo(sentence, err=True))
 
 
 #: Decorates a command that wants the Globals as its first argument.

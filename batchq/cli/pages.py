@@ -33,7 +33,8 @@ def show_group(client: Client, group: PodGroup, explanation: Explanation) -> Non
     show_fields(_group_fields(group, explanation, client.now_ms()))
     tasks = [("NAME", "REPLICAS", "MIN", "REQUESTS", "COMMAND")]
     for task in group.spec.tasks:
-        least, command = str(task.min_available or ""), " ".join(task.template.command)
+        least, template = str(task.min_available or ""), task.template
+        command = template.function or " ".join(template.command)
         requests = tables.listed(task.template.requests)
         tasks.append((task.name, str(task.replicas), least, requests, command))
     show_section("Tasks", tasks)
@@ -71,6 +72,7 @@ def _group_fields(group: PodGroup, explanation: Explanation, now_ms: int) -> lis
         ("Suspended", "yes" if spec.suspend else ""),
         ("Admissions", str(group.status.admission)),
         ("Pods", _pods_in_words(view)),
+        ("Claim", _claim(group)),
         ("Reserves", describe_amounts(view.request)),
         ("Charged", tables.listed(group.status.charge)),
     ]
@@ -98,6 +100,19 @@ def _what_to_do(group: PodGroup, explanation: Explanation) -> Iterator[str]:
         yield f"batchq gates open {name} {gates}"
     if Waiting.SUSPENDED in words:
         yield f"batchq resume {name}"
+
+
+def _claim(group: PodGroup) -> str:
+    """Of an external group: who has it, or that nobody has."""
+    claim = group.status.claim
+    if group.spec.controller != "external":
+        return ""
+    if claim.phase == "None":
+        return "nobody has claimed it yet"
+    until = "" if claim.expires_at is None else f" until {format_instant(claim.expires_at)}"
+    told = f", told to stop ({claim.stop_reason})" if claim.stop_reason else ""
+    said = f": {claim.message}" if claim.message else ""
+    return f"{claim.phase} by {claim.holder}{until if claim.is_open else ''}{told}{said}"
 
 
 def _phase(view: GroupView) -> str:
@@ -205,6 +220,7 @@ def show_node(client: Client, node: Node) -> None:
             ("Heard", "" if heard is None else f"{describe_age(client.now_ms() - heard)} ago"),
             ("Labels", _pairs(node.metadata.labels)),
             ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
+            ("Memory limit", tables.memory_limit(node)),
         ]
     )
     used = client.ledger().get(node_scope(name), {})

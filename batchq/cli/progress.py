@@ -43,7 +43,7 @@ def follow(
     """
     for key in keys:
         client.get("PodGroup", key)
-    with display(sys.stderr if err else sys.stdout, color=color) as shown:
+    with client.patiently(), display(sys.stderr if err else sys.stdout, color=color) as shown:
         while True:
             there = {view.key: view for view in client.overview().groups()}
             gone = [key for key in keys if key not in there]

@@ -95,7 +95,7 @@ def _run(
     from batchq.cli import runlive, runplan, runview
     from batchq.client import Client
 
-    with Client(shared.redis_url) as client:
+    with Client(shared.redis_url, tell=_note) as client:
         groups = runplan.with_fresh_names(plan.groups, runlive.taken_keys(client))
         for old, new in runplan.renamed(plan.groups, groups):
             _note(f"{runview.short(old)} is there from before: this one is {runview.short(new)}")

@@ -39,7 +39,7 @@ def follow(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     views: list[GroupView] = []
     try:
-        with display(sys.stderr, color=color) as shown:
+        with client.patiently(timeout_s), display(sys.stderr, color=color) as shown:
             while True:
                 views = _look(client, keys)
                 shown.show(views)

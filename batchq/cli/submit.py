@@ -1,4 +1,4 @@
-"""`batchq submit`: a command, or the groups of a file, into the queue."""
+"""`batchq submit`: a command, a function, or the groups of a file, into the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchq.cli.files import read_objects
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import reference, show_objects
 from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, as_env, as_quantity, as_resources
+from batchq.cli.values import as_duration, as_env, as_json, as_quantity, as_resources
 from batchq.client import Applied, Client, Request
 from batchq.client.groups import array_size
 from batchq.errors import UsageError
@@ -36,13 +36,25 @@ def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         "batchq submit -- python3 -c 'print(6 * 7)'",
         "batchq submit --name train --cpus 4 --mem 8Gi --gpus 1 --walltime 2h -- python3 train.py",
         "batchq submit --name sweep --array 0-99 -- sh -c 'echo $BATCHQ_INDEX'",
+        "batchq submit --name sums --function math:fsum --args '[[1, 2, 3]]'",
         "batchq submit --name gang -N 4 --wait --timeout 1h -- ./simulate",
+        "batchq submit --external --name render --cpus 8 --res license=1",
         "batchq submit --dry-run -f conf/examples/sweep.yaml",
     ),
 )
 @click.argument("command", nargs=-1, metavar="[-- COMMAND…]")
 @click.option("-f", "--filename", metavar="FILE", help="Submit a file's groups; - is stdin.")
-@click.option("--name", default="", help="The group's name; without it, made from the command.")
+@click.option(
+    "--function",
+    default="",
+    metavar="MODULE:NAME",
+    help="Call this Python function; `batchq result` prints what it has returned.",
+)
+@click.option("--args", callback=as_json(list), metavar="JSON", help="Its arguments, as a list.")
+@click.option(
+    "--kwargs", callback=as_json(dict), metavar="JSON", help="Its named arguments, a map."
+)
+@click.option("--name", default="", help="The group's name; without it, made from what runs.")
 @click.option("--generate-name", default="", metavar="PREFIX", help="Make the name from this.")
 @click.option("-n", "--namespace", default="default", show_default=True, help="The namespace.")
 @click.option("-q", "--queue", default="default", show_default=True, help="The queue.")
@@ -93,6 +105,11 @@ def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     show_default=True,
     help="How often a pod that fails is tried again.",
 )
+@click.option(
+    "--external",
+    is_flag=True,
+    help="It is run by a program of yours (`batchq external`); a command is then optional.",
+)
 @click.option("--wait", is_flag=True, help="Wait until it has ended: exit code 10 if it failed.")
 @click.option("--progress", is_flag=True, help="Show how far it is, and wait.")
 @click.option("--timeout", callback=as_duration, metavar="DURATION", help="With --wait: no longer.")
@@ -102,7 +119,7 @@ def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @output_option("text", "json", "yaml", "name")
 @pass_globals
 def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int | None:
-    """Submit COMMAND as a pod group, or all objects of a file; print what it is called.
+    """Submit COMMAND or a function as a pod group, or all objects of a file; print its name.
 
     All pods start together or none does, unless --min-member or --array says otherwise. Pods start
     in the current folder; those of a file in the folder of the file. They get the environment of
@@ -121,17 +138,23 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
 
 def _check(command: Sequence[str], options: dict[str, Any]) -> None:
     """What contradicts itself."""
-    if bool(command) == (options["filename"] is not None):
+    given = [bool(command), options["filename"] is not None, bool(options["function"])].count(True)
+    if given != 1 and not (options["external"] and not given):
         raise UsageError(
-            "expected a command after `--` or a file with -f"
-            + (", found both" if command else ", found neither"),
+            "expected a command after `--`, a file with -f or a --function, found "
+            + ("none of them" if not given else "more than one"),
             hint="as in `batchq submit --cpus 1 -- python3 train.py`",
         )
+    if command and (options["args"] or options["kwargs"]):
+        raise UsageError(
+            "--args and --kwargs are a function's, and a command is given",
+            hint="put the command's arguments behind it, or name a --function",
+        )
     if options["filename"] is not None:
-        given = _given_beside_file()
-        if given:
+        option = _given_beside_file()
+        if option:
             raise UsageError(
-                f"{given} says how to run a command, and a file says that itself",
+                f"{option} says how to run a command, and a file says that itself",
                 hint="leave it out, or put it into the file",
             )
 
@@ -163,8 +186,10 @@ _OF_REQUEST = (
         "resources",
         "replicas",
         "min_member",
+        "function",
     ),
     *("array", "walltime", "priority_class", "env", "after", "gates", "suspend", "retries"),
+    "external",
 )
 
 
@@ -174,6 +199,7 @@ def _submit(client: Client, command: Sequence[str], options: dict[str, Any]) -> 
         objects: list[Object] = read_objects(options["filename"], in_folder=True)
         return client.submit_all(objects, dry_run=dry_run)
     request = {name: options[name] for name in _OF_REQUEST}
+    request |= {"args": options["args"] or [], "kwargs": options["kwargs"] or {}}
     request |= {"command": list(command), "working_dir": str(Path.cwd())}
     group = client.group_of(Request(**request))
     return client.submit_all([group], dry_run=dry_run)

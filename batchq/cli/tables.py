@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from batchq.api.fences import count_of
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.limits import MEMORY_LIMIT_ANNOTATION
 from batchq.api.names import counted
 from batchq.api.objects import (
     AdmissionCheck,
@@ -124,7 +126,9 @@ def share_text(share: float | str) -> str:
 
 def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
     """`batchq nodes`."""
-    titles = ("NAME", "STATE", "PODS", "USED", "RESOURCES", "HEARD", "LABELS", "TAINTS")
+    titles = (
+        "NAME", "STATE", "PODS", "USED", "RESOURCES", "HEARD", "LABELS", "TAINTS", "MEMORY-LIMIT",
+    )  # fmt: skip
     rows = []
     for node in nodes:
         used = ledger.get(node_scope(node.metadata.name), {})
@@ -139,9 +143,15 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
                 "" if heartbeat is None else f"{describe_age(now_ms - heartbeat)} ago",
                 ",".join(f"{key}={value}" for key, value in sorted(node.metadata.labels.items())),
                 ",".join(taint_text(taint) for taint in node.spec.taints),
+                memory_limit(node),
             )
         )
-    return Table(titles, tuple(rows), wide=frozenset({"LABELS", "TAINTS"}))
+    return Table(titles, tuple(rows), wide=frozenset({"LABELS", "TAINTS", "MEMORY-LIMIT"}))
+
+
+def memory_limit(node: Node) -> str:
+    """How its agent holds pods to their memory requests; empty if none has said so."""
+    return node.metadata.annotations.get(MEMORY_LIMIT_ANNOTATION, "")
 
 
 def taint_text(taint: Taint) -> str:
@@ -190,7 +200,7 @@ def pods_table(pods: Sequence[Pod], *, namespaces: bool) -> Table:
             pod.spec.pod_group,
             pod_phase(pod),
             pod.status.node,
-            str(pod.status.attempt),
+            str(count_of(pod.status.attempt)),
             exit_text(pod),
             pod.metadata.uid,
             pod.status.message or pod.status.reason,

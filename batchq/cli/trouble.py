@@ -21,6 +21,8 @@ _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF})
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
+#: `doctor`: it found nothing worse than warnings.
+EXIT_WARNINGS = 3
 #: `submit --wait`, `run` and `wait`: the group has failed, or was cancelled.
 EXIT_GROUP_FAILED = 10
 EXIT_GROUP_CANCELLED = 11

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,6 +122,24 @@ def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
     return value
+
+
+def as_json(kind: type[list[Any]] | type[dict[str, Any]]) -> Callback:
+    """Callback of a JSON text that holds a list, or a map; None if the option is not given."""
+    wanted = "a JSON list such as [1, 2]" if kind is list else 'a JSON map such as {"a": 1}'
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        if value is None:
+            return None
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            raise click.BadParameter(f"expected {wanted}, found {shown(value)}") from None
+        if not isinstance(found, kind):
+            raise click.BadParameter(f"expected {wanted}, found {shown(found)}")
+        return found
+
+    return check
 
 
 def as_pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:

@@ -79,6 +79,15 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     show_default=True,
     help="How long a pod runs on without a word from the server; the scheduler's podLease.",
 )
+@click.option(
+    "--enforce",
+    type=click.Choice(("auto", "cgroup", "rlimit", "none")),
+    default="auto",
+    show_default=True,
+    help="How pods are held to the memory that they request: all of a pod's processes together by "
+    "a cgroup, each by itself by an rlimit, or not; auto is a cgroup where the machine lends one, "
+    "else an rlimit.",
+)
 @pass_globals
 def worker(
     shared: Globals,
@@ -90,6 +99,7 @@ def worker(
     drain_timeout: str,
     beat: str,
     lease: str,
+    enforce: str,
 ) -> int:
     """Make this machine a node and run the pods that are bound to it; logs to stderr.
 
@@ -101,6 +111,7 @@ def worker(
     from batchq.paths import find_home, resolve_url
     from batchq.worker.agent import Agent, AgentSettings
     from batchq.worker.detect import parse_resources
+    from batchq.worker.limits import Enforce
 
     logs.configure()
     home = find_home()
@@ -115,6 +126,7 @@ def worker(
         beat_s=_positive_s("--beat", beat),
         lease_ms=round(1000 * _positive_s("--lease", lease)),
         drain_timeout_s=seconds_of(drain_timeout) or 0.0,
+        enforce=Enforce(enforce),
     )
     home.prepare()
     return Agent(settings).run()

@@ -19,15 +19,14 @@ Every method may raise StoreUnavailable. All errors are of `batchq.errors`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from contextlib import contextmanager
+from functools import cached_property, partial
 from time import monotonic, sleep
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from batchq import changes
 from batchq.api import manifest
-from batchq.api.names import label_problem, subdomain_problem
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
@@ -40,15 +39,18 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.api.times import describe_age
 from batchq.api.transaction import Event, Ledger, Transaction, Word
-from batchq.changes.lookup import find, instead
+from batchq.changes.lookup import find
 from batchq.client.groups import Quantity, Request, amounts_of, group_of, with_working_dir
+from batchq.client.living import refuse_living
+from batchq.client.naming import key_named, pod_named
 from batchq.client.requests import Applied, Effect, Plan, plan
-from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
+from batchq.errors import NotFound
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
+    from batchq.client.external import External
+    from batchq.client.leading import Schedulers
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview, QueueView
     from batchq.client.waiting import Goal, Result
@@ -57,29 +59,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Applied", "Client", "Effect", "Quantity", "Request", "key_named", "with_working_dir"]
 
-T = TypeVar("T")
-
 #: How often a request is worked out anew because somebody else was faster.
 TRIES = 16
-_WATCH_MS = 5_000
-#: An agent that was heard of so lately lives: three of its usual beats.
-_LATELY_MS = 15_000
 
 
 class Client:
     """A connection to the server; a context manager. Not to be shared between threads."""
 
-    def __init__(self, url: str | None = None, *, store: RedisStore | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        store: RedisStore | None = None,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         """Connect to `url`, else to BATCHQ_REDIS_URL, else to this machine's embedded server.
 
-        `store` stands in for a connection; it is left open at the end.
+        `store` stands in for a connection; it is left open at the end. `tell` hears, once each,
+        that the server went away and came back while something is waited for.
         Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
         """
+        from batchq.client.connecting import connect
         from batchq.ids import RandomIds
 
         self._ids = RandomIds()
+        self._tell = tell
         self._owned = store is None
-        self._store: RedisStore = _connect(url) if store is None else store
+        self._store: RedisStore = connect(url) if store is None else store
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -97,6 +103,17 @@ class Client:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def patiently(self, timeout_s: float | None = None) -> Iterator[None]:
+        """In here, a server that is away is waited for, until time is up; as `wait`, `watch` and
+        `logs` with `follow` do.
+        """
+        from batchq.store.outage import Patience
+
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        with self._store.link.patiently(Patience(self._tell, deadline=deadline)):
+            yield
+
     def now_ms(self) -> int:
         """The server's time."""
         return self._store.now_ms()
@@ -105,7 +122,7 @@ class Client:
 
     def submit(
         self,
-        group: PodGroup | Mapping[str, object] | Request | None = None,
+        group: PodGroup | Mapping[str, object] | Request | Callable[..., Any] | None = None,
         /,
         *,
         dry_run: bool = False,
@@ -114,18 +131,21 @@ class Client:
         """Submit one new group and return it as it is stored, but for its revision.
 
         Either a `group` (an object or its manifest as plain data), or the fields of a `Request`
-        as keywords: `command` (a list of words), `name` (made from the command if left out, or
-        from `generate_name`, with a short suffix), `namespace`, `queue`, `cpus` (1), `mem`,
-        `gpus`, `resources` (name -> quantity, all per pod), `replicas` (1), `min_member` (all),
-        `array` ("0-99" or a number of pods), `walltime` ("2h" or seconds), `priority_class`,
-        `env`, `after` (names, or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0),
-        `working_dir`.
+        as keywords: `command` (a list of words), or `function` (one of a module, or its name
+        "package.module:name"; it may be the first argument, too) with `args` and `kwargs` that
+        JSON can hold, `name` (made from what runs if left out, or from `generate_name`, with a
+        short suffix), `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name ->
+        quantity, all per pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a number
+        of pods), `walltime` ("2h" or seconds), `priority_class`, `env`, `after` (names, or
+        `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `working_dir`.
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
         dependency), Conflict (the name is taken), Rejected (limits).
         """
-        if group is None:
+        if callable(group):
+            group = Request(function=group, **request)
+        elif group is None:
             group = Request(**request)
         if isinstance(group, Request):
             group = self.group_of(group)
@@ -215,7 +235,7 @@ class Client:
         Raises NotFound, with the nearest name there is.
         """
         if kind == "Pod":
-            return self._pod(name, namespace)
+            return pod_named(self._store, key_named(name, namespace))
         key = key_named(name, namespace) if kind in NAMESPACED else name
         item: Object = find(self._store, KINDS[kind], key)
         return item
@@ -232,17 +252,10 @@ class Client:
         Each Change has kind, key, revision, and value (None: deleted). Nothing is missed: a
         reader that fell behind lists again.
         """
-        from batchq.client.watching import Watch
+        from batchq.client.watching import Watch, changes_of
 
         watch = Watch(self._store, kinds or tuple(KINDS), namespace=namespace)
-        deadline = None if timeout_s is None else monotonic() + timeout_s
-        block_ms = 0
-        while True:
-            yield from watch.poll(block_ms)
-            left_ms = _WATCH_MS if deadline is None else round((deadline - monotonic()) * 1000)
-            if left_ms <= 0:
-                return
-            block_ms = min(_WATCH_MS, left_ms)
+        return changes_of(watch, timeout_s, self.patiently)
 
     def wait_for_change(self, *, most_s: float, least_s: float = 0.0) -> None:
         """Return when anything has been written since the last call, after `most_s` at the latest
@@ -297,7 +310,39 @@ class Client:
         from batchq.client.waiting import wait_for
 
         keys = [key_named(group, namespace) for group in groups]
-        return wait_for(self._store, keys, for_, timeout_s)
+        with self.patiently(timeout_s):
+            return wait_for(self._store, keys, for_, timeout_s)
+
+    def result(
+        self, group: str, *, timeout_s: float | None = None, namespace: str = DEFAULT
+    ) -> Any:
+        """What the function of a group's only pod returned; waits until the group has ended.
+
+        Raises GroupFailed (with what the function raised), GroupCancelled, NotFound (no such
+        group, it runs a command, or its result is gone), UsageError (several pods), WaitTimedOut.
+        """
+        from batchq.client.results import read_result
+
+        with self.patiently(timeout_s):
+            return read_result(self._store, key_named(group, namespace), timeout_s)
+
+    def results(
+        self,
+        group: str,
+        *,
+        partial: bool = False,
+        timeout_s: float | None = None,
+        namespace: str = DEFAULT,
+    ) -> dict[str, Any]:
+        """What the function of each pod of a group returned, by the pod's name, in the order of
+        tasks and indices; waits and raises as `result`. `partial`: what there is, also of a group
+        that failed or was cancelled.
+        """
+        from batchq.client.results import read_results
+
+        key = key_named(group, namespace)
+        with self.patiently(timeout_s):
+            return read_results(self._store, key, timeout_s, partial=partial)
 
     def logs(
         self,
@@ -316,8 +361,11 @@ class Client:
         """
         from batchq.client import output
 
-        read = output.follow_output if follow else output.read_output
-        return read(self._store, key_named(group, namespace), pod=pod, tail=tail)
+        key = key_named(group, namespace)
+        if not follow:
+            return output.read_output(self._store, key, pod=pod, tail=tail)
+        lines = output.follow_output(self._store, key, pod=pod, tail=tail)
+        return output.patient(lines, self.patiently)
 
     def pods(self, group: PodGroup) -> Sequence[Pod]:
         """The pods of a group, those of former admissions too, by task and index."""
@@ -334,6 +382,19 @@ class Client:
         """What is charged, by scope: `cluster`, `queue:<name>`, `ns:<namespace>`, `node:<name>`."""
         return self._store.ledger()
 
+    def schedulers(self) -> Schedulers:
+        """Who leads, and who stands by to lead."""
+        from batchq.client.leading import schedulers
+
+        return schedulers(self._store)
+
+    @cached_property
+    def external(self) -> External:
+        """The external groups, which a program of yours claims and runs."""
+        from batchq.client.external import External
+
+        return External(self._store, self._change)
+
     # --- nodes and quotas -------------------------------------------------------------------
 
     def nodes(self) -> Sequence[Node]:
@@ -345,9 +406,8 @@ class Client:
         for node in self._store.list("Node"):
             assert isinstance(node, Node)
             heard = beats.get(node.metadata.name, node.status.heartbeat)
-            found.append(
-                structs.replace(node, status=structs.replace(node.status, heartbeat=heard))
-            )
+            status = structs.replace(node.status, heartbeat=heard)
+            found.append(structs.replace(node, status=status))
         return found
 
     def cordon(self, node: str) -> bool:
@@ -366,7 +426,8 @@ class Client:
         from batchq.client import waiting
 
         self.get("Node", node)
-        return waiting.wait_until_empty(self._store, node, timeout_s)
+        with self.patiently(timeout_s):
+            return waiting.wait_until_empty(self._store, node, timeout_s)
 
     def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
         """The quotas of one namespace, or of all."""
@@ -379,10 +440,9 @@ class Client:
         Raises InvalidInput.
         """
         amounts = amounts_of(hard)
+        uid = self._ids.new_uid()
         return self._change(
-            lambda now: changes.set_quota(
-                self._store, namespace, amounts, now_ms=now, uid=self._ids.new_uid()
-            )
+            lambda now: changes.set_quota(self._store, namespace, amounts, now_ms=now, uid=uid)
         )
 
     # --- parts ------------------------------------------------------------------------------
@@ -410,25 +470,9 @@ class Client:
             return changes.delete(reader, kind_of(item), key_of(item), now_ms=self._store.now_ms())
 
         found: list[Object] = [find(self._store, KINDS[kind], key) for kind, key in places]
-        self._refuse_living(found)
+        refuse_living(self._store, found)
         # Who refers goes before what it refers to.
         return plan(self._store, found, remove, last_first=True)
-
-    def _refuse_living(self, objects: Iterable[Object]) -> None:
-        """A node whose agent lives would be made anew with the agent's next beat."""
-        for item in objects:
-            if not isinstance(item, Node) or not item.status.ready:
-                continue
-            name = item.metadata.name
-            heard = self._store.beats().get(name)
-            silent_ms = _LATELY_MS if heard is None else self._store.now_ms() - heard
-            if silent_ms < _LATELY_MS:
-                raise Conflict(
-                    f"Node {name} has an agent, heard of {describe_age(silent_ms)} ago, which"
-                    " would make it again",
-                    hint="stop the agent first: end its `batchq worker`, or `batchq down` on that"
-                    " machine",
-                )
 
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
         """Commit what `build` asks for at an instant; whether there was anything to do."""
@@ -454,45 +498,3 @@ class Client:
             if refusal.answer.word not in (Word.CONFLICT, Word.FENCED) or tried == TRIES:
                 raise changes.explain_refusal(refusal)
         raise AssertionError("the last try returns or raises")
-
-    def _pod(self, name: str, namespace: str) -> Pod:
-        space, _, bare = key_named(name, namespace).partition("/")
-        pods = [pod for pod in self._store.list("Pod", namespace=space) if isinstance(pod, Pod)]
-        named = [pod for pod in pods if bare in (pod.metadata.name, pod.metadata.uid)]
-        if not named:
-            there = [f"{space}/{pod.metadata.name}" for pod in pods]
-            raise NotFound(
-                f"Pod {space}/{bare[:80]} does not exist", hint=instead(f"{space}/{bare}", there)
-            )
-        return max(named, key=lambda pod: (pod.status.admission, pod.metadata.uid))
-
-
-def key_named(name: str, namespace: str = DEFAULT) -> str:
-    """`NAME` or `NAMESPACE/NAME` as the key of a namespaced object.
-
-    Raises InvalidInput for anything else.
-    """
-    space, slash, bare = name.rpartition("/")
-    space = space if slash else namespace
-    problem = label_problem(space)
-    if problem:
-        raise InvalidInput(f"namespace: {problem}")
-    # A pod's name is longer than its group's.
-    problem = subdomain_problem(bare)
-    if problem:
-        raise InvalidInput(f"name: {problem}")
-    return f"{space}/{bare}"
-
-
-def _connect(url: str | None) -> RedisStore:
-    from batchq.paths import default_url, find_home, resolve_url
-    from batchq.store.connect import open_store
-
-    home = find_home()
-    target = resolve_url(url, home)
-    if target == default_url(home) and not Path(home.socket).exists():
-        raise StoreUnavailable(
-            "no batchq server is running on this machine",
-            hint="start one with `batchq up`, or name yours with --redis-url",
-        )
-    return open_store(target)

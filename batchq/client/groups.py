@@ -1,9 +1,10 @@
-"""From a command and what it needs to the PodGroup that runs it: `submit` without a file."""
+"""From a command or a function and what it needs to its PodGroup: `submit` without a file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -20,7 +21,9 @@ from batchq.api.objects import (
     Task,
 )
 from batchq.api.quantity import CPU, MEMORY, parse_quantity
+from batchq.api.resources import times
 from batchq.api.times import parse_duration
+from batchq.client.functions import arguments_of, name_of
 from batchq.errors import InvalidInput, UsageError
 
 #: What a pod asks for when nothing is said about cpus.
@@ -33,9 +36,12 @@ Quantity = str | int | float
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What `Client.submit` is told about a command; see there."""
+    """What `Client.submit` is told about a command or a function; see there."""
 
-    command: Sequence[str]
+    command: Sequence[str] = ()
+    function: str | Callable[..., Any] = ""
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
     name: str = ""
     generate_name: str = ""
     namespace: str = DEFAULT
@@ -54,17 +60,17 @@ class Request(Struct, frozen=True, kw_only=True):
     gates: Sequence[str] = ()
     suspend: bool = False
     retries: int = 0
+    external: bool = False
     working_dir: str = ""
 
 
 def group_of(request: Request, *, suffix: str) -> PodGroup:
-    """The group that a request describes. A nameless one is called `<command>-<suffix>`, or
-    `<generate_name>-<suffix>`.
+    """The group that a request describes. A nameless one is called `<command>-<suffix>`,
+    `<function>-<suffix>`, or `<generate_name>-<suffix>`.
 
     Raises InvalidInput for a value that cannot be read, UsageError for a contradiction.
     """
-    if not request.command:
-        raise UsageError("there is no command to run", hint="put it after `--`, or name a file")
+    template = _template(request)
     replicas, min_member = _size(request)
     spec = PodGroupSpec(
         queue=request.queue,
@@ -75,12 +81,32 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         walltime=_walltime(request.walltime),
         retry=structs.replace(Retry(), limit=request.retries),
         depends_on=tuple(_dependency(text) for text in request.after),
-        tasks=(Task(name="main", replicas=replicas, template=_template(request)),),
+        tasks=(Task(name="main", replicas=replicas, template=template),),
     )
+    if request.external:
+        spec = _as_external(spec)
     if request.name and request.generate_name:
         raise UsageError("name is given, and generate_name, which makes one", hint="keep one")
-    name = request.name or default_name(request.generate_name or request.command[0], suffix)
+    program = template.command[0] if template.command else _last_word(template.function)
+    program = program or "external"
+    name = request.name or default_name(request.generate_name or program, suffix)
     return PodGroup(metadata=Metadata(name=name, namespace=request.namespace), spec=spec)
+
+
+def _as_external(spec: PodGroupSpec) -> PodGroupSpec:
+    """The same for a consumer: what its pods ask for together is what the group states.
+
+    Whoever runs it may have no pods at all.
+    """
+    [task] = spec.tasks
+    least = spec.min_member or task.replicas
+    template = structs.replace(task.template, requests={})
+    return structs.replace(
+        spec,
+        controller="external",
+        min_resources=times(task.template.requests, least),
+        tasks=(structs.replace(task, template=template),),
+    )
 
 
 def default_name(program: str, suffix: str) -> str:
@@ -88,6 +114,11 @@ def default_name(program: str, suffix: str) -> str:
     base = re.sub(r"[^a-z0-9]+", "-", program.rpartition("/")[2].lower()).strip("-")
     base = base[: LABEL_MOST - len(suffix) - 1].strip("-") or "run"
     return f"{base}-{suffix}"
+
+
+def _last_word(function: str) -> str:
+    """`package.module:Model.fit` is a `fit`."""
+    return function.rpartition(":")[2].rpartition(".")[2]
 
 
 def array_size(written: str | int) -> int:
@@ -124,8 +155,14 @@ def _size(request: Request) -> tuple[int, int | None]:
 
 
 def _template(request: Request) -> PodTemplate:
+    if not request.command and not request.function and not request.external:
+        raise UsageError("there is no command to run", hint="put it after `--`, or name a file")
+    if request.command and request.function:
+        raise UsageError("command and function are given, and a pod runs one", hint="keep one")
     return PodTemplate(
         command=tuple(request.command),
+        function=name_of(request.function),
+        **arguments_of(request.args, request.kwargs),
         env=dict(request.env),
         working_dir=request.working_dir,
         requests=_requests(request),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 from msgspec import Struct
 
+from batchq.api.fences import count_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL
 from batchq.api.objects import Pod, PodGroup
 from batchq.changes.lookup import find, instead
@@ -40,8 +42,9 @@ class _Reader:
 
     def lines(self) -> Iterator[LogLine]:
         """All complete lines that have come."""
-        uid, attempt = self._pod.metadata.uid, self._pod.status.attempt
-        while chunks := self._store.read_log(uid, attempt, after=self._after):
+        uid, status = self._pod.metadata.uid, self._pod.status
+        node = status.node or status.last_node
+        while chunks := self._store.read_log(node, uid, status.attempt, after=self._after):
             for chunk in chunks:
                 self._after = chunk.id
                 *whole, rest = (self._rests.get(chunk.stream, b"") + chunk.data).split(b"\n")
@@ -62,7 +65,7 @@ class _Reader:
     def _line(self, stream: str, line: bytes) -> LogLine:
         return LogLine(
             pod=self._pod.metadata.name,
-            attempt=self._pod.status.attempt,
+            attempt=count_of(self._pod.status.attempt),
             stream=stream,
             text=line.removesuffix(b"\r").decode(errors="replace"),
         )
@@ -114,6 +117,18 @@ def follow_output(
         if ended or store.get("PodGroup", key) is None:
             return
         block_ms, first = _LATE_MS, False
+
+
+def patient(
+    lines: Iterator[LogLine], patiently: Callable[[], AbstractContextManager[None]]
+) -> Iterator[LogLine]:
+    """The same lines, each waited for with patience; whoever gets one is outside of it."""
+    while True:
+        with patiently():
+            line = next(lines, None)
+        if line is None:
+            return
+        yield line
 
 
 def _chosen(store: RedisStore, group: PodGroup, wanted: str) -> list[Pod]:

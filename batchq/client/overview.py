@@ -234,6 +234,8 @@ def _in_line(verdicts: tuple[Verdict, ...]) -> bool:
 
 
 def _counts(group: GroupState) -> PodCounts:
+    if group.is_external:
+        return _reported_counts(group)
     phases = dict.fromkeys(PodPhase, 0)
     stopping = 0
     for pod in group.current():
@@ -250,6 +252,25 @@ def _counts(group: GroupState) -> PodCounts:
         succeeded=phases[PodPhase.SUCCEEDED],
         failed=phases[PodPhase.FAILED],
         stopping=stopping,
+    )
+
+
+def _reported_counts(group: GroupState) -> PodCounts:
+    """Of an external group, what its consumer says: of each pod, or of all in one word."""
+    claim, wanted = group.status.claim, group.replicas
+    reported = list(group.status.reported.values())
+    in_one_word = {claim.phase: wanted} if not reported else {}
+    running, succeeded, failed = (
+        in_one_word.get(phase, 0) + reported.count(phase)
+        for phase in ("Running", "Succeeded", "Failed")
+    )
+    return PodCounts(
+        wanted=wanted,
+        least=group.min_member,
+        running=running,
+        succeeded=succeeded,
+        failed=failed,
+        stopping=running if claim.is_open and claim.stop_reason else 0,
     )
 
 

@@ -14,7 +14,7 @@ from batchq.api.objects import Pod, PodGroup
 from batchq.api.times import describe_age
 from batchq.changes.lookup import find
 from batchq.client.watching import Watch
-from batchq.errors import NotFound, WaitTimedOut
+from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.redis import RedisStore
 
 Goal: TypeAlias = Literal["finished", "succeeded", "running", "admitted"]
@@ -44,9 +44,25 @@ def wait_for(
     """The results in the order of `keys`, when all are settled.
 
     For `succeeded`, already when one can no longer succeed; the others are then as they are.
-    Raises NotFound, also for a group that is deleted meanwhile, WaitTimedOut, StoreUnavailable.
+    Raises NotFound, also for a group that is deleted meanwhile, WaitTimedOut, also for a server
+    that is away when the time is up, StoreUnavailable.
     """
     deadline = None if timeout_s is None else monotonic() + timeout_s
+    try:
+        return _settled(store, keys, goal, deadline, timeout_s or 0)
+    except StoreUnavailable as error:
+        if deadline is None or monotonic() < deadline:
+            raise
+        after = describe_age(round((timeout_s or 0) * 1000))
+        raise WaitTimedOut(
+            f"PodGroup {keys[0]} could not be seen after {after}: {error.message}",
+            hint=error.hint,
+        ) from error
+
+
+def _settled(
+    store: RedisStore, keys: Sequence[str], goal: Goal, deadline: float | None, timeout_s: float
+) -> list[Result]:
     watch = Watch(store, ("PodGroup", "Pod"), listing=False)
     uids = {key: find(store, PodGroup, key).metadata.uid for key in keys}
     results: dict[str, Result] = {}
@@ -58,7 +74,7 @@ def wait_for(
                 results[key] = result
         if len(results) == len(uids) or _hopeless(goal, results):
             return [results.get(key) or _as_it_is(store, key) for key in keys]
-        _await_change(store, watch, uids, deadline, timeout_s or 0, keys, results)
+        _await_change(store, watch, uids, deadline, timeout_s, keys, results)
 
 
 def wait_until_empty(store: RedisStore, node: str, timeout_s: float | None) -> int:
@@ -136,7 +152,7 @@ def _look(store: RedisStore, key: str, uid: str, goal: Goal) -> Result | None:
             return None
         pods = pods_of(store, group)
         # Cancelled at once, but its processes have their grace.
-        if any(pod.status.phase in ON_NODE for pod in pods):
+        if group.status.claim.is_open or any(pod.status.phase in ON_NODE for pod in pods):
             return None
         return _result(group, pods, reached=phase == PodGroupPhase.COMPLETED)
     if goal == "admitted":

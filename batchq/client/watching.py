@@ -1,16 +1,21 @@
 """List and watch: everything there is, then every change, without a gap.
 
 The change stream is bounded. Who was away for too long lists again, and is told what has changed
-meanwhile as if it happened now.
+meanwhile as if it happened now. So does who meets the server over a new connection: it may have
+been started again without its last writes, or be another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
 
 from batchq.api.objects import NAMESPACED, Object, key_of
 from batchq.store.mirror import Change, Trimmed
 from batchq.store.redis import RedisStore
+
+_WATCH_MS = 5_000
 
 
 class Watch:
@@ -30,6 +35,7 @@ class Watch:
         self._namespace = namespace
         self._cursor: str | None = None
         self._known: dict[tuple[str, str], int] = {}
+        self._connections = 0
         if not listing:
             self._list()
 
@@ -44,9 +50,12 @@ class Watch:
             self._cursor, changes = self._store.watch(self._cursor, block_ms)
         except Trimmed:
             return self._list()
+        if self._store.link.connections != self._connections:
+            return self._list()
         return [change for change in changes if self._is_news(change)]
 
     def _list(self) -> list[Change]:
+        self._connections = self._store.link.connections
         # The place in the stream first: what happens during the list comes again, and is known.
         cursor, _ = self._store.watch(None, 0)
         before, self._known, news = self._known, {}, []
@@ -73,6 +82,29 @@ class Watch:
 
     def _is_here(self, kind: str, item: Object) -> bool:
         return kind not in NAMESPACED or self._namespace in ("", item.metadata.namespace)
+
+
+def changes_of(
+    watch: Watch,
+    timeout_s: float | None,
+    patiently: Callable[[float | None], AbstractContextManager[None]],
+) -> Iterator[Change]:
+    """What there is, then every change, for `timeout_s` seconds or for ever; waited for with
+    patience, and whoever gets a change is outside of it.
+    """
+    deadline = None if timeout_s is None else monotonic() + timeout_s
+    left_s: float | None = timeout_s
+    block_ms = 0
+    while True:
+        with patiently(left_s):
+            changes = watch.poll(block_ms)
+        yield from changes
+        block_ms = _WATCH_MS
+        if deadline is not None:
+            left_s = deadline - monotonic()
+            block_ms = min(_WATCH_MS, round(left_s * 1000))
+        if block_ms <= 0:
+            return
 
 
 def _change(kind: str, key: str, revision: int, value: Object | None) -> Change:

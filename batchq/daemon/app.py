@@ -16,12 +16,14 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
+from batchq import __version__
 from batchq.api.objects import DEFAULT, Metadata, Queue
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.load import load_config
 from batchq.config.model import SchedulerConfig
 from batchq.daemon import leader
+from batchq.daemon.clerk import clerk_service
 from batchq.daemon.ending import OWN_MISTAKE, Ending
 from batchq.daemon.leader import Leadership
 from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, TurnReport
@@ -31,6 +33,7 @@ from batchq.ids import RandomIds
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.store.attendance import attend, depart
 from batchq.store.connect import open_when_up
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
@@ -81,16 +84,20 @@ def _serve(
     store: RedisStore, cycle: Cycle, config: SchedulerConfig, ending: Ending, *, lease_ms: int
 ) -> int:
     settings, outage = config.settings, Outage()
+    store.judge_silence_by(settings.pod_lease_ms)
     before, threading.excepthook = threading.excepthook, _ends_the_process(ending)
     unfit_after_s = _UNFIT_AFTER_PERIODS * settings.schedule_period_ms / 1000
+    identity = leader.new_identity()
     leadership = Leadership(
         store,
-        identity=leader.new_identity(),
+        identity=identity,
         outage=outage,
         lease_ms=lease_ms,
-        # The loop is made after what it asks for its epoch; neither runs before both are made.
+        # Turn and loop are made after what they ask for the epoch; none runs before all are made.
         fit=lambda: loop.hanging_s() < unfit_after_s,
         elected=lambda: loop.wake(),
+        attend=lambda: attend(store, identity, version=__version__, mirrored=turn.mirrored),
+        depart=lambda: depart(store, identity),
     )
     relay = Relay(store)
     turn = LeaderTurn(store, cycle, relay, clock=store, epoch=leadership.epoch, ids=RandomIds())
@@ -101,7 +108,9 @@ def _serve(
         unchanged=loop.keep_pace,
         apart_ms=settings.min_session_interval_ms,
     )
-    services = Services([leadership, loop, changes], name="scheduler")
+    # A thread of its own: what a pod waits for is not kept waiting by a long session.
+    clerk = clerk_service(store, epoch=leadership.epoch, ids=RandomIds())
+    services = Services([leadership, loop, clerk, changes], name="scheduler")
     services.start()
     try:
         code = ending.wait()
@@ -117,7 +126,11 @@ def _serve(
 
 
 class LeaderTurn:
-    """One turn of a scheduler: nothing while another leads; else a cycle, and its deliveries."""
+    """One turn of a scheduler: a cycle and its deliveries, or, while another leads, a look.
+
+    `mirrored` is the revision that the last turn has seen, None before the first; only the
+    deciding thread writes it.
+    """
 
     def __init__(
         self,
@@ -135,18 +148,23 @@ class LeaderTurn:
         self._clock = clock
         self._epoch = epoch
         self._ids = ids
-        self._prepared = False
+        #: The epoch in which the store was furnished: a server may come back with nothing in it.
+        self._furnished_in: int | None = None
         self._turns = 0
+        self.mirrored: int | None = None
 
     def __call__(self) -> TurnReport:
         """Take the turn. Raises StoreUnavailable."""
         epoch = self._epoch()
         if epoch is None:
-            return TurnReport(acted=False)
-        if not self._prepared:
+            # A warm mirror: who succeeds the leader decides at once, and lists nothing first.
+            self.mirrored = self._store.follow()
+            return TurnReport()
+        if self._furnished_in != epoch:
             ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
-            self._prepared = True
+            self._furnished_in = epoch
         report = self._cycle.run_once(epoch)
+        self.mirrored = report.session.snapshot.revision
         self._executor.deliver()
         _tell(report)
         self._turns += 1

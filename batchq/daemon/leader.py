@@ -13,13 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
 
 from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
-from batchq.store.outage import Outage
+from batchq.store.outage import Backoff, Outage
 
 _log = structlog.get_logger()
 
@@ -49,6 +50,8 @@ class Leadership:
 
     `fit` is asked before each renewal: a leader whose deciding thread hangs lets its lease run
     out. `elected` is called, from the service's thread, when this process begins to lead.
+    `attend` is called from there after each request for the lease, whoever got it, and `depart`
+    at the end: they tell the others that this process is there.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Leadership:
         lease_ms: int = LEASE_MS,
         fit: Callable[[], bool] = lambda: True,
         elected: Callable[[], None] = lambda: None,
+        attend: Callable[[], None] = lambda: None,
+        depart: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity = identity
         self._store = store
@@ -67,9 +72,13 @@ class Leadership:
         self._lease_ms = lease_ms
         self._fit = fit
         self._elected = elected
+        self._attend = attend
+        self._depart = depart
         # Written by the service's thread alone; one tuple, so that readers see both or neither.
         self._held: tuple[int, float] | None = None
         self._waiting = False
+        # A server that is back shall not be asked by everybody at once.
+        self._backoff = Backoff(longest_ms=max(1, lease_ms // _RENEWALS_PER_LEASE))
         self._thread = ThreadService("leadership", self._keep)
 
     @property
@@ -101,8 +110,13 @@ class Leadership:
                 self._ask()
             if self._held is not None and self.epoch() is None:
                 self._lose()
-            stopping.wait(self._lease_ms / _RENEWALS_PER_LEASE / 1000)
+            stopping.wait(self._pause_ms() / 1000)
         self._give_up()
+
+    def _pause_ms(self) -> int:
+        if self._outage.unavailable:
+            return self._backoff.next_ms()
+        return self._lease_ms // _RENEWALS_PER_LEASE
 
     def _ask(self) -> None:
         # The lease counts from before the call: a slow reply must not make it look longer.
@@ -113,6 +127,13 @@ class Leadership:
             self._outage.failed(error)
             return
         self._outage.succeeded()
+        self._backoff.reset()
+        self._take_in(epoch, asked_at)
+        # Only people look at it; if the server is away, the next request for the lease says so.
+        with suppress(StoreUnavailable):
+            self._attend()
+
+    def _take_in(self, epoch: int | None, asked_at: float) -> None:
         if epoch is None:
             self._follow()
             return
@@ -136,12 +157,14 @@ class Leadership:
 
     def _give_up(self) -> None:
         held, self._held = self._held, None
-        if held is None:
-            return
-        try:
-            self._store.resign(self.identity)
-        except StoreUnavailable as error:
-            # The lease runs out by itself.
-            _log.warning("leader.not_resigned", error=error.message)
-        else:
+        if held is not None:
+            try:
+                self._store.resign(self.identity)
+            except StoreUnavailable as error:
+                # The lease runs out by itself.
+                _log.warning("leader.not_resigned", error=error.message)
+                return
             _log.info("leader.resigned", identity=self.identity, epoch=held[0])
+        # Whoever cannot say good-bye is forgotten within a minute.
+        with suppress(StoreUnavailable):
+            self._depart()

@@ -18,6 +18,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import Processor
 
+from batchq.daemon.rotation import own_file
 from batchq.errors import InvalidInput
 
 FORMAT_VARIABLE = "BATCHQ_LOG"
@@ -36,11 +37,12 @@ class LossyStream:
     Safe to use from several threads.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, environ: Mapping[str, str] = os.environ) -> None:
         self._stream = stream
         # Past Python's buffer: what a full disk leaves in it would make the interpreter's own end
         # fail, with an exit code of its own.
         self._descriptor = _descriptor_of(stream)
+        self._file = own_file(self._descriptor, environ)
         self._lock = threading.Lock()
         self.lost = 0
 
@@ -61,6 +63,8 @@ class LossyStream:
             self._stream.write(text)
             return
         data = text.encode(errors="backslashreplace")
+        if self._file is not None:
+            self._file.bound()
         while data:
             data = data[os.write(self._descriptor, data) :]
 
@@ -91,7 +95,7 @@ def configure(
     on_terminal = target.isatty()
     form = _choice(environ, FORMAT_VARIABLE, _FORMATS, "console" if on_terminal else "logfmt")
     level = getattr(logging, _choice(environ, LEVEL_VARIABLE, _LEVELS, "info").upper())
-    output = LossyStream(target)
+    output = LossyStream(target, environ=environ)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

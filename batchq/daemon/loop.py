@@ -47,8 +47,6 @@ _SESSION = "session"
 class TurnReport(Struct, frozen=True, kw_only=True):
     """What a turn tells the loop."""
 
-    #: Whether it has spoken to the store (a scheduler that does not lead does not).
-    acted: bool = True
     #: How long until something is due, in milliseconds.
     due_in_ms: int | None = None
 
@@ -184,8 +182,7 @@ class Loop:
             self._due_in_s, self._holding_off = self._backoff.next_ms() / 1000, True
         else:
             self._backoff.reset()
-            if report.acted:
-                self._outage.succeeded()
+            self._outage.succeeded()
             # What was due already was seen by this very turn; to run again at once is no use.
             if report.due_in_ms is not None and report.due_in_ms > 0:
                 self._due_in_s = report.due_in_ms / 1000

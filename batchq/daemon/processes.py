@@ -18,8 +18,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-#: A log file larger than this is set aside when its process is started again.
-LARGEST_LOG_BYTES = 16 * 1024 * 1024
+from batchq.daemon.rotation import FILE_VARIABLE, LARGEST_LOG_BYTES
 
 _POLL_S = 0.02
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -56,6 +55,7 @@ def spawn(
 ) -> int:
     """Start a program in a session of its own, its output appended to `log`; its pid.
 
+    A log that has grown too large is set aside first; one of ours sees to that while it runs, too.
     `keep_open` is a file descriptor that it inherits, as number 3. Raises OSError.
     """
     _set_aside(log)
@@ -70,7 +70,7 @@ def spawn(
     return os.posix_spawn(
         arguments[0],
         list(arguments),
-        dict(environ),
+        {**environ, FILE_VARIABLE: str(log)},
         file_actions=actions,
         setsid=True,
         setsigmask=[],

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from batchq.api.objects import Node
 from batchq.config.load import load_config
 from batchq.daemon import embedded, locks, processes, shares
 from batchq.daemon.draining import DRAINED_WITHIN_S, STOPPED_AFTER_S, Say, end_agents
@@ -257,10 +258,12 @@ class _Launch:
         leader = self._store.leader()
         if leader is None or leader.expires_at <= now_ms or _is_dead_here(leader.identity):
             return "a leading scheduler"
-        beats = self._store.beats()
+        beats = self._store.beats(names)
         for name in names:
             after_ms = self._heard_after_ms if name in started else now_ms - _HEARD_WITHIN_MS
-            if beats.get(name, 0) < after_ms or self._store.get("Node", name) is None:
+            node = self._store.get("Node", name)
+            is_ready = isinstance(node, Node) and node.status.ready
+            if beats.get(name, 0) < after_ms or not is_ready:
                 return f"node {name}"
         return ""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from batchq.api.objects import GroupClaim
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.times import format_duration
+from batchq.api.times import format_duration, format_instant
 from batchq.framework.ledger import ROOT
 from batchq.framework.session import Session
 from batchq.framework.settings import Settings
@@ -31,6 +32,9 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
     ]
     if group.record.spec.suspend:
         found.append((Waiting.SUSPENDED, "the group is suspended"))
+    claim = group.status.claim
+    if group.is_external and claim.is_open:
+        found.append((Waiting.BACKING_OFF, _why_its_claim_counts(claim)))
     until = group.status.backoff_until
     if until is not None and session.now_ms < until:
         found.append((Waiting.BACKING_OFF, _why_it_pauses(session, group)))
@@ -45,6 +49,15 @@ def _why_it_pauses(session: Session, group: GroupState) -> str:
     times = group.status.backoff_count
     nth = "the first time" if times < 2 else f"{times} times in a row"
     return f"pauses for {pause}, {nth}; {why}"
+
+
+def _why_its_claim_counts(claim: GroupClaim) -> str:
+    """A group that had to leave cannot be run by two at once: the same words until it is over."""
+    until = "" if claim.over_at is None else f", at the latest at {format_instant(claim.over_at)}"
+    return (
+        f"{claim.holder} has claimed it and was told to stop ({claim.stop_reason}):"
+        f" waits until it has{until}"
+    )
 
 
 def pause_ms(settings: Settings, former: int) -> int:
@@ -67,6 +80,8 @@ def contradictions(group: GroupState) -> list[str]:
         found.append("the group has no tasks, so there is nothing to run")
     if spec.min_member is not None and spec.min_member < 1:
         found.append(f"minMember is {spec.min_member}, and must be at least 1")
+    if spec.controller == "external" and not spec.min_resources:
+        found.append("an external group must state minResources: there are no pods to add up")
     if spec.tasks and group.replicas < group.min_member:
         found.append(f"minMember is {group.min_member}, but the tasks have {group.replicas} pods")
     least = sum(task.min_available for task in spec.tasks)

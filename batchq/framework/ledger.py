@@ -23,9 +23,10 @@ ROOT = "root"
 
 
 def scopes_of(group: GroupState) -> tuple[str, ...]:
-    """Where a group's charge is summed."""
+    """Where a group's charge is summed; an external group's not in the cluster, which is nodes."""
     queues = (ROOT,) if group.queue == ROOT else (ROOT, group.queue)
-    return (CLUSTER, *map(queue_scope, queues), namespace_scope(group.namespace))
+    cluster = () if group.is_external else (CLUSTER,)
+    return (*cluster, *map(queue_scope, queues), namespace_scope(group.namespace))
 
 
 def title_of(scope: str) -> str:
@@ -60,8 +61,9 @@ class LedgerView:
         self.limits = limits
         self.sums: dict[str, dict[str, int]] = {}
         self._charges: dict[str, Amounts] = {}
-        #: Queue -> what is set aside for its waiting head: others see it as if it were charged.
-        self.aside: dict[str, Amounts] = {}
+        #: Queue -> what is set aside for its waiting head, and where: others see it as if it were
+        #: charged.
+        self.aside: dict[str, tuple[Amounts, tuple[str, ...]]] = {}
         #: Rises with every change: what was asked of the same version is answered the same.
         self.version = 0
 
@@ -84,9 +86,9 @@ class LedgerView:
         self._charges[group.uid] = new
         self.version += 1
 
-    def put_aside(self, queue: str, amounts: Amounts) -> None:
-        """Keep this for the head of `queue`, for the rest of the session."""
-        self.aside[queue] = amounts
+    def put_aside(self, head: GroupState, amounts: Amounts) -> None:
+        """Keep this for the head of a queue, for the rest of the session."""
+        self.aside[head.queue] = (amounts, scopes_of(head))
         self.version += 1
 
     def used(self, scope: str, resource: str) -> int:
@@ -116,6 +118,6 @@ class LedgerView:
             return {}
         return {
             queue: amounts[resource]
-            for queue, amounts in self.aside.items()
-            if queue != group.queue and amounts.get(resource)
+            for queue, (amounts, scopes) in self.aside.items()
+            if queue != group.queue and scope in scopes and amounts.get(resource)
         }

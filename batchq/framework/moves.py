@@ -11,8 +11,18 @@ from typing import Literal
 import msgspec
 
 from batchq.api import intents
+from batchq.api.claims import final_reports, stopped
+from batchq.api.fences import following
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
-from batchq.api.objects import Condition, Metadata, Pod, PodGroupStatus, PodSpec, PodStatus
+from batchq.api.objects import (
+    Condition,
+    GroupClaim,
+    Metadata,
+    Pod,
+    PodGroupStatus,
+    PodSpec,
+    PodStatus,
+)
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe, named
 from batchq.framework.eligibility import pause_ms
@@ -31,6 +41,9 @@ _BACKS_OFF = frozenset(
         Leaving.CLAIM_LAPSED,
     }
 )
+
+#: A group remembers the retries of so many pods over an eviction.
+MOST_SPENT = 10_000
 
 _set = msgspec.structs.replace
 
@@ -91,6 +104,8 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         unknown_at=None,
         backoff_until=None,
         reasons=(),
+        claim=GroupClaim(),
+        reported=final_reports(group.status) if group.is_elastic else {},
     )
     message = f"reserved {describe(reservation)}"
     if reservation:
@@ -135,6 +150,8 @@ def roll_back(statement: Statement, group: GroupState, reason: Leaving, message:
         in_queue_at=None,
         started_at=None,
         unknown_at=None,
+        claim=stopped(status.claim, reason, now_ms),
+        reported=final_reports(status) if group.is_elastic else {},
         **changes,
     )
     for kind in ("Admitted", "QuotaReserved"):
@@ -156,7 +173,19 @@ def _spent(group: GroupState) -> dict[str, int]:
             counts.pop(ordinal, None)
         elif pod.status.failures:
             counts[ordinal] = pod.status.failures
-    return counts
+    return bounded_spent(counts)
+
+
+def bounded_spent(counts: dict[str, int]) -> dict[str, int]:
+    """As much of it as one record holds: the pods that failed most often.
+
+    The others have their retries anew, which costs some runs; a record of a million entries would
+    be written and sent again at each change of its group.
+    """
+    if len(counts) <= MOST_SPENT:
+        return counts
+    most = sorted(counts, key=lambda ordinal: (-counts[ordinal], int(ordinal)))[:MOST_SPENT]
+    return {ordinal: counts[ordinal] for ordinal in sorted(most, key=int)}
 
 
 def clear_pods(statement: Statement, group: GroupState, reason: str, *, keep_final: bool) -> None:
@@ -205,6 +234,7 @@ def finish(
         reservation={},
         unknown_at=None,
         reasons=(),
+        claim=stopped(group.status.claim, reason, now_ms),
     )
     set_condition(statement, group, "Finished", "True", reason, message)
     stop_leftovers(statement, group, reason)
@@ -235,7 +265,8 @@ def expire(statement: Statement, group: GroupState) -> None:
 def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
     """Pending -> Bound: the next attempt, on `node`."""
     now_ms = statement.session.now_ms
-    attempt = pod.status.attempt + 1
+    generation = statement.session.snapshot.standing.generation
+    attempt = following(pod.status.attempt, generation=generation)
     bound = _set(
         pod,
         status=_set(
@@ -318,7 +349,15 @@ def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
 
 def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
     """Evicted or Failed -> Pending, to be bound anew."""
-    status = _set(pod.status, phase=PodPhase.PENDING, node="", terminating=False, bound_at=None)
+    status = _set(
+        pod.status,
+        phase=PodPhase.PENDING,
+        node="",
+        last_node=pod.status.node,
+        holder="",
+        terminating=False,
+        bound_at=None,
+    )
     statement.put_pod(group, _set(pod, status=status))
     statement.say(intents.RequeuePod(group=group.key, pod=_pod_name(pod), uid=pod.metadata.uid))
 

@@ -66,6 +66,8 @@ def rank_of(session: Session, shape: TaskShape, node: NodeState) -> Rank | None:
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
     """The best node that takes a pod of this shape now, or None."""
+    if session.binding_refused is not None:
+        return None
     ranking = session.rankings.get(shape.shape)
     if ranking is None:
         ranking = session.rankings[shape.shape] = ShapeRanking(session, shape)
@@ -132,6 +134,8 @@ def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
     counts = Counter(refusal.detail for refusal in refusals if refusal is not None)
     parts = ", ".join(f"{count} {text}" for text, count in sorted(counts.items()))
     fitting = sum(1 for refusal in refusals if refusal is None)
+    if fitting and session.binding_refused is not None:
+        return session.binding_refused
     detail = f"task {shape.task.name}: {fitting}/{len(refusals)} nodes fit"
     if parts:
         detail += f": {parts}"

@@ -82,6 +82,8 @@ def _counts(verdicts: tuple[Verdict, ...]) -> bool:
 def _asked_beyond_promise(group: GroupState) -> Amounts:
     """What its pods without a node, those not yet created included, ask for beyond the promise."""
     asked: Amounts = {}
+    if group.is_external:
+        return asked
     for shape in group.tasks:
         away = sum(
             1

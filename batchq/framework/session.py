@@ -20,6 +20,7 @@ from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, PriorityClass, 
 from batchq.api.reasons import Verdict, ranked
 from batchq.api.resources import Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
+from batchq.framework.contact import refusal_to_bind
 from batchq.framework.extension import POINTS, ExtensionPoint
 from batchq.framework.ledger import LedgerView
 from batchq.framework.settings import Settings
@@ -101,6 +102,8 @@ class Session:
         for group in self.groups.values():
             self._count_in(group)
         self.queues = self._queues()
+        #: Why nothing at all is bound in this session; None if pods may be.
+        self.binding_refused = refusal_to_bind(self)
 
     # Plugins' say ----------------------------------------------------------------------------
 
@@ -214,9 +217,19 @@ def _nodes(snapshot: Snapshot, now_ms: int, settings: Settings) -> dict[str, Nod
     nodes = {}
     for record in sorted(snapshot.nodes, key=lambda node: node.metadata.name):
         status = record.status
-        ready = is_ready(status.ready, status.heartbeat, now_ms, settings.node_timeout_ms)
-        nodes[record.metadata.name] = NodeState(record, ready=ready)
+        timeout_ms = settings.node_timeout_ms
+        ready = is_ready(status.ready, _heard_at(snapshot, status.heartbeat), now_ms, timeout_ms)
+        heard = is_ready(status.ready, status.heartbeat, now_ms, timeout_ms)
+        nodes[record.metadata.name] = NodeState(record, ready=ready, heard=heard)
     return nodes
+
+
+def _heard_at(snapshot: Snapshot, heartbeat: int | None) -> int | None:
+    """A node is not silent as long as nobody could have heard it (batchq.framework.contact)."""
+    hears_since = snapshot.standing.hears_since
+    if heartbeat is None or hears_since is None:
+        return heartbeat
+    return max(heartbeat, hears_since)
 
 
 def _groups(snapshot: Snapshot, memo: ShapeMemo) -> dict[str, GroupState]:

@@ -31,7 +31,8 @@ class TaskShape:
 class GroupShape:
     """A group's tasks, and what an admission of it reserves.
 
-    `reservation` is, per dimension, the larger of minResources and minMember pods' requests.
+    `reservation` is, per dimension, the larger of minResources and minMember pods' requests. An
+    external group has as many `replicas` as its tasks say, and at least minMember.
     """
 
     spec: PodGroupSpec
@@ -69,6 +70,8 @@ def shape_of(spec: PodGroupSpec) -> GroupShape:
     tasks = shapes_of(spec.tasks)
     replicas = sum(task.replicas for task in spec.tasks)
     min_member = spec.min_member or max(1, replicas)
+    if spec.controller == "external":
+        replicas = max(replicas, min_member)
     of_pods = total(
         times(shape.requests, count)
         for shape, count in zip(tasks, choose(tasks, min_member), strict=True)
@@ -81,7 +84,7 @@ def shape_of(spec: PodGroupSpec) -> GroupShape:
         replicas=replicas,
         min_member=min_member,
         reservation=reservation,
-        claim=(tuple(reservation.items()), min_member, replicas),
+        claim=(tuple(reservation.items()), min_member, replicas, spec.controller),
     )
 
 

@@ -33,7 +33,7 @@ class GroupState:
     """
 
     __slots__ = (
-        "held",
+        "_on_nodes",
         "key",
         "min_member",
         "order",
@@ -65,8 +65,7 @@ class GroupState:
         self.tasks = shape.tasks
         self.replicas = shape.replicas
         self.min_member = shape.min_member
-        #: What its pods hold on nodes, terminating ones included, until their processes end.
-        self.held: Amounts = {}
+        self._on_nodes: Amounts = {}
         #: Task -> how many of its pods have a node and may keep it, or have succeeded.
         self.placed: dict[str, int] = dict.fromkeys(shape.by_task, 0)
         self.pods: dict[str, Pod] = {}
@@ -113,6 +112,23 @@ class GroupState:
     def reserved(self) -> bool:
         """Whether it holds a reservation."""
         return self.status.reserved_at is not None and self.phase not in TERMINAL
+
+    @property
+    def is_external(self) -> bool:
+        """Whether somebody else runs it: it has no pods of ours, and nodes are no matter to it."""
+        return self.record.spec.controller == "external"
+
+    @property
+    def held(self) -> Amounts:
+        """What it holds without a reservation, until its processes have ended.
+
+        Of pods, what they hold on nodes, terminating ones included; of an external group that lost
+        its reservation, what its claim holds until its end is reported or certain.
+        """
+        if not self.is_external:
+            return self._on_nodes
+        claim = self.status.claim
+        return dict(claim.holding) if claim.is_open and not self.reserved else {}
 
     # Its pods --------------------------------------------------------------------------------
 
@@ -169,9 +185,9 @@ class GroupState:
         phase = pod.status.phase
         if phase in ON_NODE:
             requests = of_pod(pod.spec.requests)
-            self.held = {
+            self._on_nodes = {
                 name: units
-                for name, units in plus(self.held, times(requests, sign)).items()
+                for name, units in plus(self._on_nodes, times(requests, sign)).items()
                 if units
             }
         if phase in ON_NODE:
@@ -192,14 +208,19 @@ class GroupState:
 
 
 class NodeState:
-    """A node during one session: what is free on it now."""
+    """A node during one session: what is free on it now.
 
-    __slots__ = ("free", "name", "ready", "record", "total")
+    `ready` counts its resources in; `heard` is False of a node that is only given the benefit of
+    the doubt, because it could not have been heard of (batchq.framework.contact).
+    """
 
-    def __init__(self, record: Node, *, ready: bool) -> None:
+    __slots__ = ("free", "heard", "name", "ready", "record", "total")
+
+    def __init__(self, record: Node, *, ready: bool, heard: bool = True) -> None:
         self.record = record
         self.name = record.metadata.name
         self.ready = ready
+        self.heard = heard
         self.total: Amounts = capacity_of(record)
         self.free: dict[str, int] = dict(self.total)
 

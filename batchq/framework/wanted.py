@@ -16,8 +16,10 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     """The ordinals that an admitted group lacks, to have min(minMember, unfinished) pods to run.
 
     Each task's minAvailable first, then tasks in order; pods that ended for good stay ended, and
-    others take their place.
+    others take their place. An external group lacks none: whoever runs it makes its pods.
     """
+    if group.is_external:
+        return []
     taken = _taken(group)
     there = Counter(pod.spec.task for pod in group.current() if _may_run(group, pod))
     missing = []

@@ -4,6 +4,9 @@ Rule 3: a queue's ledger + reservation <= its capability, groups <= maxPodGroups
 cluster's ledger + reservation <= ready resources x overcommit. Queues are served in the order of
 their share: ledger over what their weight deserves (batchq.framework.shares), counting what this
 pass has admitted. Refuses in line. Woken when a charge falls, a queue changes, or a node comes.
+
+External groups run on no node of ours: of rules 1 and 4 they skip what is said of nodes, and the
+root queue binds them only by a capability of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class Capacity:
             verdicts += never_fits(
                 group, capability, plugin=self.name, subject=subject, absent=None
             )
-        if not session.nodes:
+        if group.is_external or not session.nodes:
             return verdicts
         could = dict.fromkeys(UNBOUNDED, 2**53) | session.could_have
         subject = "the cluster, with every node that was seen within a day,"
@@ -45,13 +48,16 @@ class Capacity:
     def _over(self, session: Session, group: GroupState) -> list[Verdict]:
         claim = claim_of(group)
         ready = any(node.ready for node in session.nodes.values())
-        scopes = (queue_scope(group.queue), queue_scope(ROOT), *((CLUSTER,) if ready else ()))
+        in_cluster = ready and not group.is_external
+        scopes = (queue_scope(group.queue), queue_scope(ROOT), *((CLUSTER,) if in_cluster else ()))
         verdicts = [
             verdict
             for scope in scopes
             for verdict in over_limit(session, group, scope, claim, plugin=self.name)
         ]
-        return verdicts if ready else [*verdicts, _no_node(self.name, len(session.nodes))]
+        if ready or group.is_external:
+            return verdicts
+        return [*verdicts, _no_node(self.name, len(session.nodes))]
 
 
 def _no_node(plugin: str, known: int) -> Verdict:

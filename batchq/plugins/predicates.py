@@ -5,6 +5,7 @@ Woken when a node comes, changes, or has something freed on it.
 
 from __future__ import annotations
 
+from batchq.api.facts import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.session import Session
@@ -17,6 +18,9 @@ class Predicates:
 
     def predicate(self, session: Session, shape: TaskShape, node: NodeState) -> Verdict | None:
         refusal = suitability(shape, node)
+        if not refusal and not node.heard:
+            detail = "not heard of since the server was away"
+            return Verdict(plugin=self.name, reason=Waiting.WAITING_FOR_RESOURCES, detail=detail)
         if not refusal and (lacking := node.lacks(shape.requests)):
             return Verdict(
                 plugin=self.name,
@@ -39,6 +43,8 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
         return "not ready"
     if node.record.spec.unschedulable:
         return "cordoned"
+    if strange := _strange_protocol(node):
+        return strange
     template = shape.task.template
     labels = node.record.metadata.labels
     if any(labels.get(key) != value for key, value in template.node_selector.items()):
@@ -47,6 +53,23 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
         if taint.effect != "PreferNoSchedule" and not _tolerated(taint, template.tolerations):
             return f"taint {taint.key} not tolerated"
     return ""
+
+
+def _strange_protocol(node: NodeState) -> str:
+    """Why the agent of a node and this scheduler would not understand each other, or ''.
+
+    Neighbours do, so that a cluster can be upgraded a machine at a time, whichever goes first.
+    """
+    spoken = node.record.metadata.annotations.get(PROTOCOL_ANNOTATION)
+    if spoken is None or (spoken.isascii() and spoken.isdigit() and _is_near(int(spoken[:9]))):
+        return ""
+    return (
+        f"with an agent of protocol {spoken[:9]!r}, too far from the scheduler's {PROTOCOL}"
+    )
+
+
+def _is_near(protocol: int) -> bool:
+    return abs(protocol - PROTOCOL) <= 1
 
 
 def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:

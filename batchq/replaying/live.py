@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
+from batchq.api.fences import count_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Node, Pod, PodGroup, key_of
 from batchq.client import Client
@@ -236,5 +237,5 @@ def _outcome(job: TraceJob, group: PodGroup | None, pods: Sequence[Pod]) -> Repl
         started_at=last.status.started_at if last else None,
         finished_at=last.status.finished_at if last else None,
         admissions=group.status.admission,
-        attempts=sum(pod.status.attempt for pod in pods),
+        attempts=sum(count_of(pod.status.attempt) for pod in pods),
     )

@@ -11,6 +11,8 @@ from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 
+#: The most fundamental ones; `batchq describe` works out all of them when it is asked.
+MOST_REASONS_KEPT = 64
 _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
@@ -19,8 +21,9 @@ def write_reasons(session: Session) -> None:
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING and group.queue not in session.queues:
             session.refuse(group, standing_aside(session, group))
-    for uid, verdicts in session.refusals.items():
+    for uid, refusals in session.refusals.items():
         group = session.groups[uid]
+        verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _still_says(group.status.reasons, verdicts):
             continue
         first = verdicts[0]

@@ -29,6 +29,12 @@ from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
 from batchq.scheduler.cuts import leave_where_cut
+from batchq.scheduler.external import (
+    claim_is_over,
+    comes_to_its_end,
+    reported_progress,
+    runs_enough,
+)
 from batchq.scheduler.progress import Progress, remaining_reservation
 from batchq.scheduler.timers import (
     lease_over_at,
@@ -71,6 +77,8 @@ def _create_what_lacks(session: Session) -> None:
 def _settle_group(statement: Statement, group: GroupState) -> None:
     # What is written off now is requeued by the next session: each step of a pod is stored.
     lost = _write_off_lost_pods(statement, group)
+    if not is_admitted(group):
+        claim_is_over(statement, group)
     if group.phase in TERMINAL:
         _bury(statement, group)
     elif is_admitted(group):
@@ -142,6 +150,9 @@ def _settle_pending(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) -> None:
+    if group.is_external:
+        _settle_external(statement, group)
+        return
     progress = Progress.of(group)
     # First: who has come to its end is not sent back to do it all again.
     if _ends(statement, group, progress) or _leaves_by_order(statement, group):
@@ -149,11 +160,22 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
     _requeue_pods(statement, group, lost)
     if group.is_array:
         _stop_overdue_pods(statement, group)
-    _follow_pods(statement, group, progress)
+    enough = progress.running + progress.succeeded >= group.min_member
+    _follow_pods(statement, group, enough=enough)
     if group.phase != PodGroupPhase.IN_QUEUE:
         remaining = remaining_reservation(group, progress)
         if remaining != group.status.reservation:
             statement.set_status(group, reservation=remaining)
+
+
+def _settle_external(statement: Statement, group: GroupState) -> None:
+    """By what its consumer reports, and the clocks; its reservation stays whole to the end."""
+    progress = reported_progress(group)
+    if comes_to_its_end(statement, group, progress) or _walltime_passes(statement, group):
+        return
+    if claim_is_over(statement, group) or _leaves_by_order(statement, group):
+        return
+    _follow_pods(statement, group, enough=runs_enough(group, progress))
 
 
 def _leaves_by_order(statement: Statement, group: GroupState) -> bool:
@@ -182,17 +204,20 @@ def _ends(statement: Statement, group: GroupState, progress: Progress) -> bool:
             f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure}",
         )
         return True
+    return _walltime_passes(statement, group)
+
+
+def _walltime_passes(statement: Statement, group: GroupState) -> bool:
     over_at = walltime_over_at(group)
-    if over_at is not None and over_at <= statement.session.now_ms:
-        finish(statement, group, PodGroupPhase.FAILED, Finish.WALLTIME_EXCEEDED)
-        return True
-    return False
+    if over_at is None or statement.session.now_ms < over_at:
+        return False
+    finish(statement, group, PodGroupPhase.FAILED, Finish.WALLTIME_EXCEEDED)
+    return True
 
 
-def _follow_pods(statement: Statement, group: GroupState, progress: Progress) -> None:
+def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> None:
     """InQueue, Running and Unknown, by how many pods run; and the clocks of InQueue and Unknown."""
     settings, now_ms = statement.session.settings, statement.session.now_ms
-    enough = progress.running + progress.succeeded >= group.min_member
     status = group.status
     match group.phase, enough:
         case ((PodGroupPhase.IN_QUEUE | PodGroupPhase.UNKNOWN), True):
@@ -201,7 +226,9 @@ def _follow_pods(statement: Statement, group: GroupState, progress: Progress) ->
             move_group(statement, group, PodGroupPhase.UNKNOWN)
         case PodGroupPhase.IN_QUEUE, False:
             since = status.in_queue_at if status.in_queue_at is not None else now_ms
-            if since + settings.in_queue_timeout_ms <= now_ms:
+            # Whoever has claimed it has started to: the claim has a clock of its own.
+            waits = not status.claim.is_open
+            if waits and since + settings.in_queue_timeout_ms <= now_ms:
                 roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, "did not start in time")
         case PodGroupPhase.UNKNOWN, False:
             since = status.unknown_at if status.unknown_at is not None else now_ms
@@ -215,7 +242,8 @@ def _bury(statement: Statement, group: GroupState) -> None:
     stop_leftovers(statement, group, finished.reason if finished else Finish.CANCELLED)
     finished_at = group.status.finished_at or 0
     over = finished_at + group.record.spec.ttl_after_finished <= statement.session.now_ms
-    if over and not group.held and not _is_depended_on(statement.session, group):
+    busy = group.held or group.status.claim.is_open
+    if over and not busy and not _is_depended_on(statement.session, group):
         expire(statement, group)
 
 

@@ -74,6 +74,9 @@ def _leaving(session: Session, scope: str) -> Amounts:
             for pod in group.pods.values()
             if pod.status.terminating and pod.status.phase in ON_NODE
         )
+        if group.is_external:
+            # What it holds without a reservation is a claim that is being stopped.
+            stopping = group.held
         if stopping and scope in scopes_of(group):
             leaving = plus(leaving, _falls_by(group, stopping))
     return leaving

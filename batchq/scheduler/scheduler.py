@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.line import standing_aside
+from batchq.framework.line import blockers, standing_aside
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.session import Action, Plugin, Session
 from batchq.framework.settings import Settings
@@ -62,12 +62,17 @@ def _let_all_in(session: Session) -> None:
     for group in session.groups.values():
         if group.phase != PodGroupPhase.PENDING:
             continue
-        verdicts = [*standing_aside(session, group), *_never(session, group)]
+        # Nothing of an external group is bound later, so its limits hold now.
+        verdicts = (
+            list(blockers(session, group))
+            if group.is_external
+            else [*standing_aside(session, group), *_never(session, group)]
+        )
         if verdicts:
             session.refuse(group, verdicts)
             continue
         with Statement(session) as statement:
-            admit(statement, group, reservation={})
+            admit(statement, group, reservation=group.reservation if group.is_external else {})
             create_pods(statement, group, wanted_ordinals(group))
             statement.commit()
 

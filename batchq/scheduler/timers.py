@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
+from batchq.framework.contact import binding_held_until, since
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 
@@ -24,14 +25,16 @@ def lease_over_at(session: Session, pod: Pod) -> int | None:
         return None
     grace = pod.spec.termination_grace
     ends_at = session.snapshot.leases.get(pod.metadata.uid)
+    lease_ms = session.settings.pod_lease_ms
     if status.phase == PodPhase.RUNNING and ends_at is not None:
-        return ends_at + grace
+        # It was renewed a lease before it ends, or could not have been for as long as that.
+        return max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace
     node = session.nodes.get(status.node)
     if node is not None and (node.ready or node.record.status.heartbeat is None):
         return None
     heartbeat = 0 if node is None else node.record.status.heartbeat or 0
-    since = max(heartbeat, status.bound_at or 0, status.started_at or 0)
-    return since + session.settings.pod_lease_ms + grace
+    last_sign_at = max(heartbeat, status.bound_at or 0, status.started_at or 0)
+    return since(session, last_sign_at) + lease_ms + grace
 
 
 def retry_due_at(group: GroupState, pod: Pod) -> int:
@@ -42,7 +45,9 @@ def retry_due_at(group: GroupState, pod: Pod) -> int:
 def walltime_over_at(group: GroupState) -> int | None:
     """When a group's time is over; an array's pods have their own."""
     walltime, started_at = group.record.spec.walltime, group.status.started_at
-    if walltime is None or started_at is None or group.is_array:
+    if walltime is None or started_at is None:
+        return None
+    if group.is_array and not group.is_external:
         return None
     return started_at + walltime
 
@@ -66,9 +71,11 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
 
 def _instants(session: Session, groups: Iterable[GroupState]) -> Iterator[int]:
     settings = session.settings
+    if (held_until := binding_held_until(session)) is not None:
+        yield held_until
     for node in session.nodes.values():
         if node.ready and node.record.status.heartbeat is not None:
-            yield node.record.status.heartbeat + settings.node_timeout_ms
+            yield since(session, node.record.status.heartbeat) + settings.node_timeout_ms
     for group in groups:
         if group.uid not in session.expired:
             yield from _of_group(session, group)
@@ -80,16 +87,30 @@ def _of_group(session: Session, group: GroupState) -> Iterator[int]:
         yield (status.finished_at or 0) + group.record.spec.ttl_after_finished
     elif is_admitted(group):
         if group.phase == PodGroupPhase.IN_QUEUE and status.in_queue_at is not None:
-            yield status.in_queue_at + settings.in_queue_timeout_ms
-            if not session.group_ready(group):
-                # From then on it holds the room that it finds.
-                yield status.in_queue_at + settings.in_queue_timeout_ms // 2 + 1
+            yield from _of_wait(session, group, status.in_queue_at)
         if group.phase == PodGroupPhase.UNKNOWN and status.unknown_at is not None:
             yield status.unknown_at + settings.recovery_timeout_ms
         if (over_at := walltime_over_at(group)) is not None:
             yield over_at
     elif status.backoff_until is not None:
         yield status.backoff_until
+    if status.claim.is_open and (over_at := status.claim.over_at) is not None:
+        yield over_at
+    yield from _of_pods(session, group)
+
+
+def _of_wait(session: Session, group: GroupState, since: int) -> Iterator[int]:
+    """InQueue, and not Running yet: for a consumer, or for nodes."""
+    timeout_ms = session.settings.in_queue_timeout_ms
+    if group.status.claim.is_open:
+        return
+    yield since + timeout_ms
+    if not group.is_external and not session.group_ready(group):
+        # From then on it holds the room that it finds.
+        yield since + timeout_ms // 2 + 1
+
+
+def _of_pods(session: Session, group: GroupState) -> Iterator[int]:
     for pod in group.pods.values():
         if (over_at := lease_over_at(session, pod)) is not None:
             yield over_at

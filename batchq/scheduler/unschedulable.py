@@ -15,7 +15,9 @@ def leave_where_impossible(session: Session) -> None:
     """Asked once a session for each combination of shapes."""
     known: dict[tuple[object, ...], bool] = {}
     for group in session.groups.values():
-        if group.phase != PodGroupPhase.IN_QUEUE or session.group_ready(group):
+        if group.phase != PodGroupPhase.IN_QUEUE or group.is_external:
+            continue
+        if session.group_ready(group):
             continue
         gang = gang_of(session, group)
         shapes = tuple((shape.shape, count) for shape, count in gang)

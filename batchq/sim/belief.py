@@ -11,8 +11,17 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
+from batchq.api.claims import grace_of
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Dependency, Pod, PodGroup, PodGroupStatus, Task, full_name
+from batchq.api.objects import (
+    Dependency,
+    GroupClaim,
+    Pod,
+    PodGroup,
+    PodGroupStatus,
+    Task,
+    full_name,
+)
 from batchq.errors import InvalidInput
 from batchq.framework.ledger import charge_with_count
 from batchq.framework.state import GroupState
@@ -79,9 +88,11 @@ class Believed:
             state = GroupState(group, pods, 0)
             state.status = structs.replace(group.status, reservation=state.reservation)
             reservation = state.reservation
-            if group.status.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN):
+            runs = group.status.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
+            if runs and not state.is_external:
                 reservation = remaining_reservation(state, Progress.of(state))
             group = _with(group, structs.replace(group.status, reservation=reservation))
+        group = _with(group, structs.replace(group.status, claim=_claim_of(group)))
         charge = charge_with_count(GroupState(group, pods, 0))
         return _with(group, structs.replace(group.status, charge=charge))
 
@@ -104,6 +115,10 @@ class Believed:
         group = groups.get(key)
         if group is None:
             raise _problem(described, f"its PodGroup {key} is not described")
+        if group.spec.controller == "external":
+            raise _problem(
+                described, f"its PodGroup {key} is external: batchq makes and sees no pods of it"
+            )
         first, task = _task_of(described, group)
         pod = self._with_template(described, task)
         pod = self._with_status(described, pod, group)
@@ -194,6 +209,21 @@ def _task_of(described: DescribedPod, group: PodGroup) -> tuple[int, Task]:
     raise _problem(
         described,
         f"spec.task: PodGroup {full_name(group)} has no task {spec.task}; its tasks: {tasks}",
+    )
+
+
+def _claim_of(group: PodGroup) -> GroupClaim:
+    """A running external group is run by somebody who is not described, and does not go away."""
+    status = group.status
+    external = group.spec.controller == "external"
+    if not external or status.phase != PodGroupPhase.RUNNING or status.claim.phase != "None":
+        return status.claim
+    return GroupClaim(
+        phase="Running",
+        holder="a consumer",
+        claimed_at=status.started_at,
+        grace=grace_of(group.spec),
+        holding=status.reservation,
     )
 
 

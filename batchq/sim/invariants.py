@@ -38,14 +38,14 @@ class Watch:
         """After pods ended, or somebody changed the world: what is too much then is theirs."""
         if not self._has_changed():
             return
-        self._over = _oversubscribed(self._store)
+        self._over = oversubscribed(self._store)
         self._check_ledger()
 
     def after_session(self) -> None:
         """After a session was committed."""
         if not self._has_changed():
             return
-        over = _oversubscribed(self._store)
+        over = oversubscribed(self._store)
         for (node, resource), units in over.items():
             if units > self._over.get((node, resource), 0):
                 raise InvariantBroken(f"node {node} was given {units} of {resource} too much")
@@ -93,9 +93,10 @@ class Watch:
             if not pods and self._found_right.get(uid) is record:
                 continue
             group = GroupState(record, pods, 0)
-            _check_charge(group, charges.get(f"group:{group.uid}", ((), {}))[1])
-            if group.phase == PodGroupPhase.RUNNING:
-                _check_gang(group)
+            check_charge(group, charges.get(f"group:{group.uid}", ((), {}))[1])
+            # What an external group runs on is not in the world.
+            if group.phase == PodGroupPhase.RUNNING and not group.is_external:
+                check_gang(group)
             self._found_right[uid] = record
         objects = {
             f"object:{group.metadata.uid}"
@@ -144,7 +145,8 @@ def holdings(snapshot: Snapshot) -> dict[str, Amounts]:
     return held
 
 
-def _oversubscribed(store: MemoryStore) -> dict[tuple[str, str], int]:
+def oversubscribed(store: MemoryStore) -> dict[tuple[str, str], int]:
+    """(node, resource) -> by how much its pods ask for more than it has."""
     over = {}
     for name, amounts in holdings(store.snapshot()).items():
         node = store.get("Node", name)
@@ -155,13 +157,15 @@ def _oversubscribed(store: MemoryStore) -> dict[tuple[str, str], int]:
     return over
 
 
-def _check_charge(group: GroupState, charged: Mapping[str, int]) -> None:
+def check_charge(group: GroupState, charged: Mapping[str, int]) -> None:
+    """The ledger counts for a group what its objects say. Raises InvariantBroken."""
     expected = charge_with_count(group)
     if {name: units for name, units in expected.items() if units} != charged:
         raise InvariantBroken(f"{group.key} is charged {charged}, and holds {expected}")
 
 
-def _check_gang(group: GroupState) -> None:
+def check_gang(group: GroupState) -> None:
+    """A Running group has as many pods as it needs. Raises InvariantBroken."""
     progress = Progress.of(group)
     if progress.running + progress.succeeded < group.min_member:
         raise InvariantBroken(

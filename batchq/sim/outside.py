@@ -73,7 +73,7 @@ class Outside:
             group = self._store.get("PodGroup", key)
             if not isinstance(group, PodGroup):
                 self._leaving.remove(key)
-            elif group.status.phase in TERMINAL and not self._has_pods_on_nodes(group):
+            elif group.status.phase in TERMINAL and not self._still_runs(group):
                 self._leaving.remove(key)
                 self._write(changes.delete(self._store, "PodGroup", key, now_ms=self._now_ms()))
 
@@ -143,8 +143,8 @@ class Outside:
         new = structs.replace(node, status=status)
         self._write(changes.put_node(new, expect=node.metadata.revision, event=event))
 
-    def _has_pods_on_nodes(self, group: PodGroup) -> bool:
-        return any(
+    def _still_runs(self, group: PodGroup) -> bool:
+        return group.status.claim.is_open or any(
             isinstance(pod, Pod)
             and pod.status.group_uid == group.metadata.uid
             and pod.status.phase in ON_NODE

@@ -5,7 +5,7 @@ Lua's numbers are doubles, so no number travels into or out of a script other th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -17,6 +17,7 @@ from batchq.api.transaction import (
     Charge,
     Delivery,
     Event,
+    Ledger,
     Limit,
     Transaction,
     Word,
@@ -36,6 +37,7 @@ _ENCODER = msgspec.json.Encoder()
 _OBJECTS = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
 _EVENT = msgspec.json.Decoder(Event)
 _CHARGE = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[str, str], ...]])
+_LIMIT = msgspec.json.Decoder(dict[str, str])
 _PLACE = {name: str(place) for place, name in enumerate(KIND_NAMES, start=1)}
 
 
@@ -65,6 +67,20 @@ def read_charge(stored: bytes) -> Held:
     """A holder's scopes and amounts."""
     scopes, amounts = _CHARGE.decode(stored)
     return scopes, {name: int(units) for name, units in amounts}
+
+
+def read_ledger(stored: Mapping[bytes, bytes]) -> Ledger:
+    """The sums of every scope, in order, from the fields of the ledger."""
+    sums: Ledger = {}
+    for field in sorted(stored):
+        scope, name = field.decode().split(" ", 1)
+        sums.setdefault(scope, {})[name] = int(stored[field])
+    return {scope: sums[scope] for scope in sorted(sums)}
+
+
+def read_limit(stored: bytes) -> dict[str, int]:
+    """The limits of one scope."""
+    return {name: int(units) for name, units in _LIMIT.decode(stored).items()}
 
 
 def read_delivery(stored: bytes) -> tuple[tuple[int, int], Delivery]:

@@ -17,8 +17,16 @@ _DAY_S = 24 * 60 * _MINUTE_S
 
 #: How long the answers to a commit are remembered, for a caller that lost them.
 REQUEST_TTL_S = 10 * _MINUTE_S
+#: A scheduler that has been silent for so long is forgotten.
+SCHEDULERS_TTL_S = _MINUTE_S
 #: How long a pod's output is kept after it last wrote.
 LOG_TTL_S = 7 * _DAY_S
+#: How long what a node has left is kept for a leader to fold.
+INBOX_TTL_S = 7 * _DAY_S
+#: A node that is silent for so long was last heard of "never".
+ALIVE_TTL_S = _DAY_S
+#: How long what a pod's function returned is kept.
+RESULT_TTL_S = LOG_TTL_S
 
 #: The order in which scripts are given the keys of kinds.
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)
@@ -48,22 +56,39 @@ def request(request_id: str) -> str:
     return f"{_TAG}:request:{request_id}"
 
 
-def log(pod: str, attempt: int) -> str:
-    """The output of one attempt of a pod."""
-    return f"{_TAG}:log:{pod}-{attempt}"
+def log(node: str, pod: str, attempt: int) -> str:
+    """The output of one attempt of a pod, which ran on that node."""
+    return f"{_TAG}:log:{node}:{pod}-{attempt}"
+
+
+def inbox(node: str) -> str:
+    """What a node has to say, for the leader to fold."""
+    return f"{_TAG}:inbox:{node}"
+
+
+def alive(node: str) -> str:
+    """The beat of a node, and the leases of the pods on it."""
+    return f"{_TAG}:alive:{node}"
+
+
+def result(node: str, pod: str, attempt: int) -> str:
+    """What the function of one attempt of a pod returned, on the node that ran it."""
+    return f"{_TAG}:result:{node}:{pod}-{attempt}"
 
 
 REVISION = f"{_TAG}:revision"
 EPOCH = f"{_TAG}:epoch"
 LEADER = f"{_TAG}:leader"
+SERVER = f"{_TAG}:server"
+SCHEDULERS = f"{_TAG}:schedulers"
 CHANGES = f"{_TAG}:changes"
 EVENTS = f"{_TAG}:events"
 LEDGER = f"{_TAG}:ledger"
 CHARGES = f"{_TAG}:charges"
 LIMITS = f"{_TAG}:limits"
 OUTBOX = f"{_TAG}:outbox"
-LEASES = f"{_TAG}:leases"
-BEATS = f"{_TAG}:beats"
+BELL = f"{_TAG}:bell"
+COUNTS = f"{_TAG}:counts"
 
 
 def _permanent(name: str, type_: str, holds: str) -> Key:
@@ -77,16 +102,35 @@ TABLE: tuple[Key, ...] = (
         for kind in KIND_NAMES
     ),
     _permanent(REVISION, "string", "how many writes there have been; an object's is its last"),
-    _permanent(EPOCH, "string", "how often the leader has changed"),
+    _permanent(EPOCH, "string", "the leader's: generation * 10^6 + how often it has changed"),
+    _permanent(SERVER, "hash", "run id of the server, its generation, and since when (ms)"),
     _permanent(LEADER, "hash", "identity, epoch and expires_at (ms) of the leader"),
+    Key(
+        name=SCHEDULERS,
+        type="hash",
+        ttl_s=SCHEDULERS_TTL_S,
+        holds="identity -> '<last seen, ms> <revision mirrored, or -> <version>'",
+    ),
     _permanent(CHANGES, "stream", "the latest writes: kind, key, value; the id is <revision>-0"),
     _permanent(EVENTS, "stream", "the latest events, as JSON"),
     _permanent(LEDGER, "hash", "'<scope> <resource>' -> the sum of the charges in that scope"),
     _permanent(CHARGES, "hash", "holder -> JSON [scopes, [[resource, amount], …]]"),
     _permanent(LIMITS, "hash", "scope -> JSON {resource: amount}"),
     _permanent(OUTBOX, "hash", "'<pod>-<attempt>' -> '<revision> <place> <JSON>', until delivered"),
-    _permanent(LEASES, "hash", "pod -> when the lease of its attempt ends (ms)"),
-    _permanent(BEATS, "hash", "node -> when it was last heard of (ms)"),
+    _permanent(BELL, "stream", "which nodes have left something in their inbox: node"),
+    _permanent(COUNTS, "hash", "what is counted for ever: superseded facts, unreadable ones"),
+    Key(
+        name=f"{_TAG}:inbox:<node>",
+        type="hash",
+        ttl_s=INBOX_TTL_S,
+        holds="subject -> the last fact about it, as JSON, until it is folded",
+    ),
+    Key(
+        name=f"{_TAG}:alive:<node>",
+        type="hash",
+        ttl_s=ALIVE_TTL_S,
+        holds="beat -> ms; run -> run id of the server; '<pod>-<attempt>' -> end of its lease, ms",
+    ),
     Key(
         name=request("<id>"),
         type="string",
@@ -94,10 +138,16 @@ TABLE: tuple[Key, ...] = (
         holds="JSON [revision, [[word, subject, resource, need, limit, seen], …]]",
     ),
     Key(
-        name=f"{_TAG}:log:<pod>-<attempt>",
+        name=f"{_TAG}:log:<node>:<pod>-<attempt>",
         type="stream",
         ttl_s=LOG_TTL_S,
         holds="the newest output: stream, data, length so far, request",
+    ),
+    Key(
+        name=f"{_TAG}:result:<node>:<pod>-<attempt>",
+        type="string",
+        ttl_s=RESULT_TTL_S,
+        holds="what the pod's function returned, as JSON",
     ),
 )
 

@@ -11,7 +11,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import redis
@@ -21,16 +22,20 @@ from redis.retry import Retry
 
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
+from batchq.store.outage import Patience
 from batchq.store.scripts import Script
-from batchq.store.urls import checked_url, shown
+from batchq.store.sentinel import NoPrimary, PrimaryPool
+from batchq.store.urls import checked_url, is_sentinel, sentinel_url, shown
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 10.0
-#: No single blocking read lasts longer; its socket waits a little more than that.
-LONGEST_BLOCK_MS = 20_000
+#: No single blocking read lasts longer; with it, an answer takes no longer than any other.
+LONGEST_BLOCK_MS = 5_000
 TRIES = 6
+#: Who has waited this long for one answer is told so, and does not ask again by itself.
+LONGEST_ASK_S = 8.0
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 1.0
 #: How long a server may take to read its files after a start.
@@ -44,17 +49,26 @@ _LOST = (broken.ConnectionError, broken.TimeoutError)
 
 def new_client(url: str, *, retry: Retry, socket_timeout: float, **options: Any) -> redis.Redis:
     """A client that connects when it is first used. Raises InvalidInput for a malformed URL."""
-    client = redis.Redis.from_url(
-        checked_url(url),
-        retry=retry,
-        socket_timeout=socket_timeout,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        health_check_interval=30,
-        decode_responses=False,
+    options = {
+        "retry": retry,
+        "socket_timeout": socket_timeout,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "health_check_interval": 30,
+        "decode_responses": False,
         **options,
-    )
+    }
+    if is_sentinel(url):
+        client = redis.Redis.from_pool(PrimaryPool(sentinel_url(url), **options))
+    else:
+        client = redis.Redis.from_url(checked_url(url), **options)
     assert isinstance(client, redis.Redis)
     return client
+
+
+def close_client(client: redis.Redis) -> None:
+    """Let go of its connections, those to sentinels, too: a client closes its pool's alone."""
+    client.close()
+    client.connection_pool.close()
 
 
 def check_info(info: Mapping[str, Any], place: str) -> None:
@@ -87,6 +101,7 @@ class Link:
     def __init__(self, url: str, *, client: redis.Redis | None = None) -> None:
         self.shown = shown(url)
         self._url = url
+        self._through_sentinels = is_sentinel(url)
         self.connections = 0
         self._closing = threading.Event()
         once = Retry(NoBackoff(), 0)
@@ -100,19 +115,29 @@ class Link:
         self._blocking = client or new_client(
             url,
             retry=once,
-            socket_timeout=LONGEST_BLOCK_MS / 1000 + ANSWER_TIMEOUT_S,
+            socket_timeout=ANSWER_TIMEOUT_S,
         )
+        self._patience: Patience | None = None
+
+    @contextmanager
+    def patiently(self, patience: Patience) -> Iterator[None]:
+        """In here, who asks while the server is away waits as long as `patience` lasts."""
+        before, self._patience = self._patience, patience
+        try:
+            yield
+        finally:
+            self._patience = before
 
     def ask(self, question: Callable[[redis.Redis], T], *, tries: int = TRIES) -> T:
         """The answer; asked again when the connection breaks, so it must be harmless twice.
 
         Raises StoreUnavailable.
         """
-        return self._ask(self._client, question, tries)
+        return self._ask_patiently(self._client, question, tries)
 
     def wait(self, question: Callable[[redis.Redis], T]) -> T:
         """As `ask`, for commands that block up to LONGEST_BLOCK_MS."""
-        return self._ask(self._blocking, question, TRIES)
+        return self._ask_patiently(self._blocking, question, TRIES)
 
     def run(
         self, script: Script, keys: Sequence[str], arguments: Sequence[str | bytes | int]
@@ -136,10 +161,27 @@ class Link:
     def close(self) -> None:
         """Let go of every connection; whoever waits between two tries stops waiting."""
         self._closing.set()
-        self._client.close()
-        self._blocking.close()
+        for client in (self._client, self._blocking):
+            close_client(client)
+
+    def _ask_patiently(
+        self, client: redis.Redis, question: Callable[[redis.Redis], T], tries: int
+    ) -> T:
+        while True:
+            patience = self._patience
+            try:
+                answer = self._ask(client, question, tries)
+            except StoreUnavailable as error:
+                wait_s = None if patience is None else patience.next_wait_s(error)
+                if wait_s is None or self._closing.wait(wait_s):
+                    raise
+                continue
+            if patience is not None:
+                patience.answered()
+            return answer
 
     def _ask(self, client: redis.Redis, question: Callable[[redis.Redis], T], tries: int) -> T:
+        give_up_at = time.monotonic() + LONGEST_ASK_S
         failed = 0
         loading_until: float | None = None
         while True:
@@ -153,15 +195,24 @@ class Link:
                 delay = LONGEST_DELAY_S / 4
             except broken.AuthenticationError as error:
                 raise self.unavailable(error) from error
-            except _LOST as error:
+            except (broken.RedisError, OSError) as error:
                 failed += 1
-                if failed >= tries:
+                spent = failed >= tries or time.monotonic() >= give_up_at
+                if spent or not self._may_pass(client, error):
                     raise self.unavailable(error) from error
                 delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**failed)
-            except (broken.RedisError, OSError) as error:
-                raise self.unavailable(error) from error
             if self._closing.wait(delay * random.uniform(0.5, 1.0)):
                 raise StoreUnavailable(f"the connection to {self.shown} was closed")
+
+    def _may_pass(self, client: redis.Redis, error: Exception) -> bool:
+        """Whether the next try may fare better."""
+        if isinstance(error, _LOST):
+            return True
+        if self._through_sentinels and _word_of(error) in _DEMOTED:
+            # Nothing has been done; the next connection asks who is the primary now.
+            client.connection_pool.disconnect(inuse_connections=False)
+            return True
+        return False
 
     def _on_connect(self, connection: Any) -> None:
         connection.on_connect()
@@ -169,8 +220,13 @@ class Link:
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
         """One sentence and one hint for what redis-py raised."""
+        if isinstance(error, NoPrimary):
+            return StoreUnavailable(
+                f"the sentinels of {self.shown} {error.message}", hint=error.hint
+            )
         message, hint = _diagnosis(error, self._url)
-        return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint)
+        lasts = isinstance(error, broken.AuthenticationError) or _word_of(error) in _LASTING
+        return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint, lasts=lasts)
 
 
 _CODES: tuple[tuple[str, str, str], ...] = (
@@ -203,12 +259,17 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ("Authentication required", "NOAUTH"),
 )
 
+#: Who is refused so is refused again.
+_LASTING = ("NOAUTH", "NOPERM", "MOVED")
+#: What a server says that was the primary until just now.
+_DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
+
 
 def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
     text = str(error).strip()
-    code = next((word for phrase, word in _PHRASES if phrase in text), _code_of(error))
+    said = _word_of(error)
     for word, message, hint in _CODES:
-        if text.startswith(f"{word} ") or code == word:
+        if word == said:
             return message, hint
     match error:
         case broken.AuthenticationError():
@@ -228,8 +289,12 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
             return f"refuses a command: {_first_line(text)}", "see the server's log"
 
 
-def _code_of(error: Exception) -> str:
-    """The word that redis-py has cut off the server's message."""
+def _word_of(error: Exception) -> str:
+    """The word in capitals that the server's message begins with, or would."""
+    text = str(error).strip()
+    for phrase, word in _PHRASES:
+        if phrase in text:
+            return word
     match error:
         case broken.NoPermissionError():
             return "NOPERM"
@@ -238,13 +303,18 @@ def _code_of(error: Exception) -> str:
         case broken.OutOfMemoryError():
             return "OOM"
         case _:
-            return ""
+            return text.partition(" ")[0]
 
 
 def _no_connection(text: str, url: str) -> tuple[str, str]:
     lower = text.lower()
     if "name or service" in lower or "name resolution" in lower or "nodename nor" in lower:
         return "cannot be found: its host name is unknown", "check the host in the URL"
+    if is_sentinel(url) and ("refused" in lower or "primary" in lower or "previous" in lower):
+        return (
+            f"is not there: {_first_line(text)}",
+            "wait until its sentinels have chosen another primary, or start it",
+        )
     if "no such file" in lower or "refused" in lower:
         return "is not running: the connection is refused", _how_to_start(url)
     if "permission denied" in lower:

@@ -20,7 +20,7 @@ from batchq.api.transaction import (
     Transaction,
     Word,
 )
-from batchq.framework.snapshot import Snapshot
+from batchq.framework.snapshot import Snapshot, Standing
 from batchq.store.rules import (
     NOTHING,
     Held,
@@ -59,6 +59,11 @@ class MemoryStore:
     def get(self, kind: str, key: str) -> Object | None:
         """The object, or None."""
         return self._shelf.get(kind, key)
+
+    def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
+        """Those of the objects that there are, by key."""
+        found = ((key, self._shelf.get(kind, key)) for key in keys)
+        return {key: item for key, item in found if item is not None}
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """All objects of a kind (of one namespace), ordered by key."""
@@ -123,6 +128,10 @@ class MemoryStore:
         """Take what has been handed over out of the outbox."""
         for delivery in deliveries:
             self._outbox.pop((delivery.pod, delivery.attempt), None)
+
+    def stand(self, standing: Standing) -> None:
+        """How its reader stands with it: as if it were a server's."""
+        self._shelf.set_standing(standing)
 
     def hold_lease(self, pod: str, until_ms: int) -> None:
         """The pod's work-horse is known to live until then. It ends with the pod's attempt."""

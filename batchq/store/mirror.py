@@ -8,16 +8,20 @@ the reader was trimmed off, or the server has lost writes. It lists again then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import Any, cast
 
 from msgspec import Struct
 
-from batchq.api.objects import Object
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Node, Object, Pod
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys
+from batchq.store.alive import Alive, beats_of, leases_of, runs_of
+from batchq.store.contact import Contact, LastSeen, ServerHash, standing_of
 from batchq.store.link import Link
 from batchq.store.shelf import Shelf
 
@@ -25,6 +29,8 @@ from batchq.store.shelf import Shelf
 PAGE = 1_000
 #: How often a list is begun again because writes trimmed the stream meanwhile.
 LISTS = 5
+#: How often nodes are heard while pods wait for them to report.
+HEAR_REPORTS_EVERY_MS = 50
 
 
 class Trimmed(Exception):
@@ -93,15 +99,54 @@ def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]
     return int(following), {key.decode(): value for key, value in page.items()}
 
 
+def scan_pods_on(link: Link, node: str) -> Iterator[Pod]:
+    """The pods that hold a place on a node; one may come twice.
+
+    Heads tell which pods are on any node: they are short, and pods that have ended are many.
+    """
+    cursor = 0
+    while True:
+        following, heads = link.ask(partial(_heads_of_pods, cursor=cursor))
+        there = [
+            uid.decode()
+            for uid, head in heads.items()
+            if head.split(b"|", 2)[1].decode() in ON_NODE
+        ]
+        for stored in read_many(link, "Pod", there).values() if there else ():
+            pod = codec.read_object("Pod", stored)
+            if isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE:
+                yield pod
+        if (cursor := int(following)) == 0:
+            return
+
+
+def _heads_of_pods(client: Any, cursor: int) -> tuple[int, dict[bytes, bytes]]:
+    return cast(
+        tuple[int, dict[bytes, bytes]],
+        client.hscan(keys.heads("Pod"), cursor=cursor, count=PAGE),
+    )
+
+
 class Mirror:
     """All objects, beats and leases, as of the last `drain`. Owned by one thread."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, alive: Alive, contact: Contact, *, hear_every_ms: int) -> None:
         self._link = link
+        self._alive = alive
+        self._contact = contact
+        self._last_seen = LastSeen()
+        self._forgot = False
+        self._server: ServerHash = (None, None, None)
+        self._runs: dict[str, str] = {}
+        self._hear_every_ms = hear_every_ms
+        self._heard_at: int | None = None
+        #: The end of each lease as its node has told it; and of those that still count.
+        self._told: dict[tuple[str, str, int], int] = {}
+        self._leases: dict[str, int] = {}
+        #: Pods that have changed since their leases were looked at.
+        self._moved: set[str] = set()
         self._shelf = Shelf()
         self._revision: int | None = None
-        self._beats: dict[bytes, bytes] = {}
-        self._leases: dict[bytes, bytes] = {}
         self._connections = -1
         self._run_id = ""
         self._turn = _Turn()
@@ -114,6 +159,17 @@ class Mirror:
 
     def drain(self) -> None:
         """Take in everything that has happened. Raises StoreUnavailable."""
+        try:
+            self._drain()
+            self._contact.made()
+        except StoreUnavailable:
+            self._contact.lost()
+            raise
+        self._shelf.set_standing(
+            standing_of(self._server, runs=self._runs, contact=self._contact, forgot=self._forgot)
+        )
+
+    def _drain(self) -> None:
         for _ in range(LISTS):
             self._notice_restart()
             try:
@@ -130,6 +186,11 @@ class Mirror:
             f"the server at {self._link.shown} is written to faster than this process can read",
             hint="the change stream was trimmed each time that all objects were listed",
         )
+
+    @property
+    def revision(self) -> int:
+        """What the last `drain` has come to, 0 before the first."""
+        return self._revision or 0
 
     def forget(self) -> None:
         """List everything again at the next drain."""
@@ -185,13 +246,14 @@ class Mirror:
             for key in sorted(listed):
                 shelf.put(kind, key, codec.read_object(kind, listed[key]))
         self._shelf, self._revision = shelf, revision
-        self._beats, self._leases = {}, {}
+        self._heard_at = None
+        self._last_seen.note_latest(self._link)
 
     def _watch(self) -> None:
         while True:
             assert self._revision is not None
             after = self._revision
-            revision, reply, beats, leases = self._link.ask(partial(_pull, after=after))
+            revision, reply, self._server = self._link.ask(partial(_pull, after=after))
             # An older file was restored, or everything was deleted, if the count has fallen.
             if revision < after:
                 raise Trimmed
@@ -200,12 +262,15 @@ class Mirror:
                 raise Trimmed
             for change in changes:
                 self._take(change)
+            self._note_last(reply)
             if len(changes) < PAGE:
-                self._fold(beats, leases)
+                self._hear()
                 return
 
     def _take(self, change: Change) -> None:
         self._revision = change.revision
+        if change.kind == "Pod":
+            self._moved.add(change.key)
         here = self._shelf.get(change.kind, change.key)
         if here is not None and here.metadata.revision >= change.revision:
             return
@@ -214,13 +279,46 @@ class Mirror:
         else:
             self._shelf.put(change.kind, change.key, change.value)
 
-    def _fold(self, beats: dict[bytes, bytes], leases: dict[bytes, bytes]) -> None:
-        if beats != self._beats:
-            self._beats = beats
-            self._shelf.set_beats(read_instants(beats))
-        if leases != self._leases:
-            self._leases = leases
-            self._shelf.set_leases(read_instants(leases))
+    def _hear(self) -> None:
+        """Beats and leases, asked for now and then; but a lease goes with its attempt at once."""
+        now = monotonic_ns() // 1_000_000
+        every_ms = self._hear_every_ms
+        if self._waits_for_reports():
+            every_ms = min(every_ms, HEAR_REPORTS_EVERY_MS)
+        if self._heard_at is None or now - self._heard_at >= every_ms:
+            said = self._alive.read(self._shelf.nodes_in_use())
+            self._heard_at = now
+            self._shelf.set_beats(beats_of(said))
+            self._runs = runs_of(said)
+            self._told = leases_of(said)
+            self._leases, self._moved = {}, {pod for _, pod, _ in self._told}
+            self._shelf.set_leases(self._current_leases())
+        elif self._moved:
+            self._shelf.set_leases(self._current_leases())
+
+    def _waits_for_reports(self) -> bool:
+        """Whether a ready node has not said yet what it runs under this run of the server."""
+        run = (self._server[0] or b"").decode()
+        return any(
+            isinstance(node, Node)
+            and node.status.ready
+            and self._runs.get(node.metadata.name) != run
+            for node in self._shelf.list("Node", "")
+        )
+
+    def _current_leases(self) -> dict[str, int]:
+        """Of pods in the attempt that the lease is for, on the node that has told of it."""
+        leases = dict(self._leases)
+        for uid in self._moved:
+            leases.pop(uid, None)
+            pod = self._shelf.get("Pod", uid)
+            if isinstance(pod, Pod) and pod.status.phase in ON_NODE:
+                ends_at = self._told.get((pod.status.node, uid, pod.status.attempt))
+                if ends_at is not None:
+                    leases[uid] = ends_at
+        self._moved = set()
+        self._leases = leases
+        return leases
 
     def _notice_restart(self) -> None:
         """A restarted server may have lost writes and counted on to the same revision."""
@@ -231,24 +329,27 @@ class Mirror:
         # Asking may have made a connection itself; then the next look asks once more.
         self._connections = connections
         if run_id != self._run_id:
+            self._forgot = self._last_seen.is_forgotten(self._link)
             self._run_id = run_id
             self._revision = None
+            # Only those who speak to the new run have been in touch with it.
+            self._contact.lost()
+
+    def _note_last(self, reply: Any) -> None:
+        for _, entries in reply or ():
+            raw_id, fields = entries[-1]
+            kind, key = fields[b"kind"].decode(), fields[b"key"].decode()
+            self._last_seen.note(int(raw_id.split(b"-")[0]), kind, key, fields[b"value"])
 
 
-def read_instants(stored: dict[bytes, bytes]) -> dict[str, int]:
-    """Names and milliseconds, ordered by name."""
-    return {name.decode(): int(stored[name]) for name in sorted(stored)}
-
-
-def _pull(client: Any, after: int) -> tuple[int, Any, dict[bytes, bytes], dict[bytes, bytes]]:
+def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
     """One round trip; the revision is read first, so the stream reaches at least to it."""
     pipeline = client.pipeline(transaction=False)
     pipeline.get(keys.REVISION)
     pipeline.xread({keys.CHANGES: f"{after}-0"}, count=PAGE)
-    pipeline.hgetall(keys.BEATS)
-    pipeline.hgetall(keys.LEASES)
-    revision, reply, beats, leases = pipeline.execute()
-    return int(revision or 0), reply, beats, leases
+    pipeline.hmget(keys.SERVER, ("run", "generation", "since"))
+    revision, reply, server = pipeline.execute()
+    return int(revision or 0), reply, tuple(server)
 
 
 class _Turn:
@@ -281,15 +382,16 @@ class _Turn:
             while expected := shelf.keys_after(kind, self._after, PAGE):
                 self._after = expected[-1]
                 read += len(expected)
-                yield kind, _read_many(link, kind, expected), expected
+                yield kind, read_many(link, kind, expected), expected
                 if read >= most:
                     return
             self._kinds = [*self._kinds[1:], kind]
             self._cursor, self._after, self._scanned = 0, "", False
 
 
-def _read_many(link: Link, kind: str, wanted: list[str]) -> dict[str, bytes]:
+def read_many(link: Link, kind: str, wanted: Sequence[str]) -> dict[str, bytes]:
+    """Objects of a kind as stored, by key; those that are missing are left out."""
     values = link.ask(
-        lambda client: cast("list[bytes | None]", client.hmget(keys.objects(kind), wanted))
+        lambda client: cast("list[bytes | None]", client.hmget(keys.objects(kind), list(wanted)))
     )
     return {key: value for key, value in zip(wanted, values, strict=True) if value is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -73,3 +74,42 @@ class Outage:
             since, self._since = self._since, None
         if since is not None:
             _log.info("store.back", away_s=round(time.monotonic() - since, 1))
+
+
+class Patience:
+    """Waits for the store on behalf of somebody who looks on, and tells them once each time.
+
+    `tell` gets a sentence. `deadline` is an instant of the monotonic clock, None for no end.
+    Owned by one thread.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        deadline: float | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._tell = tell
+        self._deadline = deadline
+        self._backoff = backoff or Backoff(longest_ms=2000)
+        self._since: float | None = None
+
+    def next_wait_s(self, error: StoreUnavailable) -> float | None:
+        """How long to wait before the question is asked again; None if it is to end instead."""
+        now = time.monotonic()
+        if error.lasts or (self._deadline is not None and now >= self._deadline):
+            return None
+        if self._since is None:
+            self._since = now
+            self._tell(f"{error.message}; waiting for it")
+        wait_s = self._backoff.next_ms() / 1000
+        return wait_s if self._deadline is None else min(wait_s, self._deadline - now)
+
+    def answered(self) -> None:
+        """The store has answered."""
+        if self._since is None:
+            return
+        away_s, self._since = time.monotonic() - self._since, None
+        self._backoff.reset()
+        self._tell(f"the server is back after {away_s:.0f} s; going on")

@@ -9,16 +9,19 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import redis
 from msgspec import Struct
 
-from batchq.api.objects import NAMESPACED, Object
+from batchq.api.objects import NAMESPACED, Object, Pod
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys, scripts
+from batchq.store.alive import Alive, Renewal, beats_of
 from batchq.store.clock import ServerClock
+from batchq.store.contact import Contact
+from batchq.store.inboxes import Inboxes
 from batchq.store.link import LONGEST_BLOCK_MS, Link, check_info
 from batchq.store.mirror import (
     PAGE,
@@ -27,18 +30,24 @@ from batchq.store.mirror import (
     Mirror,
     Trimmed,
     read_changes,
-    read_instants,
+    read_many,
     scan_objects,
+    scan_pods_on,
 )
 from batchq.store.rules import Held, commit_of, well_formed
 
-__all__ = ["Change", "Difference", "RedisStore", "Trimmed"]
+__all__ = ["Change", "Difference", "RedisStore", "Renewal", "Trimmed"]
 
 #: The streams keep about this much.
 CHANGES_KEPT = 65_536
 EVENTS_KEPT = 10_000
 LOG_BYTES_KEPT = 1024 * 1024
 LOG_PIECE_BYTES = 64 * 1024
+#: An entry costs more than its data: an attempt that writes single bytes is bounded by this.
+LOG_PIECES_KEPT = 32_768
+
+#: A snapshot's beats and leases are read at most this often: there is one for each running pod.
+HEAR_EVERY_MS = 1_000
 
 #: One call of the script does at most so much; a single transaction is never divided.
 TRANSACTIONS_A_CALL = 1_000
@@ -64,13 +73,6 @@ class Leader(Struct, frozen=True, kw_only=True):
     expires_at: int
 
 
-class Renewal(Struct, frozen=True, kw_only=True):
-    """Whether a pod's work-horse goes on, stops (`reason` says why), or is no longer the pod's."""
-
-    word: Literal["ok", "stop", "fenced"]
-    reason: str = ""
-
-
 class LogChunk(Struct, frozen=True, kw_only=True):
     """A piece of a pod's output. `id` is where to read on after."""
 
@@ -83,13 +85,23 @@ class RedisStore:
     """See `ports.Store`; and the leader's lease, beats, leases, outbox, logs and watching."""
 
     def __init__(
-        self, url: str, *, client: redis.Redis | None = None, changes_kept: int = CHANGES_KEPT
+        self,
+        url: str,
+        *,
+        client: redis.Redis | None = None,
+        changes_kept: int = CHANGES_KEPT,
+        hear_every_ms: int = HEAR_EVERY_MS,
     ) -> None:
-        """Connects at the first call. `client` stands in for a connection to `url`."""
+        """Connects at the first call. `client` stands in for a connection to `url`; a snapshot's
+        beats and leases are at most `hear_every_ms` old.
+        """
         self.url = url
         self._link = Link(url, client=client)
         self._clock = ServerClock(self._link)
-        self._mirror = Mirror(self._link)
+        self.inboxes = Inboxes(self._link)
+        self.alive = Alive(self._link, self.now_ms)
+        self._contact = Contact(self.now_ms)
+        self._mirror = Mirror(self._link, self.alive, self._contact, hear_every_ms=hear_every_ms)
         self._changes_kept = changes_kept
         self._seen = 0
         # Names the calls of this process, so that a repeated one is known.
@@ -100,11 +112,20 @@ class RedisStore:
         """Let go of the connections; calls in progress end with StoreUnavailable."""
         self._link.close()
 
+    @property
+    def link(self) -> Link:
+        """The connection, for the other modules of this package."""
+        return self._link
+
     # --- the server -------------------------------------------------------------------------
 
     def now_ms(self) -> int:
         """The server's time, in milliseconds."""
         return self._clock.now_ms()
+
+    def run_id(self) -> str:
+        """Another one after each start of the server. Raises StoreUnavailable."""
+        return self._link.run_id()
 
     def server_info(self) -> ServerInfo:
         """Raises StoreUnavailable."""
@@ -122,6 +143,14 @@ class RedisStore:
             lambda client: cast("bytes | None", client.hget(keys.objects(kind), key))
         )
         return codec.read_object(kind, stored) if stored else None
+
+    def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
+        """Those of the objects that there are, by key, as they are now. Raises StoreUnavailable."""
+        found: dict[str, Object] = {}
+        for start in range(0, len(keys), PAGE):
+            stored = read_many(self._link, kind, keys[start : start + PAGE])
+            found.update((key, codec.read_object(kind, value)) for key, value in stored.items())
+        return found
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """All objects of a kind (of one namespace), ordered by key. Raises StoreUnavailable."""
@@ -142,6 +171,17 @@ class RedisStore:
         """
         return self._mirror.snapshot()
 
+    def judge_silence_by(self, lease_ms: int) -> None:
+        """What a break in the contact is, for a reader that goes by leases of this length."""
+        self._contact.allow_gaps(lease_ms // 3)
+
+    def follow(self) -> int:
+        """Let the mirror follow, without a picture: the revision that it is at; from `snapshot`'s
+        thread. Raises StoreUnavailable.
+        """
+        self._mirror.drain()
+        return self._mirror.revision
+
     def compare(self, most: int = 2_000) -> Sequence[Difference]:
         """Differences between the next shard of Redis and the mirror; from `snapshot`'s thread.
 
@@ -154,11 +194,7 @@ class RedisStore:
 
     def ledger(self) -> Ledger:
         """The sums of every scope, without zeros. Raises StoreUnavailable."""
-        sums: Ledger = {}
-        for field, units in sorted(self._hash(keys.LEDGER).items()):
-            scope, name = field.decode().split(" ", 1)
-            sums.setdefault(scope, {})[name] = int(units)
-        return {scope: sums[scope] for scope in sorted(sums)}
+        return codec.read_ledger(self._hash(keys.LEDGER))
 
     def charges(self) -> Mapping[str, Held]:
         """Every holder's scopes and amounts. Raises StoreUnavailable."""
@@ -237,8 +273,11 @@ class RedisStore:
     def lead(self, identity: str, lease_ms: int) -> int | None:
         """Take or renew the leader's lease: the epoch, or None if another leads."""
         now = self.now_ms()
+        has_run_id = "yes" if self._link.run_id() else ""
         epoch = self._link.run(
-            scripts.LEAD, (keys.LEADER, keys.EPOCH), (identity, now, now + lease_ms)
+            scripts.LEAD,
+            (keys.LEADER, keys.EPOCH, keys.SERVER),
+            (identity, now, now + lease_ms, has_run_id),
         )
         return int(epoch) if epoch else None
 
@@ -259,21 +298,34 @@ class RedisStore:
 
     # --- nodes and work-horses --------------------------------------------------------------
 
-    def beat(self, node: str) -> None:
-        """The node is alive now. Nothing happens for a node that does not exist."""
-        self._link.run(scripts.BEAT, (keys.heads("Node"), keys.BEATS), (node, self.now_ms()))
+    def beat(self, node: str, run: str = "") -> None:
+        """The node is alive now, and has told everything to the server with this run id."""
+        self.alive.beat(node, run)
 
-    def beats(self) -> dict[str, int]:
-        """When each node was last heard of, in the server's milliseconds."""
-        return read_instants(self._hash(keys.BEATS))
+    def beats(self, nodes: Sequence[str] | None = None) -> dict[str, int]:
+        """When these nodes (None: all that are objects) were last heard of, in the server's
+        milliseconds; those that never were are left out.
+        """
+        return beats_of(self.alive.read(sorted(self.inboxes.nodes()) if nodes is None else nodes))
 
-    def renew(self, pod: str, fence: str, lease_ms: int) -> Renewal:
-        """Renew the lease of the attempt that `fence` names, and hear whether to go on."""
-        until = self.now_ms() + lease_ms
-        word, reason = self._link.run(
-            scripts.RENEW, (keys.heads("Pod"), keys.LEASES), (pod, fence, until)
-        )
-        return Renewal(word=word.decode(), reason=reason.decode())
+    def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
+        """Renew the lease of an attempt on a node, and hear whether the holder of `fence`, which
+        names it, is to go on.
+        """
+        return self.alive.renew(node, pod, attempt, fence, lease_ms)
+
+    def end_lease(self, node: str, pod: str, attempt: int) -> None:
+        """Nothing of the attempt runs any more."""
+        self.alive.end_lease(node, pod, attempt)
+
+    def pods_on(self, node: str) -> Sequence[Pod]:
+        """The pods that hold a place on a node, ordered by key; cheaper than to list all pods."""
+        found = {pod.metadata.uid: pod for pod in scan_pods_on(self._link, node)}
+        return tuple(found[uid] for uid in sorted(found))
+
+    def counts(self) -> dict[str, int]:
+        """What has gone wrong how often, ever: `superseded` facts, `unreadable` ones."""
+        return self.inboxes.counts()
 
     def outbox(self) -> Sequence[Delivery]:
         """What has been bound and not yet been handed over, in order of binding."""
@@ -289,31 +341,42 @@ class RedisStore:
     def _remove(self, key: str, fields: Sequence[str]) -> None:
         self._link.ask(lambda client: client.hdel(key, *fields))
 
-    def append_log(self, pod: str, attempt: int, stream: str, data: bytes) -> None:
-        """Keep output of a pod's attempt; of much, the newest MiB."""
+    def append_log(self, node: str, pod: str, attempt: int, stream: str, data: bytes) -> None:
+        """Keep output of a pod's attempt on a node; of much, the newest MiB."""
         for start in range(0, len(data), LOG_PIECE_BYTES):
             self._link.run(
                 scripts.LOG,
-                (keys.log(pod, attempt),),
+                (keys.log(node, pod, attempt),),
                 (
                     f"{self._name}.{os.getpid()}.{next(self._calls)}",
                     stream,
                     data[start : start + LOG_PIECE_BYTES],
                     LOG_BYTES_KEPT,
                     keys.LOG_TTL_S,
+                    LOG_PIECES_KEPT,
                 ),
             )
 
     def read_log(
-        self, pod: str, attempt: int, after: str = "0", block_ms: int = 0
+        self, node: str, pod: str, attempt: int, after: str = "0", block_ms: int = 0
     ) -> Sequence[LogChunk]:
         """Up to a thousand pieces of output after `after`; waits for one if `block_ms` is given."""
-        reply = self._read_stream(keys.log(pod, attempt), after, block_ms)
+        reply = self._read_stream(keys.log(node, pod, attempt), after, block_ms)
         return [
             LogChunk(id=id_.decode(), stream=fields[b"stream"].decode(), data=fields[b"data"])
             for _, entries in reply or ()
             for id_, fields in entries
         ]
+
+    def put_result(self, node: str, pod: str, attempt: int, result: bytes) -> None:
+        """Keep what the function of a pod's attempt returned, as JSON; twice is harmless."""
+        key = keys.result(node, pod, attempt)
+        self._link.ask(lambda client: client.set(key, result, ex=keys.RESULT_TTL_S))
+
+    def read_result(self, node: str, pod: str, attempt: int) -> bytes | None:
+        """What an attempt's function returned, as JSON; None if nothing is kept (any more)."""
+        key = keys.result(node, pod, attempt)
+        return self._link.ask(lambda client: cast("bytes | None", client.get(key)))
 
     # --- watching ---------------------------------------------------------------------------
 
@@ -386,8 +449,7 @@ def _commit_keys(request_id: str) -> tuple[str, ...]:
         keys.CHARGES,
         keys.LIMITS,
         keys.OUTBOX,
-        keys.LEASES,
-        keys.BEATS,
+        keys.SERVER,
         *(name(kind) for kind in keys.KIND_NAMES for name in (keys.objects, keys.heads)),
     )
 

@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from batchq.store.connect import rq_connection
-from batchq.store.link import Link
+from batchq.store.link import Link, close_client
 
 
 class RqLink:
@@ -36,4 +36,4 @@ class RqLink:
 
     def close(self) -> None:
         """Let go of the connection."""
-        self.connection.close()
+        close_client(self.connection)

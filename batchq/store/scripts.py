@@ -30,8 +30,9 @@ def _read(name: str, *parts: str) -> Script:
 COMMIT = _read("commit", "moves", "charges")
 LEAD = _read("lead")
 RESIGN = _read("resign")
-RENEW = _read("renew")
-BEAT = _read("beat")
+ATTEND = _read("attend")
+INBOX = _read("inbox")
+FOLDED = _read("folded")
 LOG = _read("log")
 
-ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, RENEW, BEAT, LOG)
+ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, LOG)

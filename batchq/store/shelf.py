@@ -7,11 +7,13 @@ changed are built again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping
 from typing import Generic, TypeVar, cast
 
 from msgspec import structs
 
+from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import (
     KINDS,
     NAMESPACED,
@@ -23,7 +25,7 @@ from batchq.api.objects import (
     Queue,
     ResourceQuota,
 )
-from batchq.framework.snapshot import Snapshot
+from batchq.framework.snapshot import Snapshot, Standing
 
 T = TypeVar("T")
 
@@ -77,12 +79,18 @@ class Shelf:
         self._pods: dict[str, Row[Pod]] = {}
         self._pods_view: dict[str, tuple[Pod, ...]] = {}
         self._stale_pods: set[str] = set()
+        self._on_node: Counter[str] = Counter()
         self._beats: dict[str, int] = {}
         self._leases: Mapping[str, int] = {}
+        self._standing = Standing()
         self._snapshot: Snapshot | None = None
 
     def get(self, kind: str, key: str) -> Object | None:
         return self._by_key[kind].get(key)
+
+    def nodes_in_use(self) -> list[str]:
+        """The nodes that there are, and those that pods are on, in order."""
+        return sorted({*self._by_key["Node"], *self._on_node})
 
     def keys_after(self, kind: str, key: str, most: int) -> list[str]:
         """Up to `most` keys of a kind that follow `key`, in order."""
@@ -100,6 +108,8 @@ class Shelf:
     def put(self, kind: str, key: str, item: Object) -> None:
         former = self._by_key[kind].get(key)
         self._by_key[kind][key] = item
+        self._count_on_node(former, -1)
+        self._count_on_node(item, 1)
         self._rows[kind].put(key, item)
         if isinstance(item, Pod):
             group = item.status.group_uid
@@ -114,12 +124,13 @@ class Shelf:
         if former is None:
             return
         self._rows[kind].remove(key)
+        self._count_on_node(former, -1)
         if isinstance(former, Pod):
             self._drop_pod(former, key)
         self._snapshot = None
 
     def set_beats(self, beats: dict[str, int]) -> None:
-        """When each node was last heard of; stands in its status in place of what is stored."""
+        """When each node was last heard of; stands in its status if that is later than stored."""
         if beats != self._beats:
             self._beats = beats
             self._snapshot = None
@@ -128,6 +139,12 @@ class Shelf:
         """Until when each pod's lease lasts. The mapping must not change afterwards."""
         if leases != self._leases:
             self._leases = leases
+            self._snapshot = None
+
+    def set_standing(self, standing: Standing) -> None:
+        """How the reader stands with its server."""
+        if standing != self._standing:
+            self._standing = standing
             self._snapshot = None
 
     def snapshot(self, revision: int) -> Snapshot:
@@ -144,6 +161,7 @@ class Shelf:
             groups=cast(tuple[PodGroup, ...], rows["PodGroup"].all()),
             pods=self._pods_by_group(),
             leases=self._leases,
+            standing=self._standing,
         )
         return self._snapshot
 
@@ -155,7 +173,9 @@ class Shelf:
 
     def _with_beat(self, node: Node) -> Node:
         beat = self._beats.get(node.metadata.name)
-        if beat is None or beat == node.status.heartbeat:
+        # Beats are asked for now and then: a node that has just registered was heard of since.
+        stored = node.status.heartbeat
+        if beat is None or (stored is not None and beat <= stored):
             return node
         return structs.replace(node, status=structs.replace(node.status, heartbeat=beat))
 
@@ -170,6 +190,13 @@ class Shelf:
             self._stale_pods.clear()
             self._pods_view = view
         return self._pods_view
+
+    def _count_on_node(self, item: Object | None, difference: int) -> None:
+        if isinstance(item, Pod) and item.status.phase in ON_NODE:
+            name = item.status.node
+            self._on_node[name] += difference
+            if not self._on_node[name]:
+                del self._on_node[name]
 
     def _drop_pod(self, pod: Pod, key: str) -> None:
         group = pod.status.group_uid

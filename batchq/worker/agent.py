@@ -12,40 +12,46 @@ in again what RQ lost, and report what died without a word.
 from __future__ import annotations
 
 import gc
-import re
+import os
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from time import time
 
 import structlog
 from msgspec import Struct
 
-from batchq.api.lifecycle import ON_NODE, PodPhase
+from batchq.api.lifecycle import PodPhase
+from batchq.api.limits import MEMORY_LIMIT_ANNOTATION
 from batchq.api.objects import Pod, Taint
 from batchq.api.reasons import Leaving
-from batchq.api.times import DAY, HOUR, SECOND
+from batchq.api.times import HOUR, SECOND
 from batchq.errors import StoreUnavailable
 from batchq.store.connect import open_when_up
+from batchq.store.outage import Backoff, Outage
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.chores import Chores
+from batchq.worker.desk import Desk
 from batchq.worker.detect import detect_resources, gpu_indices
 from batchq.worker.entry import Harness
+from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.gpus import GpuShares
 from batchq.worker.leftovers import sweep
+from batchq.worker.limits import Enforce, settle
 from batchq.worker.messenger import monotonic_ms
 from batchq.worker.node import Membership, NodeOffer, own_identity
 from batchq.worker.nodequeue import PodAttempt, PodJob
-from batchq.worker.outcome import LOST, Outcome
+from batchq.worker.outcome import Outcome
+from batchq.worker.paused import Paused, stopped
 from batchq.worker.process import child_pids, kill_children, reap_orphans
-from batchq.worker.report import current, report
+from batchq.worker.pruning import prune_logs
+from batchq.worker.rollcall import RollCall
 from batchq.worker.runfile import RunFiles
+from batchq.worker.settling import Settling
 from batchq.worker.signals import Signals
 from batchq.worker.slots import HEARTBEAT_S, Slots
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL
-from batchq.worker.unsent import send_kept
 
 log = structlog.get_logger(__name__)
 
@@ -57,13 +63,17 @@ _RECONCILE_MS = 10 * SECOND
 _BOUND_PATIENCE_MS = 10 * SECOND
 _RQ_CLEAN_MS = 60 * SECOND
 _SETTLE_MS = 1 * SECOND
+#: Between two looks whether a server that was started anew knows what runs here.
+_ROLL_CALL_MS = 100
 _ORPHANS_MS = 5 * SECOND
 _AWAY_MS = 1 * SECOND
+#: How long an agent waits at its end for a leader to note it, and how often it looks.
+_LEAVE_MS, _LEAVE_LOOK_MS = 3 * SECOND, 20
+#: A node is missed soon after the server is back, so it is not left waiting longer.
+_AWAY_MOST_MS = 2 * SECOND
+_CGROUP_ENDS_WITHIN_S = 1.0
 #: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
 _END_MS = 90 * SECOND
-_LOGS_KEPT_MS = 7 * DAY
-#: `<group uid>-<admission>-<ordinal>-<attempt>.log`; the daemons' own logs may lie beside them.
-_POD_LOG = re.compile(r"[a-z0-9]+(-[0-9]+){3}\.log(\.1)?")
 
 _UNSTARTED = Outcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
 
@@ -86,6 +96,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     beat_s: float = 5.0
     lease_ms: int = 30_000
     drain_timeout_s: float = 30.0
+    enforce: Enforce = Enforce.AUTO
 
 
 class Agent:
@@ -102,10 +113,10 @@ class Agent:
         self._poll = select.poll()
         self._idle_ms = _IDLE_FIRST_MS
         self._away_until = 0
-        #: Attempts whose work-horse has ended and whose run file says there is something to report.
-        self._unsettled: set[PodAttempt] = set()
+        self._outage = Outage()
+        self._backoff = Backoff(longest_ms=_AWAY_MOST_MS)
+        self._paused = Paused(patience_ms=settings.lease_ms // 3)
         self._draining_since: int | None = None
-        self._is_withdrawn = False
         self._sent: set[signal.Signals] = set()
 
     def run(self) -> int:
@@ -149,11 +160,19 @@ class Agent:
         settings = self._settings
         resources = settings.resources if settings.resources is not None else detect_resources()
         self._gpus = GpuShares(gpu_indices(settings.resources))
+        self._enforcement = settle(settings.enforce, run_dir=self._run_dir)
         offer = NodeOffer(
-            name=settings.node, resources=resources, labels=settings.labels, taints=settings.taints
+            name=settings.node,
+            resources=resources,
+            labels=settings.labels,
+            taints=settings.taints,
+            annotations={MEMORY_LIMIT_ANNOTATION: self._enforcement.kind},
         )
         beat_ms = round(settings.beat_s * SECOND)
         self._member = Membership(self._store, offer, identity=self._identity, beat_ms=beat_ms)
+        self._desk = Desk(self._store, settings.node)
+        self._roll_call = RollCall(self._store, settings.node, self._files, agent=self._identity)
+        self._settling = Settling(self._store, settings.node, self._files, author=self._identity)
         self._member.refuse_if_served()
         self._files.occupy()
         self._strangers = child_pids()
@@ -164,11 +183,17 @@ class Agent:
             settings.node,
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
             bound=settings.slots,
+            outage=self._outage,
         )
-        sweep(self._run_dir, self._files.all())
+        sweep(self._run_dir, self._files.all(), self._enforcement.existing())
         for run in list(self._files.all()):
-            self._settle(PodAttempt(run.pod, run.attempt))
+            self._settling.has_died(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
+        self._settle_all()
+        self._files.forget_all(keep=self._settling.ids())
         self._reconcile(bound_patience_ms=0)
+        # Nothing runs here yet: whoever sees the node ready may bind to it at once.
+        self._roll_call.answer(self._store.run_id(), ())
+        self._store.beat(settings.node, self._roll_call.told_to)
         self._member.register()
         self._chores = Chores(
             {
@@ -179,8 +204,10 @@ class Agent:
                 self._rq_heartbeat: HEARTBEAT_S * SECOND,
                 self._rq_clean: _RQ_CLEAN_MS,
                 self._prune_logs: HOUR,
+                self._end_paused: min(SECOND, settings.lease_ms // 6),
             },
             now_ms=monotonic_ms(),
+            outage=self._outage,
         )
         # Collecting garbage would write to every page that the work-horses share with this process.
         gc.collect()
@@ -197,11 +224,21 @@ class Agent:
                 self._slots.send(signal.SIGKILL)
         try:
             self._settle_all()
-            self._withdraw()
+            self._take_leave()
             self._slots.close()
         except StoreUnavailable as trouble:
             log.warning("agent left unannounced", trouble=trouble.message)
         log.info("agent stopped", node=self._settings.node)
+
+    def _take_leave(self) -> None:
+        """Wait a little until the leader has seen that nothing may be bound, and nothing runs."""
+        give_up_at = monotonic_ms() + _LEAVE_MS
+        while not self._withdraw() or len(self._settling):
+            if monotonic_ms() >= give_up_at:
+                log.warning("agent left before anybody noted it", pods=len(self._settling))
+                return
+            self._signals.wait(_LEAVE_LOOK_MS / 1000)
+            self._settling.let_go()
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -226,19 +263,29 @@ class Agent:
             return
         try:
             for _ in range(_LAUNCHES_PER_TURN):
-                job = self._slots.next() if self._slots.has_room() else None
+                job = None
+                if self._slots.has_room():
+                    job = self._slots.next()
+                    self._is_back()
                 if job is None:
                     self._idle_ms = min(2 * self._idle_ms, _IDLE_MOST_MS)
                     return
                 self._launch(job)
                 self._idle_ms = _IDLE_FIRST_MS
         except StoreUnavailable as trouble:
-            log.warning("queue not read", trouble=trouble.message)
-            self._away_until = monotonic_ms() + _AWAY_MS
+            self._outage.failed(trouble)
+            self._away_until = monotonic_ms() + self._backoff.next_ms()
+
+    def _is_back(self) -> None:
+        """The server has answered; after a silence it may be another one."""
+        if self._outage.unavailable:
+            self._chores.hurry(self._beat, now_ms=monotonic_ms())
+        self._outage.succeeded()
+        self._backoff.reset()
 
     def _launch(self, job: PodJob) -> None:
         attempt = job.asks_for()
-        pod = current(self._store, attempt.pod, attempt.attempt)
+        pod = self._desk.current(attempt.pod, attempt.attempt)
         harness = Harness(
             url=self._settings.url,
             node=self._settings.node,
@@ -247,6 +294,7 @@ class Agent:
             log_dir=self._log_dir,
             lease_ms=self._settings.lease_ms,
             gpus=self._gpus.take(attempt.id, pod.spec.requests if pod else {}),
+            enforcement=self._enforcement,
         )
         try:
             pidfd = self._slots.launch(job, harness)
@@ -264,9 +312,12 @@ class Agent:
             attempt, exit_code = self._slots.reap(descriptor)
             self._gpus.give_back(attempt.id)
             self._idle_ms = _IDLE_FIRST_MS
-            if exit_code or self._files.read(attempt.pod, attempt.attempt) is not None:
+            run = self._files.read(attempt.pod, attempt.attempt)
+            if exit_code == 0 and run is not None and run.outcome is not None:
+                self._settling.has_posted(attempt, now_ms=monotonic_ms())
+            elif exit_code or run is not None:
                 log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
-                self._unsettled.add(attempt)
+                self._settling.has_died(attempt, now_ms=monotonic_ms())
 
     # --- drain ------------------------------------------------------------------------------
 
@@ -292,95 +343,84 @@ class Agent:
     def _is_done(self) -> bool:
         return self._draining_since is not None and not self._slots.pidfds()
 
-    def _withdraw(self) -> None:
-        """Have nothing new bound here, and give back what was bound and has not started."""
-        if not self._is_withdrawn:
-            self._member.withdraw()
-            self._is_withdrawn = True
+    def _withdraw(self) -> bool:
+        """Have nothing new bound here, and give back what was bound and has not started; whether
+        nothing more can come.
+        """
+        # Asked first: what is bound before the node is out of service is seen below.
+        is_withdrawn = self._member.withdraw()
         running = self._slots.attempts()
-        for pod in self._pods_here():
+        for pod in self._store.pods_on(self._settings.node):
             attempt = _attempt_of(pod)
-            if pod.status.phase == PodPhase.BOUND and attempt not in running:
-                self._report(attempt, _UNSTARTED)
+            is_waiting = pod.status.phase == PodPhase.BOUND and attempt not in running
+            if is_waiting and attempt not in self._settling:
+                self._settling.tell(attempt, _UNSTARTED, now_ms=monotonic_ms())
+        return is_withdrawn
 
     # --- chores -----------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        self._member.keep(ready=self._draining_since is None)
+        run = self._store.run_id()
+        is_known = self._roll_call.answer(run, self._slots.horses_by_attempt())
+        self._member.keep(ready=self._draining_since is None, run=self._roll_call.told_to)
+        self._is_back()
+        if not is_known:
+            self._chores.hurry(self._beat, now_ms=monotonic_ms() + _ROLL_CALL_MS)
 
     def _settle_all(self) -> None:
         """Report what work-horses could not; never before the last of their processes is gone."""
-        if not self._unsettled:
+        self._settling.let_go()
+        due = self._settling.due(now_ms=monotonic_ms())
+        if not due:
             return
         left = kill_children(keep=self._slots.horses() | self._strangers, within_s=1.0)
         if left:
             log.error("processes cannot be killed", pids=left)
             return
-        for attempt in sorted(self._unsettled, key=lambda one: one.id):
-            self._settle(attempt)
-            self._unsettled.discard(attempt)
+        for attempt in due:
+            if self._has_ended(attempt):
+                self._settling.settle(attempt, now_ms=monotonic_ms())
 
-    def _settle(self, attempt: PodAttempt) -> None:
-        """Report what the run file says, or that the pod is lost; Bound pods may start anew."""
-        run = self._files.read(attempt.pod, attempt.attempt)
-        outcome = run.outcome if run else None
-        pod = current(self._store, attempt.pod, attempt.attempt)
-        if outcome is None and pod is not None and pod.status.phase == PodPhase.BOUND:
-            if pod.status.terminating:
-                self._report(attempt, Outcome(stopped=pod.status.reason))
-        else:
-            if pod is not None:
-                self._send_unsent(attempt)
-            self._report(attempt, outcome or LOST)
-        self._files.forget(attempt.pod, attempt.attempt)
-
-    def _send_unsent(self, attempt: PodAttempt) -> None:
-        """The output that its work-horse could not send."""
-        send_kept(
-            self._files.unsent_file(attempt.pod, attempt.attempt),
-            lambda stream, data: self._store.append_log(attempt.pod, attempt.attempt, stream, data),
-        )
+    def _has_ended(self, attempt: PodAttempt) -> bool:
+        """Whether nothing is left in the cgroup of an attempt, if it has one."""
+        cgroup = self._enforcement.of_pod(attempt.id)
+        left = cgroup.end(_CGROUP_ENDS_WITHIN_S) if cgroup is not None else []
+        if left:
+            log.error("processes cannot be killed", pids=left)
+        return not left
 
     def _reconcile(self, *, bound_patience_ms: int = _BOUND_PATIENCE_MS) -> None:
         """Compare what the store says runs or waits here with what does."""
         waiting: list[PodAttempt] = []
-        now_ms = self._store.now_ms()
-        pods = list(self._pods_here())
-        running = self._slots.attempts()
+        now_ms, here_ms = self._store.now_ms(), monotonic_ms()
+        pods = self._store.pods_on(self._settings.node)
+        running, told = self._slots.attempts(), self._settling.told()
         for pod in pods:
             attempt = _attempt_of(pod)
-            if attempt in running or attempt in self._unsettled:
+            if attempt in running or attempt in self._settling or attempt.id in told:
                 continue
-            if pod.status.phase == PodPhase.RUNNING:
-                self._unsettled.add(attempt)
-            elif pod.status.terminating:
-                self._report(attempt, Outcome(stopped=pod.status.reason))
+            if pod.status.phase == PodPhase.RUNNING or pod.status.terminating:
+                self._settling.has_died(attempt, now_ms=here_ms)
             elif now_ms - (pod.status.bound_at or 0) >= bound_patience_ms:
                 waiting.append(attempt)
+        self._end_leases(running)
         if self._draining_since is None:
             for attempt in self._slots.hand_in(waiting):
                 log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
 
-    def _pods_here(self) -> Iterator[Pod]:
-        for pod in self._store.list("Pod"):
-            if (
-                isinstance(pod, Pod)
-                and pod.status.node == self._settings.node
-                and pod.status.phase in ON_NODE
-            ):
-                yield pod
+    def _end_leases(self, running: frozenset[PodAttempt]) -> None:
+        """Of attempts whose work-horse had no time to."""
+        for uid, number in self._store.alive.leased(self._settings.node):
+            attempt = PodAttempt(uid, number)
+            if attempt not in running and attempt not in self._settling:
+                self._desk.end_lease(uid, number)
 
-    def _report(self, attempt: PodAttempt, outcome: Outcome) -> None:
-        ours = report(
-            self._store,
-            attempt.pod,
-            attempt.attempt,
-            outcome,
-            author=self._identity,
-            now_ms=self._store.now_ms(),
-        )
-        if ours:
-            log.warning("pod ended for its work-horse", pod=attempt.pod, stopped=outcome.stopped)
+    def _end_paused(self) -> None:
+        """A work-horse that cannot go on is killed long before its pod's lease ends."""
+        horses = self._slots.horses()
+        for horse in self._paused.overdue(stopped(horses), now_ms=monotonic_ms()):
+            log.warning("paused work-horse killed", horse=horse)
+            os.kill(horse, signal.SIGKILL)
 
     def _collect_orphans(self) -> None:
         reap_orphans(keep=self._slots.horses() | self._strangers)
@@ -390,16 +430,12 @@ class Agent:
 
     def _rq_clean(self) -> None:
         self._slots.clean()
+        forget_gone_nodes(self._link, lambda node: self._store.get("Node", node) is None)
 
     def _prune_logs(self) -> None:
-        """Local files of output go when the store's copy goes."""
-        oldest = time() - _LOGS_KEPT_MS / SECOND
-        for path in self._log_dir.glob("*.log*"):
-            try:
-                if _POD_LOG.fullmatch(path.name) and path.lstat().st_mtime < oldest:
-                    path.unlink()
-            except OSError as trouble:
-                log.warning("log file not removed", path=str(path), trouble=str(trouble))
+        """Agents of several nodes may share the folder, so all their run files count."""
+        running = {path.stem for path in self._run_dir.parent.glob("*/*.json")}
+        prune_logs(self._log_dir, running=running, now_s=time())
 
 
 def _attempt_of(pod: Pod) -> PodAttempt:

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
 from batchq.errors import StoreUnavailable
+from batchq.store.outage import Backoff, Outage
 
-log = structlog.get_logger(__name__)
-
-_AGAIN_MS = 1000
+_AGAIN_MS = 500
+_AGAIN_MOST_MS = 2000
 
 
 class Chores:
-    """Steps with their periods; owned by one loop. Instants are monotonic milliseconds."""
+    """Steps with their periods; owned by one loop. Instants are monotonic milliseconds.
 
-    def __init__(self, steps: dict[Callable[[], None], int], *, now_ms: int) -> None:
+    `outage` hears of a server that is away; that it is back says who knows that it has answered.
+    """
+
+    def __init__(
+        self, steps: dict[Callable[[], object], int], *, now_ms: int, outage: Outage
+    ) -> None:
+        self._outage = outage
+        self._backoff = Backoff(first_ms=_AGAIN_MS, longest_ms=_AGAIN_MOST_MS)
         self._periods = dict(steps)
         self._due_at = dict.fromkeys(steps, now_ms)
+        #: Steps that are to come round again sooner than after their period.
+        self._hurried: dict[Callable[[], object], int] = {}
 
-    def add(self, step: Callable[[], None], period_ms: int, *, now_ms: int) -> None:
+    def add(self, step: Callable[[], object], period_ms: int, *, now_ms: int) -> None:
         """One more step, due now."""
         self._periods[step] = period_ms
         self._due_at[step] = now_ms
+
+    def hurry(self, step: Callable[[], object], *, now_ms: int) -> None:
+        """Let a step be due at `now_ms` at the latest, though it may be under way."""
+        self._hurried[step] = min(now_ms, self._hurried.get(step, now_ms))
+        self._due_at[step] = min(now_ms, self._due_at[step])
 
     def next_due_at(self) -> int:
         """When `do` has something to do."""
         return min(self._due_at.values())
 
     def do(self, *, now_ms: int) -> None:
-        """What is due. A step that the server does not let happen is tried again in a second.
+        """What is due. A step that the server does not let happen is tried again soon.
 
         The steps behind it wait for the next turn: asking a server that is away takes seconds,
         and signals are looked at between turns.
@@ -38,10 +50,14 @@ class Chores:
         for step, due_at in list(self._due_at.items()):
             if now_ms < due_at:
                 continue
+            self._hurried.pop(step, None)
             try:
                 step()
             except StoreUnavailable as trouble:
-                log.warning("chore put off", chore=step.__name__, trouble=trouble.message)
-                self._due_at[step] = now_ms + _AGAIN_MS
+                self._outage.failed(trouble)
+                self._due_at[step] = now_ms + self._backoff.next_ms()
                 return
-            self._due_at[step] = now_ms + self._periods[step]
+            if not self._outage.unavailable:
+                self._backoff.reset()
+            due_at = now_ms + self._periods[step]
+            self._due_at[step] = min(due_at, self._hurried.get(step, due_at))

@@ -8,6 +8,7 @@ is superseded, or already taken, ends quietly: delivering a pod twice is harmles
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -15,20 +16,26 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from batchq.api.facts import Runs
 from batchq.api.objects import Pod, PodGroup, Task
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
 from batchq.store.connect import open_store
+from batchq.store.outage import Backoff, Outage
+from batchq.store.peer import pid_of_server
 from batchq.store.redis import RedisStore, Renewal
 from batchq.worker import process, unsent
+from batchq.worker.desk import Claimed, Declined, Desk
 from batchq.worker.environ import base_environment, pod_environment
 from batchq.worker.lease import Lease
+from batchq.worker.limits import NOTHING_ENFORCED, UNBOUNDED, Enforcement
 from batchq.worker.logs import LogFile, LogStream, PodLog
 from batchq.worker.messenger import Messenger, monotonic_ms
 from batchq.worker.node import agent_pid, withdraw
 from batchq.worker.outcome import NOT_FOUND, Outcome
-from batchq.worker.report import Claimed, Declined, claim, report
+from batchq.worker.ownserver import ServerWatch
+from batchq.worker.program import Program
 from batchq.worker.runfile import RunFile, RunFiles, started_ms
 from batchq.worker.signals import Signals
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL, Limits, Supervisor
@@ -54,6 +61,7 @@ class Harness(Struct, frozen=True, kw_only=True):
     log_dir: Path
     lease_ms: int
     gpus: str | None
+    enforcement: Enforcement = NOTHING_ENFORCED
 
 
 #: Set in the work-horse right after the fork: what it was given, and the signals it hears.
@@ -69,6 +77,11 @@ def run_pod(uid: str, attempt: int) -> None:
         WorkHorse(harness, signals, store, uid, attempt).run()
     finally:
         store.close()
+
+
+def author_of(agent: str, horse: int) -> str:
+    """Who a work-horse is, in what it says: its agent's identity, and its pid."""
+    return f"{agent}:{horse}"
 
 
 def log_path(log_dir: Path, uid: str, attempt: int) -> Path:
@@ -87,9 +100,15 @@ class WorkHorse:
         self._store = store
         self._uid = uid
         self._attempt = attempt
-        self._author = f"{harness.agent}:{os.getpid()}"
+        self._desk = Desk(store, harness.node)
+        self._author = author_of(harness.agent, os.getpid())
         self._files = RunFiles(harness.run_dir)
+        #: Told to a server that was started anew, and not answered yet.
+        self._says_it_runs = False
         self._lease_from = monotonic_ms()
+        self._own_server = ServerWatch(lambda: pid_of_server(store.link))
+        self._bounds = UNBOUNDED
+        self._outage = Outage()
         #: Once the command has run: what of its output has not been sent yet.
         self._messenger: Messenger | None = None
         self._run = RunFile(
@@ -105,35 +124,43 @@ class WorkHorse:
         match self._claim():
             case Declined(why=why):
                 log.info("pod declined", why=why)
-                self._files.forget(self._uid, self._attempt)
+                self._let_go()
             case Claimed(pod=pod, group=group):
                 log.info("pod claimed", group=group.metadata.name)
                 outcome = self._outcome(pod, group)
                 if outcome is None:
                     log.warning("pod superseded")
-                    self._files.forget(self._uid, self._attempt)
+                    self._let_go()
                 else:
                     self._report(outcome)
 
     def _claim(self) -> Claimed | Declined:
-        pause_ms = _RETRY_FIRST_MS
+        backoff = Backoff(first_ms=_RETRY_FIRST_MS, longest_ms=_RETRY_MOST_MS)
         for tries_left in reversed(range(_CLAIM_TRIES)):
-            self._lease_from = monotonic_ms()
             try:
-                return claim(
-                    self._store,
+                return self._desk.claim(
                     self._uid,
                     self._attempt,
-                    node=self._harness.node,
                     author=self._author,
-                    now_ms=self._store.now_ms(),
                     renew=self._renew,
+                    pause=self._goes_on_after,
                 )
             except StoreUnavailable:
                 if not tries_left or self._signals.count(KILL_SIGNAL):
                     raise
-                pause_ms = self._pause(pause_ms)
+                self._signals.wait(backoff.next_ms() / 1000)
         raise AssertionError("the last try returns or raises")
+
+    def _goes_on_after(self, pause_ms: int) -> bool:
+        """Wait; whether nobody has told this pod to end meanwhile."""
+        self._signals.wait(pause_ms / 1000)
+        return not (self._signals.count(KILL_SIGNAL) or self._signals.count(STOP_SIGNAL))
+
+    def _let_go(self) -> None:
+        """The attempt is somebody else's, or over: leave nothing of it behind."""
+        self._files.forget(self._uid, self._attempt)
+        with suppress(StoreUnavailable):
+            self._desk.end_lease(self._uid, self._attempt)
 
     def _outcome(self, pod: Pod, group: PodGroup) -> Outcome | None:
         """Run the command; None if the attempt turns out to be superseded."""
@@ -143,16 +170,28 @@ class WorkHorse:
         lease = Lease(now_ms=self._lease_from, lease_ms=self._harness.lease_ms)
         if self._signals.count(KILL_SIGNAL) or lease.is_lost(monotonic_ms()):
             return Outcome(stopped=Leaving.NODE_LOST, message="its node went away")
+        self._bounds = self._harness.enforcement.bounds(
+            f"{self._uid}-{self._attempt}", pod.spec.requests
+        )
         try:
+            program = Program(task.template)
             command = process.start(
-                task.template.command,
+                program.argv,
                 self._environment(pod, group, task),
                 task.template.working_dir,
+                stdin=program.stdin,
+                bounds=self._bounds,
             )
         except process.NotStarted as failure:
+            process.end_cgroup(self._bounds)
             return failure.outcome
-        self._note(group=command.group)
-        return self._supervise(command, pod, group, lease)
+        self._note(group=command.group, started_at=pod.status.started_at or 0)
+        outcome = self._supervise(command, pod, group, lease)
+        if outcome is None:
+            return None
+        outcome, result = program.settled(outcome)
+        self._run = msgspec.structs.replace(self._run, result=result)
+        return outcome
 
     def _supervise(
         self, command: process.Command, pod: Pod, group: PodGroup, lease: Lease
@@ -162,7 +201,8 @@ class WorkHorse:
         self._messenger = Messenger(
             stream,
             renew=lambda: self._renew(fence_of(pod)),
-            send=lambda name, data: self._store.append_log(self._uid, self._attempt, name, data),
+            send=self._send,
+            outage=self._outage,
         )
         return Supervisor(
             command,
@@ -174,10 +214,49 @@ class WorkHorse:
             messenger=self._messenger,
             tell_stop=lambda reason: self._files.tell_stop(self._uid, self._attempt, reason),
             signals=self._signals,
+            is_server_away=self._own_server.is_away,
         ).run()
 
+    def _send(self, stream: str, data: bytes) -> None:
+        self._store.append_log(self._harness.node, self._uid, self._attempt, stream, data)
+
     def _renew(self, fence: str) -> Renewal:
-        return self._store.renew(self._uid, fence, self._harness.lease_ms)
+        asked_at = monotonic_ms()
+        lease_ms = self._harness.lease_ms
+        try:
+            renewal = self._store.renew(
+                self._harness.node, self._uid, self._attempt, fence, lease_ms
+            )
+        except StoreUnavailable:
+            self._own_server.lost()
+            raise
+        self._own_server.heard()
+        if renewal.word == "fenced" and self._may_be_forgotten():
+            # No answer: the lease runs on, from when there was one.
+            raise StoreUnavailable("the server was started anew, and does not know this attempt")
+        self._says_it_runs = False
+        self._lease_from = asked_at
+        return renewal
+
+    def _may_be_forgotten(self) -> bool:
+        """Whether a server that does not know this attempt may only have forgotten it.
+
+        It may have since it was started, until the node has told it everything. It is told that
+        the attempt runs; what it says once that is folded is final.
+        """
+        if not self._run.group or self._store.alive.has_reported(self._harness.node):
+            return False
+        fact = Runs(
+            pod=self._uid,
+            attempt=self._attempt,
+            author=self._author,
+            started_at=self._run.started_at,
+        )
+        if not self._says_it_runs:
+            self._desk.post(fact)
+            self._says_it_runs = True
+            return True
+        return any(left.subject == fact.subject for left in self._desk.pending())
 
     def _environment(self, pod: Pod, group: PodGroup, task: Task) -> dict[str, str]:
         return pod_environment(
@@ -189,9 +268,12 @@ class WorkHorse:
             stop_file=self._files.stop_file(self._uid, self._attempt),
         )
 
-    def _note(self, *, group: int = 0, outcome: Outcome | None = None) -> None:
+    def _note(self, *, group: int = 0, started_at: int = 0, outcome: Outcome | None = None) -> None:
         self._run = msgspec.structs.replace(
-            self._run, group=group or self._run.group, outcome=outcome
+            self._run,
+            group=group or self._run.group,
+            started_at=started_at or self._run.started_at,
+            outcome=outcome,
         )
         self._files.write(self._run)
 
@@ -199,36 +281,36 @@ class WorkHorse:
         """Report the end, patiently; what cannot be reported is left in the run file."""
         self._note(outcome=outcome)
         since = monotonic_ms()
-        pause_ms = _RETRY_FIRST_MS
+        backoff = Backoff(first_ms=_RETRY_FIRST_MS, longest_ms=_RETRY_MOST_MS)
         while True:
             try:
-                ours = self._tell(outcome)
+                self._tell(outcome)
             except StoreUnavailable as trouble:
+                self._outage.failed(trouble)
                 self._keep_unsent()
                 if monotonic_ms() - since >= self._patience_ms():
                     log.warning("end not reported", trouble=trouble.message)
                     return
-                pause_ms = self._pause(pause_ms)
+                self._signals.wait(backoff.next_ms() / 1000)
                 continue
-            log.info(
-                "pod ended", reported=ours, exit_code=outcome.exit_code, stopped=outcome.stopped
-            )
-            self._files.forget(self._uid, self._attempt)
+            self._outage.succeeded()
+            log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
+            unsent.keep(self._files.unsent_file(self._uid, self._attempt), ())
             return
 
-    def _tell(self, outcome: Outcome) -> bool:
-        """The output first: whoever sees the end may read all of it."""
+    def _tell(self, outcome: Outcome) -> None:
+        """Output and result first: whoever sees the end may read all of them.
+
+        The run file stays: the agent lets go of it when it sees the end, and says it again until
+        then.
+        """
         if self._messenger is not None:
             self._messenger.send_rest()
+        if self._run.result is not None:
+            node = self._harness.node
+            self._store.put_result(node, self._uid, self._attempt, self._run.result)
         self._withdraw_if_orphaned()
-        return report(
-            self._store,
-            self._uid,
-            self._attempt,
-            outcome,
-            author=self._author,
-            now_ms=self._store.now_ms(),
-        )
+        self._desk.ended(self._uid, self._attempt, outcome, author=self._author)
 
     def _withdraw_if_orphaned(self) -> None:
         """A node whose agent is dead would be given this very pod again.
@@ -237,9 +319,7 @@ class WorkHorse:
         another agent has taken over is left alone.
         """
         if os.getppid() != agent_pid(self._harness.agent):
-            withdraw(
-                self._store, self._harness.node, agent=self._harness.agent, author=self._author
-            )
+            withdraw(self._store, self._harness.node, agent=self._harness.agent)
 
     def _keep_unsent(self) -> None:
         """For the agent, should this process not live to send it."""
@@ -254,11 +334,6 @@ class WorkHorse:
         if self._signals.count(STOP_SIGNAL):
             return _REPORT_FOR_WHEN_STOPPING_MS
         return _REPORT_FOR_MS
-
-    def _pause(self, pause_ms: int) -> int:
-        """Wait, or until a signal comes; how long the next pause is."""
-        self._signals.wait(pause_ms / 1000)
-        return min(2 * pause_ms, _RETRY_MOST_MS)
 
 
 def walltime_of_pod_ms(group: PodGroup) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from batchq.api.fences import count_of
 from batchq.api.objects import Pod, PodGroup, Task
 
 _OURS = ("BATCHQ_", "RQ_", "REDIS_", "VALKEY_")
@@ -57,7 +58,7 @@ def pod_environment(
         "BATCHQ_INDEX": str(pod.spec.index),
         "BATCHQ_REPLICAS": str(task.replicas),
         "BATCHQ_ADMISSION": str(pod.status.admission),
-        "BATCHQ_ATTEMPT": str(pod.status.attempt),
+        "BATCHQ_ATTEMPT": str(count_of(pod.status.attempt)),
         "BATCHQ_NODE": pod.status.node,
         "BATCHQ_QUEUE": group.spec.queue,
         "BATCHQ_STOP_FILE": str(stop_file),

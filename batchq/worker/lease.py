@@ -19,8 +19,15 @@ class Lease:
         self.ends_at = now_ms + lease_ms
 
     def renewed(self, *, asked_at: int) -> None:
-        """The server agreed to what was asked at `asked_at`."""
-        self.ends_at = asked_at + self._lease_ms
+        """The server agreed to what was asked at `asked_at`; or it was seen to be away then, and
+        judges no lease. An answer that comes late takes back nothing.
+        """
+        self.ends_at = max(self.ends_at, asked_at + self._lease_ms)
+
+    @property
+    def guarded_until(self) -> int:
+        """When the guard kills what its work-horse should have killed by then."""
+        return self.ends_at - self.margin_ms // 2
 
     def is_lost(self, now_ms: int) -> bool:
         """Whether the pod's processes must be killed now."""

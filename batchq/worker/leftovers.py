@@ -2,7 +2,7 @@
 
 A work-horse dies with its agent and takes its pod along. Only where both were killed at once may
 processes be left; they are known by the `BATCHQ_STOP_FILE` in their environment, which lies in this
-agent's folder and in no other's, and by the process groups in the run files.
+agent's folder and in no other's, by the process groups in the run files, and by their cgroups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from time import monotonic
 import psutil
 import structlog
 
-from batchq.worker.process import await_death, send_to_group
+from batchq.worker.cgroup import PodCgroup
+from batchq.worker.pidfds import await_death
+from batchq.worker.process import send_to_group
 from batchq.worker.runfile import RunFile, started_ms
 
 log = structlog.get_logger(__name__)
@@ -26,10 +28,16 @@ _KILLED_WITHIN_S = 10.0
 _ROUND_S = 0.2
 
 
-def sweep(run_dir: Path, runs: Iterable[RunFile]) -> list[int]:
-    """End everything of the pods that used `run_dir`; the pids that could not be killed."""
+def sweep(run_dir: Path, runs: Iterable[RunFile], cgroups: Iterable[PodCgroup] = ()) -> list[int]:
+    """End everything of the pods that used `run_dir`; the pids that could not be killed.
+
+    `cgroups`: those of its pods that exist; they are removed.
+    """
     runs = list(runs)
     _await_horses([run for run in runs if started_ms(run.horse) == run.horse_started_ms])
+    for one in cgroups:
+        if left := one.end(_KILLED_WITHIN_S):
+            log.error("processes cannot be killed", pids=left, cgroup=str(one.path))
     deadline = monotonic() + _KILLED_WITHIN_S
     while True:
         for run in runs:

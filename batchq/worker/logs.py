@@ -23,6 +23,9 @@ FILE_LIMIT_BYTES = 16 << 20
 CHUNK_BYTES = 64 << 10
 #: The store keeps no more than this of an attempt, so nothing is gained by a larger buffer.
 BUFFER_BYTES = 1 << 20
+#: What a chunk costs beside its data: a pod that writes single bytes to its two streams in turns
+#: would otherwise fill the memory a hundred times over.
+_CHUNK_COST_BYTES = 128
 
 
 class LogFile:
@@ -98,14 +101,14 @@ class LogStream:
             if not self._waiting:
                 return None
             stream, data = self._waiting.popleft()
-            self._size -= len(data)
+            self._size -= len(data) + _CHUNK_COST_BYTES
             return stream, bytes(data)
 
     def put_back(self, stream: str, data: bytes) -> None:
         """What could not be sent is the first to be sent again."""
         with self._lock:
             self._waiting.appendleft((stream, bytearray(data)))
-            self._size += len(data)
+            self._size += len(data) + _CHUNK_COST_BYTES
             self._bound()
 
     def waiting(self) -> list[tuple[str, bytes]]:
@@ -120,13 +123,14 @@ class LogStream:
             last += part
         else:
             self._waiting.append((stream, bytearray(part)))
+            self._size += _CHUNK_COST_BYTES
         self._size += len(part)
         self._bound()
 
     def _bound(self) -> None:
         while self._size > BUFFER_BYTES:
             _, oldest = self._waiting.popleft()
-            self._size -= len(oldest)
+            self._size -= len(oldest) + _CHUNK_COST_BYTES
             self._left_out += len(oldest)
 
 

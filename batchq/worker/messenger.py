@@ -11,23 +11,24 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from typing import Protocol
 
-import structlog
 from msgspec import Struct
 
 from batchq.errors import StoreUnavailable
+from batchq.store.outage import Backoff, Outage
 from batchq.worker.logs import LogStream
-
-log = structlog.get_logger(__name__)
 
 #: How often the work-horse asks whether to go on, and how often it sends output.
 CHECK_MS = 500
 FLUSH_MS = 200
 #: At most this many chunks per flush, so that a flood costs the server few megabytes a second.
 _CHUNKS_PER_FLUSH = 8
+#: A server that is away is asked again this soon at most: a lease is at stake.
+_AGAIN_MOST_MS = 1000
 
 
 class Renewal(Protocol):
@@ -52,7 +53,12 @@ class Messenger:
     """A service: `start` once, `stop` once; in between one thread talks to the server."""
 
     def __init__(
-        self, stream: LogStream, *, renew: Callable[[], Renewal], send: Callable[[str, bytes], None]
+        self,
+        stream: LogStream,
+        *,
+        renew: Callable[[], Renewal],
+        send: Callable[[str, bytes], None],
+        outage: Outage,
     ) -> None:
         self._stream = stream
         self._renew = renew
@@ -60,7 +66,13 @@ class Messenger:
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._talk, name="messenger")
+        self._outage = outage
+        self._backoff = Backoff(longest_ms=_AGAIN_MOST_MS)
+        self._away_until = 0
+        # With the context of who makes it, so that its lines in the log name the pod, too.
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._talk,), name="messenger"
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -104,6 +116,8 @@ class Messenger:
     def _talk(self) -> None:
         check_at = monotonic_ms()
         while not self._stopping.wait(FLUSH_MS / 1000):
+            if monotonic_ms() < self._away_until:
+                continue
             if monotonic_ms() >= check_at:
                 self._ask()
                 check_at = monotonic_ms() + CHECK_MS
@@ -115,8 +129,9 @@ class Messenger:
         try:
             renewal = self._renew()
         except StoreUnavailable as trouble:
-            log.warning("lease not renewed", trouble=trouble.message)
+            self._is_away(trouble)
             return
+        self._is_back()
         answer = Answer(word=str(renewal.word), reason=renewal.reason, asked_at=asked_at)
         self._answers.put(answer)
         os.eventfd_write(self._event, 1)
@@ -128,9 +143,18 @@ class Messenger:
             try:
                 self._send_or_put_back(*chunk)
             except StoreUnavailable as trouble:
-                log.warning("output not sent", trouble=trouble.message)
+                self._is_away(trouble)
                 return
+            self._is_back()
             sent += 1
+
+    def _is_away(self, trouble: StoreUnavailable) -> None:
+        self._outage.failed(trouble)
+        self._away_until = monotonic_ms() + self._backoff.next_ms()
+
+    def _is_back(self) -> None:
+        self._outage.succeeded()
+        self._backoff.reset()
 
     def _send_or_put_back(self, stream: str, data: bytes) -> None:
         try:

@@ -1,8 +1,8 @@
-"""This machine as a Node: registered, kept alive, withdrawn.
+"""This machine as a Node: offered, kept alive, withdrawn.
 
-A node's capacity counts in the cluster only while the node is ready, so readiness and the charge
-in scope `capacity` are always written together. The scheduler takes both away from a node that is
-not heard of; the agent puts them back when it finds that it was taken for dead.
+The agent leaves facts about its node, and the leader makes the Node of them; what the agent wants
+and does not see, it says again with its next beat. The scheduler takes a node that is not heard of
+for dead; it comes back in the same way.
 
 One name, one agent: the node carries its agent's identity, `<host>:<pid>:<start in ms>`, in the
 annotation `batchq/agent`. Another agent is alive if its process is (on the same host), or if the
@@ -15,36 +15,31 @@ import os
 import socket
 from collections.abc import Mapping
 
-import msgspec
 import structlog
 from msgspec import Struct
 
-from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Taint
-from batchq.api.quantity import PODS
-from batchq.api.resources import UNLIMITED_PODS
+from batchq.api.facts import AGENT_ANNOTATION, Fact, Leaves, Serves
+from batchq.api.objects import Node, Taint
 from batchq.api.times import describe_age
-from batchq.api.transaction import CAPACITY, Charge, Limit, Transaction, Word, Write, node_scope
-from batchq.errors import Conflict, StoreUnavailable
-from batchq.ports import Store
+from batchq.errors import Conflict
 from batchq.store.redis import RedisStore
 from batchq.worker.runfile import started_ms
 
 log = structlog.get_logger(__name__)
 
-AGENT_ANNOTATION = "batchq/agent"
 _BEATS_UNTIL_SILENT = 3
-_MOST_CONFLICTS = 20
 
 
 class NodeOffer(Struct, frozen=True, kw_only=True):
-    """What the agent says of its node. Labels are added to those that others set; taints, if any
-    are given, replace them.
+    """What the agent says of its node. Labels and annotations are added to those that others set;
+    taints, if any are given, replace them.
     """
 
     name: str
     resources: Mapping[str, int]
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
+    annotations: Mapping[str, str] = {}
 
 
 def own_identity() -> str:
@@ -63,95 +58,74 @@ class Membership:
         self._offer = offer
         self._identity = identity
         self._beat_ms = beat_ms
+        #: Who served the node before; dead, or `refuse_if_served` would have raised.
+        self._former = ""
+        #: Whether the node has been seen ready, and ours.
+        self._in_service = False
 
     def refuse_if_served(self) -> None:
         """Raises Conflict while another agent serves the name."""
         node = self._node()
         if node is not None:
             self._refuse_if_served(node)
+            self._former = _agent_of(node)
 
     def register(self) -> None:
-        """Make the node, or take over what a former agent left; cordons stay.
+        """Offer the node. It is ready once a leader has seen that; `keep` sees to it."""
+        self._post(
+            Serves(
+                agent=self._identity,
+                resources=dict(self._offer.resources),
+                labels=dict(self._offer.labels),
+                annotations=dict(self._offer.annotations),
+                taints=self._offer.taints,
+            )
+        )
+        log.info("node offered", node=self._offer.name, resources=self._offer.resources)
 
-        Raises Conflict while another agent serves the name.
+    def keep(self, *, ready: bool, run: str = "") -> None:
+        """One beat. A node that was taken for dead, changed or deleted is offered again.
+
+        `run` is the run id of the server that the agent has told everything to. Raises Conflict if
+        another agent has taken the name over.
         """
-        for _ in range(_MOST_CONFLICTS):
-            before = self._node()
-            if before is not None:
-                self._refuse_if_served(before)
-            if self._write(self._registered(before), before):
-                log.info("node registered", node=self._offer.name, resources=self._offer.resources)
-                return
-        raise _unstable(self._offer.name)
-
-    def keep(self, *, ready: bool) -> None:
-        """One beat. A node that was taken for dead, changed or deleted is set right.
-
-        Raises Conflict if another agent has taken the name over.
-        """
-        self._store.beat(self._offer.name)
+        self._store.beat(self._offer.name, run)
         node = self._node()
-        if node is None:
-            if ready:
-                self.register()
-            return
-        other = node.metadata.annotations.get(AGENT_ANNOTATION, "")
-        if other not in ("", self._identity):
+        agent = "" if node is None else _agent_of(node)
+        if agent not in ("", self._identity, self._former):
             raise Conflict(
-                f"node {self._offer.name} was taken over by the agent {_shown(other)}",
+                f"node {self._offer.name} was taken over by the agent {_shown(agent)}",
                 hint="give each agent a node name of its own",
             )
-        if ready and (not node.status.ready or not other):
-            log.warning("node was taken for dead", node=self._offer.name)
-            self._write(self._registered(node), node)
+        before = self._in_service
+        self._in_service = agent == self._identity and node is not None and node.status.ready
+        if ready and not self._in_service:
+            if before:
+                log.warning("node was taken for dead", node=self._offer.name)
+            self.register()
 
-    def withdraw(self) -> None:
-        """Nothing new shall be bound here."""
-        withdraw(self._store, self._offer.name, agent=self._identity, author=self._identity)
+    def withdraw(self) -> bool:
+        """Have nothing new bound here; whether that is so already."""
+        node = self._node()
+        if node is None or not node.status.ready or _agent_of(node) != self._identity:
+            return True
+        self._post(Leaves(agent=self._identity))
+        return False
+
+    def _post(self, fact: Fact) -> None:
+        self._store.inboxes.post(self._offer.name, fact)
 
     def _node(self) -> Node | None:
         node = self._store.get("Node", self._offer.name)
         return node if isinstance(node, Node) else None
 
-    def _registered(self, before: Node | None) -> Node:
-        now_ms = self._store.now_ms()
-        meta = before.metadata if before else Metadata(name=self._offer.name)
-        spec = before.spec if before else NodeSpec()
-        return Node(
-            metadata=msgspec.structs.replace(
-                meta,
-                labels={**meta.labels, **self._offer.labels},
-                annotations={**meta.annotations, AGENT_ANNOTATION: self._identity},
-                creation_timestamp=meta.creation_timestamp or now_ms,
-            ),
-            spec=msgspec.structs.replace(
-                spec,
-                resources=dict(self._offer.resources),
-                taints=self._offer.taints or spec.taints,
-            ),
-            status=NodeStatus(ready=True, heartbeat=now_ms),
-        )
-
-    def _write(self, after: Node, before: Node | None) -> bool:
-        """Whether the store took it; not if somebody else wrote meanwhile."""
-        name = self._offer.name
-        amounts = {PODS: UNLIMITED_PODS, **self._offer.resources}
-        revision = before.metadata.revision if before else 0
-        transaction = Transaction(
-            subject=name,
-            writes=(Write(kind="Node", key=name, expect=revision, value=after),),
-            charges=(Charge(holder=f"node:{name}", scopes=(CAPACITY,), amounts=amounts),),
-            limits=(Limit(scope=node_scope(name), amounts=amounts),),
-        )
-        request = f"{self._identity}-{name}-ready-{revision}-{self._store.now_ms()}"
-        return _commit(self._store, transaction, request_id=request)
-
     def _refuse_if_served(self, node: Node) -> None:
-        other = node.metadata.annotations.get(AGENT_ANNOTATION, "")
+        other = _agent_of(node)
         if other in ("", self._identity):
             return
         host, pid, started = _parts(other)
-        heard_at = max(self._store.beats().get(self._offer.name, 0), node.status.heartbeat or 0)
+        name = self._offer.name
+        heard_at = max(self._store.beats([name]).get(name, 0), node.status.heartbeat or 0)
         silent_ms = self._store.now_ms() - heard_at
         if host == socket.gethostname():
             lives = pid is not None and started_ms(pid) == started
@@ -159,35 +133,21 @@ class Membership:
             lives = node.status.ready and silent_ms < _BEATS_UNTIL_SILENT * self._beat_ms
         if lives:
             raise Conflict(
-                f"node {self._offer.name} is served by the agent {_shown(other)}, "
+                f"node {name} is served by the agent {_shown(other)}, "
                 f"heard of {describe_age(silent_ms)} ago",
                 hint="stop that agent, or start this one under another node name",
             )
 
 
-def withdraw(store: Store, name: str, *, agent: str, author: str) -> None:
+def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
     """Have nothing new bound to a node, as long as `agent` is the one that serves it.
 
     Raises StoreUnavailable.
     """
-    for _ in range(_MOST_CONFLICTS):
-        before = store.get("Node", name)
-        if not isinstance(before, Node) or not before.status.ready:
-            return
-        if before.metadata.annotations.get(AGENT_ANNOTATION) != agent:
-            return
-        status = msgspec.structs.replace(before.status, ready=False)
-        after = msgspec.structs.replace(before, status=status)
-        revision = before.metadata.revision
-        transaction = Transaction(
-            subject=name,
-            writes=(Write(kind="Node", key=name, expect=revision, value=after),),
-            charges=(Charge(holder=f"node:{name}"),),
-        )
-        if _commit(store, transaction, request_id=f"{author}-{name}-away-{revision}"):
-            log.info("node withdrawn", node=name)
-            return
-    raise _unstable(name)
+    node = store.get("Node", name)
+    if isinstance(node, Node) and node.status.ready and _agent_of(node) == agent:
+        store.inboxes.post(name, Leaves(agent=agent))
+        log.info("node withdrawn", node=name)
 
 
 def agent_pid(identity: str) -> int | None:
@@ -195,22 +155,9 @@ def agent_pid(identity: str) -> int | None:
     return _parts(identity)[1]
 
 
-def _commit(store: Store, transaction: Transaction, *, request_id: str) -> bool:
-    """Whether the store took it; not if somebody else wrote meanwhile."""
-    commit = store.commit([transaction], request_id=request_id)
-    if commit.refused and commit.refused[0].answer.word != Word.CONFLICT:
-        raise StoreUnavailable(
-            f"the store refuses node {transaction.subject}: {commit.refused[0].answer.word}",
-            hint="see the log of the scheduler",
-        )
-    return not commit.refused
-
-
-def _unstable(name: str) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"node {name} changed {_MOST_CONFLICTS} times while it was being written",
-        hint="see who else writes nodes on this server",
-    )
+def _agent_of(node: Node) -> str:
+    """Who serves the node, or served it last; empty if nobody did."""
+    return node.metadata.annotations.get(AGENT_ANNOTATION, "")
 
 
 def _parts(identity: str) -> tuple[str, int | None, int | None]:

@@ -26,6 +26,7 @@ ENTRY = "batchq.worker.entry.run_pod"
 #: RQ's records are not the truth and nobody reads them; they go after a minute.
 _RECORD_TTL_S = 60
 _BATCH = 500
+_QUEUE_PREFIX = "bq-node-"
 
 
 class NotOurs(Exception):
@@ -93,7 +94,13 @@ class PodJob(Job):
 
 def queue_name(node: str) -> str:
     """The name of a node's RQ queue."""
-    return f"bq-node-{node}"
+    return f"{_QUEUE_PREFIX}{node}"
+
+
+def node_of(queue_key: str) -> str | None:
+    """The node whose RQ queue has this key; None if it is no queue of ours."""
+    prefix = f"{Queue.redis_queue_namespace_prefix}{_QUEUE_PREFIX}"
+    return queue_key.removeprefix(prefix) if queue_key.startswith(prefix) else None
 
 
 def node_queue(node: str, link: RqLink) -> Queue:

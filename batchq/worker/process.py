@@ -2,17 +2,17 @@
 
 The command leads a process group and a session of its own. It gets SIGKILL when its work-horse
 dies, and its guard sees to the rest of the group. The work-horse is the parent of every orphan
-below it, so that at the end nothing that the pod started is left, whatever session it moved to.
+below it, so that at the end nothing that the pod started is left, whatever session it moved to;
+and what runs in a cgroup of its own ends with that.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -21,7 +21,9 @@ import structlog
 
 from batchq.worker import prctl
 from batchq.worker.guard import Guard
+from batchq.worker.limits import UNBOUNDED, Bounds, limit_data
 from batchq.worker.outcome import NOT_EXECUTABLE, NOT_FOUND, Outcome
+from batchq.worker.pidfds import await_death
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +32,7 @@ _READS_PER_TURN = 4
 #: A pipe holds at most 1 MiB, so this empties any whose writers are gone.
 _READS_AT_END = 32
 _KILL_ROUND_S = 0.1
+_KILLED_WITHIN_S = 2.0
 
 
 class NotStarted(Exception):
@@ -43,11 +46,16 @@ class NotStarted(Exception):
 class Command:
     """A running command; owned by the work-horse's supervision loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], guard: Guard) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], guard: Guard, bounds: Bounds = UNBOUNDED
+    ) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
         self._guard = guard
+        self._bounds = bounds
+        #: Once it has ended: what its bounds did to it, for the pod's message.
+        self.trouble = ""
         self.group = process.pid
         self.pidfd = os.pidfd_open(process.pid)
         self.outputs = {
@@ -79,6 +87,10 @@ class Command:
         """Send a signal to the whole process group."""
         send_to_group(self.group, sent)
 
+    def allow_until(self, at_ms: int) -> None:
+        """Let the guard kill the group at this instant, should nobody name a later one."""
+        self._guard.allow_until(at_ms)
+
     def end(self) -> int:
         """Kill what is left below this process; the wait status of the command itself.
 
@@ -88,7 +100,9 @@ class Command:
         send_to_group(self.group, signal.SIGKILL)
         wait_status = self.reap()
         self._guard.dismiss()
-        left = kill_children(keep=(), within_s=2.0)
+        self.trouble = self._bounds.trouble()
+        left = end_cgroup(self._bounds)
+        left += kill_children(keep=(), within_s=_KILLED_WITHIN_S)
         if left:
             log.error("processes cannot be killed", pids=left)
         return wait_status
@@ -108,10 +122,17 @@ class Command:
                 pipe.close()
 
 
-def start(argv: Sequence[str], environment: Mapping[str, str], working_dir: str) -> Command:
-    """Start `argv` in a process group of its own.
+def start(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    working_dir: str,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    bounds: Bounds = UNBOUNDED,
+) -> Command:
+    """Start `argv` in a process group of its own, within `bounds`; it reads from `stdin`.
 
-    Raises NotStarted, with exit code 127 or 126 as a shell would have it.
+    Raises NotStarted, with exit code 127 or 126 as a shell would have it; the cgroup is left then.
     """
     if not argv:
         raise NotStarted(Outcome(exit_code=NOT_FOUND, message="the template names no command"))
@@ -122,33 +143,52 @@ def start(argv: Sequence[str], environment: Mapping[str, str], working_dir: str)
                 message=f"workingDir {working_dir} is not a directory on this node",
             )
         )
-    horse = os.getpid()
-
-    def in_child() -> None:
-        prctl.die_with_parent(signal.SIGKILL, horse)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_DFL)
-
     guard: Guard | None = None
+    entrance: int | None = None
     try:
-        guard = Guard()
+        guard = Guard(bounds.cgroup)
+        entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
         process = subprocess.Popen(
             list(argv),
             env=dict(environment),
             cwd=working_dir or None,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             # The work-horse has a single thread, so nothing can be locked in the child.
-            preexec_fn=in_child,
+            preexec_fn=_preparation(bounds, entrance),
         )
     except (OSError, ValueError, subprocess.SubprocessError) as trouble:
         if guard is not None:
             guard.dismiss()
         raise NotStarted(_not_started(argv[0], trouble)) from None
+    finally:
+        if entrance is not None:
+            os.close(entrance)
     guard.watch_over(process.pid)
-    return Command(process, guard)
+    return Command(process, guard, bounds)
+
+
+def _preparation(bounds: Bounds, entrance: int | None) -> Callable[[], None]:
+    """What the child does between fork and exec; `entrance` leads into its cgroup."""
+    horse = os.getpid()
+
+    def prepare() -> None:
+        prctl.die_with_parent(signal.SIGKILL, horse)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        if entrance is not None:
+            os.write(entrance, b"0")
+        elif bounds.memory_bytes is not None:
+            limit_data(bounds.memory_bytes)
+
+    return prepare
+
+
+def end_cgroup(bounds: Bounds) -> list[int]:
+    """Kill what is left in the cgroup, if there is one; the pids that cannot be killed."""
+    return [] if bounds.cgroup is None else bounds.cgroup.end(_KILLED_WITHIN_S)
 
 
 def send_to_group(group: int, sent: signal.Signals) -> None:
@@ -229,23 +269,6 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return
-
-
-def await_death(pids: Sequence[int], within_s: float) -> None:
-    """Return when one of them has ended, or after `within_s`."""
-    poll = select.poll()
-    descriptors: list[int] = []
-    for pid in pids:
-        try:
-            descriptors.append(os.pidfd_open(pid))
-        except ProcessLookupError:
-            continue
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    if descriptors:
-        poll.poll(within_s * 1000)
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _not_started(program: str, trouble: Exception) -> Outcome:

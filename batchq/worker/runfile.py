@@ -8,7 +8,7 @@ the server was away.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,8 @@ from batchq.worker.outcome import Outcome
 log = structlog.get_logger(__name__)
 
 _SUFFIX = ".json"
+#: Of everything that is kept about an attempt.
+_SUFFIXES = (_SUFFIX, ".stop", ".unsent", ".draft")
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
@@ -34,7 +36,11 @@ class RunFile(Struct, frozen=True, kw_only=True):
     horse_started_ms: int
     #: The command's process group; 0 before it was started.
     group: int = 0
+    #: When the pod began to run, in the server's milliseconds.
+    started_at: int = 0
     outcome: Outcome | None = None
+    #: What the pod's function returned, as JSON; kept with the outcome until both are reported.
+    result: bytes | None = None
 
 
 class RunFiles:
@@ -117,6 +123,17 @@ class RunFiles:
         path.with_suffix(".draft").unlink(missing_ok=True)
         self.stop_file(pod, attempt).unlink(missing_ok=True)
         self.unsent_file(pod, attempt).unlink(missing_ok=True)
+
+    def forget_all(self, *, keep: Collection[str] = ()) -> None:
+        """For an agent that runs nothing yet, and has looked at every record; those of the
+        attempts (`<pod>-<attempt>`) in `keep` stay.
+
+        What is left then has lost its record to a full disk or a crash: nobody else would ever
+        take it away.
+        """
+        for path in self._directory.iterdir():
+            if path.suffix in _SUFFIXES and path.stem not in keep:
+                path.unlink(missing_ok=True)
 
     def _path(self, pod: str, attempt: int) -> Path:
         return self._directory / f"{pod}-{attempt}{_SUFFIX}"

@@ -25,6 +25,7 @@ from rq.utils import now
 from rq.worker_registration import clean_worker_registry
 
 from batchq.errors import StoreUnavailable
+from batchq.store.outage import Outage
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.entry import HARNESS, Harness
@@ -94,8 +95,9 @@ class Running(Struct, frozen=True):
 class Slots:
     """The work-horses of one node; owned by the agent's loop."""
 
-    def __init__(self, link: RqLink, node: str, *, prefix: str, bound: int) -> None:
+    def __init__(self, link: RqLink, node: str, *, prefix: str, bound: int, outage: Outage) -> None:
         self._link = link
+        self._outage = outage
         self._queue = node_queue(node, link)
         self._prefix = prefix
         self._bound = bound
@@ -112,6 +114,10 @@ class Slots:
     def horses(self) -> frozenset[int]:
         """The pids of the work-horses."""
         return frozenset(running.horse for running in self._running.values())
+
+    def horses_by_attempt(self) -> tuple[tuple[PodAttempt, int], ...]:
+        """What runs now, each with the pid of its work-horse."""
+        return tuple((running.attempt, running.horse) for running in self._running.values())
 
     def pidfds(self) -> tuple[int, ...]:
         """One for each work-horse, readable when it has ended."""
@@ -178,7 +184,7 @@ class Slots:
                 slot.set_state("idle")
         except StoreUnavailable as trouble:
             # RQ's records of it expire by themselves; the slot's may not be used again.
-            log.warning("rq records not updated", trouble=trouble.message)
+            self._outage.failed(trouble)
         else:
             self._free.append(slot)
         return running.attempt, os.waitstatus_to_exitcode(wait_status)

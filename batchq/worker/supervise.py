@@ -7,6 +7,7 @@ told to stop its grace is fixed; nothing later extends it.
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 from collections.abc import Callable
@@ -53,6 +54,7 @@ class Supervisor:
         messenger: Messenger,
         tell_stop: Callable[[str], None],
         signals: Signals,
+        is_server_away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._command = command
         self._log = pod_log
@@ -61,6 +63,7 @@ class Supervisor:
         self._messenger = messenger
         self._tell_stop = tell_stop
         self._signals = signals
+        self._is_server_away = is_server_away
         self._stopped = ""
         self._message = ""
         self._kill_at: int | None = None
@@ -132,6 +135,10 @@ class Supervisor:
             self._lease.renewed(asked_at=answer.asked_at)
             if answer.word == "stop":
                 self._stop(answer.reason, now_ms)
+        if self._is_server_away():
+            # Nobody judges a lease meanwhile; when the server is back it counts from the start.
+            self._lease.renewed(asked_at=now_ms)
+        self._command.allow_until(self._lease.guarded_until)
         if self._lease.is_lost(now_ms) and not self._killed:
             self._message = "its lease could not be renewed"
             self._kill(Leaving.NODE_LOST)
@@ -168,11 +175,23 @@ class Supervisor:
 
     def _finish(self) -> Outcome | None:
         wait_status = self._command.end()
+        if self._is_of_the_guard(wait_status):
+            self._stopped = Leaving.NODE_LOST
+            self._message = "its lease ended while its work-horse stood still"
         for descriptor in list(self._command.outputs):
             self._keep(descriptor, self._command.read_rest)
         self._log.close()
         if self._fenced:
             return None
-        parts = (self._message, self._log.trouble)
+        parts = (self._message, self._command.trouble, self._log.trouble)
         message = "; ".join(part for part in parts if part)
         return outcome_of(wait_status, stopped=self._stopped, message=message)
+
+    def _is_of_the_guard(self, wait_status: int) -> bool:
+        """Whether nobody but the guard can have killed the command: the lease was at its end."""
+        is_over = monotonic_ms() >= self._lease.guarded_until
+        return (
+            is_over
+            and not self._stopped
+            and os.waitstatus_to_exitcode(wait_status) == -signal.SIGKILL
+        )

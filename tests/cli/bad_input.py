@@ -149,16 +149,16 @@ TABLE = [
     Bad(
         "no command",
         1,
-        "template.command: expected a command for its pods to run, found none",
+        "template.command: expected a command or a function for its pods to run, found none",
         APPLY,
         group("        command: [python3, train.py]\n", ""),
     ),
     Bad(
         "a field that this version lacks",
         1,
-        "spec.controller external is not available in this version; use batchq",
+        "spec.strategy.type Backfill is not available in this version",
         APPLY,
-        group("spec:\n", "spec:\n  minResources: {cpu: 1}\n  controller: external\n"),
+        FINE + FINE.replace("fine}", "q}\nspec: {strategy: {type: Backfill}}"),
     ),
     Bad(
         "a key that is given twice",
@@ -441,13 +441,13 @@ TABLE = [
     Bad(
         "nothing to submit",
         2,
-        "expected a command after `--` or a file with -f, found neither",
+        "expected a command after `--`, a file with -f or a --function, found none of them",
         ("submit",),
     ),
     Bad(
         "a file and a command",
         2,
-        "expected a command after `--` or a file with -f, found both",
+        "expected a command after `--`, a file with -f or a --function, found more than one",
         ("submit", "-f", "x", *CMD),
     ),
     Bad(

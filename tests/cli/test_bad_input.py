@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import a_group, a_task
+from tests.cli.bad_functions import FUNCTIONS
 from tests.cli.bad_input import TABLE, Bad
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
@@ -27,7 +28,9 @@ def furnished(stage: Stage) -> Stage:
     return stage
 
 
-@pytest.mark.parametrize("bad", TABLE, ids=[bad.what for bad in TABLE])
+@pytest.mark.parametrize(
+    "bad", [*TABLE, *FUNCTIONS], ids=[bad.what for bad in (*TABLE, *FUNCTIONS)]
+)
 def test_bad_input_is_one_sentence_and_changes_nothing(
     furnished: Stage, batchq: Batchq, tmp_path: Path, bad: Bad
 ) -> None:

@@ -212,7 +212,8 @@ def test_logs_can_say_whose_line_it_is(batchq: Batchq, stage: Stage) -> None:
     stage.start("x")
     for pod in stage.pods("x"):
         text = f"one\ntwo of {pod.spec.index}\n".encode()
-        stage.store.append_log(pod.metadata.uid, pod.status.attempt, "stdout", text)
+        place = pod.status.node, pod.metadata.uid, pod.status.attempt
+        stage.store.append_log(*place, "stdout", text)
     assert batchq("logs", "x").out == "one\ntwo of 0\none\ntwo of 1\n"
     assert batchq("logs", "x", "--prefix", "--tail", "1").lines == [
         "x-main-0: two of 0",

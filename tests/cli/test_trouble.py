@@ -166,7 +166,8 @@ def test_a_full_disk_is_told_once_and_ends_with_1(
     stage.turn()
     stage.start("x")
     [pod] = stage.pods("x")
-    stage.store.append_log(pod.metadata.uid, pod.status.attempt, "stdout", b"one\n")
+    place = pod.status.node, pod.metadata.uid, pod.status.attempt
+    stage.store.append_log(*place, "stdout", b"one\n")
     with Path("/dev/full").open("w") as full:
         process = start(server, *words, stdout=full)
         with process:

@@ -37,7 +37,11 @@ class Stage:
         self.client.apply(objects)
         for item in objects:
             if isinstance(item, Node):
-                self.store.beat(item.metadata.name)
+                self.store.beat(item.metadata.name, self.store.run_id())
+
+    def lead_again(self) -> None:
+        """A server that was started anew has forgotten who leads."""
+        self._epoch = self.store.lead("stage", 60_000)
 
     def turn(self) -> None:
         """The scheduler takes turns until nothing is left to decide."""
@@ -51,7 +55,9 @@ class Stage:
             self._write(pod, phase=PodPhase.RUNNING, started_at=self.store.now_ms())
         self.turn()
 
-    def end(self, group: str, exit_code: int = 0, *, most: int | None = None) -> None:
+    def end(
+        self, group: str, exit_code: int = 0, *, most: int | None = None, message: str = ""
+    ) -> None:
         """Running pods of a group end (all, or the first few), and the scheduler notices."""
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
         for pod in self._pods(group, PodPhase.RUNNING)[:most]:
@@ -62,6 +68,7 @@ class Stage:
                 exit_code=exit_code,
                 terminating=False,
                 failures=int(ends is PodPhase.FAILED),
+                message=message,
                 finished_at=self.store.now_ms(),
             )
         self.turn()

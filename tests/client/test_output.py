@@ -16,7 +16,8 @@ SOON_S = 20
 
 def write(stage: Stage, pod: int, data: bytes, *, stream: str = "stdout", group: str = "x") -> None:
     one = stage.pods(group)[pod]
-    stage.store.append_log(one.metadata.uid, one.status.attempt, stream, data)
+    place = one.status.node, one.metadata.uid, one.status.attempt
+    stage.store.append_log(*place, stream, data)
 
 
 def texts(stage: Stage, **options: object) -> list[str]:

@@ -28,7 +28,8 @@ def run_to_the_end(stage: Stage, done: Future[None]) -> None:
             stage.start(group.metadata.name)
             for pod in stage.pods(group.metadata.name):
                 if pod.status.phase == "Running":
-                    stage.store.append_log(pod.metadata.uid, pod.status.attempt, "stdout", b"42\n")
+                    place = pod.status.node, pod.metadata.uid, pod.status.attempt
+                    stage.store.append_log(*place, "stdout", b"42\n")
             stage.end(group.metadata.name)
         pause.wait(0.01)
     raise AssertionError("it did not come to its end")

@@ -15,7 +15,7 @@ AnyStore = MemoryStore | RedisStore
 
 def fake_store() -> RedisStore:
     """A store on a server made of Python."""
-    return RedisStore("redis://fake", client=fakeredis.FakeRedis())
+    return RedisStore("redis://fake", client=fakeredis.FakeRedis(), hear_every_ms=0)
 
 
 @pytest.fixture(params=["memory", "fakeredis", "real"])

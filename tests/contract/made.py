@@ -43,6 +43,7 @@ def pod(
     attempt: int = 0,
     admission: int = 1,
     stop: str = "",
+    node: str = "",
 ) -> Pod:
     return Pod(
         metadata=Metadata(
@@ -54,6 +55,7 @@ def pod(
             group_uid=group_uid,
             admission=admission,
             attempt=attempt,
+            node=node,
             terminating=bool(stop),
             reason=stop,
         ),

@@ -132,11 +132,13 @@ def test_a_succeeded_leaders_commit_is_refused_whole(
 
 
 def test_a_lease_is_seen_until_its_attempt_ends(store: AnyStore) -> None:
-    store.commit([writing(put(pod(0, phase=PodPhase.RUNNING, attempt=1)))], request_id="1")
+    running = pod(0, phase=PodPhase.RUNNING, attempt=1, node="n1")
+    store.commit([writing(put(running))], request_id="1")
     before = store.snapshot()
     hold_lease(store)
     held = store.snapshot()
-    store.commit([writing(put(pod(0, phase=PodPhase.FAILED, attempt=1), expect=1))], request_id="2")
+    failed = pod(0, phase=PodPhase.FAILED, attempt=1, node="n1")
+    store.commit([writing(put(failed, expect=1))], request_id="2")
     after = store.snapshot()
     assert [list(one.leases) for one in (before, held, after)] == [[], ["u1-1-0"], []]
 
@@ -146,4 +148,4 @@ def hold_lease(store: AnyStore) -> None:
         case MemoryStore():
             store.hold_lease("u1-1-0", 30_000)
         case RedisStore():
-            assert store.renew("u1-1-0", "u1 1 1", 30_000).word == "ok"
+            assert store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000).word == "ok"

@@ -41,7 +41,8 @@ COMMAND_WITHIN_S = 90.0
 class Machine:
     """Commands of batchq in a home of their own; a context manager that leaves no process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, url: str = "") -> None:
+        """`url` is that of a server elsewhere; without it there will be one of its own here."""
         # Short, since the socket's path is bounded.
         self.root = Path(tempfile.mkdtemp(prefix="bq"))
         self.home = Home(self.root / "home")
@@ -50,6 +51,10 @@ class Machine:
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith("BATCHQ_")
         } | {"BATCHQ_HOME": str(self.home.root), "NO_COLOR": "1"}
+        #: Where commands go, and this test; each may be led another way.
+        self.url = url or default_url(self.home)
+        if url:
+            self._environ["BATCHQ_REDIS_URL"] = url
 
     def __enter__(self) -> Machine:
         return self
@@ -98,8 +103,8 @@ class Machine:
         assert exits is None or done.returncode == exits, told
         return done
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command that goes on; it is ended with the machine."""
+    def start(self, *arguments: str, url: str = "") -> subprocess.Popen[str]:
+        """Start a command that goes on, on the server at `url`; it is ended with the machine."""
         place = len(self._started)
         with (
             self._log(arguments[0], place, "out").open("w") as output,
@@ -107,7 +112,7 @@ class Machine:
         ):
             process = subprocess.Popen(
                 self._command(arguments),
-                env=self._environ,
+                env=self._environ | ({"BATCHQ_REDIS_URL": url} if url else {}),
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -124,6 +129,15 @@ class Machine:
         [log] = self.root.glob(f"*-{place}.err")
         return log.read_text()
 
+    def talks(self, process: subprocess.Popen[str], *, sockets: int = 2) -> bool:
+        """Whether a started command is past its beginnings: it has so many connections."""
+        try:
+            links = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        except FileNotFoundError:
+            # One of them was closed just now.
+            return False
+        return sum("socket:" in link for link in links) >= sockets
+
     def up(self, *, agents: int = 0, resources: str = "cpu=1,memory=512Mi") -> None:
         """Server and scheduler, with quick settings, and agents as `batchq up` has them."""
         config = ("--config", str(self.quick))
@@ -137,11 +151,6 @@ class Machine:
                 lambda: any(node.metadata.name == name and _ready(node) for node in client.nodes())
             )
         return process
-
-    @property
-    def url(self) -> str:
-        """The embedded server's."""
-        return default_url(self.home)
 
     def client(self) -> Client:
         """The Python API."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from batchq.api.fences import count_of
 from batchq.client import Client
 from batchq.daemon import processes
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
@@ -32,7 +33,7 @@ def test_a_group_is_submitted_admitted_run_and_finished(stack: Machine) -> None:
         [result] = client.wait(["hello"], timeout_s=30)
         assert (str(result.phase), result.exit_code) == ("Completed", 0)
         assert group(client, "hello").status.admission == 1
-        assert [pod.status.attempt for pod in pods_of(client, "hello")] == [1, 1]
+        assert [count_of(pod.status.attempt) for pod in pods_of(client, "hello")] == [1, 1]
         words = [line.text for line in client.logs("hello")]
         assert words == ["hello from 0 of 2", "hello from 1 of 2"]
         told = [event.reason for event in client.events(kind="PodGroup", key="default/hello")]

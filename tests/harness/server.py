@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -76,12 +77,29 @@ class Server:
         except redis.ConnectionError:
             return False
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """Kill it, as a power cut would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def copy_of_files(self) -> Path:
+        """What it would be restored from: all that it has written by now."""
+        copy = self.folder / f"copy-{time.monotonic_ns()}"
+        shutil.copytree(self.folder / "appendonlydir", copy)
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        """Let the next start find an older file. It must not run."""
+        shutil.rmtree(self.folder / "appendonlydir")
+        shutil.copytree(copy, self.folder / "appendonlydir")
 
     def discard(self) -> None:
         """Stop it and remove its files."""

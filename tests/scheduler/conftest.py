@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,10 +14,12 @@ from batchq.api.objects import Node, Object, Pod, PodGroup
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.framework.snapshot import Snapshot, Standing
 from batchq.ids import CountingIds
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
+from tests.harness.server import Server
 
 _set = msgspec.structs.replace
 
@@ -30,6 +32,13 @@ class DrivenClock:
 
     def now_ms(self) -> int:
         return self.at_ms
+
+
+class InTouch(RedisStore):
+    """A store that has always been in touch: its server's clock is not the one that is driven."""
+
+    def snapshot(self) -> Snapshot:
+        return _set(super().snapshot(), standing=Standing())
 
 
 class Stack:
@@ -103,12 +112,19 @@ class Stack:
         )
 
 
+@pytest.fixture
+def in_touch(server: Server) -> Iterator[InTouch]:
+    store = InTouch(server.url)
+    yield store
+    store.close()
+
+
 @pytest.fixture(params=["memory", "real"])
 def make_stack(request: pytest.FixtureRequest) -> Callable[..., Stack]:
     def made(config: SchedulerConfig | None = None) -> Stack:
         store: MemoryStore | RedisStore = MemoryStore()
         if request.param == "real":
-            store = request.getfixturevalue("redis_store")
+            store = request.getfixturevalue("in_touch")
         return Stack(store, config or SchedulerConfig())
 
     return made

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import redis
 
+from batchq.api.facts import Leaves
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, ResourceQuota
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.store import keys
+from batchq.store.attendance import attend
 from batchq.store.redis import RedisStore
 from tests.contract.made import charge, gone, group, node, pod, put, queue
 
@@ -35,9 +37,13 @@ def use_everything(store: RedisStore) -> None:
     )
     epoch = store.lead("one", 30_000)
     assert len(store.commit([everything], request_id="1", epoch=epoch).applied) == 1
+    attend(store, "one", version="0.1.0", mirrored=1)
     store.beat("n1")
-    store.renew("u1-1-0", "u1 1 1", 30_000)
-    store.append_log("u1-1-0", 1, "stdout", b"hello")
+    store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
+    store.append_log("n1", "u1-1-0", 1, "stdout", b"hello")
+    store.inboxes.post("n1", Leaves(agent="a"))
+    store.inboxes.count("superseded", 1)
+    store.put_result("n1", "u1-1-0", 1, b"42")
 
 
 def test_every_key_in_use_is_declared(redis_store: RedisStore, raw: redis.Redis) -> None:
@@ -68,10 +74,13 @@ def test_a_deleted_world_leaves_only_what_is_bounded(
     redis_store.delivered(redis_store.outbox())
     redis_store.resign("one")
     assert sorted(name.decode() for name in raw.scan_iter("*") if raw.ttl(name) == -1) == [
+        "{bq}:bell",
         "{bq}:changes",
+        "{bq}:counts",
         "{bq}:epoch",
         "{bq}:events",
         "{bq}:revision",
+        "{bq}:server",
     ]
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from batchq.api.fences import count_of, generation_of
+from batchq.api.transaction import Transaction, Word
 from batchq.store.redis import Leader, RedisStore
+from tests.contract.made import put, queue, writing
+from tests.harness.server import Server
 
 
 def until_past(store: RedisStore, instant_ms: int) -> None:
@@ -15,35 +19,45 @@ def until_past(store: RedisStore, instant_ms: int) -> None:
         pause.wait(0.002)
 
 
+def counted_epoch(store: RedisStore, identity: str, lease_ms: int = 30_000) -> int | None:
+    """The epoch of who asks to lead, as people count it."""
+    epoch = store.lead(identity, lease_ms)
+    return None if epoch is None else count_of(epoch)
+
+
+def a_write(name: str) -> Transaction:
+    return writing(put(queue(name)))
+
+
 def test_nobody_leads_at_first(redis_store: RedisStore) -> None:
     assert redis_store.leader() is None
 
 
 def test_the_first_to_ask_leads_and_keeps_leading(redis_store: RedisStore) -> None:
-    assert redis_store.lead("one", 30_000) == 1
+    assert counted_epoch(redis_store, "one") == 1
     assert redis_store.lead("two", 30_000) is None
-    assert redis_store.lead("one", 30_000) == 1
+    assert counted_epoch(redis_store, "one") == 1
     leader = redis_store.leader()
     assert leader is not None
-    assert (leader.identity, leader.epoch) == ("one", 1)
+    assert (leader.identity, count_of(leader.epoch)) == ("one", 1)
     assert 0 < leader.expires_at - redis_store.now_ms() <= 30_000
 
 
 def test_another_leads_once_the_lease_has_ended(open_redis: Callable[[], RedisStore]) -> None:
     first, second = open_redis(), open_redis()
-    assert first.lead("one", 20) == 1
+    assert counted_epoch(first, "one", lease_ms=20) == 1
     leader = second.leader()
     assert leader is not None
     until_past(second, leader.expires_at)
-    assert second.lead("two", 30_000) == 2
+    assert counted_epoch(second, "two") == 2
     assert first.lead("one", 30_000) is None
 
 
 def test_a_late_leader_goes_on_in_its_epoch_if_nobody_led_meanwhile(
     redis_store: RedisStore,
 ) -> None:
-    assert redis_store.lead("one", 0) == 1
-    assert redis_store.lead("one", 30_000) == 1
+    assert counted_epoch(redis_store, "one", lease_ms=0) == 1
+    assert counted_epoch(redis_store, "one") == 1
 
 
 def test_who_resigns_makes_room_at_once(redis_store: RedisStore) -> None:
@@ -52,7 +66,7 @@ def test_who_resigns_makes_room_at_once(redis_store: RedisStore) -> None:
     assert redis_store.lead("two", 30_000) is None
     redis_store.resign("one")
     assert redis_store.leader() is None
-    assert redis_store.lead("two", 30_000) == 2
+    assert counted_epoch(redis_store, "two") == 2
 
 
 def test_the_leaders_lease_ends_by_the_servers_clock(redis_store: RedisStore) -> None:
@@ -61,3 +75,50 @@ def test_the_leaders_lease_ends_by_the_servers_clock(redis_store: RedisStore) ->
     leader = redis_store.leader()
     assert isinstance(leader, Leader)
     assert before + 5_000 <= leader.expires_at <= redis_store.now_ms() + 5_000
+
+
+def test_a_server_that_was_restored_from_an_older_file_hands_no_epoch_out_again() -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        store = RedisStore(server.url)
+        before = store.lead("one", 0)
+        older = server.copy_of_files()
+        lost = store.lead("two", 0)
+        server.stop()
+        server.restore(older)
+        server.start()
+        after = store.lead("three", 30_000)
+        assert before is not None
+        assert lost is not None
+        assert after is not None
+        assert count_of(lost) == count_of(after) == 2
+        assert generation_of(before) == generation_of(lost) < generation_of(after)
+        store.close()
+
+
+def test_an_epoch_from_before_a_restart_is_refused_even_while_nobody_has_led_since() -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        store = RedisStore(server.url)
+        epoch = store.lead("one", 30_000)
+        assert store.commit([a_write("a")], request_id="1", epoch=epoch).applied
+        server.stop()
+        server.start()
+        late = store.commit([a_write("b")], request_id="2", epoch=epoch)
+        assert [refusal.answer.word for refusal in late.refused] == [Word.EPOCH]
+        # What carries no epoch compares what it changes, as ever.
+        assert store.commit([a_write("c")], request_id="3").applied
+        again = store.lead("one", 30_000)
+        assert store.commit([a_write("d")], request_id="4", epoch=again).applied
+        stale = store.commit([a_write("e")], request_id="5", epoch=epoch)
+        assert [refusal.answer.word for refusal in stale.refused] == [Word.EPOCH]
+        store.close()
+
+
+def test_after_a_restart_whoever_asks_first_leads() -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        store = RedisStore(server.url)
+        store.lead("one", 30_000)
+        server.stop()
+        server.start()
+        assert counted_epoch(store, "two") == 2
+        assert store.lead("one", 30_000) is None
+        store.close()

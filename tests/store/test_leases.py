@@ -10,42 +10,92 @@ from tests.contract.made import gone, node, pod, put, writing
 
 
 def running(store: RedisStore, *, stop: str = "", attempt: int = 1) -> None:
-    """One running pod, made anew."""
-    made = pod(0, phase=PodPhase.RUNNING, attempt=attempt, stop=stop)
+    """One running pod on n1, made anew."""
+    made = pod(0, phase=PodPhase.RUNNING, attempt=attempt, stop=stop, node="n1")
     store.commit([writing(put(made))], request_id=f"running {stop} {attempt}")
 
 
 def test_a_renewed_lease_stands_in_the_snapshot(redis_store: RedisStore) -> None:
     running(redis_store)
     before = redis_store.now_ms()
-    assert redis_store.renew("u1-1-0", "u1 1 1", 30_000) == Renewal(word="ok")
+    assert redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000) == Renewal(word="ok")
     lease = redis_store.snapshot().leases["u1-1-0"]
     assert before + 30_000 <= lease <= redis_store.now_ms() + 30_000
 
 
 def test_a_terminating_pod_is_told_why_and_keeps_its_lease(redis_store: RedisStore) -> None:
     running(redis_store, stop="Preempted")
-    told = redis_store.renew("u1-1-0", "u1 1 1", 30_000)
+    told = redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
     assert told == Renewal(word="stop", reason="Preempted")
     assert list(redis_store.snapshot().leases) == ["u1-1-0"]
 
 
-def test_a_superseded_attempt_renews_nothing(redis_store: RedisStore) -> None:
+def test_a_superseded_attempt_is_told_so_and_its_lease_is_nobodys(
+    redis_store: RedisStore,
+) -> None:
     running(redis_store, attempt=2)
     for fence in ("u1 1 1", "u1 2 2", "u2 1 2", ""):
-        assert redis_store.renew("u1-1-0", fence, 30_000) == Renewal(word="fenced")
-    assert redis_store.renew("u1-1-9", "u1 1 2", 30_000) == Renewal(word="fenced")
-    assert redis_store.renew("u1-1-9", "", 30_000) == Renewal(word="fenced")
+        renewal = redis_store.renew("n1", "u1-1-0", 1, fence, 30_000)
+        assert renewal == Renewal(word="fenced")
+    assert redis_store.renew("n1", "u1-1-9", 2, "u1 1 2", 30_000) == Renewal(word="fenced")
+    assert redis_store.renew("n1", "u1-1-9", 2, "", 30_000) == Renewal(word="fenced")
     assert redis_store.snapshot().leases == {}
 
 
 def test_a_pod_that_was_written_off_renews_nothing(redis_store: RedisStore) -> None:
     running(redis_store)
-    redis_store.renew("u1-1-0", "u1 1 1", 30_000)
-    evicted = put(pod(0, phase=PodPhase.EVICTED, attempt=1), expect=1)
+    redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
+    evicted = put(pod(0, phase=PodPhase.EVICTED, attempt=1, node="n1"), expect=1)
     redis_store.commit([writing(evicted)], request_id="evict")
-    assert redis_store.renew("u1-1-0", "u1 1 1", 30_000) == Renewal(word="fenced")
+    assert redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000) == Renewal(word="fenced")
     assert redis_store.snapshot().leases == {}
+
+
+def test_the_lease_that_another_node_claims_for_a_pod_is_nobodys(redis_store: RedisStore) -> None:
+    running(redis_store)
+    redis_store.renew("n2", "u1-1-0", 1, "u1 1 1", 30_000)
+    redis_store.commit([writing(put(node("n2")))], request_id="n2")
+    assert redis_store.snapshot().leases == {}
+
+
+def test_a_lease_goes_with_its_attempt_at_once_however_seldom_leases_are_read(
+    redis_store: RedisStore,
+) -> None:
+    store = RedisStore(redis_store.url, hear_every_ms=3_600_000)
+    running(store)
+    store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
+    assert list(store.snapshot().leases) == ["u1-1-0"]
+    evicted = put(pod(0, phase=PodPhase.EVICTED, attempt=1, node="n1"), expect=1)
+    store.commit([writing(evicted)], request_id="evict")
+    assert store.snapshot().leases == {}
+    again = put(pod(0, phase=PodPhase.BOUND, attempt=2, node="n1"), expect=2)
+    store.commit([writing(again)], request_id="again")
+    assert store.snapshot().leases == {}
+    store.close()
+
+
+def test_a_lease_that_is_ended_is_gone_and_what_has_one_is_listed(redis_store: RedisStore) -> None:
+    running(redis_store)
+    redis_store.beat("n1")
+    redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
+    redis_store.renew("n1", "u1-1-0", 2, "u1 1 2", 30_000)
+    assert redis_store.alive.leased("n1") == [("u1-1-0", 1), ("u1-1-0", 2)]
+    redis_store.end_lease("n1", "u1-1-0", 1)
+    redis_store.end_lease("n1", "u1-1-0", 1)
+    assert redis_store.alive.leased("n1") == [("u1-1-0", 2)]
+    assert redis_store.snapshot().leases == {}
+
+
+def test_what_a_node_writes_into_its_own_hash_harms_nobody(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    running(redis_store)
+    redis_store.commit([writing(put(node("n1")))], request_id="n1")
+    strange = {"beat": "soon", "u1-1-0-1": "-5", "u1-1-0-x": "1", "": "2", b"\xff-1": "3"}
+    raw.hset("{bq}:alive:n1", mapping=strange)
+    snapshot = redis_store.snapshot()
+    assert snapshot.leases == {"u1-1-0": 0}
+    assert snapshot.nodes[0].status.heartbeat == 0
 
 
 def test_a_beat_stands_in_the_nodes_status(redis_store: RedisStore) -> None:
@@ -58,42 +108,43 @@ def test_a_beat_stands_in_the_nodes_status(redis_store: RedisStore) -> None:
     assert abs(redis_store.now_ms() - beats["n1"]) < 10_000
 
 
-def test_a_beat_of_a_node_that_is_gone_leaves_nothing(
+def test_a_beat_of_a_node_that_is_gone_goes_by_itself(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    redis_store.beat("n1")
-    assert redis_store.beats() == {}
     redis_store.commit([writing(put(node("n1")))], request_id="1")
     redis_store.beat("n1")
     redis_store.commit([writing(gone(node("n1"), expect=1))], request_id="2")
     assert redis_store.beats() == {}
-    assert raw.exists("{bq}:beats") == 0
+    assert list(redis_store.beats(["n1"])) == ["n1"]
+    assert 0 < raw.ttl("{bq}:alive:n1") <= 86_400
 
 
 def test_output_comes_back_in_order_and_can_be_read_on(redis_store: RedisStore) -> None:
-    redis_store.append_log("p", 1, "stdout", b"one\n")
-    redis_store.append_log("p", 1, "stderr", b"\xff\x00two\n")
-    redis_store.append_log("p", 2, "stdout", b"another attempt")
-    first = redis_store.read_log("p", 1)
+    redis_store.append_log("n1", "p", 1, "stdout", b"one\n")
+    redis_store.append_log("n1", "p", 1, "stderr", b"\xff\x00two\n")
+    redis_store.append_log("n1", "p", 2, "stdout", b"another attempt")
+    first = redis_store.read_log("n1", "p", 1)
     assert [(chunk.stream, chunk.data) for chunk in first] == [
         ("stdout", b"one\n"),
         ("stderr", b"\xff\x00two\n"),
     ]
-    assert list(redis_store.read_log("p", 1, after=first[-1].id)) == []
-    redis_store.append_log("p", 1, "stdout", b"three\n")
-    assert [chunk.data for chunk in redis_store.read_log("p", 1, first[-1].id)] == [b"three\n"]
+    assert list(redis_store.read_log("n1", "p", 1, after=first[-1].id)) == []
+    redis_store.append_log("n1", "p", 1, "stdout", b"three\n")
+    assert [chunk.data for chunk in redis_store.read_log("n1", "p", 1, first[-1].id)] == [
+        b"three\n"
+    ]
 
 
 def test_waiting_for_output_ends_in_time(redis_store: RedisStore) -> None:
-    assert list(redis_store.read_log("p", 1, block_ms=20)) == []
+    assert list(redis_store.read_log("n1", "p", 1, block_ms=20)) == []
 
 
 def test_of_much_output_the_newest_mebibyte_is_kept(redis_store: RedisStore) -> None:
     for number in range(40):
-        redis_store.append_log("p", 1, "stdout", bytes([number]) * 100_000)
+        redis_store.append_log("n1", "p", 1, "stdout", bytes([number]) * 100_000)
     kept: list[bytes] = []
     after = "0"
-    while chunks := redis_store.read_log("p", 1, after):
+    while chunks := redis_store.read_log("n1", "p", 1, after):
         kept += [chunk.data for chunk in chunks]
         after = chunks[-1].id
     assert LOG_BYTES_KEPT <= sum(map(len, kept)) <= LOG_BYTES_KEPT + 2 * 65_536
@@ -101,6 +152,6 @@ def test_of_much_output_the_newest_mebibyte_is_kept(redis_store: RedisStore) -> 
 
 
 def test_one_large_piece_of_output_is_cut(redis_store: RedisStore) -> None:
-    redis_store.append_log("p", 1, "stdout", b"x" * 3_000_000)
-    size = sum(len(chunk.data) for chunk in redis_store.read_log("p", 1))
+    redis_store.append_log("n1", "p", 1, "stdout", b"x" * 3_000_000)
+    size = sum(len(chunk.data) for chunk in redis_store.read_log("n1", "p", 1))
     assert LOG_BYTES_KEPT <= size <= LOG_BYTES_KEPT + 2 * 65_536

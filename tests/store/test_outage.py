@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 
 from structlog.testing import capture_logs
 
 from batchq.errors import StoreUnavailable
-from batchq.store.outage import Backoff, Outage
+from batchq.store.outage import Backoff, Outage, Patience
 
 
 def test_waits_double_up_to_a_bound_and_begin_anew_after_success() -> None:
@@ -42,3 +43,31 @@ def test_it_is_said_once_that_the_store_is_away_and_once_that_it_is_back() -> No
     assert [line["event"] for line in lines] == ["store.unavailable", "store.back"]
     assert lines[0]["error"] == "the server is not running"
     assert not outage.unavailable
+
+
+def test_patience_tells_each_outage_once_and_ends_with_its_time() -> None:
+    told: list[str] = []
+    away = StoreUnavailable("the server is not running")
+    patience = Patience(told.append)
+    patience.answered()
+    waits = [patience.next_wait_s(away) for _ in range(8)]
+    patience.answered()
+    patience.next_wait_s(away)
+    assert told == [
+        "the server is not running; waiting for it",
+        "the server is back after 0 s; going on",
+        "the server is not running; waiting for it",
+    ]
+    assert all(wait is not None and 0.1 <= wait <= 2.0 for wait in waits)
+    over = Patience(told.append, deadline=time.monotonic() - 1.0)
+    assert over.next_wait_s(away) is None
+    soon = Patience(told.append, deadline=time.monotonic() + 0.05).next_wait_s(away)
+    assert soon is not None
+    assert soon <= 0.05
+
+
+def test_patience_does_not_wait_for_what_waiting_does_not_mend() -> None:
+    told: list[str] = []
+    refused = StoreUnavailable("the server does not permit this", lasts=True)
+    assert Patience(told.append).next_wait_s(refused) is None
+    assert told == []

@@ -12,16 +12,14 @@ import redis
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, PodGroup
-from batchq.store import keys
 from batchq.store.connect import rq_connection
 from batchq.store.redis import RedisStore
 from batchq.worker.nodequeue import queue_name
+from tests.harness import leaks
 from tests.swarm.diary import Run
 from tests.swarm.load import Design
 
 _FINISHED = ("Completed", "Failed", "Cancelled")
-#: RQ's lists of queues and workers, and what it remembers of a queue's jobs until it tidies up.
-_KEPT_BY_RQ = ("rq:queues", "rq:workers", "rq:finished:", "rq:failed:", "rq:wip:")
 #: What a log says of a mistake of ours.
 _SIGNS = ("Traceback", "crashed", "mirror.differs", "cannot be killed", "work-horse failed")
 
@@ -115,36 +113,12 @@ def _of_rq(connection: redis.Redis, nodes: list[str]) -> list[str]:
 
 
 def lasting_keys(url: str) -> list[str]:
-    """Keys that would stay for ever and that nobody declared.
-
-    What RQ believes to run it gives up by itself, a minute and a half after the last word of it.
-    """
+    """Keys that would stay for ever, and what is kept of objects that are gone."""
     connection = rq_connection(url)
     try:
-        passing = _believed_to_run(connection)
-        return sorted(
-            name
-            for key in connection.scan_iter(count=1000)
-            if connection.ttl(key) == -1
-            and not (name := key.decode()).startswith(_KEPT_BY_RQ)
-            and name not in passing
-            and not ((declared := keys.declared(name)) and declared.ttl_s is None)
-        )
+        return [*leaks.lasting_keys(connection), *leaks.orphans(connection)]
     finally:
         connection.close()
-
-
-def _believed_to_run(connection: redis.Redis) -> set[str]:
-    """The RQ jobs that are to be given up at some instant."""
-    found = set()
-    for key in connection.scan_iter("rq:wip:*"):
-        entries = cast("list[tuple[bytes, float]]", connection.zrange(key, 0, -1, withscores=True))
-        found |= {
-            f"rq:job:{entry.decode().split(':')[0]}"
-            for entry, until in entries
-            if until < float("inf")
-        }
-    return found
 
 
 def _processes(home: Path) -> list[str]:

@@ -20,6 +20,7 @@ from batchq.store.memory import MemoryStore
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = [
     "queues.yaml",
+    "examples/external.yaml",
     "examples/mandelbrot.yaml",
     "examples/sweep.yaml",
     "examples/two-tenants.yaml",

@@ -92,6 +92,38 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
             " variable, found 'a=b'"
         ),
     ),
+    "a command and a function": (
+        "PodGroup",
+        template(function="a:b"),
+        (
+            "PodGroup default/x: spec.tasks[0].template: expected a command or a function, found"
+            " both; keep one of the two"
+        ),
+    ),
+    "arguments of a command": (
+        "PodGroup",
+        template(args=[1]),
+        (
+            "PodGroup default/x: spec.tasks[0].template.args: only a function has arguments; name"
+            " one, or leave it out"
+        ),
+    ),
+    "named arguments of a command": (
+        "PodGroup",
+        template(kwargs={"a": 1}),
+        (
+            "PodGroup default/x: spec.tasks[0].template.kwargs: only a function has arguments; name"
+            " one, or leave it out"
+        ),
+    ),
+    "arguments that are too large": (
+        "PodGroup",
+        template(command=[], function="a:b", args=["x" * 40_000], kwargs={"k": "x" * 25_532}),
+        (
+            "PodGroup default/x: spec.tasks[0].template.args and kwargs: expected at most 65536"
+            " bytes of JSON, found 65537; pass the path of a file instead"
+        ),
+    ),
     "a NUL in a command": (
         "PodGroup",
         template(command=["a\0b"]),
@@ -203,8 +235,8 @@ def test_only_a_described_world_can_do_without_commands() -> None:
     obj = read("PodGroup", {"tasks": [{"name": "w"}]})
     check(obj, described=True)
     assert problem(obj) == (
-        "PodGroup default/x: spec.tasks[0].template.command: expected a command for its pods to"
-        " run, found none"
+        "PodGroup default/x: spec.tasks[0].template.command: expected a command or a function for"
+        " its pods to run, found none"
     )
 
 
@@ -268,16 +300,6 @@ NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
         {},
         "admission checks are not available in this version",
     ),
-    "an external group": (
-        "PodGroup",
-        {"controller": "external", "minResources": {"cpu": 1}},
-        "spec.controller external is not available in this version; use batchq",
-    ),
-    "a function": (
-        "PodGroup",
-        template(function="a:b"),
-        "spec.tasks[0].template.function is not available in this version; use command",
-    ),
     "gates of pods": (
         "PodGroup",
         template(schedulingGates=[{"name": "a"}]),
@@ -313,3 +335,36 @@ def test_what_is_built_is_accepted() -> None:
     check(read("Node", {"resources": {"cpu": 4}, "taints": [{"key": "gpu"}]}))
     check(read("ResourceQuota", {"hard": {"cpu": 4, "podgroups": 5, "pods": 10}}))
     check(read("PodGroup", group(task("a", replicas=8, minAvailable=1), minMember=1)))
+
+
+@pytest.mark.parametrize(
+    "name", ["train:main", "my.package.train:main", "train:Model.fit", "_x1:_y2", "größe:maß"]
+)
+def test_a_function_is_named_by_its_module_and_its_name(name: str) -> None:
+    check(read("PodGroup", template(command=[], function=name, args=[1], kwargs={"a": None})))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("train", "train.main", "train:", ":main", "train:main:x", "a..b:c", "a:b..c", ".a:b"),
+        *("my-package:main", "train:main()", "train: main", "a:<lambda>", "a:f.<locals>.g"),
+        *("os:system;x", "../x:y", "1a:b", "a:lambda", "a/b:c", "a:b\n"),
+    ],
+)
+def test_what_is_no_name_of_a_function_is_refused(name: str) -> None:
+    assert problem(read("PodGroup", template(command=[], function=name))) == (
+        "PodGroup default/x: spec.tasks[0].template.function: expected package.module:name,"
+        f" found {name!r}"
+    )
+
+
+def test_a_function_of_the_script_itself_is_refused() -> None:
+    assert problem(read("PodGroup", template(command=[], function="__main__:f"))) == (
+        "PodGroup default/x: spec.tasks[0].template.function: __main__ is another module in every"
+        " process; put the function in a module"
+    )
+
+
+def test_arguments_up_to_the_bound_are_accepted() -> None:
+    check(read("PodGroup", template(command=[], function="a:b", args=["x" * 65_534])))

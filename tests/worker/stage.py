@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -20,6 +21,10 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
 from batchq.api.resources import ONE_POD
 from batchq.api.transaction import Charge, Delivery, Transaction, Write, fence_of, node_scope
+from batchq.daemon.clerk import LeaderDesk
+from batchq.daemon.service import ThreadService
+from batchq.errors import StoreUnavailable
+from batchq.ids import RandomIds
 from batchq.store.redis import RedisStore
 from batchq.worker.relay import Relay
 from batchq.worker.runfile import RunFile, RunFiles
@@ -32,11 +37,16 @@ ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED)
 
 
 class Stage:
-    """What a test of the worker stands on; `close` ends every process that it started."""
+    """What a test of the worker stands on; `close` ends every process that it started.
+
+    Nothing is scheduled, but what agents say is folded, as a leader does.
+    """
 
     def __init__(self, store: RedisStore, home: Path) -> None:
         self.store = store
         self.home = home
+        self.clerk = a_clerk(store)
+        self.clerk.start()
         self.relay = Relay(store)
         self._names = count(1)
         self._agents: list[subprocess.Popen[bytes]] = []
@@ -49,8 +59,10 @@ class Stage:
         until(lambda: self.is_served_by(node, agent), within_s=WITHIN_S)
         return agent
 
-    def launch_agent(self, node: str = NODE, **settings: Any) -> subprocess.Popen[bytes]:
-        """Start an agent, whatever becomes of it."""
+    def launch_agent(
+        self, node: str = NODE, *, within: Path | None = None, **settings: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start an agent, whatever becomes of it; `within` a cgroup, if one is given."""
         written = {
             "node": node,
             "url": self.store.url,
@@ -66,7 +78,7 @@ class Stage:
         }
         with (self.home / "agents.log").open("ab") as log:
             agent = subprocess.Popen(
-                [sys.executable, "-m", "tests.worker.an_agent"],
+                [*_entering(within), sys.executable, "-m", "tests.worker.an_agent"],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -91,6 +103,7 @@ class Stage:
         for agent in self._agents:
             agent.kill()
             agent.wait()
+        self.clerk.stop()
         self.relay.close()
 
     # --- pods -----------------------------------------------------------------------------
@@ -232,10 +245,32 @@ class Stage:
     def output(self, pod: Pod, stream: str = "stdout") -> str:
         """What the store has of a pod's output."""
         text, after = b"", "0"
-        while chunks := self.store.read_log(pod.metadata.uid, pod.status.attempt, after):
+        place = pod.status.node, pod.metadata.uid, pod.status.attempt
+        while chunks := self.store.read_log(*place, after):
             text += b"".join(chunk.data for chunk in chunks if chunk.stream == stream)
             after = chunks[-1].id
         return text.decode()
+
+
+def a_clerk(store: RedisStore) -> ThreadService:
+    """A service that folds what agents say, for a store that nobody leads."""
+    desk = LeaderDesk(store, RandomIds())
+
+    def work(stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            try:
+                desk.turn(None)
+            except StoreUnavailable:
+                stopping.wait(0.05)
+
+    return ThreadService("clerk", work)
+
+
+def _entering(cgroup: Path | None) -> list[str]:
+    """What makes the command behind it run in a cgroup from its first instant on."""
+    if cgroup is None:
+        return []
+    return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(cgroup)]
 
 
 def members(group: int) -> list[int]:

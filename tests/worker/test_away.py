@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from batchq.api.facts import Leaves
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
 from batchq.worker.entry import log_path
-from batchq.worker.node import withdraw
 from batchq.worker.supervise import KILL_SIGNAL
 from batchq.worker.unsent import keep, kept, send_kept
 from tests.daemon.waiting import until
@@ -128,7 +128,8 @@ def test_a_work_horse_that_is_ended_alone_leaves_the_node_in_service(stage: Stag
 
 def test_a_node_that_another_agent_has_taken_over_is_left_alone(stage: Stage) -> None:
     stage.start_agent()
-    withdraw(stage.store, "n1", agent="host:1:1", author="host:1:1:2")
+    stage.store.inboxes.post("n1", Leaves(agent="host:1:1"))
+    until(lambda: not stage.store.inboxes.own("n1"))
     assert node(stage).status.ready
 
 

@@ -69,6 +69,15 @@ def test_a_flood_leaves_the_newest_mebibyte_and_says_what_is_missing() -> None:
     assert sum(len(data) for _, data in chunks[1:]) == 983_047
 
 
+def test_single_bytes_by_turns_do_not_fill_the_memory() -> None:
+    stream = LogStream()
+    for number in range(100_000):
+        stream.write("stdout" if number % 2 else "stderr", b"x")
+    chunks = drained(stream)
+    assert chunks[0] == ("stderr", b"\n[batchq: 91872 bytes of output left out here]\n")
+    assert len(chunks) == 8_129
+
+
 def test_what_could_not_be_sent_comes_first_again() -> None:
     stream = LogStream()
     stream.write("stdout", b"first")

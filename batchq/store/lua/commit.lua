@@ -1,6 +1,6 @@
 -- Applies transactions in order, each whole or not at all. Everything is text, numbers too.
 -- KEYS: 1 request, 2 epoch, 3 revision, 4 changes, 5 events, 6 ledger, 7 charges, 8 limits,
---       9 outbox, 10 leases, 11 beats; then of each kind its objects and its heads.
+--       9 outbox, 10 server; then of each kind its objects and its heads.
 -- ARGV: 1 transactions: JSON [[writes, charges, limits, deliveries, events], ...] with
 --           write    [place of its kind, kind, key, expect, fence, phase, new fence, stop, value]
 --                    value: the object's JSON without its start, or '' to delete it
@@ -29,7 +29,7 @@ end
 
 local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _, value)
   local subject = kind .. ' ' .. key
-  local head = redis.call('HGET', KEYS[11 + 2 * place], key)
+  local head = redis.call('HGET', KEYS[10 + 2 * place], key)
   if not head then
     return expect ~= '0' and {'conflict', subject} or nil
   end
@@ -46,7 +46,7 @@ local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _
 end
 
 local function apply_write(place, kind, key, _, _, phase, fence, stop, rest)
-  local objects, heads = KEYS[10 + 2 * place], KEYS[11 + 2 * place]
+  local objects, heads = KEYS[9 + 2 * place], KEYS[10 + 2 * place]
   local revision, value = text(redis.call('INCR', KEYS[3])), ''
   if rest == '' then
     redis.call('HDEL', objects, key)
@@ -58,11 +58,6 @@ local function apply_write(place, kind, key, _, _, phase, fence, stop, rest)
   end
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[5], revision .. '-0',
     'kind', kind, 'key', key, 'value', value)
-  if kind == 'Pod' and phase ~= 'Bound' and phase ~= 'Running' then
-    redis.call('HDEL', KEYS[10], key)
-  elseif kind == 'Node' and rest == '' then
-    redis.call('HDEL', KEYS[11], key)
-  end
 end
 
 local function count(field, difference)
@@ -76,10 +71,19 @@ local function put(hash, field, value)
   if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
 end
 
+-- Whether nobody has led yet since the server was started: an epoch from before may have been
+-- given to somebody else, in what the server has forgotten.
+local function is_leaderless()
+  local run = redis.call('HGET', KEYS[10], 'run')
+  return run and run ~= string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+end
+
+local leaderless = ARGV[2] ~= '' and is_leaderless()
+
 local function transact(writes, charges, limits, deliveries, events)
   if ARGV[2] ~= '' then
     local current = redis.call('GET', KEYS[2]) or '0'
-    if ARGV[2] ~= current then return {'epoch', current} end
+    if leaderless or ARGV[2] ~= current then return {'epoch', current} end
   end
   for _, write in ipairs(writes) do
     local refused = refuse_write(unpack(write))

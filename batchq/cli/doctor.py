@@ -1,0 +1,110 @@
+"""`batchq doctor`: what is wrong with a running system, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from batchq.cli.options import Globals, examples, output_option, pass_globals
+from batchq.cli.output import is_terminal, one_line, show_data
+from batchq.cli.trouble import EXIT_ERROR, EXIT_WARNINGS
+
+if TYPE_CHECKING:
+    from batchq.client.doctor import Finding, Report
+
+_SIGNS = {"ok": "✓", "note": "·", "warning": "!", "error": "✗"}
+_COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+#: Of a check that finds the same a thousand times, people are shown so much; -o json has it all.
+_SHOWN = 10
+
+
+@click.command(epilog=examples("batchq doctor", "batchq doctor -o json"))
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="The schedulers' scheduler.yaml, for its timeouts; without it, the defaults.",
+)
+@click.option("--fix-nothing", is_flag=True, help="The default, and all there is: it only reads.")
+@output_option("text", "json")
+@pass_globals
+def doctor(shared: Globals, config: Path | None, fix_nothing: bool, output: str) -> int:
+    """Look for what is wrong with the server, schedulers, nodes and ledger, and say what to do.
+
+    It only reads, and says so where this user may not. Each line is a check: ✓ as it should be,
+    · worth knowing, ! will be trouble, ✗ is. docs/operations.md explains every one.
+
+    Exit codes: 0 nothing worse than notes, 3 warnings, 1 errors, 9 server unreachable.
+    """
+    from batchq.cli.config import checked_config
+    from batchq.client.doctor import Level, examine
+
+    checked_config(config)
+    report = examine(shared.redis_url, config=config)
+    if output == "json":
+        show_data(_data(report), "json")
+    else:
+        color = shared.color and is_terminal() and not os.environ.get("NO_COLOR")
+        for line in _lines(report, color=color):
+            click.echo(line, color=color)
+    if report.worst is Level.ERROR:
+        return EXIT_ERROR
+    return EXIT_WARNINGS if report.worst is Level.WARNING else 0
+
+
+def _data(report: Report) -> dict[str, object]:
+    return {
+        "worst": str(report.worst),
+        "findings": [
+            {
+                "check": finding.check,
+                "level": str(finding.level),
+                "subject": finding.subject,
+                "found": finding.found,
+                "expected": finding.expected,
+                "remedy": finding.remedy,
+            }
+            for finding in report.findings
+        ],
+    }
+
+
+def _lines(report: Report, *, color: bool) -> Iterator[str]:
+    width = max(len(finding.check) for finding in report.findings)
+    for _, findings in groupby(report.findings, key=lambda finding: finding.check):
+        of_check = list(findings)
+        for finding in of_check[:_SHOWN]:
+            yield from _of_finding(finding, width, color=color)
+        if len(of_check) > _SHOWN:
+            yield f"  {'':{width}}  and {len(of_check) - _SHOWN} more (-o json lists them)"
+    yield ""
+    yield _summary(report)
+
+
+def _of_finding(finding: Finding, width: int, *, color: bool) -> Iterator[str]:
+    level = str(finding.level)
+    sign = click.style(_SIGNS[level], fg=_COLORS[level]) if color else _SIGNS[level]
+    subject = f"{finding.subject}: " if finding.subject else ""
+    expected = f"; expected {finding.expected}" if finding.expected else ""
+    yield f"{sign} {finding.check:{width}}  {one_line(subject + finding.found + expected)}"
+    if finding.remedy:
+        yield f"  {'':{width}}  → {one_line(finding.remedy)}"
+
+
+def _summary(report: Report) -> str:
+    from batchq.client.doctor import CHECKS, Level
+
+    def counted(level: Level, word: str) -> str:
+        count = report.count(level)
+        return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+    parts: Sequence[str] = (
+        counted(Level.ERROR, "error"),
+        counted(Level.WARNING, "warning"),
+        counted(Level.NOTE, "note"),
+    )
+    return f"{len(CHECKS)} checks: {', '.join(parts)}"

@@ -1,0 +1,203 @@
+"""Checks of the ledger: what it says against what the objects say, counted anew."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL
+from batchq.api.limits import capacity_of, hard_limit, limit_of_queue, only_groups
+from batchq.api.objects import ResourceQuota, full_name
+from batchq.api.quantity import describe_quantity
+from batchq.api.resources import Amounts, of_pod, plus
+from batchq.api.transaction import (
+    CAPACITY,
+    ONE_GROUP,
+    POD_GROUPS,
+    Ledger,
+    namespace_scope,
+    node_scope,
+    objects_scope,
+    queue_scope,
+)
+from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
+from batchq.client.doctor.state import State
+from batchq.framework.ledger import scopes_of
+from batchq.framework.state import GroupState
+from batchq.store.rules import MOST, Held
+
+_READS = "reading (`+@read +multi +exec`) of batchq's keys"
+_REMEDY = (
+    "keep what `batchq doctor -o json` prints and report it: this is a mistake of batchq's, or"
+    " somebody else writes its keys. Too much is given back when what holds it has ended"
+)
+
+
+def ledger(state: State) -> tuple[Finding, ...]:
+    """The sums are those of the charges, and the charges those of the objects."""
+    check, books = "ledger", state.books
+    if books is None:
+        return _not_compared(state, check)
+    counted = sums_of(books.charges)
+    findings = list(_differing_sums(books.ledger, counted))
+    findings += _differing_charges(charges_of(state), books.charges, _titles(state))
+    return or_ok(findings, check, f"{len(books.charges)} charges counted anew, all agree")
+
+
+def limits(state: State) -> tuple[Finding, ...]:
+    """What admissions are held against is what queues, quotas and nodes state."""
+    check, books = "limits", state.books
+    if books is None:
+        return _not_compared(state, check)
+    stated = limits_of(state)
+    findings = [
+        _difference(
+            check,
+            f"{scope} {name}",
+            _told(name, books.limits.get(scope, {}).get(name)),
+            _told(name, stated.get(scope, {}).get(name)),
+            "apply the object again (`batchq apply`); if it stays, keep `batchq doctor -o json`"
+            " and report it",
+        )
+        for scope in sorted({*stated, *books.limits})
+        for name in sorted({*stated.get(scope, {}), *books.limits.get(scope, {})})
+        if stated.get(scope, {}).get(name) != books.limits.get(scope, {}).get(name)
+    ]
+    return or_ok(findings, check, f"{len(books.limits)} limits, all as their objects state them")
+
+
+def charges_of(state: State) -> dict[str, Held]:
+    """Every holder's scopes and amounts, as the objects say."""
+    expected: dict[str, Held] = {}
+    for node in state.nodes():
+        if node.status.ready:
+            expected[f"node:{node.metadata.name}"] = ((CAPACITY,), capacity_of(node))
+    for group in state.groups():
+        uid, scopes = group.metadata.uid, scopes_of(GroupState(group, (), 0))
+        expected[f"group:{uid}"] = (scopes, dict(group.status.charge))
+        if group.status.phase not in TERMINAL:
+            scope = objects_scope(group.metadata.namespace)
+            expected[f"object:{uid}"] = ((scope,), {POD_GROUPS: ONE_GROUP})
+    for pod in state.pods():
+        if pod.status.phase in ON_NODE:
+            scope = node_scope(pod.status.node)
+            expected[f"pod:{pod.metadata.uid}"] = ((scope,), of_pod(pod.spec.requests))
+    nonzero = {
+        holder: (scopes, {name: units for name, units in amounts.items() if units})
+        for holder, (scopes, amounts) in expected.items()
+    }
+    return {holder: held for holder, held in nonzero.items() if held[1]}
+
+
+def sums_of(charges: Mapping[str, Held]) -> Ledger:
+    """The ledger as charges add up."""
+    sums: Ledger = {}
+    for scopes, amounts in charges.values():
+        for scope in scopes:
+            sums[scope] = plus(sums.get(scope, {}), amounts)
+    return sums
+
+
+def limits_of(state: State) -> dict[str, Amounts]:
+    """The limits of every scope, as the objects state them."""
+    stated: dict[str, Amounts] = {}
+    for queue in state.queues():
+        stated[queue_scope(queue.metadata.name)] = limit_of_queue(queue)
+    for node in state.nodes():
+        stated[node_scope(node.metadata.name)] = capacity_of(node)
+    quotas: dict[str, list[ResourceQuota]] = defaultdict(list)
+    for quota in state.quotas():
+        quotas[quota.metadata.namespace].append(quota)
+    for namespace, of_namespace in quotas.items():
+        hard = hard_limit(of_namespace)
+        stated[namespace_scope(namespace)] = hard
+        stated[objects_scope(namespace)] = only_groups(hard)
+    return {
+        scope: {name: min(MOST, units) for name, units in amounts.items()}
+        for scope, amounts in stated.items()
+        if amounts
+    }
+
+
+def _differing_sums(kept: Ledger, counted: Ledger) -> Iterator[Finding]:
+    for scope in sorted({*kept, *counted}):
+        ours, theirs = kept.get(scope, {}), counted.get(scope, {})
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name, 0) != theirs.get(name, 0):
+                yield _difference(
+                    "ledger",
+                    f"{scope} {name}",
+                    f"the sum is {describe_quantity(name, ours.get(name, 0))}",
+                    f"{describe_quantity(name, theirs.get(name, 0))}, as its charges add up",
+                    _REMEDY,
+                )
+
+
+def _differing_charges(
+    expected: Mapping[str, Held], found: Mapping[str, Held], titles: Mapping[str, str]
+) -> Iterator[Finding]:
+    nothing: Held = ((), {})
+    for holder in sorted({*expected, *found}):
+        (scopes, should), (in_scopes, does) = (
+            expected.get(holder, nothing),
+            found.get(holder, nothing),
+        )
+        subject = titles.get(holder, holder)
+        for name in sorted({*should, *does}):
+            if should.get(name, 0) != does.get(name, 0):
+                yield _difference(
+                    "ledger",
+                    f"{subject} {name}",
+                    f"is charged {describe_quantity(name, does.get(name, 0))}",
+                    f"{describe_quantity(name, should.get(name, 0))}, as its object says",
+                    _REMEDY,
+                )
+        if should and does and set(scopes) != set(in_scopes):
+            yield _difference(
+                "ledger",
+                subject,
+                f"is charged in {', '.join(in_scopes)}",
+                ", ".join(scopes),
+                _REMEDY,
+            )
+
+
+def _titles(state: State) -> dict[str, str]:
+    """What people call each holder."""
+    titles = {f"node:{node.metadata.name}": f"Node {node.metadata.name}" for node in state.nodes()}
+    for group in state.groups():
+        title = f"PodGroup {full_name(group)}"
+        titles[f"group:{group.metadata.uid}"] = title
+        titles[f"object:{group.metadata.uid}"] = f"{title} (as an object)"
+    for pod in state.pods():
+        titles[f"pod:{pod.metadata.uid}"] = f"Pod {full_name(pod)}"
+    return titles
+
+
+def _told(name: str, units: int | None) -> str:
+    return "no limit" if units is None else describe_quantity(name, units)
+
+
+def _difference(check: str, subject: str, found: str, expected: str, remedy: str) -> Finding:
+    return Finding(
+        check=check,
+        level=Level.ERROR,
+        subject=subject,
+        found=found,
+        expected=expected,
+        remedy=remedy,
+    )
+
+
+def _not_compared(state: State, check: str) -> tuple[Finding, ...]:
+    if not state.moving:
+        return unseen(check, f"the {check}", _READS)
+    return (
+        Finding(
+            check=check,
+            level=Level.NOTE,
+            found="not compared: the server is written to faster than it can be read",
+            expected="a moment of rest",
+            remedy="try again when less is going on",
+        ),
+    )

@@ -1,0 +1,123 @@
+"""Reads everything that the checks look at, and changes nothing."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from shutil import disk_usage
+from time import monotonic, sleep
+
+from batchq import __version__
+from batchq.api.facts import AGENT_ANNOTATION, Serves
+from batchq.api.objects import Node
+from batchq.client.connecting import target_of
+from batchq.client.doctor.state import HomeFacts, Installed, State
+from batchq.client.leading import schedulers
+from batchq.config.load import load_config
+from batchq.paths import Home, default_url, find_home
+from batchq.store.inspection import (
+    Books,
+    Posted,
+    look_at_server,
+    open_for_inspection,
+    permitted,
+    posted_by,
+    read_books,
+)
+from batchq.store.redis import RedisStore
+
+#: Name of a library -> the versions that batchq works with, as in pyproject.toml.
+RANGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "rq": ((2, 12), (3,)),
+    "redis": ((6, 2), (9,)),
+}
+#: How long what lies in an inbox is given to be folded.
+FOLDED_WITHIN_S = 3.0
+_LOOK_AGAIN_S = 0.2
+
+
+def read_state(url: str | None, config: Path | None) -> State:
+    """Everything, as it is now.
+
+    Raises InvalidInput for a malformed URL or a wrong file, StoreUnavailable if no server answers.
+    """
+    settings = load_config(config).settings
+    target = target_of(url)
+    store = open_for_inspection(target)
+    try:
+        server = look_at_server(store)
+        seen = permitted(lambda: (read_books(store), store.beats()))
+        books, beats = seen or (None, {})
+        nodes = _nodes(books)
+        posted = permitted(lambda: _left_lying(store, [node.metadata.name for node in nodes]))
+        return State(
+            now_ms=store.now_ms(),
+            version=__version__,
+            server=server,
+            settings=settings,
+            schedulers=permitted(lambda: schedulers(store)),
+            books=books,
+            moving=seen is not None and books is None,
+            beats=beats,
+            contested=tuple(_contested(nodes, posted or ())),
+            outbox=permitted(lambda: tuple(store.outbox())),
+            waiting_facts=_places(posted),
+            counts=permitted(store.counts) or {},
+            home=_home_facts(find_home()) if target == default_url(find_home()) else None,
+            libraries=tuple(_installed(name) for name in RANGES),
+        )
+    finally:
+        store.close()
+
+
+def _nodes(books: Books | None) -> list[Node]:
+    found = {} if books is None else books.objects["Node"]
+    return [node for node in found.values() if isinstance(node, Node)]
+
+
+def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
+    """What lay in the inboxes and still does after a while; at once if there is nothing."""
+    first = lying = posted_by(store, nodes)
+    deadline = monotonic() + FOLDED_WITHIN_S
+    while lying and monotonic() < deadline:
+        sleep(_LOOK_AGAIN_S)
+        now = posted_by(store, nodes)
+        lying = [one for one in first if one in now]
+    return lying
+
+
+def _contested(nodes: Sequence[Node], posted: Sequence[Posted]) -> list[tuple[str, str, str]]:
+    served: Mapping[str, str] = {
+        node.metadata.name: node.metadata.annotations.get(AGENT_ANNOTATION, "") for node in nodes
+    }
+    return [
+        (one.node, served[one.node], one.fact.agent)
+        for one in posted
+        if isinstance(one.fact, Serves) and served[one.node] not in ("", one.fact.agent)
+    ]
+
+
+def _places(posted: Sequence[Posted] | None) -> tuple[tuple[str, str], ...] | None:
+    return None if posted is None else tuple((one.node, one.subject) for one in posted)
+
+
+def _home_facts(home: Home) -> HomeFacts:
+    folders = [folder for folder in (home.root, home.data, home.run) if folder.is_dir()]
+    modes = {str(folder): stat.S_IMODE(folder.stat().st_mode) for folder in folders}
+    return HomeFacts(
+        path=str(home.root),
+        free_bytes=disk_usage(home.root).free,
+        open_to={path: mode for path, mode in modes.items() if mode & 0o077},
+    )
+
+
+def _installed(name: str) -> Installed:
+    least, below = RANGES[name]
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        # Put into the path without its metadata: whatever it is, nobody knows its version.
+        found = "unknown"
+    return Installed(name=name, version=found, least=least, below=below)

@@ -1,0 +1,210 @@
+"""Checks of groups and pods: what should have gone on by itself, and has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
+from batchq.api.objects import Pod, PodGroup, full_name
+from batchq.api.reasons import Waiting
+from batchq.api.times import MINUTE, SECOND, describe_age
+from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
+from batchq.client.doctor.state import State
+
+_READS = "reading (`+@read`) of batchq's keys"
+
+#: How late anything may be that happens by itself.
+PATIENCE_MS = 1 * MINUTE
+#: How long a group may wait for what can never be before somebody is told.
+HOPELESS_MS = 10 * MINUTE
+_HOPELESS = frozenset({Waiting.MISCONFIGURED, Waiting.EXCEEDS_MAX_QUOTA, Waiting.QUEUE_NOT_FOUND})
+
+_SEE_LOG = "see the leader's log (`batchq scheduler --status` names it), and `leader` above"
+
+
+def groups(state: State) -> tuple[Finding, ...]:
+    """No group stays InQueue or Unknown beyond its time, or waits for what can never be."""
+    return _all(state, "groups", state.groups(), _of_group, "none is stuck")
+
+
+def dependencies(state: State) -> tuple[Finding, ...]:
+    """No group waits for one that is gone."""
+    uids = {group.metadata.uid for group in state.groups()}
+
+    def missing(state: State, group: PodGroup) -> Iterator[Finding]:
+        if group.status.phase is not PodGroupPhase.PENDING or group.status.admission:
+            return
+        for dependency in group.spec.depends_on:
+            if dependency.uid not in uids and dependency.condition != "any":
+                yield Finding(
+                    check="dependencies",
+                    level=Level.WARNING,
+                    subject=f"PodGroup {full_name(group)}",
+                    found=f"waits for {dependency.name}, which is gone",
+                    expected="a group that can still end",
+                    remedy="the leader should fail it (DependencyNeverMet); else cancel it:"
+                    f" `batchq cancel {full_name(group)}`",
+                )
+
+    return _all(state, "dependencies", state.groups(), missing, "none waits for what is gone")
+
+
+def pods(state: State) -> tuple[Finding, ...]:
+    """Bound pods start, and pods that are told to stop do."""
+    return _all(state, "pods", state.pods(), _of_pod, "all start and stop in time")
+
+
+def outbox(state: State) -> tuple[Finding, ...]:
+    """What has been bound is handed over to its node."""
+    check = "outbox"
+    if state.outbox is None or state.books is None:
+        return unseen(check, "the outbox", _READS)
+    pods = {pod.metadata.uid: pod for pod in state.pods()}
+    findings = []
+    for delivery in state.outbox:
+        pod = pods.get(delivery.pod)
+        bound_at = pod.status.bound_at if pod is not None else None
+        if bound_at is not None and state.now_ms - bound_at > PATIENCE_MS:
+            findings.append(
+                Finding(
+                    check=check,
+                    level=Level.WARNING,
+                    subject=f"Pod {full_name(pod)}" if pod else delivery.pod,
+                    found=f"bound {describe_age(state.now_ms - bound_at)} ago, and not yet handed"
+                    f" to node {delivery.node}",
+                    expected="handed over in the session that bound it",
+                    remedy=_SEE_LOG,
+                )
+            )
+    return or_ok(findings, check, f"{len(state.outbox)} on their way")
+
+
+def inboxes(state: State) -> tuple[Finding, ...]:
+    """What nodes say is heard."""
+    check = "inboxes"
+    if state.waiting_facts is None:
+        return unseen(check, "the nodes' inboxes", _READS)
+    nodes = sorted({node for node, _ in state.waiting_facts})
+    findings = [
+        Finding(
+            check=check,
+            level=Level.WARNING,
+            subject=f"Node {node}",
+            found=f"{sum(1 for one, _ in state.waiting_facts if one == node)} facts lie in its"
+            " inbox, and none was folded while the doctor looked",
+            expected="folded by the leader within a period",
+            remedy=_SEE_LOG,
+        )
+        for node in nodes
+    ]
+    unreadable = state.counts.get("unreadable", 0)
+    if unreadable:
+        findings.append(
+            Finding(
+                check=check,
+                level=Level.NOTE,
+                found=f"{unreadable} facts could not be read so far, and were dropped",
+                expected="0",
+                remedy="upgrade agents that are more than one version away; see the leader's log"
+                " (`fact.unreadable`) for who wrote them",
+            )
+        )
+    late = state.counts.get("superseded", 0)
+    return or_ok(findings, check, f"what nodes say is heard ({late} came too late, ever)")
+
+
+def _all(
+    state: State,
+    check: str,
+    items: list[PodGroup] | list[Pod],
+    judge: Callable[[State, PodGroup], Iterator[Finding]]
+    | Callable[[State, Pod], Iterator[Finding]],
+    fine: str,
+) -> tuple[Finding, ...]:
+    if state.books is None:
+        return unseen(check, f"the {check}", _READS)
+    findings = [finding for item in items for finding in judge(state, item)]  # type: ignore[arg-type]
+    return or_ok(findings, check, f"{len(items)} there, {fine}")
+
+
+def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
+    status, settings, name = group.status, state.settings, full_name(group)
+    match status.phase:
+        case PodGroupPhase.IN_QUEUE:
+            since = state.now_ms - (status.in_queue_at or state.now_ms)
+            if since > settings.in_queue_timeout_ms + PATIENCE_MS:
+                yield _group(
+                    name,
+                    f"InQueue for {describe_age(since)}",
+                    f"Running or back to Pending after {describe_age(settings.in_queue_timeout_ms)}"
+                    " (inQueueTimeout)",
+                    f"{_SEE_LOG}; `batchq describe {name}` says what its pods wait for",
+                )
+        case PodGroupPhase.UNKNOWN:
+            since = state.now_ms - (status.unknown_at or state.now_ms)
+            late = since > settings.recovery_timeout_ms + PATIENCE_MS
+            yield _group(
+                name,
+                f"Unknown for {describe_age(since)}: fewer than minMember pods run",
+                f"recovered, or evicted after {describe_age(settings.recovery_timeout_ms)}"
+                " (recoveryTimeout)",
+                _SEE_LOG if late else f"see `nodes` above, and `batchq describe {name}`",
+                level=Level.WARNING if late else Level.NOTE,
+            )
+        case PodGroupPhase.PENDING:
+            waits = state.now_ms - (group.metadata.creation_timestamp or state.now_ms)
+            hopeless = [verdict for verdict in status.reasons if verdict.reason in _HOPELESS]
+            if hopeless and waits > HOPELESS_MS:
+                yield _group(
+                    name,
+                    f"waits for {describe_age(waits)}: {hopeless[0].reason}:"
+                    f" {hopeless[0].message()}",
+                    "a request that can be met",
+                    f"edit or cancel it (`batchq cancel {name}`), or give its queue more",
+                )
+        case _:
+            return
+
+
+def _group(
+    name: str, found: str, expected: str, remedy: str, *, level: Level = Level.WARNING
+) -> Finding:
+    return Finding(
+        check="groups",
+        level=level,
+        subject=f"PodGroup {name}",
+        found=found,
+        expected=expected,
+        remedy=remedy,
+    )
+
+
+def _of_pod(state: State, pod: Pod) -> Iterator[Finding]:
+    status = pod.status
+    if status.phase not in ON_NODE:
+        return
+    subject = f"Pod {full_name(pod)}"
+    if status.terminating:
+        grace = pod.spec.termination_grace + state.settings.pod_lease_ms
+        since = state.now_ms - (status.terminating_at or state.now_ms)
+        if since > grace + 10 * SECOND:
+            yield Finding(
+                check="pods",
+                level=Level.WARNING,
+                subject=subject,
+                found=f"told to stop {describe_age(since)} ago, and still on node {status.node}",
+                expected=f"gone after its grace and its lease, {describe_age(grace)}",
+                remedy=f"see the agent's log on {status.node}; if that machine is gone for good,"
+                f" `batchq delete node {status.node}`",
+            )
+    elif status.phase is PodPhase.BOUND:
+        since = state.now_ms - (status.bound_at or state.now_ms)
+        if since > PATIENCE_MS:
+            yield Finding(
+                check="pods",
+                level=Level.WARNING,
+                subject=subject,
+                found=f"bound to node {status.node} {describe_age(since)} ago, and not started",
+                expected="started within seconds",
+                remedy=f"see the agent's log on {status.node}, and `outbox` below",
+            )

@@ -1,0 +1,152 @@
+"""The leader's clerk at work: a thread that folds what nodes say while this process leads.
+
+It waits for the bell, and looks through all inboxes every second for what was rung while nobody
+led or was lost with a server. It folds with the leader's epoch, so a former leader folds nothing;
+what nobody can fold any more is told, counted and taken out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from batchq.api.facts import Claim, Ended, Fact, Leaves, Runs, Serves
+from batchq.api.fences import count_of
+from batchq.api.transaction import Event, Transaction
+from batchq.daemon.service import ThreadService
+from batchq.errors import StoreUnavailable
+from batchq.ports import IdSource
+from batchq.scheduler.clerk import Clerk, Folded, Posted
+from batchq.store.inboxes import FACTS_A_LOOK, INBOXES_A_CALL, SUPERSEDED, Entry
+from batchq.store.outage import Backoff
+from batchq.store.redis import RedisStore
+
+_log = structlog.get_logger()
+
+#: How long one wait for the bell lasts, and so how long a stop may have to wait for it.
+WAIT_MS = 200
+SWEEP_MS = 1_000
+#: Between two looks whether this process leads.
+_ELECTED_WITHIN_S = 0.05
+#: One commit folds at most so many facts.
+_FACTS_A_FOLD = 1_000
+#: A fact whose object is written to all the time is left to the next look after so many tries.
+_TRIES = 5
+#: Of one fold, so many superseded facts become events; a flood of them must not wash others away.
+_MOST_TOLD = 20
+
+
+def clerk_service(
+    store: RedisStore, *, epoch: Callable[[], int | None], ids: IdSource
+) -> ThreadService:
+    """A service that folds facts while `epoch` says that this process leads."""
+    desk = LeaderDesk(store, ids)
+
+    def work(stopping: threading.Event) -> None:
+        backoff = Backoff()
+        while not stopping.is_set():
+            current = epoch()
+            if current is None:
+                stopping.wait(_ELECTED_WITHIN_S)
+                continue
+            try:
+                desk.turn(current)
+            except StoreUnavailable:
+                # The deciding thread meets the same outage and says so.
+                stopping.wait(backoff.next_ms() / 1000)
+            else:
+                backoff.reset()
+
+    return ThreadService("clerk", work)
+
+
+class LeaderDesk:
+    """All inboxes, as their reader sees them; owned by one thread.
+
+    Every method raises StoreUnavailable; what was folded by then changes nothing the next time.
+    """
+
+    def __init__(self, store: RedisStore, ids: IdSource) -> None:
+        self._store = store
+        self._inboxes = store.inboxes
+        self._ids = ids
+        self._clerk = Clerk(store, ids)
+        self._epoch: int | None = None
+        self._sweep_at = 0.0
+        #: Nodes that rang and had more to say than was taken in, or are no objects yet.
+        self._left: set[str] = set()
+
+    def turn(self, epoch: int | None) -> None:
+        """Wait for the bell, for a while, and fold what lies in the inboxes of those who rang.
+
+        `epoch` None: as nobody's leader, for a store that is led by nobody.
+        """
+        if epoch != self._epoch:
+            self._epoch, self._sweep_at = epoch, 0.0
+        due_ms = round(1000 * max(0.0, self._sweep_at - time.monotonic()))
+        nodes = self._inboxes.rung(0 if self._left else min(WAIT_MS, due_ms)) | self._left
+        self._left = set()
+        if time.monotonic() >= self._sweep_at:
+            nodes |= self._inboxes.nodes()
+            self._sweep_at = time.monotonic() + SWEEP_MS / 1000
+        names = sorted(nodes)
+        for start in range(0, len(names), INBOXES_A_CALL):
+            self.fold(names[start : start + INBOXES_A_CALL], epoch)
+
+    def fold(self, nodes: Sequence[str], epoch: int | None) -> None:
+        """Fold what lies in the inboxes of these nodes."""
+        entries = self._inboxes.look(nodes)
+        for node in nodes:
+            if sum(entry.node == node for entry in entries) >= FACTS_A_LOOK:
+                self._left.add(node)
+        for start in range(0, len(entries), _FACTS_A_FOLD):
+            self._fold(entries[start : start + _FACTS_A_FOLD], epoch)
+
+    def _fold(self, entries: Sequence[Entry], epoch: int | None) -> None:
+        by_posted = {
+            id(posted): (posted, entry)
+            for entry in entries
+            for posted in (Posted(node=entry.node, fact=entry.fact),)
+        }
+        left = [posted for posted, _ in by_posted.values()]
+        for _ in range(_TRIES):
+            if not left:
+                return
+            folded = self._clerk.fold(left, now_ms=self._store.now_ms(), epoch=epoch)
+            # Told before it is taken out: who dies in between tells it twice, and not never.
+            self._tell(folded, epoch)
+            self._inboxes.folded([by_posted[id(posted)][1] for posted in folded.done])
+            left = list(folded.again)
+
+    def _tell(self, folded: Folded, epoch: int | None) -> None:
+        if not folded.superseded:
+            return
+        now_ms = self._store.now_ms()
+        told = folded.superseded[:_MOST_TOLD]
+        for one in told:
+            _log.warning("fact.superseded", node=one.node, fact=one.fact.subject)
+        events = tuple(_event(one.node, one.fact, now_ms) for one in told)
+        self._store.commit(
+            [Transaction(subject="clerk", events=events)],
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+        )
+        self._inboxes.count(SUPERSEDED, len(folded.superseded))
+
+
+def _event(node: str, fact: Fact, now_ms: int) -> Event:
+    """What was refused, for whoever reads about the pod or node that it is about."""
+    match fact:
+        case Claim() | Ended() | Runs():
+            what = {Claim: "start", Ended: "end", Runs: "run"}[type(fact)]
+            story = f"attempt {count_of(fact.attempt)} is not, or no longer, {node}'s to {what}"
+            kind, key = "Pod", fact.pod[:_LONGEST_KEY]
+        case Serves() | Leaves():
+            kind, key, story = "Node", node, "its agent offers what no node can have"
+    return Event(kind=kind, key=key, reason="Superseded", message=story, at=now_ms)
+
+
+_LONGEST_KEY = 128

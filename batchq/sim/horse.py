@@ -1,0 +1,309 @@
+"""A work-horse as a small state machine, which follows the real one step by step.
+
+It claims its attempt, starts the command when the claim is folded, renews the lease, and says how
+it ended. Its lease counts from when it asked; it kills the pod before that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from msgspec import Struct
+
+from batchq.api.facts import Claim, Ended, Leaves, Outcome, Runs
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod, PodGroup
+from batchq.api.reasons import Finish, Leaving
+from batchq.errors import StoreUnavailable
+from batchq.ports import Clock
+from batchq.sim.machines import Attempt, Machine, Process
+from batchq.sim.server import FaultyStore
+
+
+class Paces(Struct, frozen=True, kw_only=True):
+    """How often things are done, and how long a lease lasts; milliseconds."""
+
+    lease_ms: int = 12_000
+    margin_ms: int = 2_000
+    renew_ms: int = 3_000
+    beat_ms: int = 4_000
+    look_ms: int = 1_000
+    reconcile_ms: int = 10_000
+    patience_ms: int = 10_000
+    say_again_ms: int = 5_000
+    report_for_ms: int = 15_000
+
+
+class Stage(Enum):
+    """How far a work-horse has come."""
+
+    CLAIMS = "claims"
+    RUNS = "runs"
+    REPORTS = "reports"
+    GONE = "gone"
+
+
+class Horse:
+    """One attempt of one pod: claim, run, report. Its lease counts from when it asked."""
+
+    def __init__(
+        self,
+        store: FaultyStore,
+        machine: Machine,
+        clock: Clock,
+        *,
+        attempt: Attempt,
+        agent: str,
+        author: str,
+        paces: Paces,
+        say: Callable[[str], None],
+    ) -> None:
+        self.attempt = attempt
+        self.author = author
+        self.stage = Stage.CLAIMS
+        self.outcome: Outcome | None = None
+        self.process: Process | None = None
+        self.due_at = clock.now_ms()
+        self._agent = agent
+        self._store = store
+        self._machine = machine
+        self._clock = clock
+        self._paces = paces
+        self._say = say
+        self._renew_at = 0
+        self._lease_ends_at = clock.now_ms() + paces.lease_ms
+        self._kill_at: int | None = None
+        self._exits_at: int | None = None
+        self._stopped = ""
+        self._started_at = 0
+        self._grace_ms = 0
+        self._report_until = 0
+        self._say_at = 0
+        self._walltime_ms: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.stage != Stage.GONE
+
+    def step(self) -> None:
+        """Do what is due now, and say when the next thing is."""
+        now_ms = self._clock.now_ms()
+        self.due_at = now_ms + self._paces.look_ms
+        try:
+            match self.stage:
+                case Stage.CLAIMS:
+                    self._claim(now_ms)
+                case Stage.RUNS:
+                    self._run(now_ms)
+                case Stage.REPORTS:
+                    self._report(now_ms)
+                case Stage.GONE:
+                    pass
+        except StoreUnavailable:
+            if self.stage == Stage.REPORTS and now_ms >= self._report_until:
+                self.stage = Stage.GONE
+
+    # --- claiming -----------------------------------------------------------------------------
+
+    def _claim(self, now_ms: int) -> None:
+        if self._lease_is_lost(now_ms):
+            self._has_ended(Outcome(stopped=Leaving.NODE_LOST, message="nobody heard the claim"))
+            return
+        pod = self._pod()
+        if pod is None or pod.status.node != self._machine.name or self._is_anothers(pod):
+            self._forget("declined")
+            return
+        uid, number = self.attempt
+        answer = self._store.renew(self._machine.name, uid, number, now_ms + self._paces.lease_ms)
+        if answer.word == "fenced":
+            self._forget("fenced before it started")
+            return
+        self._lease_ends_at = now_ms + self._paces.lease_ms
+        if pod.status.phase == PodPhase.RUNNING:
+            # Folded, perhaps while the server did not answer.
+            self._start(pod, now_ms)
+        elif answer.word == "stop":
+            self._has_ended(Outcome(stopped=answer.reason, message="stopped before it started"))
+        elif now_ms >= self._say_at:
+            claim = Claim(pod=uid, attempt=number, author=self.author)
+            self._store.post(self._machine.name, claim)
+            self._say_at = now_ms + self._paces.say_again_ms
+
+    def _is_anothers(self, pod: Pod) -> bool:
+        status = pod.status
+        if status.phase == PodPhase.BOUND:
+            return False
+        return status.phase != PodPhase.RUNNING or status.holder != self.author
+
+    def _start(self, pod: Pod, now_ms: int) -> None:
+        self._grace_ms = pod.spec.termination_grace
+        group = self._store.get("PodGroup", f"{pod.metadata.namespace}/{pod.spec.pod_group}")
+        if isinstance(group, PodGroup):
+            self._walltime_ms = _walltime_of_pod(group)
+        self.process = self._machine.truth.start(self._machine, pod)
+        self._say(f"{self.author} starts {self.attempt}")
+        self.stage = Stage.RUNS
+        self._started_at = now_ms
+        self._exits_at = self.process.ends_at
+        self._renew_at = now_ms + self._paces.renew_ms
+        self._plan(now_ms)
+
+    # --- running ------------------------------------------------------------------------------
+
+    def _run(self, now_ms: int) -> None:
+        assert self.process is not None
+        if self._lease_is_lost(now_ms):
+            self._kill(Leaving.NODE_LOST)
+            return
+        if self._exits_at is not None and now_ms >= self._exits_at:
+            self._exit()
+            return
+        if self._kill_at is not None and now_ms >= self._kill_at:
+            self._kill(self._stopped)
+            return
+        if self._walltime_ms is not None and now_ms >= self._started_at + self._walltime_ms:
+            self._stop(Finish.WALLTIME_EXCEEDED, now_ms)
+        if now_ms >= self._renew_at:
+            self._renew_at = now_ms + self._paces.look_ms
+            self._renew(now_ms)
+        if self.stage == Stage.RUNS:
+            self._plan(now_ms)
+
+    def _renew(self, now_ms: int) -> None:
+        uid, number = self.attempt
+        try:
+            answer = self._store.renew(
+                self._machine.name, uid, number, now_ms + self._paces.lease_ms
+            )
+        except StoreUnavailable:
+            return
+        self._renew_at = now_ms + self._paces.renew_ms
+        if answer.word == "fenced":
+            self._end_process(by_itself=False)
+            self._forget("fenced")
+            return
+        self._lease_ends_at = now_ms + self._paces.lease_ms
+        if answer.word == "stop":
+            self._stop(answer.reason, now_ms)
+
+    def _stop(self, reason: str, now_ms: int) -> None:
+        """SIGTERM: the command takes its time, at most the grace."""
+        if self._stopped or self.process is None:
+            return
+        self._stopped = reason
+        self._kill_at = now_ms + self._grace_ms
+        self._exits_at = min(now_ms + self.process.stops_in_ms, self.process.ends_at)
+
+    def _plan(self, now_ms: int) -> None:
+        due = [self._renew_at, self._lease_ends_at - self._paces.margin_ms]
+        due += [at for at in (self._exits_at, self._kill_at) if at is not None]
+        if self._walltime_ms is not None and not self._stopped:
+            due.append(self._started_at + self._walltime_ms)
+        self.due_at = max(now_ms, min(due))
+
+    def _exit(self) -> None:
+        assert self.process is not None
+        code = self.process.exit_code if not self._stopped else 143
+        self._end_process(by_itself=not self._stopped)
+        self._has_ended(Outcome(exit_code=code, stopped=self._stopped, how=f"exited with {code}"))
+
+    def _kill(self, reason: str) -> None:
+        self._end_process(by_itself=False)
+        stopped = self._stopped or reason
+        self._has_ended(Outcome(exit_code=137, signal=9, stopped=stopped, how="killed"))
+
+    def _end_process(self, *, by_itself: bool) -> None:
+        if self.process is not None:
+            self._machine.truth.end(self.process, by_itself=by_itself)
+            self._say(f"{self.author} {self.attempt} has ended")
+            self.process = None
+
+    def _has_ended(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.stage = Stage.REPORTS
+        now_ms = self._clock.now_ms()
+        self._report_until = now_ms + self._paces.report_for_ms
+        self.due_at = now_ms
+
+    # --- reporting ----------------------------------------------------------------------------
+
+    def _report(self, now_ms: int) -> None:
+        """Say it once: a posted fact lasts. The run file stays until the agent sees the end."""
+        assert self.outcome is not None
+        uid, number = self.attempt
+        fact = Ended(pod=uid, attempt=number, outcome=self.outcome, author=self.author)
+        self._store.post(self._machine.name, fact)
+        self._store.end_lease(self._machine.name, uid, number)
+        self._say(f"{self.author} {self.attempt} has said that it ended")
+        self.stage = Stage.GONE
+
+    def _pod(self) -> Pod | None:
+        return pod_of(self._store, self.attempt)
+
+    def _forget(self, why: str) -> None:
+        self._say(f"{self.author} {self.attempt}: {why}")
+        self.stage = Stage.GONE
+        if self._machine.horses.get(self.attempt) is self:
+            del self._machine.horses[self.attempt]
+        try:
+            self._store.end_lease(self._machine.name, *self.attempt)
+        except StoreUnavailable:
+            # The agent finds leases of what does not run here.
+            return
+
+    def _lease_is_lost(self, now_ms: int) -> bool:
+        return now_ms >= self._lease_ends_at - self._paces.margin_ms
+
+    # --- what happens to it ---------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """SIGKILL: the kernel and its guard end the pod's processes."""
+        self._end_process(by_itself=False)
+        self.stage = Stage.GONE
+
+    def end_at_once(self) -> None:
+        """Its agent has died: it ends its pod, says so once and takes the node off the list."""
+        if self.stage == Stage.RUNS:
+            self._kill(Leaving.NODE_LOST)
+        elif self.stage == Stage.CLAIMS:
+            self._has_ended(Outcome(stopped=Leaving.NODE_LOST, message="its node went away"))
+        self._report_until = 0
+        try:
+            self._store.post(self._machine.name, Leaves(agent=self._agent))
+        except StoreUnavailable:
+            return
+
+    def freeze(self) -> None:
+        """Its machine stands still."""
+        if self.process is not None:
+            self._machine.truth.suspend(self.process)
+
+    def thaw(self) -> None:
+        """Its machine goes on; the first that happens is a look at the lease."""
+        if self.process is None:
+            return
+        if self._lease_is_lost(self._clock.now_ms()):
+            self.process = None
+            self._has_ended(Outcome(exit_code=137, signal=9, stopped=Leaving.NODE_LOST))
+        else:
+            self._machine.truth.resume(self._machine, self.process)
+
+    def runs(self) -> Runs | None:
+        """What to say of it to a server that may have forgotten it."""
+        if self.stage != Stage.RUNS:
+            return None
+        uid, number = self.attempt
+        return Runs(pod=uid, attempt=number, author=self.author, started_at=self._started_at)
+
+
+def pod_of(store: FaultyStore, attempt: Attempt) -> Pod | None:
+    """The pod, if this is still its attempt. Raises StoreUnavailable."""
+    pod = store.get("Pod", attempt[0])
+    return pod if isinstance(pod, Pod) and pod.status.attempt == attempt[1] else None
+
+
+def _walltime_of_pod(group: PodGroup) -> int | None:
+    """The walltime of each pod of an array; the scheduler sees to that of every other group."""
+    replicas = sum(task.replicas for task in group.spec.tasks)
+    return group.spec.walltime if group.spec.min_member == 1 and replicas > 1 else None

@@ -1,0 +1,139 @@
+"""That nodes are alive, and how long what runs on them may be believed to run.
+
+Each node has one hash, which only its agent and work-horses write: its beat, the run id of the
+server that it has told everything to, and the end of the lease of every attempt that runs there.
+A lease of an attempt that is over is nobody's: whoever reads leases asks for those of the attempts
+that pods are in. So nothing is lost by a renewal that is no script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+from msgspec import Struct
+
+from batchq.api.facts import subject_of_pod
+from batchq.store import keys
+from batchq.store.link import Link
+
+_BEAT = b"beat"
+_RUN = b"run"
+_PAGE = 200
+
+#: What nodes have said: node -> field -> value.
+Said: TypeAlias = Mapping[str, Mapping[bytes, bytes]]
+
+
+class Renewal(Struct, frozen=True, kw_only=True):
+    """Whether a pod's work-horse goes on, stops (`reason` says why), or is no longer the pod's."""
+
+    word: Literal["ok", "stop", "fenced"]
+    reason: str = ""
+
+
+class Alive:
+    """The hashes of all nodes of one server. Every method raises StoreUnavailable."""
+
+    def __init__(self, link: Link, now_ms: Callable[[], int]) -> None:
+        self._link = link
+        self._now_ms = now_ms
+
+    def beat(self, node: str, run: str) -> None:
+        """The node is alive now, and has told everything to the server with this run id, if any."""
+        fields: dict[bytes, str | int] = {_BEAT: self._now_ms()}
+        if run:
+            fields[_RUN] = run
+        self._write(node, fields)
+
+    def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
+        """Renew the lease of an attempt, and hear whether to go on."""
+        until = self._now_ms() + lease_ms
+        head = self._write(node, {subject_of_pod(pod, attempt).encode(): until}, pod=pod)
+        return _renewal(head, fence)
+
+    def end_lease(self, node: str, pod: str, attempt: int) -> None:
+        """Nothing of the attempt runs any more."""
+        field = subject_of_pod(pod, attempt)
+        self._link.ask(lambda client: client.hdel(keys.alive(node), field))
+
+    def has_reported(self, node: str) -> bool:
+        """Whether the agent of a node has told everything to the server since its last start."""
+        told = self._link.ask(
+            lambda client: cast("bytes | None", client.hget(keys.alive(node), _RUN.decode()))
+        )
+        return (told or b"").decode() == self._link.run_id()
+
+    def leased(self, node: str) -> list[tuple[str, int]]:
+        """The attempts that have a lease on a node, run out or not."""
+        fields = self._link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.alive(node))))
+        found = [_attempt(field) for field in sorted(fields)]
+        return [one for one in found if one is not None]
+
+    def read(self, nodes: Sequence[str]) -> Said:
+        """What each of these nodes has said, one round trip for many."""
+        said: dict[str, Mapping[bytes, bytes]] = {}
+        for start in range(0, len(nodes), _PAGE):
+            some = nodes[start : start + _PAGE]
+
+            def asked(client: Any, some: Sequence[str] = some) -> list[dict[bytes, bytes]]:
+                pipeline = client.pipeline(transaction=False)
+                for node in some:
+                    pipeline.hgetall(keys.alive(node))
+                return cast("list[dict[bytes, bytes]]", pipeline.execute())
+
+            said.update(zip(some, self._link.ask(asked), strict=True))
+        return said
+
+    def _write(self, node: str, fields: Mapping[bytes, str | int], pod: str = "") -> bytes:
+        """Set fields; the head of `pod`, of which there is none without a name."""
+        key = keys.alive(node)
+
+        def written(client: Any) -> bytes:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.hset(key, mapping=fields)
+            pipeline.expire(key, keys.ALIVE_TTL_S)
+            pipeline.hget(keys.heads("Pod"), pod)
+            return cast("bytes | None", pipeline.execute()[-1]) or b""
+
+        return self._link.ask(written)
+
+
+def beats_of(said: Said) -> dict[str, int]:
+    """When each node was last heard of, by name."""
+    return {node: _number(said[node][_BEAT]) for node in sorted(said) if _BEAT in said[node]}
+
+
+def runs_of(said: Said) -> dict[str, str]:
+    """The run id of the server that each node has last told everything to, by name."""
+    return {node: said[node][_RUN].decode() for node in sorted(said) if _RUN in said[node]}
+
+
+def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
+    """When the lease of each attempt of a pod on a node ends, by (node, pod, attempt)."""
+    found: dict[tuple[str, str, int], int] = {}
+    for node, fields in said.items():
+        for field, value in fields.items():
+            attempt = _attempt(field)
+            if attempt is not None:
+                found[node, *attempt] = _number(value)
+    return found
+
+
+def _attempt(field: bytes) -> tuple[str, int] | None:
+    """The pod and attempt that a field is about; None for a beat, and for what is no attempt."""
+    pod, dash, attempt = field.decode(errors="replace").rpartition("-")
+    return (pod, int(attempt)) if dash and attempt.isascii() and attempt.isdigit() else None
+
+
+def _number(value: bytes) -> int:
+    """A node may write anything into its own hash: what is no instant was long ago."""
+    return int(value) if value.isdigit() and len(value) < 16 else 0
+
+
+def _renewal(head: bytes, fence: str) -> Renewal:
+    """What the head of a pod, `revision|phase|fence|stop`, says to the holder of a fence."""
+    _, phase, current, stop = head.decode().split("|", 3) if head else ("", "", "", "")
+    if current != fence or phase not in ("Bound", "Running"):
+        return Renewal(word="fenced")
+    return Renewal(word="stop", reason=stop) if stop else Renewal(word="ok")

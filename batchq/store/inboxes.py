@@ -1,0 +1,171 @@
+"""What nodes have to say, left in the server for the leader to fold.
+
+A node writes its own inbox and rings a bell that all share. Both are plain commands, no scripts: a
+server asks for write permission on every key that a script names, and a node has it for its own
+keys alone. Of one subject the last fact counts. Facts go when they are folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from batchq.api.facts import Fact, decode, encode
+from batchq.api.names import shown, subdomain_problem
+from batchq.store import keys, scripts
+from batchq.store.link import LONGEST_BLOCK_MS, Link
+
+log = structlog.get_logger(__name__)
+
+BELL_KEPT = 1_000
+#: One look takes at most so many facts from each inbox, none longer than this.
+FACTS_A_LOOK = 1_000
+MOST_FACT_BYTES = 64 * 1024
+#: One call of a script reads or clears at most so many inboxes.
+INBOXES_A_CALL = 100
+
+SUPERSEDED = "superseded"
+UNREADABLE = "unreadable"
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A fact in the inbox of a node. `raw` is as it stands there, by which it is taken out."""
+
+    node: str
+    subject: str
+    fact: Fact
+    raw: bytes
+
+
+class Inboxes:
+    """All inboxes of one server, and the bell.
+
+    `rung` remembers how far it has heard, so one thread only calls it; the rest may be called by
+    any. Every method raises StoreUnavailable.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        # From the first entry that is kept: what was rung while nobody led is heard now.
+        self._heard = "0-0"
+
+    def post(self, node: str, fact: Fact) -> None:
+        """Leave a fact in place of the last one on its subject. Twice is harmless."""
+        inbox, raw = keys.inbox(node), encode(fact)
+
+        def left(client: Any) -> None:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.hset(inbox, fact.subject, raw)
+            pipeline.expire(inbox, keys.INBOX_TTL_S)
+            pipeline.xadd(keys.BELL, {"node": node}, maxlen=BELL_KEPT, approximate=True)
+            pipeline.execute()
+
+        self._link.ask(left)
+
+    def own(self, node: str) -> Sequence[Fact]:
+        """What a node has left that is not folded yet, as the node may read it itself."""
+        stored = self._link.ask(
+            lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.inbox(node)))
+        )
+        facts = []
+        for raw in stored.values():
+            try:
+                facts.append(decode(raw))
+            except msgspec.MsgspecError:
+                # Left by another version of the agent; the clerk tells of it.
+                continue
+        return facts
+
+    def nodes(self) -> set[str]:
+        """The nodes that there are as objects."""
+        names = self._link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.heads("Node"))))
+        return {name.decode() for name in names}
+
+    def rung(self, timeout_ms: int) -> set[str]:
+        """The nodes that have rung since the last call; waits for one up to `timeout_ms`."""
+        block = min(timeout_ms, LONGEST_BLOCK_MS) or None
+        reply = self._link.wait(
+            lambda client: client.xread({keys.BELL: self._heard}, count=BELL_KEPT, block=block)
+        )
+        found: set[str] = set()
+        for _, entries in cast("Any", reply) or ():
+            for id_, fields in entries:
+                self._heard = id_.decode()
+                name = fields.get(b"node", b"").decode(errors="replace")
+                # Whoever may ring may write anything there.
+                if not subdomain_problem(name):
+                    found.add(name)
+        return found
+
+    def look(self, nodes: Sequence[str]) -> list[Entry]:
+        """What lies in the inboxes of these nodes, a bounded part of it, in a fixed order.
+
+        What cannot be read, because it is too long, of a newer agent or no fact at all, is told
+        once, counted and taken out.
+        """
+        found: list[Entry] = []
+        wrong: list[tuple[str, bytes, bytes]] = []
+        for start in range(0, len(nodes), INBOXES_A_CALL):
+            some = nodes[start : start + INBOXES_A_CALL]
+            replies = self._link.run(
+                scripts.INBOX,
+                [keys.inbox(node) for node in some],
+                (FACTS_A_LOOK, MOST_FACT_BYTES),
+            )
+            for node, reply in zip(some, replies, strict=True):
+                for subject, raw in sorted(zip(reply[::2], reply[1::2], strict=True)):
+                    entry = _read(node, subject, raw)
+                    if entry is None:
+                        wrong.append((node, subject, raw))
+                    else:
+                        found.append(entry)
+        if wrong:
+            self._take_out([one for one in wrong if one[1]])
+            self.count(UNREADABLE, len(wrong))
+        return found
+
+    def folded(self, entries: Sequence[Entry]) -> None:
+        """Take facts out, unless others have come in their place."""
+        self._take_out([(one.node, one.subject.encode(), one.raw) for one in entries])
+
+    def count(self, what: str, more: int) -> None:
+        """Count something. A lost reply may count it twice."""
+        self._link.ask(lambda client: client.hincrby(keys.COUNTS, what, more))
+
+    def counts(self) -> dict[str, int]:
+        """Everything that was ever counted, by name."""
+        stored = self._link.ask(
+            lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.COUNTS))
+        )
+        return {name.decode(): int(stored[name]) for name in sorted(stored)}
+
+    def _take_out(self, places: Sequence[tuple[str, bytes, bytes]]) -> None:
+        for start in range(0, len(places), FACTS_A_LOOK):
+            by_node: dict[str, list[bytes]] = {}
+            for node, subject, raw in places[start : start + FACTS_A_LOOK]:
+                by_node.setdefault(node, []).extend((subject, raw))
+            arguments: list[str | bytes | int] = []
+            for pairs in by_node.values():
+                arguments += [len(pairs) // 2, *pairs]
+            self._link.run(scripts.FOLDED, [keys.inbox(node) for node in by_node], arguments)
+
+
+def _read(node: str, subject: bytes, raw: bytes) -> Entry | None:
+    """The fact; None, and told, for what is none."""
+    if not subject:
+        log.error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
+        return None
+    name = subject.decode(errors="replace")
+    try:
+        fact = decode(raw)
+    except msgspec.MsgspecError as error:
+        log.error("fact.unreadable", node=node, subject=shown(name), why=str(error)[:200])
+        return None
+    if fact.subject != name:
+        log.error("fact.unreadable", node=node, subject=shown(name), why="it is about another")
+        return None
+    return Entry(node=node, subject=name, fact=fact, raw=raw)

@@ -1,0 +1,276 @@
+"""What `batchq doctor` asks of a server. Only reads, and what a user may not ask stays unknown.
+
+`look_at_server` reads the server's settings and counters, `read_books` every object together with
+the ledger that should agree with them, all of one instant however busy the server is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from redis.exceptions import NoPermissionError
+
+from batchq.api.facts import Fact, decode
+from batchq.api.objects import KINDS, Object, key_of, kind_of
+from batchq.api.transaction import Ledger
+from batchq.errors import StoreUnavailable
+from batchq.framework.snapshot import Snapshot, Standing
+from batchq.store import codec, keys
+from batchq.store.mirror import Change, Trimmed, read_changes
+from batchq.store.redis import RedisStore
+from batchq.store.rules import Held
+
+T = TypeVar("T")
+
+PINGS = 5
+#: How many changes may come between the list of objects and the books; with more, begin again.
+_CHANGES_BETWEEN = 5_000
+_BOOKS_READ = 8
+
+
+class ServerFacts(Struct, frozen=True, kw_only=True):
+    """What the server says of itself. None: this user may not ask, or the server does not tell.
+
+    `numbers` is the version of Redis that it is, or stands in for. `skew_ms` is how far this
+    machine's wall clock is ahead of the server's.
+    """
+
+    place: str
+    pings_us: tuple[int, ...]
+    skew_ms: int
+    #: Whether INFO was answered; all below it but `user` and `appendfsync` are told there.
+    informed: bool = False
+    version: str = ""
+    numbers: tuple[int, ...] = ()
+    role: str = ""
+    cluster: bool = False
+    uptime_s: int | None = None
+    maxmemory_policy: str | None = None
+    maxmemory_bytes: int | None = None
+    used_bytes: int | None = None
+    evicted_keys: int | None = None
+    clients: int | None = None
+    maxclients: int | None = None
+    rejected_connections: int | None = None
+    aof: bool | None = None
+    aof_write_ok: bool | None = None
+    rdb_save_ok: bool | None = None
+    appendfsync: str | None = None
+    user: str | None = None
+
+
+class Books(Struct, frozen=True, kw_only=True):
+    """Objects by kind and key, and ledger, charges and limits, all at one revision."""
+
+    revision: int
+    objects: Mapping[str, Mapping[str, Object]]
+    ledger: Ledger
+    charges: Mapping[str, Held]
+    limits: Mapping[str, Mapping[str, int]]
+    standing: Standing = Standing()
+
+
+def open_for_inspection(url: str) -> RedisStore:
+    """The store behind a URL, whether or not the server will do; asked once, so that one that is
+    away is told at once.
+
+    Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
+    """
+    store = RedisStore(url)
+    try:
+        permitted(lambda: store.link.ask(lambda client: client.ping(), tries=1))
+    except StoreUnavailable:
+        store.close()
+        raise
+    return store
+
+
+def permitted(question: Callable[[], T]) -> T | None:
+    """The answer; None where this user may not ask. Raises StoreUnavailable."""
+    try:
+        return question()
+    except StoreUnavailable as error:
+        if isinstance(error.__cause__, NoPermissionError):
+            return None
+        raise
+
+
+def look_at_server(store: RedisStore) -> ServerFacts:
+    """Raises StoreUnavailable."""
+    link = store.link
+    pings = tuple(_ping_us(store) for _ in range(PINGS))
+    info = permitted(lambda: link.ask(lambda client: client.info()))
+    user = permitted(lambda: link.ask(lambda client: client.acl_whoami()))
+    told = info or {}
+    return ServerFacts(
+        place=link.shown,
+        pings_us=pings,
+        skew_ms=_skew_ms(store),
+        informed=info is not None,
+        version=_version(told),
+        numbers=tuple(int(part) for part in re.findall("[0-9]+", _text(told, "redis_version"))),
+        role={"master": "primary", "slave": "replica"}.get(_text(told, "role"), ""),
+        cluster=bool(told.get("cluster_enabled")),
+        uptime_s=_number(told, "uptime_in_seconds"),
+        maxmemory_policy=_text(told, "maxmemory_policy") or _setting(store, "maxmemory-policy"),
+        maxmemory_bytes=_number(told, "maxmemory"),
+        used_bytes=_number(told, "used_memory"),
+        evicted_keys=_number(told, "evicted_keys"),
+        clients=_number(told, "connected_clients"),
+        maxclients=_number(told, "maxclients") or _whole(_setting(store, "maxclients")),
+        rejected_connections=_number(told, "rejected_connections"),
+        aof=_flag(told, "aof_enabled", 1),
+        aof_write_ok=_flag(told, "aof_last_write_status", "ok"),
+        rdb_save_ok=_flag(told, "rdb_last_bgsave_status", "ok"),
+        appendfsync=_setting(store, "appendfsync"),
+        user=user.decode() if isinstance(user, bytes) else user,
+    )
+
+
+def read_books(store: RedisStore) -> Books | None:
+    """Objects and books of one instant; None if the server is written to faster than it is read.
+
+    The objects are listed first; the changes since then come in the same step as the books, so
+    that both are of one revision however many writers there are. From `snapshot`'s thread only.
+    Raises StoreUnavailable.
+    """
+    for _ in range(_BOOKS_READ):
+        snapshot = store.snapshot()
+        revision, reply, *hashes = store.link.ask(partial(_pull, after=snapshot.revision))
+        try:
+            changes = read_changes(reply, snapshot.revision)
+        except Trimmed:
+            continue
+        if (changes[-1].revision if changes else snapshot.revision) != revision:
+            continue
+        ledger, charges, limits = hashes
+        return Books(
+            revision=revision,
+            objects=_with_changes(snapshot, changes),
+            ledger=codec.read_ledger(ledger),
+            charges={holder.decode(): codec.read_charge(charges[holder]) for holder in charges},
+            limits={scope.decode(): codec.read_limit(limits[scope]) for scope in limits},
+            standing=snapshot.standing,
+        )
+    return None
+
+
+def _pull(client: Any, after: int) -> tuple[int, Any, dict[bytes, bytes], Any, Any]:
+    pipeline = client.pipeline(transaction=True)
+    pipeline.get(keys.REVISION)
+    pipeline.xread({keys.CHANGES: f"{after}-0"}, count=_CHANGES_BETWEEN)
+    for key in (keys.LEDGER, keys.CHARGES, keys.LIMITS):
+        pipeline.hgetall(key)
+    revision, *rest = pipeline.execute()
+    return int(revision or 0), *rest
+
+
+def _with_changes(snapshot: Snapshot, changes: list[Change]) -> dict[str, dict[str, Object]]:
+    objects: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
+    listed: list[Object] = [*snapshot.queues, *snapshot.quotas, *snapshot.nodes, *snapshot.groups]
+    listed += [pod for pods in snapshot.pods.values() for pod in pods]
+    for item in listed:
+        objects[kind_of(item)][key_of(item)] = item
+    for change in changes:
+        if change.value is None:
+            objects[change.kind].pop(change.key, None)
+        else:
+            objects[change.kind][change.key] = change.value
+    return objects
+
+
+def _ping_us(store: RedisStore) -> int:
+    started = time.perf_counter_ns()
+    permitted(lambda: store.link.ask(lambda client: client.ping()))
+    return (time.perf_counter_ns() - started) // 1000
+
+
+def _skew_ms(store: RedisStore) -> int:
+    before = time.time_ns()
+    answer = store.link.ask(lambda client: client.time())
+    after = time.time_ns()
+    return (before + after) // 2_000_000 - (answer[0] * 1000 + answer[1] // 1000)
+
+
+def _setting(store: RedisStore, name: str) -> str | None:
+    """CONFIG GET, which a user with few rights may not do, and some hosts have taken away."""
+    try:
+        found = permitted(lambda: store.link.ask(lambda client: client.config_get(name)))
+    except StoreUnavailable as error:
+        if "unknown command" in str(error.__cause__):
+            return None
+        raise
+    if not isinstance(found, Mapping):
+        return None
+    for key, value in found.items():
+        if _plain(key) == name:
+            return _plain(value)
+    return None
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info['redis_version']}" if "redis_version" in info else ""
+
+
+def _text(info: Mapping[str, Any], name: str) -> str:
+    return str(info.get(name, ""))
+
+
+def _number(info: Mapping[str, Any], name: str) -> int | None:
+    return _whole(str(info[name])) if name in info else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _flag(info: Mapping[str, Any], name: str, wanted: str | int) -> bool | None:
+    return info[name] == wanted if name in info else None
+
+
+def _plain(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class Posted(Struct, frozen=True, kw_only=True):
+    """What lies in the inbox of a node. `fact` is None for one of a version that we do not know."""
+
+    node: str
+    subject: str
+    fact: Fact | None
+    stored: bytes
+
+
+def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
+    """What lies in the inboxes of these nodes, by node and subject. Raises StoreUnavailable."""
+    if not nodes:
+        return []
+    found = store.link.ask(partial(_inboxes, nodes=nodes))
+    return [
+        Posted(node=node, subject=subject.decode(), fact=_fact(stored), stored=stored)
+        for node, inbox in zip(nodes, found, strict=True)
+        for subject, stored in sorted(inbox.items())
+    ]
+
+
+def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes]]:
+    pipeline = client.pipeline(transaction=False)
+    for node in nodes:
+        pipeline.hgetall(keys.inbox(node))
+    found: list[dict[bytes, bytes]] = pipeline.execute()
+    return found
+
+
+def _fact(stored: bytes) -> Fact | None:
+    try:
+        return decode(stored)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,191 @@
+"""The process of a pod that is a function: it imports the module, calls, and hands the result back.
+
+It is started as a plain script of the interpreter that runs the agent, with nothing but the
+standard library behind it: its start is what every function pod waits for, and the folder in which
+it runs comes first on `sys.path`, where a `batchq` of somebody else may lie.
+
+The call is read from stdin, a file without a name, and the answer is written over it; so `ps` shows
+neither, and nobody but the work-horse can read them. The function itself sees an empty stdin.
+What it prints is the pod's output.
+
+    exit code     the answer's message says
+    0             – (the answer holds the result)
+    1             which exception was raised, with its text; the traceback is in the output
+    65            that the result is not JSON, or larger than is kept
+    126           that the module could not be imported, or that the name is nothing to call
+    127           that there is no such module, or no such name in it
+    as called     that the function called sys.exit; 1 for sys.exit(0), since nothing was returned
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from types import CoroutineType, TracebackType
+from typing import Any
+
+#: The agent bounds an answer, too; here it can be said in a sentence.
+RESULT_MOST_BYTES = 64 * 1024
+MESSAGE_MOST = 500
+
+RAISED = 1
+NO_RESULT = 65
+NOT_CALLABLE = 126
+NOT_FOUND = 127
+
+_STDIN = 0
+_IMPORTING = ("<frozen importlib", importlib.__file__)
+
+
+class Failed(Exception):
+    """The pod fails with this exit code and message."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.message = message
+
+
+def main() -> int:
+    """Call what stdin says; the exit code."""
+    answer = _take_stdin()
+    me = os.getpid()
+    with os.fdopen(os.dup(answer), "rb") as call:
+        name, args, kwargs = json.load(call)
+    sys.argv[:] = [name]
+    # The folder of the pod comes first, as `python -m` has it.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - importing pathlib costs more than all of this
+    # A pod's output is followed while it runs.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a TextIOWrapper
+    try:
+        written, exit_code = b'{"result":%b}' % _result(name, args, kwargs), 0
+    except Failed as failure:
+        written, exit_code = _message(failure.message), failure.exit_code
+    # A function may have forked, and its child may have come back from it as well.
+    if os.getpid() == me:
+        os.ftruncate(answer, 0)
+        os.pwrite(answer, written, 0)
+    return exit_code
+
+
+def _take_stdin() -> int:
+    """The file that stdin is, for this process alone; stdin is empty from now on."""
+    taken = os.dup(_STDIN)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, _STDIN)
+    os.close(empty)
+    return taken
+
+
+def _result(name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
+    """What the function returned, as JSON. Raises Failed."""
+    function = _find(name)
+    try:
+        value = function(*args, **kwargs)
+        if isinstance(value, CoroutineType):
+            import asyncio
+
+            value = asyncio.run(value)
+    except SystemExit as left:
+        raise _left(name, left) from None
+    except BaseException as error:  # whatever a function raises is how it failed
+        _print(error)
+        raise Failed(RAISED, _text(error)) from None
+    return _encoded(name, value)
+
+
+def _find(name: str) -> Any:
+    """What is to be called. Raises Failed."""
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except SystemExit as left:
+        raise _left(f"module {module_name}", left) from None
+    except BaseException as error:  # a module may raise anything while it is imported
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise Failed(
+                NOT_FOUND,
+                f"there is no module {missing} to import in {sys.path[0]} or on this node's Python"
+                " path; set the template's workingDir or its PYTHONPATH, or install it there",
+            ) from None
+        _print(error)
+        message = f"module {module_name} cannot be imported: {_text(error)}"
+        raise Failed(NOT_CALLABLE, message) from None
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise Failed(
+                NOT_FOUND, f"module {module_name} ({_place(module_name)}) has no function {path}"
+            ) from None
+    if not callable(found):
+        raise Failed(
+            NOT_CALLABLE,
+            f"{name} is a {type(found).__name__}, which cannot be called as a function",
+        )
+    return found
+
+
+def _place(module_name: str) -> str:
+    return getattr(sys.modules[module_name], "__file__", None) or "built in"
+
+
+def _left(what: str, left: SystemExit) -> Failed:
+    code = left.code
+    exit_code = code if isinstance(code, int) and 0 < code < 256 else RAISED
+    said = "" if code is None else repr(code)[:80]
+    return Failed(exit_code, f"{what} called sys.exit({said}) instead of returning a result")
+
+
+def _encoded(name: str, value: object) -> bytes:
+    try:
+        # Not ASCII alone: what cannot be written as UTF-8 is no text.
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        written = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Failed(
+            NO_RESULT,
+            f"what {name} returned is not JSON ({_cut(str(error))}); return numbers, texts, lists"
+            " and maps, or write a file and return its path",
+        ) from None
+    if len(written) > RESULT_MOST_BYTES:
+        raise Failed(
+            NO_RESULT,
+            f"what {name} returned takes {len(written)} bytes as JSON, and at most"
+            f" {RESULT_MOST_BYTES} are kept; write a file and return its path",
+        )
+    return written
+
+
+def _message(text: str) -> bytes:
+    return json.dumps({"message": _cut(text)}).encode()
+
+
+def _print(error: BaseException) -> None:
+    """The traceback to stderr, from where the function's own code begins."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames):
+        frames = frames.tb_next
+    traceback.print_exception(error.with_traceback(frames))
+
+
+def _is_ours(frames: TracebackType) -> bool:
+    return frames.tb_frame.f_code.co_filename.startswith((__file__, *_IMPORTING))
+
+
+def _text(error: BaseException) -> str:
+    """`ValueError: text`, on one line."""
+    return _cut("".join(traceback.format_exception_only(error)))
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MESSAGE_MOST else f"{line[: MESSAGE_MOST - 1]}…"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Ends that an agent sees to, until the server shows them.
+
+A work-horse posts the end of its pod and goes; its run file stays. The agent looks whether the pod
+has ended, and only then lets go of the file: a server that lost its last second, or was restored
+from an older file, is told again. A work-horse that died without a word is spoken for: with the
+outcome in its run file, or, if there is none, the pod is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from batchq.api.facts import Claim, Ended, Outcome, subject_of_pod
+from batchq.api.lifecycle import ON_NODE, PodPhase
+from batchq.api.objects import Pod
+from batchq.store.redis import RedisStore
+from batchq.worker.desk import SAY_AGAIN_MS, Desk
+from batchq.worker.nodequeue import PodAttempt
+from batchq.worker.outcome import LOST
+from batchq.worker.runfile import RunFile, RunFiles
+from batchq.worker.unsent import send_kept
+
+log = structlog.get_logger(__name__)
+
+
+class Settling:
+    """The attempts of one node whose end is not seen yet; owned by the agent's loop.
+
+    Instants are monotonic milliseconds. What asks the server raises StoreUnavailable.
+    """
+
+    def __init__(self, store: RedisStore, node: str, files: RunFiles, *, author: str) -> None:
+        self._store = store
+        self._node = node
+        self._desk = Desk(store, node)
+        self._files = files
+        self._author = author
+        #: When each is to be told (again).
+        self._due_at: dict[PodAttempt, int] = {}
+        #: What was said in the place of work-horses that had left nothing to say.
+        self._said: dict[PodAttempt, Outcome] = {}
+
+    def __contains__(self, attempt: PodAttempt) -> bool:
+        return attempt in self._due_at
+
+    def __len__(self) -> int:
+        return len(self._due_at)
+
+    def ids(self) -> frozenset[str]:
+        """`<pod>-<attempt>` of each."""
+        return frozenset(attempt.id for attempt in self._due_at)
+
+    def has_posted(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """Its work-horse has said that it ended."""
+        self._due_at[attempt] = now_ms + SAY_AGAIN_MS
+
+    def has_died(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """Its work-horse is gone, and said nothing."""
+        self._due_at.setdefault(attempt, now_ms)
+
+    def let_go(self) -> None:
+        """Forget those whose end can be seen, with everything that was kept for it."""
+        if not self._due_at:
+            return
+        attempts = sorted(self._due_at, key=lambda one: one.id)
+        found = self._store.get_many("Pod", [one.pod for one in attempts])
+        for attempt in attempts:
+            pod = found.get(attempt.pod)
+            is_current = isinstance(pod, Pod) and pod.status.attempt == attempt.attempt
+            if isinstance(pod, Pod) and is_current and pod.status.phase in ON_NODE:
+                continue
+            if is_current:
+                self._send_unsent(attempt, self._files.read(attempt.pod, attempt.attempt))
+            self._desk.end_lease(attempt.pod, attempt.attempt)
+            self._forget(attempt)
+
+    def due(self, *, now_ms: int) -> Sequence[PodAttempt]:
+        """Those that are to be told now, in order."""
+        found = [attempt for attempt, at in self._due_at.items() if at <= now_ms]
+        return sorted(found, key=lambda one: one.id)
+
+    def settle(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """Tell what the run file says, or that the pod is lost; Bound pods may start anew.
+
+        Never before the last of its processes is gone.
+        """
+        run = self._files.read(attempt.pod, attempt.attempt)
+        outcome = (run.outcome if run else None) or self._said.get(attempt)
+        pod = self._desk.current(attempt.pod, attempt.attempt)
+        if pod is None or pod.status.phase not in ON_NODE:
+            self._due_at.setdefault(attempt, now_ms)
+            self.let_go()
+        elif outcome is None and self._may_start_anew(pod):
+            self._forget(attempt)
+        else:
+            self._send_unsent(attempt, run)
+            self.tell(attempt, outcome or _lost(pod), now_ms=now_ms)
+
+    def tell(self, attempt: PodAttempt, outcome: Outcome, *, now_ms: int) -> None:
+        """Tell an end in the place of the work-horse, and again until it is seen."""
+        self._desk.ended(attempt.pod, attempt.attempt, outcome, author=self._author)
+        self._due_at[attempt] = now_ms + SAY_AGAIN_MS
+        if attempt not in self._said:
+            self._said[attempt] = outcome
+            log.warning("pod ended for its work-horse", pod=attempt.pod, stopped=outcome.stopped)
+
+    def told(self) -> frozenset[str]:
+        """The subjects of ends that wait to be folded, whoever left them."""
+        return frozenset(fact.subject for fact in self._desk.pending() if isinstance(fact, Ended))
+
+    def _may_start_anew(self, pod: Pod) -> bool:
+        """A Bound pod may, unless a claim of it is left that would yet be folded."""
+        if pod.status.phase != PodPhase.BOUND or pod.status.terminating:
+            return False
+        subject = subject_of_pod(pod.metadata.uid, pod.status.attempt)
+        left = [fact for fact in self._desk.pending() if fact.subject == subject]
+        return not any(isinstance(fact, Claim | Ended) for fact in left)
+
+    def _forget(self, attempt: PodAttempt) -> None:
+        self._due_at.pop(attempt, None)
+        self._said.pop(attempt, None)
+        self._files.forget(attempt.pod, attempt.attempt)
+
+    def _send_unsent(self, attempt: PodAttempt, run: RunFile | None) -> None:
+        """The output and the result that its work-horse could not send."""
+        uid, number = attempt.pod, attempt.attempt
+        send_kept(
+            self._files.unsent_file(uid, number),
+            lambda stream, data: self._store.append_log(self._node, uid, number, stream, data),
+        )
+        if run is not None and run.result is not None:
+            self._store.put_result(self._node, uid, number, run.result)
+
+
+def _lost(pod: Pod) -> Outcome:
+    if pod.status.phase == PodPhase.BOUND and pod.status.terminating:
+        return Outcome(stopped=pod.status.reason)
+    return LOST

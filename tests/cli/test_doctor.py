@@ -1,0 +1,201 @@
+"""`batchq doctor` and `batchq scheduler --status`: what people read, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from batchq.client import Client
+from batchq.client.doctor import CHECKS
+from batchq.store.attendance import attend
+from batchq.store.redis import RedisStore
+from tests.cli.conftest import Batchq, Ran, run
+from tests.client.stage import Stage, a_cluster
+from tests.harness.server import Server
+
+KEEPS = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@contextmanager
+def a_stage(*options: str) -> Iterator[tuple[Stage, Server]]:
+    """A stage on a server of its own, with a leader and a ready node."""
+    with Server(*options) as server:
+        store = RedisStore(server.url)
+        with Client(server.url) as client:
+            stage = Stage(store, client)
+            stage.furnish(*a_cluster())
+            yield stage, server
+        store.close()
+
+
+def lines_with(done: Ran, sign: str) -> list[str]:
+    return [line for line in done.lines if line.startswith(sign)]
+
+
+def test_a_healthy_system_has_nothing_but_notes() -> None:
+    with a_stage(*KEEPS) as (stage, server):
+        stage.client.submit(command=["true"], name="x")
+        stage.turn()
+        done = run("doctor", url=server.url)
+    assert (done.code, done.err) == (0, "")
+    assert lines_with(done, "!") + lines_with(done, "✗") == []
+    # It was started by this very test.
+    assert [line.split()[1] for line in lines_with(done, "·")] == ["uptime"]
+    assert done.lines[-1] == "28 checks: 0 errors, 0 warnings, 1 note"
+
+
+def test_a_server_that_evicts_is_an_error_with_what_to_do() -> None:
+    with a_stage(*KEEPS, "--maxmemory-policy", "allkeys-lru") as (_, server):
+        done = run("doctor", url=server.url)
+    assert done.code == 1
+    place = next(place for place, line in enumerate(done.lines) if line.startswith("✗"))
+    assert done.lines[place] == (
+        "✗ eviction      maxmemory-policy allkeys-lru: groups may vanish; expected noeviction"
+    )
+    assert done.lines[place + 1].startswith(
+        "                → CONFIG SET maxmemory-policy noeviction"
+    )
+
+
+def test_a_server_without_an_append_only_file_is_a_warning() -> None:
+    with a_stage() as (_, server):
+        done = run("doctor", url=server.url)
+    assert done.code == 3
+    [line] = lines_with(done, "!")
+    assert line.startswith("! persistence   appendonly no")
+
+
+def test_a_falsified_ledger_is_named() -> None:
+    with a_stage(*KEEPS) as (stage, server):
+        stage.client.submit(command=["true"], name="x")
+        stage.turn()
+        raw = redis.Redis(unix_socket_path=str(server.socket))
+        raw.hincrby("{bq}:ledger", "queue:default cpu", 2000)
+        raw.close()
+        done = run("doctor", "-o", "json", url=server.url)
+    assert done.code == 1
+    data = json.loads(done.out)
+    assert data["worst"] == "error"
+    [wrong] = [one for one in data["findings"] if one["level"] == "error"]
+    assert (wrong["check"], wrong["subject"]) == ("ledger", "queue:default cpu")
+    assert (wrong["found"], wrong["expected"]) == ("the sum is 3", "1, as its charges add up")
+    assert wrong["remedy"] != ""
+
+
+def test_without_a_leader_it_says_how_to_start_one() -> None:
+    with a_stage(*KEEPS) as (stage, server):
+        stage.store.resign("stage")
+        done = run("doctor", url=server.url)
+    assert done.code == 1
+    [line] = lines_with(done, "✗")
+    assert line == "✗ leader        no scheduler leads; expected one leads"
+    assert "batchq scheduler" in done.lines[done.lines.index(line) + 1]
+
+
+def test_a_server_that_is_away_is_one_sentence_and_9(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path / 'nothing'}"
+    done = run("doctor", url=url)
+    assert (done.code, done.out) == (9, "")
+    assert done.err.splitlines()[0] == (
+        f"error: the server at {url} is not running: the connection is refused"
+    )
+    assert len(done.err.splitlines()) == 2
+
+
+def test_without_any_server_it_says_how_to_start_one() -> None:
+    done = run("doctor")
+    assert done.code == 9
+    assert done.err.startswith("error: no batchq server is running on this machine\n")
+
+
+def test_a_wrong_configuration_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text("inQueueTimeuot: 5m\n")
+    done = run("doctor", "--config", str(path))
+    assert done.code == 1
+    assert "inQueueTimeout" in done.err
+
+
+def test_the_times_by_which_a_wait_is_too_long_are_the_configurations(
+    batchq: Batchq, stage: Stage, tmp_path: Path
+) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text("inQueueTimeout: 1h\n")
+    done = batchq("doctor", "--config", str(path))
+    assert done.err == ""
+    assert done.code == 3
+
+
+def test_of_many_findings_people_are_shown_ten() -> None:
+    with a_stage(*KEEPS) as (_, server):
+        raw = redis.Redis(unix_socket_path=str(server.socket))
+        for number in range(25):
+            raw.hset("{bq}:ledger", f"queue:q{number} cpu", 1000)
+        raw.close()
+        done = run("doctor", url=server.url)
+        told = json.loads(run("doctor", "-o", "json", url=server.url).out)
+    assert len(lines_with(done, "✗")) == 10
+    assert "                and 15 more (-o json lists them)" in done.lines
+    assert sum(one["level"] == "error" for one in told["findings"]) == 25
+
+
+def test_the_operators_page_has_a_row_for_every_check() -> None:
+    page = Path(__file__).parents[2] / "docs" / "operations.md"
+    rows = re.findall(r"^\| `([a-z]+)` \| .+ \| .+ \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert rows == [check.name for check in CHECKS]
+
+
+def test_the_status_names_leader_and_followers(batchq: Batchq, stage: Stage) -> None:
+    attend(stage.store, "stage", version="0.1.0", mirrored=0)
+    attend(stage.store, "host:12:abcd", version="0.2.0", mirrored=None)
+    done = batchq("scheduler", "--status")
+    assert (done.code, done.err) == (0, "")
+    assert done.lines[0].startswith("stage leads, epoch 1; its lease ends in ")
+    rows = [line.split() for line in done.lines[2:]]
+    assert rows[0] == ["SCHEDULER", "ROLE", "VERSION", "SEEN", "MIRROR"]
+    assert rows[1][:3] == ["host:12:abcd", "follower", "0.2.0"]
+    assert rows[1][5] == "cold:"
+    assert rows[2][:3] == ["stage", "leader", "0.1.0"]
+    assert rows[2][5] == "warm,"
+
+
+def test_the_status_is_data_too(batchq: Batchq, stage: Stage) -> None:
+    attend(stage.store, "host:12:abcd", version="0.2.0", mirrored=1)
+    data = json.loads(batchq("scheduler", "--status", "-o", "json").out)
+    assert (data["leader"], data["epoch"], data["lastLeader"]) == ("stage", 1, None)
+    assert 0 < data["leaseEndsInMs"] <= 60_000
+    [follower] = data["schedulers"]
+    assert (follower["identity"], follower["role"], follower["warm"]) == (
+        *("host:12:abcd", "follower"),
+        True,
+    )
+
+
+def test_who_was_killed_does_not_stand_by(
+    batchq: Batchq, stage: Stage, server: Server, raw: redis.Redis
+) -> None:
+    killed_at = stage.store.now_ms() - 12_000
+    raw.hset("{bq}:schedulers", "host:12:abcd", f"{killed_at} 1 0.1.0")
+    assert batchq("scheduler", "--status").lines[-1].split()[:4] == [
+        *("host:12:abcd", "silent"),
+        *("0.1.0", "12s"),
+    ]
+
+
+def test_without_a_leader_the_status_says_so(batchq: Batchq, stage: Stage) -> None:
+    stage.store.resign("stage")
+    done = batchq("scheduler", "--status")
+    assert (done.code, done.out) == (0, "no scheduler leads\n")
+
+
+@pytest.mark.parametrize("output", ["json"])
+def test_the_daemon_prints_nothing_in_any_form(output: str) -> None:
+    done = run("scheduler", "-o", output)
+    assert done.code == 2
+    assert "-o goes with --status" in done.err

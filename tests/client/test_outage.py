@@ -1,0 +1,157 @@
+"""Who waits while the server is away is told once, goes on, and keeps to the time it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from batchq.client import Client
+from batchq.errors import StoreUnavailable, WaitTimedOut
+from batchq.store.redis import RedisStore
+from tests.client.stage import Stage, a_cluster
+from tests.daemon.waiting import until
+from tests.harness.server import Server
+
+SOON_S = 20
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that forgets nothing, and may be stopped and started."""
+    with Server("--appendonly", "yes", "--appendfsync", "always") as made:
+        yield made
+
+
+@pytest.fixture
+def stage(server: Server) -> Iterator[Stage]:
+    """A running group `x` of one pod."""
+    store = RedisStore(server.url)
+    with Client(server.url) as client:
+        stage = Stage(store, client)
+        stage.furnish(*a_cluster())
+        client.submit(command=["true"], name="x")
+        stage.turn()
+        stage.start("x")
+        yield stage
+    store.close()
+
+
+class Bystander:
+    """A client of its own in a thread, and what it was told."""
+
+    def __init__(self, server: Server) -> None:
+        self.told: list[str] = []
+        self.client = Client(server.url, tell=self.told.append)
+        self.threads = ThreadPoolExecutor(max_workers=1)
+
+    def close(self) -> None:
+        self.client.close()
+        self.threads.shutdown()
+
+
+@pytest.fixture
+def bystander(server: Server, stage: Stage) -> Iterator[Bystander]:
+    made = Bystander(server)
+    yield made
+    made.close()
+
+
+def an_outage(server: Server, stage: Stage, bystander: Bystander) -> None:
+    """The server goes away, and comes back once that was told."""
+    server.stop()
+    until(lambda: len(bystander.told) == 1, within_s=SOON_S)
+    server.start()
+    stage.lead_again()
+
+
+def assert_told_once(server: Server, bystander: Bystander) -> None:
+    away, back = bystander.told
+    assert away == (
+        f"the server at {server.url} is not running: the connection is refused; waiting for it"
+    )
+    assert back.startswith("the server is back after ")
+
+
+def test_waiting_for_a_group_outlasts_an_outage(
+    server: Server, stage: Stage, bystander: Bystander
+) -> None:
+    future = bystander.threads.submit(bystander.client.wait, ["x"])
+    an_outage(server, stage, bystander)
+    stage.end("x")
+    [result] = future.result(SOON_S)
+    assert result.phase == "Completed"
+    assert_told_once(server, bystander)
+
+
+def test_following_output_outlasts_an_outage_and_repeats_no_line(
+    server: Server, stage: Stage, bystander: Bystander
+) -> None:
+    def follow() -> list[str]:
+        return [line.text for line in bystander.client.logs("x", follow=True)]
+
+    write(stage, b"before\n")
+    future = bystander.threads.submit(follow)
+    an_outage(server, stage, bystander)
+    write(stage, b"after\n")
+    stage.end("x")
+    assert future.result(SOON_S) == ["before", "after"]
+    assert_told_once(server, bystander)
+
+
+def test_watching_outlasts_an_outage_and_misses_nothing(
+    server: Server, stage: Stage, bystander: Bystander
+) -> None:
+    changes = bystander.client.watch("PodGroup")
+    assert next(changes).key == "default/x"
+    future = bystander.threads.submit(next, changes)
+    an_outage(server, stage, bystander)
+    stage.client.submit(command=["true"], name="y")
+    assert future.result(SOON_S).key == "default/y"
+    assert_told_once(server, bystander)
+
+
+def test_a_wait_ends_with_its_time_though_the_server_is_away(
+    server: Server, stage: Stage, bystander: Bystander
+) -> None:
+    server.stop()
+    with pytest.raises(StoreUnavailable):
+        bystander.client.get("PodGroup", "x")
+    server.start()
+    future = bystander.threads.submit(bystander.client.wait, ["x"], timeout_s=3.0)
+    until(lambda: stage.store.get("PodGroup", "default/x") is not None, within_s=SOON_S)
+    server.stop()
+    with pytest.raises(WaitTimedOut) as caught:
+        future.result(SOON_S)
+    assert caught.value.message == (
+        f"PodGroup default/x could not be seen after 3s: the server at {server.url}"
+        " is not running: the connection is refused"
+    )
+
+
+def test_a_user_who_is_refused_is_not_kept_waiting(server: Server, stage: Stage) -> None:
+    told: list[str] = []
+    with stage.client.patiently():
+        stage.store.link.ask(
+            lambda client: client.acl_setuser(
+                "guest",
+                enabled=True,
+                nopass=True,
+                keys=["*"],
+                categories=["+@read", "+@connection"],
+                commands=["+info", "+time"],
+            )
+        )
+    url = server.url.replace("unix://", "unix://guest:any@")
+    with Client(url, tell=told.append) as client, client.patiently():
+        assert client.get("PodGroup", "x")
+        with pytest.raises(StoreUnavailable, match="does not permit this user"):
+            client.cancel("x")
+    assert told == []
+
+
+def write(stage: Stage, data: bytes) -> None:
+    [pod] = stage.pods("x")
+    place = pod.status.node, pod.metadata.uid, pod.status.attempt
+    stage.store.append_log(*place, "stdout", data)

@@ -1,0 +1,157 @@
+"""The leader's clerk: it folds while its process leads, and tells and counts what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from batchq.api.facts import Claim, Ended, Leaves, Outcome, Serves
+from batchq.api.objects import Node, Pod
+from batchq.daemon.clerk import LeaderDesk, clerk_service
+from batchq.daemon.service import ThreadService
+from batchq.ids import RandomIds
+from batchq.store.redis import RedisStore
+from tests.contract.made import pod, put, writing
+from tests.daemon.waiting import until
+from tests.harness.server import Server
+
+SERVES = Serves(agent="host:1:1", resources={"cpu": 1000})
+
+
+class Election:
+    """Says which epoch this process leads in, if any."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+
+    def __call__(self) -> int | None:
+        return self.epoch
+
+
+@pytest.fixture
+def election() -> Election:
+    return Election()
+
+
+@pytest.fixture
+def service(redis_store: RedisStore, election: Election) -> Iterator[ThreadService]:
+    made = clerk_service(redis_store, epoch=election, ids=RandomIds())
+    made.start()
+    yield made
+    made.stop()
+
+
+def is_ready(store: RedisStore, name: str) -> bool:
+    node = store.get("Node", name)
+    return isinstance(node, Node) and node.status.ready
+
+
+@pytest.mark.usefixtures("service")
+def test_what_was_left_while_nobody_led_is_folded_by_the_next_leader(
+    redis_store: RedisStore, election: Election
+) -> None:
+    redis_store.inboxes.post("n1", SERVES)
+    election.epoch = redis_store.lead("one", 60_000)
+    until(lambda: is_ready(redis_store, "n1"))
+    election.epoch = None
+    redis_store.inboxes.post("n1", Leaves(agent="host:1:1"))
+    election.epoch = redis_store.lead("one", 60_000)
+    until(lambda: not is_ready(redis_store, "n1"))
+    until(lambda: redis_store.inboxes.own("n1") == [])
+
+
+@pytest.mark.usefixtures("service")
+def test_a_leader_that_was_succeeded_without_knowing_folds_nothing(
+    redis_store: RedisStore, election: Election
+) -> None:
+    former = redis_store.lead("one", 0)
+    redis_store.lead("two", 60_000)
+    redis_store.inboxes.post("n1", SERVES)
+    election.epoch = former
+    # It has heard the bell, and tried, by the time that it hears the next one.
+    bell = LeaderDesk(redis_store, RandomIds())
+    bell.turn(former)
+    assert redis_store.get("Node", "n1") is None
+    assert redis_store.inboxes.own("n1") == [SERVES]
+
+
+@pytest.mark.usefixtures("service")
+def test_a_fact_whose_bell_was_lost_is_folded_by_the_next_sweep(
+    redis_store: RedisStore, election: Election, raw: redis.Redis
+) -> None:
+    election.epoch = redis_store.lead("one", 60_000)
+    redis_store.inboxes.post("n1", SERVES)
+    until(lambda: is_ready(redis_store, "n1"))
+    raw.hset("{bq}:inbox:n1", "node", '{"fact":"leaves","agent":"host:1:1"}')
+    until(lambda: not is_ready(redis_store, "n1"))
+
+
+def test_a_clerk_outlives_its_server(tmp_path: object) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        store = RedisStore(server.url)
+        epoch = store.lead("one", 600_000)
+        service = clerk_service(store, epoch=lambda: epoch, ids=RandomIds())
+        service.start()
+        store.inboxes.post("n1", SERVES)
+        until(lambda: is_ready(store, "n1"))
+        server.stop()
+        server.start()
+        epoch = store.lead("one", 600_000)
+        store.inboxes.post("n1", Leaves(agent="host:1:1"))
+        until(lambda: not is_ready(store, "n1"), within_s=30.0)
+        service.stop()
+        assert not service.alive
+        store.close()
+
+
+def test_what_is_superseded_is_told_counted_and_taken_out(redis_store: RedisStore) -> None:
+    desk = LeaderDesk(redis_store, RandomIds())
+    redis_store.commit([writing(put(pod(0)))], request_id="1")
+    inboxes = redis_store.inboxes
+    inboxes.post("n1", Claim(pod="u1-1-0", attempt=1, author="horse"))
+    inboxes.post("n1", Ended(pod="u1-1-7", attempt=3, outcome=Outcome(exit_code=0)))
+    inboxes.post("n2", Serves(agent="a", resources={"cpu": -1}))
+    desk.turn(None)
+    assert redis_store.counts() == {"superseded": 3}
+    events = [(event.kind, event.key, event.reason) for event in redis_store.events()]
+    assert sorted(events) == [
+        ("Node", "n2", "Superseded"),
+        ("Pod", "u1-1-0", "Superseded"),
+        ("Pod", "u1-1-7", "Superseded"),
+    ]
+    message = redis_store.events(kind="Pod", key="u1-1-7")[0].message
+    assert message == "attempt 3 is not, or no longer, n1's to end"
+    assert redis_store.inboxes.look(["n1", "n2"]) == []
+
+
+def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
+    redis_store: RedisStore,
+) -> None:
+    desk = LeaderDesk(redis_store, RandomIds())
+    for number in range(1_200):
+        redis_store.inboxes.post("n1", Claim(pod=f"p-{number}", attempt=1, author="x"))
+    while redis_store.inboxes.own("n1"):
+        desk.turn(None)
+    assert redis_store.counts() == {"superseded": 1_200}
+    assert len(redis_store.events(most=1_000)) <= 60
+
+
+def test_what_nobody_understands_stops_nothing(redis_store: RedisStore, raw: redis.Redis) -> None:
+    raw.hset("{bq}:inbox:n1", mapping={"a": "nonsense", "b": '{"fact":"of the future"}'})
+    redis_store.inboxes.post("n1", SERVES)
+    LeaderDesk(redis_store, RandomIds()).turn(None)
+    assert is_ready(redis_store, "n1")
+    assert redis_store.counts() == {"unreadable": 2}
+
+
+def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: RedisStore) -> None:
+    bound = [pod(number, phase="Bound", attempt=1, node="n1") for number in range(1_000)]
+    redis_store.commit([writing(put(one)) for one in bound], request_id="1")
+    for one in bound:
+        redis_store.inboxes.post("n1", Claim(pod=one.metadata.uid, attempt=1, author="horse"))
+    LeaderDesk(redis_store, RandomIds()).turn(None)
+    phases = [one.status.phase for one in redis_store.list("Pod") if isinstance(one, Pod)]
+    assert phases == ["Running"] * 1_000
+    assert redis_store.inboxes.own("n1") == []

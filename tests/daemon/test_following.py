@@ -1,0 +1,192 @@
+"""Who stands by: it keeps its mirror warm, says that it is there, and takes over in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from msgspec import structs
+
+from batchq import __version__
+from batchq.api.objects import Object, PodGroup, Queue
+from batchq.api.transaction import Transaction
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.daemon import app, processes
+from batchq.daemon.embedded import ensure_server
+from batchq.daemon.processes import Record
+from batchq.ids import CountingIds, RandomIds
+from batchq.paths import HOME_VARIABLE, Home
+from batchq.scheduler.cycle import Cycle
+from batchq.store.attendance import Seen, attend, attending, depart
+from batchq.store.connect import open_store
+from batchq.store.redis import RedisStore
+from tests.builders import a_group, a_queue
+from tests.contract.made import put
+from tests.daemon.waiting import until
+
+LEASE_MS = 2_000
+
+
+class Nothing:
+    """An executor without anything to deliver."""
+
+    def deliver(self) -> int:
+        return 0
+
+
+class Follower:
+    """A scheduler's turns, with an epoch that the test gives it."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.epoch: int | None = None
+        cycle = Cycle(store, assemble(SchedulerConfig()), store, RandomIds())
+        self.turn = app.LeaderTurn(
+            store, cycle, Nothing(), clock=store, epoch=lambda: self.epoch, ids=CountingIds()
+        )
+
+
+def write(store: RedisStore, *objects: Object) -> None:
+    """Put these into the store."""
+    one = Transaction(subject="test", writes=tuple(put(item) for item in objects))
+    assert not store.commit([one], request_id=RandomIds().new_uid()).refused
+
+
+def lists_made(raw: redis.Redis) -> int:
+    """How often the server was asked for a page of all objects of a kind."""
+    stats = raw.info("commandstats")
+    assert isinstance(stats, dict)
+    return int(stats.get("cmdstat_hscan", {}).get("calls", 0))
+
+
+def test_the_first_session_after_a_takeover_lists_nothing(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    write(redis_store, a_queue(), a_group("before"))
+    follower = Follower(redis_store)
+    raw.config_resetstat()
+    follower.turn()
+    assert lists_made(raw) > 0
+    write(redis_store, a_group("meanwhile"))
+    follower.turn()
+
+    raw.config_resetstat()
+    follower.epoch = redis_store.lead("follower", 60_000)
+    follower.turn()
+
+    assert lists_made(raw) == 0
+    for name in ("before", "meanwhile"):
+        group = redis_store.get("PodGroup", f"default/{name}")
+        assert isinstance(group, PodGroup)
+        assert [str(verdict.reason) for verdict in group.status.reasons] == ["WaitingForResources"]
+
+
+def test_a_follower_tells_how_far_its_mirror_is(redis_store: RedisStore) -> None:
+    follower = Follower(redis_store)
+    assert follower.turn.mirrored is None
+    follower.turn()
+    assert follower.turn.mirrored == 0
+    write(redis_store, a_group("new"))
+    follower.turn()
+    assert follower.turn.mirrored == 1
+
+
+def test_those_who_attend_are_listed_until_they_depart(redis_store: RedisStore) -> None:
+    attend(redis_store, "b:2:x", version="0.2.0", mirrored=None)
+    attend(redis_store, "a:1:x", version="0.1.0", mirrored=7)
+    first, second = attending(redis_store)
+    assert structs.replace(first, seen_at=0) == Seen(
+        identity="a:1:x", seen_at=0, version="0.1.0", mirrored=7
+    )
+    assert structs.replace(second, seen_at=0) == Seen(
+        identity="b:2:x", seen_at=0, version="0.2.0", mirrored=None
+    )
+    assert abs(second.seen_at - redis_store.now_ms()) < 5_000
+    depart(redis_store, "a:1:x")
+    assert [seen.identity for seen in attending(redis_store)] == ["b:2:x"]
+
+
+def test_who_has_been_silent_for_a_minute_is_forgotten(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    long_ago = redis_store.now_ms() - 61_000
+    lately = redis_store.now_ms() - 50_000
+    raw.hset("{bq}:schedulers", mapping={"gone": f"{long_ago} 5 0.1.0", "here": f"{lately} 5 0.1"})
+    assert [seen.identity for seen in attending(redis_store)] == ["here"]
+    attend(redis_store, "new", version="0.1.0", mirrored=5)
+    assert set(raw.hgetall("{bq}:schedulers")) == {b"here", b"new"}
+    assert 0 < raw.ttl("{bq}:schedulers") <= 60
+
+
+@pytest.fixture
+def store(home: Home) -> Iterator[RedisStore]:
+    opened = open_store(ensure_server(home).url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pair(home: Home, store: RedisStore) -> Iterator[dict[str, Record]]:
+    """Two schedulers with short leases, by identity; the first to be listed need not lead."""
+    home.prepare()
+    code = (
+        "import sys; from batchq.daemon.app import SchedulerOptions, run_scheduler;"
+        f"sys.exit(run_scheduler(SchedulerOptions(url={store.url!r}, lease_ms={LEASE_MS})))"
+    )
+    root = Path(__file__).parents[2]
+    environ = {
+        **os.environ,
+        HOME_VARIABLE: str(home.root),
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'actions'}",
+    }
+    records = []
+    for name in ("one", "two"):
+        log = home.logs / f"{name}.log"
+        pid = processes.spawn([sys.executable, "-P", "-c", code], log=log, environ=environ)
+        birth = processes.birth_of(pid) or ""
+        records.append(Record(name=name, pid=pid, birth=birth, log=str(log), started_at=0))
+    until(lambda: sum(seen.mirrored is not None for seen in attending(store)) == 2, within_s=40)
+    by_pid = {str(record.pid): record for record in records}
+    yield {seen.identity: by_pid[seen.identity.split(":")[1]] for seen in attending(store)}
+    for record in records:
+        processes.end(record, patience_s=15)
+
+
+@pytest.mark.e2e
+def test_a_killed_leader_is_succeeded_within_two_leases(
+    pair: dict[str, Record], store: RedisStore
+) -> None:
+    leader = store.leader()
+    assert leader is not None
+    [other] = set(pair) - {leader.identity}
+    before = leader.epoch
+    assert {seen.version for seen in attending(store)} == {__version__}
+
+    killed_at = time.monotonic()
+    os.kill(pair[leader.identity].pid, signal.SIGKILL)
+
+    def succeeded() -> bool:
+        now = store.leader()
+        return now is not None and now.identity == other
+
+    until(succeeded, within_s=2 * LEASE_MS / 1000)
+    assert time.monotonic() - killed_at < 2 * LEASE_MS / 1000
+    now = store.leader()
+    assert now is not None
+    assert now.epoch == before + 1
+
+
+@pytest.mark.e2e
+def test_who_ends_in_peace_departs(pair: dict[str, Record], store: RedisStore) -> None:
+    leader = store.leader()
+    assert leader is not None
+    [other] = set(pair) - {leader.identity}
+    os.kill(pair[other].pid, signal.SIGTERM)
+    until(lambda: [seen.identity for seen in attending(store)] == [leader.identity], within_s=20)
+    assert isinstance(store.get("Queue", "default"), Queue)

@@ -1,0 +1,53 @@
+"""docs/from-rq.md: its two files are run as they stand, against a whole stack."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.machine import Machine
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "from-rq.md"
+WITHIN_S = 120
+
+
+def test_the_files_of_the_page_do_what_it_says(machine: Machine) -> None:
+    blocks = re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)
+    assert [name for _, name in blocks] == ["tasks.py", "app.py"]
+    for text, name in blocks:
+        machine.file(name, text)
+    machine.up(agents=1, resources="cpu=2,memory=512Mi")
+    done = subprocess.run(
+        [sys.executable, "app.py"],
+        cwd=machine.root,
+        env={**os.environ, "BATCHQ_REDIS_URL": machine.url},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "5",
+        "{'path': 'a.png', 'width': 400}",
+        "[0, 1, 4, 9]",
+        "['b.png', 'c.png']",
+        "PodGroup default/broken has failed: Pod broken-main-0: ValueError: no such picture",
+        "['ValueError: no such picture']",
+    ]
+
+
+def test_the_same_from_a_shell(machine: Machine) -> None:
+    machine.file("tasks.py", "def add(one, other):\n    return one + other\n")
+    machine.up(agents=1)
+    machine.batchq("submit", "--name", "sum", "--function", "tasks:add", "--args", "[2, 3]")
+    assert machine.batchq("result", "sum").stdout == "5\n"
+    machine.batchq("submit", "--name", "bad", "--function", "tasks:nope")
+    failed = machine.batchq("result", "bad", exits=10)
+    assert failed.stdout == ""
+    assert failed.stderr.startswith(
+        "error: PodGroup default/bad has failed: Pod bad-main-0: module tasks"
+    )

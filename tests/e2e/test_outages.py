@@ -1,0 +1,369 @@
+"""A part of the stack loses the server, or the server comes back another: nothing is lost, nothing
+runs twice at once, and each process says so once.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from batchq.api.fences import count_of
+from batchq.client import Client
+from batchq.daemon import embedded
+from batchq.store.redis import Leader
+from tests.e2e.machine import QUICK_AGENT, Machine, phase, pods_of, until
+from tests.harness.proxy import Road
+from tests.swarm.diary import Run, read_runs, twice_at_once
+from tests.swarm.load import Design
+
+#: Long enough for every lease of the quick settings to end: pods', nodes' and the leader's.
+ALL_LEASES_S = 7.0
+SETTLED_WITHIN_S = 60.0
+
+
+class Stack:
+    """A server, and schedulers and agents that each have a road of their own to it."""
+
+    def __init__(self, machine: Machine, stack: ExitStack) -> None:
+        self.machine = machine
+        self.diaries = machine.root / "diaries"
+        self.diaries.mkdir()
+        self._stack = stack
+        self._server = embedded.ensure_server(machine.home)
+        self.roads: dict[str, Road] = {}
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.client: Client = stack.enter_context(machine.client())
+
+    def scheduler(self, name: str, config: Path | None = None) -> None:
+        """Start one, with the quick settings or those of a file; the first leads."""
+        self._start(name, "scheduler", "--config", str(config or self.machine.quick))
+        if len(self.processes) == 1:
+            until(lambda: self.leads(name), what=f"{name} leads")
+
+    def agent(self, name: str, *options: str) -> None:
+        """Start one with two cpus, and wait for its node."""
+        resources = ("--resources", "cpu=2,memory=512Mi")
+        self._start(name, "worker", "--name", name, *resources, *(options or QUICK_AGENT))
+        until(lambda: self.is_ready(name), what=f"{name} is ready")
+
+    def _start(self, name: str, *command: str) -> None:
+        road = self._stack.enter_context(Road(self.machine.home.socket))
+        self.roads[name] = road
+        self.processes[name] = self.machine.start(*command, url=road.url)
+
+    def leader(self) -> Leader | None:
+        """Who leads, as the server knows it."""
+        with self.machine.store() as store:
+            return store.leader()
+
+    def leads(self, name: str) -> bool:
+        leader = self.leader()
+        return leader is not None and f":{self.processes[name].pid}:" in leader.identity
+
+    def is_ready(self, name: str) -> bool:
+        return any(node.metadata.name == name and node.status.ready for node in self.client.nodes())
+
+    def submit(self, name: str, *, replicas: int = 1, tenths: int = 5) -> None:
+        """A group whose pods keep diaries."""
+        design = Design(name=name, kind="array", replicas=replicas, tenths=tenths)
+        self.client.submit(design.manifest(self.diaries))
+
+    def completed(self, *names: str, within_s: float = SETTLED_WITHIN_S) -> None:
+        """Wait until all these groups are."""
+        for name in names:
+            until(
+                lambda name=name: phase(self.client, name) == "Completed",  # type: ignore[misc]
+                within_s=within_s,
+                what=f"{name} is completed",
+            )
+
+    def runs(self) -> dict[str, list[Run]]:
+        """What the pods wrote, by their names."""
+        return read_runs(self.diaries)
+
+    def has_begun(self, pod: str, times: int = 1) -> bool:
+        return len(self.runs().get(pod, ())) >= times
+
+    def said(self, name: str, word: str) -> int:
+        """How many lines of a process say so; those of its work-horses apart."""
+        lines = self.machine.output_of(self.processes[name]).splitlines()
+        return sum(word in line and "pod=" not in line for line in lines)
+
+    def node_of(self, group: str) -> str:
+        """Where its only pod is."""
+        [pod] = pods_of(self.client, group)
+        return str(pod.status.node)
+
+
+@pytest.fixture
+def stack(machine: Machine) -> Iterator[Stack]:
+    """A server, and nothing else yet."""
+    with ExitStack() as closing:
+        yield Stack(machine, closing)
+
+
+BREAKS = pytest.mark.parametrize(
+    "break_", [pytest.param(Road.cut, id="cut"), pytest.param(Road.block, id="blocked")]
+)
+
+
+def for_s(seconds: float, meanwhile: Callable[[], bool] = lambda: True) -> None:
+    """So long it must stay so."""
+    with pytest.raises(AssertionError, match="not within"):
+        until(lambda: not meanwhile(), within_s=seconds)
+
+
+# --- a part of the stack without the server -----------------------------------------------------
+
+
+@BREAKS
+def test_a_leader_without_the_server_is_succeeded_and_decides_nothing_more(
+    stack: Stack, break_: Callable[[Road], None]
+) -> None:
+    stack.scheduler("first")
+    stack.scheduler("second")
+    stack.agent("n1")
+    stack.submit("early", replicas=2, tenths=100)
+    until(lambda: stack.has_begun("early-main-0") and stack.has_begun("early-main-1"))
+    leader = stack.leader()
+    assert leader is not None
+
+    break_(stack.roads["first"])
+    stack.submit("meanwhile", replicas=4)
+    until(lambda: stack.leads("second"), what="the other leads")
+    for_s(2.0)
+    stack.roads["first"].mend()
+
+    stack.completed("early", "meanwhile")
+    successor = stack.leader()
+    assert successor is not None
+    assert successor.epoch > leader.epoch
+    runs = stack.runs()
+    assert twice_at_once(runs) == []
+    assert {pod: len(one) for pod, one in runs.items()} == {
+        "early-main-0": 1,
+        "early-main-1": 1,
+        **{f"meanwhile-main-{index}": 1 for index in range(4)},
+    }
+    assert stack.said("second", "store.unavailable") == 0
+
+
+@BREAKS
+def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
+    stack: Stack, break_: Callable[[Road], None]
+) -> None:
+    stack.scheduler("scheduler")
+    stack.agent("n1")
+    stack.submit("moved", tenths=60)
+    until(lambda: stack.has_begun("moved-main-0"))
+    stack.agent("n2")
+
+    break_(stack.roads["n1"])
+    until(lambda: stack.has_begun("moved-main-0", 2), what="it runs elsewhere")
+    stack.submit("later", replicas=3)
+    for_s(2.0)
+    stack.roads["n1"].mend()
+
+    stack.completed("moved", "later")
+    runs = stack.runs()
+    assert twice_at_once(runs) == []
+    before, after = runs["moved-main-0"]
+    assert before.end == ""
+    assert before.last_at < after.began_at
+    assert after.end == "done"
+    assert stack.node_of("moved") == "n2"
+    until(lambda: stack.is_ready("n1"), what="n1 is back")
+    stack.submit("afterwards", replicas=4)
+    stack.completed("afterwards")
+
+
+def test_an_agent_without_the_server_for_less_than_a_lease_loses_nothing(stack: Stack) -> None:
+    stack.scheduler("scheduler")
+    stack.agent("n1", "--beat", "500ms", "--lease", "20s", "--drain-timeout", "0s")
+    stack.submit("steady", tenths=50)
+    until(lambda: stack.has_begun("steady-main-0"))
+    stack.roads["n1"].cut()
+    until(lambda: stack.said("n1", "store.unavailable") == 1)
+    stack.roads["n1"].mend()
+    stack.completed("steady")
+    assert [len(runs) for runs in stack.runs().values()] == [1]
+    assert (stack.said("n1", "store.unavailable"), stack.said("n1", "store.back")) == (1, 1)
+
+
+def test_a_server_that_is_slower_than_the_leases_runs_nothing_twice_at_once(stack: Stack) -> None:
+    for name in ("first", "second"):
+        stack.scheduler(name)
+    for name in ("n1", "n2"):
+        stack.agent(name)
+    stack.submit("early", replicas=2, tenths=40)
+    until(lambda: stack.has_begun("early-main-0"))
+
+    for road in stack.roads.values():
+        road.slow(2.5)
+    stack.submit("meanwhile", replicas=4, tenths=20)
+    for_s(2 * ALL_LEASES_S)
+    for road in stack.roads.values():
+        road.mend()
+
+    stack.completed("early", "meanwhile")
+    assert twice_at_once(stack.runs()) == []
+
+
+@pytest.mark.slow
+def test_with_the_usual_leases_a_server_that_takes_ten_seconds_runs_nothing_twice_at_once(
+    stack: Stack,
+) -> None:
+    usual = stack.machine.file("usual.yaml", "schedulePeriod: 1s\n")
+    for name in ("first", "second"):
+        stack.scheduler(name, usual)
+    for name in ("n1", "n2"):
+        stack.agent(name, "--lease", "30s")
+    stack.submit("early", replicas=4, tenths=300)
+    until(lambda: all(stack.has_begun(f"early-main-{index}") for index in range(4)))
+
+    for road in stack.roads.values():
+        road.slow(10.0)
+    stack.submit("meanwhile", replicas=4, tenths=20)
+    for_s(90.0)
+    for road in stack.roads.values():
+        road.mend()
+
+    stack.completed("early", "meanwhile", within_s=180.0)
+    assert twice_at_once(stack.runs()) == []
+
+
+# --- all of the stack without the server --------------------------------------------------------
+
+
+def killed(machine: Machine) -> Callable[[], None]:
+    """`kill -9`; it comes back with what it has written."""
+    server = embedded.running_server(machine.home)
+    assert server is not None
+    subprocess.run(["kill", "-9", str(server.pid)], check=True)
+    return lambda: void(embedded.ensure_server(machine.home))
+
+
+def stopped(machine: Machine) -> Callable[[], None]:
+    """In good order."""
+    embedded.stop_server(machine.home)
+    return lambda: void(embedded.ensure_server(machine.home))
+
+
+def emptied(machine: Machine) -> Callable[[], None]:
+    """It comes back with nothing."""
+    back = stopped(machine)
+    for path in machine.home.data.glob("appendonlydir/*"):
+        path.unlink()
+    return back
+
+
+def paused(machine: Machine) -> Callable[[], None]:
+    """SIGSTOP and SIGCONT."""
+    server = embedded.running_server(machine.home)
+    assert server is not None
+    subprocess.run(["kill", f"-{signal.SIGSTOP}", str(server.pid)], check=True)
+    return lambda: void(subprocess.run(["kill", f"-{signal.SIGCONT}", str(server.pid)], check=True))
+
+
+def void(_: object) -> None:
+    """Whatever it answers."""
+
+
+#: Longer than an answer is waited for, so that it is noticed.
+PAUSED_S = 13.0
+
+
+@pytest.mark.parametrize(
+    ("strike", "away_s"),
+    [
+        pytest.param(stopped, ALL_LEASES_S, id="stopped"),
+        pytest.param(killed, ALL_LEASES_S, id="killed"),
+        pytest.param(paused, PAUSED_S, id="paused"),
+    ],
+)
+def test_everything_waits_for_a_server_that_is_away_and_says_so_once(
+    machine: Machine, strike: Callable[[Machine], Callable[[], None]], away_s: float
+) -> None:
+    with ExitStack() as closing:
+        stack = Stack(machine, closing)
+        stack.scheduler("first")
+        stack.scheduler("second")
+        stack.agent("n1")
+        stack.submit("early", replicas=2, tenths=30)
+        stack.submit("queued", replicas=4)
+        until(lambda: stack.has_begun("early-main-0"))
+        for name, command in {
+            "wait": ("wait", "early", "queued", "--timeout", "90s"),
+            "logs": ("logs", "-f", "early"),
+            "progress": ("progress", "queued"),
+        }.items():
+            stack.processes[name] = machine.start(*command)
+        for name in ("wait", "logs", "progress"):
+            until(lambda name=name: machine.talks(stack.processes[name]))  # type: ignore[misc]
+
+        back = strike(machine)
+        for_s(away_s, lambda: all(one.poll() is None for one in stack.processes.values()))
+        back()
+
+        for name in ("wait", "logs", "progress"):
+            assert stack.processes[name].wait(timeout=SETTLED_WITHIN_S) == 0
+        stack.completed("early", "queued")
+        assert twice_at_once(stack.runs()) == []
+        for name in ("first", "second", "n1"):
+            until(lambda name=name: stack.said(name, "store.back") == 1)  # type: ignore[misc]
+        told = {name: stack.said(name, "store.unavailable") for name in ("first", "second", "n1")}
+        assert told == {"first": 1, "second": 1, "n1": 1}
+        for name in ("wait", "logs", "progress"):
+            assert stack.said(name, "; waiting for it") == 1, name
+            assert stack.said(name, "the server is back after") == 1, name
+
+
+def test_a_server_that_comes_back_with_nothing_is_furnished_anew(stack: Stack) -> None:
+    machine = stack.machine
+    stack.scheduler("scheduler")
+    stack.agent("n1")
+    stack.submit("forgotten", tenths=300)
+    until(lambda: stack.has_begun("forgotten-main-0"))
+    waiting = machine.start("wait", "forgotten", "--timeout", "60s")
+    until(lambda: machine.talks(waiting), what="it is connected")
+
+    back = emptied(machine)
+    for_s(2.0, lambda: waiting.poll() is None)
+    back()
+
+    until(lambda: stack.is_ready("n1"), what="the node is there again")
+    assert waiting.wait(timeout=30) == 6
+    assert "PodGroup default/forgotten was deleted while it was waited for" in (
+        machine.output_of(waiting)
+    )
+    stack.submit("new", replicas=4)
+    stack.completed("new")
+    [run] = stack.runs()["forgotten-main-0"]
+    assert run.end == "", "nobody wants it any more"
+    assert (stack.said("n1", "store.unavailable"), stack.said("n1", "store.back")) == (1, 1)
+
+
+def test_a_pod_that_ends_while_the_server_is_away_is_completed_with_its_first_attempt(
+    stack: Stack,
+) -> None:
+    machine = stack.machine
+    stack.scheduler("scheduler")
+    stack.agent("n1", "--beat", "500ms", "--lease", "30s", "--drain-timeout", "0s")
+    stack.submit("done", tenths=15)
+    until(lambda: stack.has_begun("done-main-0"))
+
+    back = stopped(machine)
+    until(lambda: stack.runs()["done-main-0"][0].end == "done")
+    for_s(1.0)
+    back()
+
+    stack.completed("done")
+    [run] = stack.runs()["done-main-0"]
+    assert (count_of(run.attempt), run.end) == (1, "done")
+    [pod] = pods_of(stack.client, "done")
+    assert (str(pod.status.phase), count_of(pod.status.attempt)) == ("Succeeded", 1)

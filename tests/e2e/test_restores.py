@@ -1,0 +1,141 @@
+"""The machine's server dies, stands still, or comes back older: pods go on, or begin once more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from batchq.api.fences import count_of, generation_of
+from batchq.daemon import embedded, processes
+from tests.e2e.diary import Diary, command
+from tests.e2e.machine import Machine, group, phase, pods_of, until
+
+pytestmark = pytest.mark.e2e
+
+#: Twice the quick lease: without an answer for so long, a work-horse would end its pod.
+AWAY_S = 4.0
+TENTHS = 70
+SETTLED_WITHIN_S = 60.0
+
+
+class Stage:
+    """A server, a scheduler and an agent of one machine, and pods that keep a diary."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.diary = Diary(machine.root / "diary")
+        machine.up()
+
+    def submit(self, name: str = "long") -> None:
+        """One pod that takes a while."""
+        template = {
+            "command": command(self.machine.root / "diary", TENTHS),
+            "requests": {"cpu": 1},
+            "terminationGrace": "1s",
+        }
+        manifest = {
+            "apiVersion": "batchq/v1",
+            "kind": "PodGroup",
+            "metadata": {"name": name},
+            "spec": {"tasks": [{"name": "main", "template": template}]},
+        }
+        self.machine.submit(yaml.safe_dump(manifest))
+
+    def words(self, word: str) -> int:
+        """How often the pod has written it."""
+        return sum(Diary(self.machine.root / "diary").count(word).values())
+
+    def server_pid(self) -> int:
+        record = processes.read_record(embedded.record_path(self.machine.home))
+        assert record is not None
+        return record.pid
+
+    def kill_server(self) -> None:
+        """As a power cut would, but for its page cache."""
+        record = processes.read_record(embedded.record_path(self.machine.home))
+        assert record is not None
+        os.kill(record.pid, signal.SIGKILL)
+        assert processes.await_end([record], patience_s=10)
+
+    def start_server(self) -> None:
+        """From its files."""
+        embedded.ensure_server(self.machine.home)
+
+    def files(self) -> Path:
+        """What the server has written so far."""
+        return self.machine.home.data / "appendonlydir"
+
+    def ends_once_more(self) -> None:
+        """Wait for the end, and see that the pod never ran twice at once."""
+        with self.machine.client() as client:
+            until(lambda: phase(client, "long") == "Completed", within_s=SETTLED_WITHIN_S)
+        assert Diary(self.machine.root / "diary").overlaps() == []
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Machine() as machine:
+        yield Stage(machine)
+
+
+def wait(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def test_a_pod_goes_on_while_the_server_of_its_machine_is_dead_for_longer_than_a_lease(
+    stage: Stage,
+) -> None:
+    stage.machine.agent("n1")
+    stage.submit()
+    until(lambda: stage.words("alive") > 3)
+    stage.kill_server()
+    wait(AWAY_S)
+    stage.start_server()
+    stage.ends_once_more()
+    assert (stage.words("start"), stage.words("end")) == (1, 1)
+
+
+def test_a_pod_goes_on_while_the_server_of_its_machine_stands_still_for_longer_than_a_lease(
+    stage: Stage,
+) -> None:
+    stage.machine.agent("n1")
+    stage.submit()
+    until(lambda: stage.words("alive") > 3)
+    os.kill(stage.server_pid(), signal.SIGSTOP)
+    wait(AWAY_S)
+    os.kill(stage.server_pid(), signal.SIGCONT)
+    stage.ends_once_more()
+    assert (stage.words("start"), stage.words("end")) == (1, 1)
+
+
+def test_a_server_that_has_forgotten_the_bind_lets_the_pod_run_again_and_not_twice_at_once(
+    stage: Stage,
+) -> None:
+    stage.submit()
+    older = stage.machine.root / "older"
+    shutil.copytree(stage.files(), older)
+    # Two nodes: the other one is free for the pod whose bind was forgotten.
+    stage.machine.agent("n1", "cpu=1")
+    stage.machine.agent("n2", "cpu=1")
+    until(lambda: stage.words("alive") > 3)
+    with stage.machine.client() as client:
+        [before] = pods_of(client, "long")
+    stage.kill_server()
+    shutil.rmtree(stage.files())
+    shutil.copytree(older, stage.files())
+    stage.start_server()
+    stage.ends_once_more()
+    assert (stage.words("start"), stage.words("end")) == (2, 1)
+    with stage.machine.client() as client:
+        [after] = pods_of(client, "long")
+        assert group(client, "long").status.admission == 1
+    assert before.metadata.uid == after.metadata.uid
+    assert count_of(before.status.attempt) == count_of(after.status.attempt) == 1
+    assert generation_of(before.status.attempt) < generation_of(after.status.attempt)

@@ -1,0 +1,148 @@
+"""Everything is restarted, one process at a time, under load: nothing fails, nothing waits long."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from batchq.api.objects import PodGroup
+from batchq.client import Client
+from batchq.daemon import embedded
+from batchq.daemon.leader import LEASE_MS
+from batchq.errors import Conflict, StoreUnavailable
+from tests.e2e.machine import QUICK_AGENT, Machine, until
+
+pytestmark = pytest.mark.e2e
+
+AGENTS = ("n1", "n2")
+_APART_S = 0.25
+#: Between two restarts, for work to go on.
+_BREATH_S = 1.0
+
+
+class Load(threading.Thread):
+    """Submits a small group four times a second until it is told to stop."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(name="load")
+        self._client = Client(url)
+        self._stopping = threading.Event()
+        self.names: list[str] = []
+
+    def run(self) -> None:
+        """Until `stop`."""
+        while not self._stopping.wait(_APART_S):
+            self._submit(f"g{len(self.names)}")
+
+    def _submit(self, name: str) -> None:
+        while not self._stopping.is_set():
+            try:
+                with suppress(Conflict):
+                    self._client.submit(
+                        command=["sleep", "0.3"], name=name, cpus="100m", replicas=2
+                    )
+                self.names.append(name)
+                return
+            except StoreUnavailable:
+                self._stopping.wait(0.1)
+
+    def stop(self) -> None:
+        """And let go of the connection."""
+        self._stopping.set()
+        self.join()
+        self._client.close()
+
+
+class Stage:
+    """Two schedulers, two agents and a server, each of which can be restarted in good order."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        embedded.ensure_server(machine.home)
+        self._schedulers = [self._scheduler() for _ in range(2)]
+        self._agents = {name: self._agent(name) for name in AGENTS}
+
+    def _scheduler(self) -> subprocess.Popen[str]:
+        return self._machine.start("scheduler", "--config", str(self._machine.quick))
+
+    def _agent(self, name: str) -> subprocess.Popen[str]:
+        return self._machine.start(
+            "worker", "--name", name, "--resources", "cpu=4", *QUICK_AGENT[:-1], "10s"
+        )
+
+    def restart_scheduler(self, place: int) -> None:
+        """The leader or the other one."""
+        _end(self._schedulers[place])
+        self._schedulers[place] = self._scheduler()
+
+    def restart_agent(self, name: str) -> None:
+        """It drains first."""
+        _end(self._agents[name])
+        self._agents[name] = self._agent(name)
+
+    def restart_server(self) -> None:
+        """From its file."""
+        embedded.stop_server(self._machine.home)
+        embedded.ensure_server(self._machine.home)
+
+    def is_ready(self) -> bool:
+        """Whether both nodes are."""
+        with self._machine.client() as client:
+            return sorted(node.metadata.name for node in client.nodes() if node.status.ready) == [
+                *AGENTS
+            ]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_rolling_restart_fails_no_group_and_pauses_admission_for_less_than_two_leases() -> None:
+    with Machine() as machine:
+        stage = Stage(machine)
+        until(stage.is_ready)
+        load = Load(machine.url)
+        load.start()
+        breath = threading.Event()
+        steps: list[Callable[[], None]] = [
+            lambda: stage.restart_scheduler(0),
+            lambda: stage.restart_agent("n1"),
+            stage.restart_server,
+            lambda: stage.restart_scheduler(1),
+            lambda: stage.restart_agent("n2"),
+        ]
+        try:
+            for step in steps:
+                step()
+                until(stage.is_ready)
+                breath.wait(_BREATH_S)
+        finally:
+            load.stop()
+        with machine.client() as client:
+            until(lambda: _phases(client) == {"Completed"}, within_s=60)
+            waits = {group.metadata.name: _admitted_after_ms(group) for group in _groups(client)}
+        assert len(waits) == len(load.names) > 20
+        assert max(waits.values()) < 2 * LEASE_MS
+
+
+def _groups(client: Client) -> list[PodGroup]:
+    return [group for group in client.list("PodGroup") if isinstance(group, PodGroup)]
+
+
+def _phases(client: Client) -> set[str]:
+    return {str(group.status.phase) for group in _groups(client)}
+
+
+def _admitted_after_ms(group: PodGroup) -> int:
+    """How long the group waited before it was admitted."""
+    created_at, admitted_at = group.metadata.creation_timestamp, group.status.in_queue_at
+    assert created_at is not None
+    assert admitted_at is not None
+    assert group.status.admission == 1
+    return admitted_at - created_at

@@ -1,0 +1,287 @@
+"""From a seed to a drama: a small cluster, what people ask of it, and what goes wrong.
+
+The groups are gangs, arrays and pairs with retries, cancels, dependencies, suspensions, priorities,
+limits and walltimes. For each group it is known how it may end, whatever goes wrong on the way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from batchq.api.objects import Dependency, Object, PodGroup, Retry
+from batchq.api.transaction import Transaction
+from batchq.changes import cancel, create, resume, suspend
+from batchq.config.model import SchedulerConfig
+from batchq.framework.settings import Settings
+from batchq.ports import Reader
+from batchq.sim.drama import (
+    AnyFault,
+    CrashNode,
+    Cut,
+    Drama,
+    DropDeliveries,
+    KillAgent,
+    KillHorse,
+    KillScheduler,
+    Outage,
+    PauseNode,
+    PauseScheduler,
+    RepeatDeliveries,
+    RestartServer,
+)
+from batchq.sim.faults import Chance, Mode
+from batchq.sim.machines import Script
+from batchq.sim.processes import Request
+from tests.builders import a_group, a_priority, a_queue, a_quota, a_task, amounts
+
+SETTINGS = Settings(
+    in_queue_timeout_ms=60_000,
+    recovery_timeout_ms=60_000,
+    node_timeout_ms=16_000,
+    pod_lease_ms=12_000,
+    backoff_first_ms=2_000,
+    backoff_most_ms=20_000,
+)
+CONFIG = SchedulerConfig(settings=SETTINGS)
+
+CHAOS_MS = 90_000
+COMPLETED, FAILED, CANCELLED = "Completed", "Failed", "Cancelled"
+
+
+class Meant(Struct, frozen=True):
+    """A group as its author meant it, and how it may end once it has run."""
+
+    group: PodGroup
+    script: Script
+    ends: frozenset[str]
+
+
+def drama_of(seed: int, *, restores: bool = True) -> tuple[Drama, dict[str, frozenset[str]]]:
+    """The drama of a seed, and how each of its groups may end."""
+    dice = random.Random(seed)
+    nodes = {f"n{k}": amounts(cpu=4) for k in range(1, dice.randint(2, 4) + 1)}
+    lost_for_good = dice.random() < 0.2
+    room = 4 * (len(nodes) - (1 if lost_for_good else 0))
+    meant: list[Meant] = []
+    for k in range(dice.randint(3, 7)):
+        meant.append(_group(dice, f"g{k}", room, meant))
+    forgets = restores and dice.random() < 0.3
+    requests, ends = _requests(dice, meant, forgets=forgets)
+    faults = _faults(dice, sorted(nodes), lost_for_good=lost_for_good, forgets=forgets)
+    drama = Drama(
+        nodes=nodes,
+        objects=_objects(dice),
+        scripts={one.group.metadata.name: one.script for one in meant},
+        requests=tuple(requests),
+        config=CONFIG,
+        faults=tuple(faults),
+        chaos_ends_at=CHAOS_MS,
+        chance=_chances(dice),
+        delay_ms=lambda: dice.choice((50, 500, 3_000, 10_000, 25_000)),
+        copies_every_ms=10_000 if forgets else None,
+    )
+    return drama, ends
+
+
+def _objects(dice: random.Random) -> tuple[Object, ...]:
+    capped = a_queue("capped", capability={"cpu": dice.choice((4, 6))}, max_pod_groups=3)
+    found: list[Object] = [capped, a_queue("strict", strict=True), a_priority("high", 100)]
+    if dice.random() < 0.5:
+        found.append(a_quota(cpu=dice.choice((4, 8))))
+    return tuple(found)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def _group(dice: random.Random, name: str, room: int, before: list[Meant]) -> Meant:
+    cpu = dice.choice((1, 1, 2))
+    pods = dice.randint(1, min(4, room // cpu, 4 // cpu))
+    spec: dict[str, object] = {"queue": dice.choice(("default", "default", "capped", "strict"))}
+    shape = dice.choice(("gang", "gang", "array", "elastic"))
+    if shape == "array":
+        spec["min_member"] = 1
+        pods = dice.randint(2, 5)
+    elif shape == "elastic" and pods > 1:
+        spec["min_member"] = dice.randint(1, pods - 1)
+    runtime = dice.choice((500, 3_000, 8_000, 20_000, 40_000))
+    fails, ends = 0, frozenset({COMPLETED})
+    luck = dice.random()
+    if luck < 0.2:
+        fails = dice.randint(1, 2)
+        spec["retry"] = Retry(limit=fails, backoff=dice.choice((0, 1_000, 5_000)))
+    elif luck < 0.3:
+        fails, ends = 10_000, frozenset({FAILED})
+        spec["retry"] = Retry(limit=dice.randint(0, 2), backoff=1_000)
+    elif luck < 0.4:
+        runtime, ends = 10_000_000, frozenset({FAILED})
+        spec["walltime"] = dice.choice((2_000, 10_000))
+    if before and dice.random() < 0.25:
+        other = dice.choice(before)
+        condition = dice.choice(("ok", "any", "failed"))
+        spec["depends_on"] = (Dependency(name=other.group.metadata.name, condition=condition),)
+    if dice.random() < 0.3:
+        spec["priority_class_name"] = "high"
+    if spec.get("min_member", pods) == pods:
+        spec.pop("min_member", None)
+    grace = dice.choice((0, 1_000, 5_000))
+    command = ("run", name)
+    task = a_task("w", pods, requests={"cpu": cpu}, termination_grace=grace, command=command)
+    script = Script(runtime_ms=runtime, fails=fails, stops_in_ms=dice.choice((0, 500, 60_000)))
+    return Meant(a_group(name, tasks=(task,), **spec), script, ends)
+
+
+def _after(other: frozenset[str], condition: str, own: frozenset[str]) -> frozenset[str]:
+    """How a group may end that waits for one that may end so."""
+    met = {
+        "ok": {COMPLETED},
+        "failed": {FAILED, CANCELLED},
+        "any": {COMPLETED, FAILED, CANCELLED},
+    }[condition]
+    found: set[str] = set()
+    if other & met:
+        found |= own
+    if other - met:
+        found.add(FAILED)
+    return frozenset(found)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def _requests(
+    dice: random.Random, meant: list[Meant], *, forgets: bool
+) -> tuple[list[Request], dict[str, frozenset[str]]]:
+    """A server that forgets may forget that somebody resumed a group: then nobody suspends any."""
+    requests: list[Request] = []
+    ends: dict[str, frozenset[str]] = {}
+    at = 1_000
+    for one in meant:
+        name, found = one.group.metadata.name, one.ends
+        at += dice.choice((0, 200, 2_000, 10_000))
+        requests.append(submission(at, one.group))
+        for dependency in one.group.spec.depends_on:
+            found = _after(ends[dependency.name], dependency.condition, found)
+            if forgets:
+                found |= {FAILED}
+        luck = dice.random()
+        if luck < 0.15:
+            requests.append(cancelling(at + dice.choice((0, 3_000, 30_000)), name))
+            found |= {CANCELLED}
+        elif luck < 0.3 and not forgets:
+            since = at + dice.choice((0, 3_000, 15_000))
+            requests.append(suspending(since, name))
+            requests.append(resuming(since + dice.choice((1_000, 20_000)), name))
+        ends[name] = found
+    return requests, ends
+
+
+def submission(at: int, group: PodGroup) -> Request:
+    """Submit a group."""
+    name = group.metadata.name
+
+    def build(reader: Reader, now_ms: int) -> Transaction:
+        return create(reader, group, now_ms=now_ms, uid=group.metadata.uid)
+
+    return Request(at=at, what=f"submit {name}", build=build, happened=_exists(name))
+
+
+def cancelling(at: int, name: str) -> Request:
+    """Cancel a group."""
+    return _verb(at, "cancel", name, cancel)
+
+
+def suspending(at: int, name: str) -> Request:
+    """Suspend a group."""
+    return _verb(at, "suspend", name, suspend)
+
+
+def resuming(at: int, name: str) -> Request:
+    """Resume a group."""
+    return _verb(at, "resume", name, resume)
+
+
+def _verb(at: int, verb: str, name: str, change: Callable[..., Transaction | None]) -> Request:
+    def build(reader: Reader, now_ms: int) -> Transaction | None:
+        return change(reader, f"default/{name}", now_ms=now_ms)
+
+    return Request(at=at, what=f"{verb} {name}", build=build)
+
+
+def _exists(name: str) -> Callable[[Reader], bool]:
+    return lambda reader: reader.get("PodGroup", f"default/{name}") is not None
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def _chances(dice: random.Random) -> Callable[[str], Chance]:
+    """Every line has its own dice; some are worse than others."""
+    often = dice.choice((0.0, 0.01, 0.03, 0.1))
+    modes = tuple(Mode)
+
+    def chance_of(caller: str) -> Chance:
+        own = random.Random(f"{caller} {dice.random()}")
+        return lambda: own.choice(modes) if own.random() < often else None
+
+    return chance_of
+
+
+def _faults(
+    dice: random.Random, nodes: list[str], *, lost_for_good: bool, forgets: bool
+) -> list[AnyFault]:
+    found = [_fault(dice, nodes) for _ in range(dice.randint(0, 10))]
+    if lost_for_good:
+        node = nodes[-1]
+        # What is to be lost for good must not come back by another fault's doing.
+        found = [fault for fault in found if getattr(fault, "node", "") != node]
+        kind = dice.choice((KillAgent, CrashNode))
+        found.append(kind(at=_when(dice), node=node, back_after_ms=None))
+    if forgets:
+        found.append(
+            RestartServer(
+                at=dice.randint(20_000, CHAOS_MS - 10_000),
+                lasts_ms=dice.choice((0, 5_000)),
+                forgets_ms=dice.choice((1, 10_000, 30_000)),
+            )
+        )
+    return found
+
+
+def _fault(dice: random.Random, nodes: list[str]) -> AnyFault:
+    at, node = _when(dice), dice.choice(nodes)
+    scheduler = dice.choice(("scheduler a", "scheduler b"))
+    lasts_ms = dice.choice((1_000, 5_000, 15_000, 40_000))
+    match dice.randrange(14):
+        case 0 | 1:
+            return KillHorse(at=at, which=dice.randrange(10))
+        case 2:
+            return KillAgent(at=at, node=node, back_after_ms=lasts_ms)
+        case 3:
+            return CrashNode(at=at, node=node, back_after_ms=lasts_ms)
+        case 4:
+            return PauseNode(at=at, node=node, lasts_ms=lasts_ms)
+        case 5:
+            return PauseScheduler(
+                at=at, name=scheduler, lasts_ms=lasts_ms, in_calls=dice.randint(1, 6)
+            )
+        case 6:
+            return KillScheduler(at=at, name=scheduler, back_after_ms=lasts_ms)
+        case 7 | 12 | 13:
+            alone = dice.choice((f"agent {node}", f"horses {node}", "client"))
+            return Cut(at=at, caller=dice.choice((node, scheduler, alone)), lasts_ms=lasts_ms)
+        case 8:
+            return Outage(at=at, lasts_ms=lasts_ms)
+        case 9:
+            return RestartServer(at=at, lasts_ms=dice.choice((0, 2_000)))
+        case 10:
+            return DropDeliveries(at=at, node=node)
+        case _:
+            return RepeatDeliveries(at=at, node=node)
+
+
+def _when(dice: random.Random) -> int:
+    return dice.randint(1_000, CHAOS_MS - 1_000)

@@ -1,0 +1,66 @@
+"""Playing dramas: one seed with its story, or many on all cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from batchq.errors import InvariantBroken
+from batchq.sim.cluster import Cluster, Ended, Say
+from tests.faults.dramas import CANCELLED, drama_of
+
+
+class Failure(Struct, frozen=True):
+    """A seed that went wrong, and how."""
+
+    seed: int
+    why: str
+    trace: str
+
+
+def play(seed: int, *, say: Say | None = None, restores: bool = True) -> Ended:
+    """Play one seed to its end. Raises InvariantBroken."""
+    drama, ends = drama_of(seed, restores=restores)
+    ended = Cluster(drama, say=say).run()
+    forgot = drama.copies_every_ms is not None
+    for name, meant in ends.items():
+        phase = ended.phases.get(name)
+        if phase is None:
+            # What was acknowledged is kept: the judge sees to that. The rest need not be.
+            if forgot or not ended.granted.get(f"submit {name}"):
+                continue
+            raise InvariantBroken(f"{name} is gone")
+        wanted = meant
+        if not forgot and ended.granted.get(f"cancel {name}"):
+            wanted = frozenset({CANCELLED})
+        if phase not in wanted:
+            raise InvariantBroken(f"{name} is {phase}; meant: {' or '.join(sorted(wanted))}")
+    return ended
+
+
+def failure_of(seed: int, *, restores: bool = True) -> Failure | None:
+    """What is wrong with a seed, whatever it is: a swarm goes on with the next one."""
+    try:
+        play(seed, restores=restores)
+    except Exception as wrong:  # a crash anywhere is a finding, as a broken invariant is
+        return Failure(seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
+    return None
+
+
+def failures_of(
+    seeds: Iterable[int], *, processes: int, restores: bool = True
+) -> Iterator[Failure | None]:
+    """What is wrong with each seed, in order, on so many processes."""
+    if processes == 1:
+        yield from (failure_of(seed, restores=restores) for seed in seeds)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        judge = failure_of if restores else _without_restores
+        yield from pool.imap(judge, seeds, chunksize=25)
+
+
+def _without_restores(seed: int) -> Failure | None:
+    return failure_of(seed, restores=False)

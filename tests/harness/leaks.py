@@ -1,0 +1,136 @@
+"""What a server keeps of things that are gone. One judgement for the leak test and the swarm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import redis
+
+from batchq.api.objects import KINDS
+from batchq.store import keys
+
+#: RQ's own keys without a TTL, and what ends them or bounds what is in them.
+RQ_KEYS = {
+    "rq:queues": "one entry a node; agents take away those of nodes that are gone",
+    "rq:workers": "one entry a slot; agents take away those whose worker is gone",
+    "rq:finished:": "entries of a minute, tidied by the node's agent once a minute",
+    "rq:failed:": "entries of a minute, tidied by the node's agent once a minute",
+    "rq:wip:": "what RQ believes to run, given up a minute and a half after the last word of it",
+}
+
+
+def lasting_keys(connection: redis.Redis) -> list[str]:
+    """Keys that would stay for ever and that nobody declared."""
+    passing = _believed_to_run(connection)
+    return sorted(
+        name
+        for name in _names(connection)
+        if connection.ttl(name) == -1
+        and not name.startswith(tuple(RQ_KEYS))
+        and name not in passing
+        and not ((declared := keys.declared(name)) and declared.ttl_s is None)
+    )
+
+
+def _believed_to_run(connection: redis.Redis) -> set[str]:
+    """The RQ jobs that are to be given up at some instant."""
+    found = set()
+    for key in connection.scan_iter("rq:wip:*"):
+        entries = cast("list[tuple[bytes, float]]", connection.zrange(key, 0, -1, withscores=True))
+        found |= {
+            f"rq:job:{entry.decode().split(':')[0]}"
+            for entry, until in entries
+            if until < float("inf")
+        }
+    return found
+
+
+def orphans(connection: redis.Redis) -> list[str]:
+    """Fields of batchq's hashes that belong to an object which does not exist any more."""
+    world = _World(connection)
+    return sorted(
+        f"{name}: {field}"
+        for name in _names(connection)
+        if keys.declared(name) is not None and connection.type(name) == b"hash"
+        for field in _fields(connection, name)
+        if not world.knows(name, field)
+    )
+
+
+class _World:
+    """The objects that there are."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self._connection = connection
+        self._of_kind = {kind: set(_fields(connection, keys.objects(kind))) for kind in KINDS}
+        groups = cast("dict[bytes, bytes]", connection.hgetall(keys.objects("PodGroup")))
+        self._groups = {json.loads(stored)["metadata"].get("uid") for stored in groups.values()}
+        self._namespaces = {key.split("/")[0] for key in self._of_kind["ResourceQuota"]}
+        self._namespaces |= {key.decode().split("/")[0] for key in groups}
+        pods = cast("dict[bytes, bytes]", connection.hgetall(keys.objects("Pod")))
+        self._group_of = {
+            key.decode(): json.loads(stored)["status"].get("groupUid")
+            for key, stored in pods.items()
+        }
+
+    def knows(self, name: str, field: str) -> bool:
+        """Whether what the field of that key is about exists; True where it is about nothing."""
+        _, family, *rest = name.split(":", 2)
+        if family == "Pod" and not rest:
+            return self._group_of[field] in self._groups
+        if family in KINDS:
+            return field in self._of_kind[family]
+        if rest and family in ("inbox", "alive") and rest[0] not in self._of_kind["Node"]:
+            # Nobody renews it any more, so it goes by itself.
+            return cast(int, self._connection.ttl(name)) > 0
+        judge = _JUDGES.get(family)
+        return judge is None or judge(self, field)
+
+    def holds(self, holder: str) -> bool:
+        """`pod:<uid>`, `node:<name>`, `group:<uid>`, `object:<uid of a group>`."""
+        kind, _, name = holder.partition(":")
+        known = {
+            "pod": self._of_kind["Pod"],
+            "node": self._of_kind["Node"],
+            "group": self._groups,
+            "object": self._groups,
+        }
+        return name in known.get(kind, ())
+
+    def limits(self, scope: str) -> bool:
+        """`queue:<name>`, `node:<name>`, and those of namespaces."""
+        kind, _, name = scope.partition(":")
+        known = {
+            "queue": self._of_kind["Queue"],
+            "node": self._of_kind["Node"],
+            "namespace": self._namespaces,
+            "objects": self._namespaces,
+        }
+        return kind not in known or name in known[kind]
+
+    def delivers(self, attempt: str) -> bool:
+        """`<pod>-<attempt>`."""
+        return attempt.rpartition("-")[0] in self._of_kind["Pod"]
+
+    def lives(self, field: str) -> bool:
+        """`beat`, `run`, and `<pod>-<attempt>` with the end of its lease."""
+        return field in ("beat", "run") or self.delivers(field)
+
+
+_JUDGES: dict[str, Callable[[_World, str], bool]] = {
+    "charges": _World.holds,
+    "limits": _World.limits,
+    "outbox": _World.delivers,
+    "alive": _World.lives,
+}
+
+
+def _names(connection: redis.Redis) -> Iterator[str]:
+    for key in connection.scan_iter(count=1000):
+        yield key.decode()
+
+
+def _fields(connection: redis.Redis, name: str) -> list[str]:
+    return [field.decode() for field in cast("list[bytes]", connection.hkeys(name))]

@@ -1,0 +1,51 @@
+"""What a group's status may grow to, however much there is to say."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Literal
+
+from batchq.api.objects import PodGroupStatus
+from batchq.framework.moves import bounded_spent, with_condition
+from tests.builders import a_group, a_node, a_queue, a_task
+from tests.scheduler.conftest import Stack
+
+MANY = [f"r{number:02}" for number in range(60)]
+STATES: tuple[Literal["True", "False"], ...] = ("True", "False")
+
+
+def test_of_very_many_reasons_the_most_fundamental_are_kept(stack: Stack) -> None:
+    stack.ready(a_node())
+    stack.apply(a_queue("none", capability=dict.fromkeys(MANY, 0)))
+    task = a_task("t", 1, command=("true",), requests=dict.fromkeys(MANY, 1000))
+    stack.apply(a_group("greedy", queue="none", tasks=(task,)))
+    stack.turn()
+    kept = stack.group("greedy")
+    # Refused by the queue and by the cluster, in each of sixty resources.
+    assert [reason.reason for reason in kept.status.reasons] == ["ExceedsMaxQuota"] * 64
+    stack.turn()
+    assert stack.group("greedy").metadata.revision == kept.metadata.revision
+
+
+def test_there_is_one_condition_of_a_type_whatever_it_said_before() -> None:
+    status = PodGroupStatus()
+    for number, (kind, state) in enumerate(product(("Admitted", "Evicted"), STATES)):
+        conditions = with_condition(status, kind, state, f"Reason{number}", "", now_ms=number)
+        status = PodGroupStatus(conditions=conditions)
+    assert [(one.type, one.reason) for one in status.conditions] == [
+        ("Admitted", "Reason1"),
+        ("Evicted", "Reason3"),
+    ]
+
+
+def test_the_retries_of_ten_thousand_pods_are_remembered_those_that_failed_most() -> None:
+    counts = {str(ordinal): 1 for ordinal in range(12_000)} | {"11999": 3}
+    kept = bounded_spent(counts)
+    assert len(kept) == 10_000
+    assert kept["11999"] == 3
+    assert list(kept)[-2:] == ["9998", "11999"]
+
+
+def test_fewer_are_remembered_as_they_are() -> None:
+    counts = {"7": 2, "3": 1}
+    assert bounded_spent(counts) is counts

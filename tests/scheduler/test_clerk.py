@@ -1,0 +1,287 @@
+"""What nodes say is folded as far as they may say it: the fence decides, and twice is once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from batchq.api.facts import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import Node, Pod, PodGroupStatus, Taint
+from batchq.api.transaction import Charge, Transaction, Write, fence_of
+from batchq.ids import CountingIds
+from batchq.scheduler.clerk import Clerk, Folded, Posted, claim
+from batchq.store.memory import MemoryStore
+from tests.builders import a_group, a_pod
+
+CLAIM = Claim(pod="g-1-0", attempt=1, author="horse")
+LOST = Outcome(stopped="NodeLost", message="its work-horse died")
+
+
+def end(**outcome: Any) -> Ended:
+    return Ended(pod="g-1-0", attempt=1, outcome=Outcome(**outcome), author="horse")
+
+
+class Office:
+    """A store with one group of one pod, and its clerk."""
+
+    def __init__(self, **status: Any) -> None:
+        self.store = MemoryStore()
+        self.ids = CountingIds()
+        self.clerk = Clerk(self.store, self.ids)
+        group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
+        pod = a_pod(group, **{"phase": PodPhase.BOUND, "node": "n1", **status})
+        self.commit(
+            Write(kind="PodGroup", key="default/g", expect=0, value=group),
+            Write(kind="Pod", key="g-1-0", expect=0, value=pod),
+            charge=Charge(holder="pod:g-1-0", scopes=("node:n1",), amounts={"cpu": 1000}),
+        )
+
+    def commit(self, *writes: Write, charge: Charge | None = None) -> None:
+        charges = () if charge is None else (charge,)
+        transaction = Transaction(subject="test", writes=writes, charges=charges)
+        assert not self.store.commit([transaction], request_id=self.ids.new_uid()).refused
+
+    def change(self, **status: Any) -> None:
+        """As the scheduler would."""
+        pod = self.pod()
+        after = msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, **status))
+        revision = pod.metadata.revision
+        self.commit(
+            Write(kind="Pod", key="g-1-0", expect=revision, value=after, fence=fence_of(pod))
+        )
+
+    def hear(self, *facts: Fact, node: str = "n1", **how: Any) -> Folded:
+        posted = [Posted(node=node, fact=fact) for fact in facts]
+        return self.clerk.fold(posted, **{"now_ms": 7, **how})
+
+    def pod(self) -> Pod:
+        pod = self.store.get("Pod", "g-1-0")
+        assert isinstance(pod, Pod)
+        return pod
+
+    def node(self) -> Node:
+        node = self.store.get("Node", "n1")
+        assert isinstance(node, Node)
+        return node
+
+    def phase(self) -> tuple[str, str]:
+        return str(self.pod().status.phase), self.pod().status.reason
+
+
+@pytest.fixture
+def office() -> Office:
+    return Office()
+
+
+# --- Claims ---------------------------------------------------------------------------------
+
+
+def test_a_bound_pod_is_claimed_once(office: Office) -> None:
+    assert words(office.hear(CLAIM)) == ["done"]
+    status = office.pod().status
+    assert (status.phase, status.started_at, status.holder) == (PodPhase.RUNNING, 7, "horse")
+    other = Claim(pod="g-1-0", attempt=1, author="another horse")
+    assert words(office.hear(other)) == ["superseded"]
+    assert office.pod().status.holder == "horse"
+
+
+def test_a_claim_that_is_folded_again_changes_nothing_and_is_not_counted(office: Office) -> None:
+    office.hear(CLAIM)
+    revision = office.pod().metadata.revision
+    assert words(office.hear(CLAIM)) == ["done"]
+    assert office.pod().metadata.revision == revision
+
+
+def test_another_attempt_another_node_and_another_pod_claim_nothing(office: Office) -> None:
+    for fact, node in (
+        (Claim(pod="g-1-0", attempt=2, author="horse"), "n1"),
+        (CLAIM, "n2"),
+        (Claim(pod="g-1-9", attempt=1, author="horse"), "n1"),
+    ):
+        assert words(office.hear(fact, node=node)) == ["superseded"]
+    assert office.phase() == ("Bound", "")
+
+
+def test_a_pod_that_is_to_stop_is_evicted_instead_of_claimed() -> None:
+    office = Office(terminating=True, reason="Suspended")
+    assert words(office.hear(CLAIM)) == ["done"]
+    assert office.phase() == ("Evicted", "Suspended")
+    assert office.store.ledger().get("node:n1", {}) == {}
+
+
+def test_a_pod_that_was_bound_before_the_server_was_restarted_is_not_started(
+    office: Office,
+) -> None:
+    answer = claim(office.pod(), "n1", CLAIM, now_ms=7, generation=1)
+    assert isinstance(answer, Transaction)
+    after = answer.writes[0].value
+    assert isinstance(after, Pod)
+    assert (after.status.phase, after.status.reason) == (PodPhase.EVICTED, "NodeLost")
+
+
+# --- Ends -----------------------------------------------------------------------------------
+
+
+def test_the_end_frees_what_the_pod_held(office: Office) -> None:
+    office.hear(CLAIM)
+    assert office.store.ledger()["node:n1"] == {"cpu": 1000}
+    assert words(office.hear(end(exit_code=0))) == ["done"]
+    assert office.store.ledger().get("node:n1", {}) == {}
+    assert office.phase() == ("Succeeded", "")
+
+
+def test_an_end_is_folded_once_and_what_contradicts_it_is_superseded(office: Office) -> None:
+    office.hear(CLAIM)
+    assert words(office.hear(end(exit_code=3, how="exited with 3"))) == ["done"]
+    assert words(office.hear(end(exit_code=3))) == ["done"]
+    assert words(office.hear(Ended(pod="g-1-0", attempt=1, outcome=LOST))) == ["superseded"]
+    status = office.pod().status
+    assert (status.phase, status.failures, status.message) == ("Failed", 1, "exited with 3")
+    assert [event.reason for event in office.store.events()] == ["Failed"]
+
+
+def test_a_superseded_attempt_ends_nothing(office: Office) -> None:
+    office.hear(CLAIM)
+    old = Ended(pod="g-1-0", attempt=2, outcome=Outcome(exit_code=0))
+    assert words(office.hear(old)) == ["superseded"]
+    assert words(office.hear(end(exit_code=0), node="n2")) == ["superseded"]
+    assert office.phase() == ("Running", "")
+
+
+def test_an_end_that_comes_after_the_pod_was_written_off_is_superseded(office: Office) -> None:
+    office.hear(CLAIM)
+    office.change(phase=PodPhase.EVICTED, reason="NodeLost")
+    assert words(office.hear(end(exit_code=0))) == ["superseded"]
+    assert office.phase() == ("Evicted", "NodeLost")
+
+
+def test_a_server_that_forgot_the_claim_still_gets_the_success(office: Office) -> None:
+    assert words(office.hear(end(exit_code=0))) == ["again"]
+    assert words(office.hear(end(exit_code=0))) == ["done"]
+    assert office.phase() == ("Succeeded", "")
+
+
+def test_an_order_to_stop_that_overtakes_the_end_is_heard(office: Office) -> None:
+    office.hear(CLAIM)
+    office.change(terminating=True, reason="Preempted")
+    assert words(office.hear(end(exit_code=1))) == ["done"]
+    assert office.phase() == ("Evicted", "Preempted")
+
+
+def test_a_node_that_talks_without_end_is_cut_short(office: Office) -> None:
+    office.hear(CLAIM)
+    office.hear(end(exit_code=1, stopped="x" * 100_000, message="y" * 100_000))
+    status = office.pod().status
+    assert (len(status.reason), len(status.message)) == (64, 2_000)
+
+
+# --- What runs ------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_the_server_has_forgotten_goes_on() -> None:
+    office = Office(phase=PodPhase.PENDING, node="")
+    runs = Runs(pod="g-1-0", attempt=2, author="horse", started_at=5)
+    assert words(office.hear(runs)) == ["again"]
+    assert words(office.hear(runs)) == ["done"]
+    status = office.pod().status
+    assert (status.phase, status.node, status.attempt) == ("Running", "n1", 2)
+    assert (status.started_at, status.holder) == (5, "horse")
+    assert office.store.ledger()["node:n1"] == {"cpu": 1000, "pods": 1000}
+
+
+def test_what_is_known_to_run_elsewhere_or_was_sent_away_does_not_go_on(office: Office) -> None:
+    runs = Runs(pod="g-1-0", attempt=1, author="horse", started_at=5)
+    assert words(office.hear(runs, node="n2")) == ["superseded"]
+    office.change(phase=PodPhase.EVICTED)
+    office.change(phase=PodPhase.PENDING, node="", attempt=2)
+    assert words(office.hear(runs)) == ["superseded"]
+
+
+# --- The node itself ------------------------------------------------------------------------
+
+
+def serves(**changed: Any) -> Serves:
+    return Serves(**{"agent": "host:1:1", "resources": {"cpu": 4000}, **changed})
+
+
+def test_a_node_is_made_of_what_its_agent_offers(office: Office) -> None:
+    taint = Taint(key="own", effect="NoSchedule")
+    fact = serves(labels={"disk": "fast"}, annotations={"a": "b"}, taints=(taint,))
+    assert words(office.hear(fact)) == ["done"]
+    node = office.node()
+    assert node.spec.resources == {"cpu": 4000}
+    assert node.spec.taints == (taint,)
+    assert node.metadata.labels == {"disk": "fast"}
+    assert node.metadata.annotations == {
+        "a": "b",
+        "batchq/agent": "host:1:1",
+        "batchq/protocol": "1",
+    }
+    assert (node.status.ready, node.status.heartbeat) == (True, 7)
+    assert office.store.ledger()["capacity"] == {"cpu": 4000, "pods": 1_000_000_000_000}
+
+
+def test_an_offer_that_changes_nothing_writes_nothing(office: Office) -> None:
+    office.hear(serves())
+    revision = office.node().metadata.revision
+    assert words(office.hear(serves(), now_ms=9)) == ["done"]
+    assert office.node().metadata.revision == revision
+
+
+def test_a_node_is_left_by_the_agent_that_serves_it_and_by_no_other(office: Office) -> None:
+    office.hear(serves())
+    office.hear(Leaves(agent="host:2:2"))
+    assert office.node().status.ready
+    office.hear(Leaves(agent="host:1:1"))
+    assert not office.node().status.ready
+    assert "capacity" not in office.store.ledger()
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {"resources": {"cpu": -5}},
+        {"resources": {"cpu": 2**60}},
+        {"resources": {"c p u": 5}},
+        {"labels": {"a b": "c"}},
+        {"labels": {f"l{number}": "x" for number in range(1_000)}},
+    ],
+)
+def test_what_no_node_can_have_is_not_offered(office: Office, offer: dict[str, Any]) -> None:
+    assert words(office.hear(serves(**offer))) == ["superseded"]
+    assert office.store.get("Node", "n1") is None
+
+
+def test_a_name_that_no_node_can_have_is_not_made(office: Office) -> None:
+    assert words(office.hear(serves(), node="N 1")) == ["superseded"]
+
+
+def test_a_node_of_an_older_agent_keeps_its_protocol(office: Office) -> None:
+    office.hear(serves(protocol=0))
+    assert office.node().metadata.annotations["batchq/protocol"] == "0"
+
+
+# --- Who folds ------------------------------------------------------------------------------
+
+
+def test_a_succeeded_leader_folds_nothing(office: Office) -> None:
+    former = office.store.next_epoch()
+    office.store.next_epoch()
+    assert words(office.hear(CLAIM, serves(), epoch=former)) == ["again", "again"]
+    assert office.phase() == ("Bound", "")
+
+
+def test_facts_of_many_are_folded_in_one_commit(office: Office) -> None:
+    old = Claim(pod="g-1-0", attempt=9, author="old")
+    assert words(office.hear(serves(), old, CLAIM)) == ["superseded", "done", "done"]
+    assert office.phase() == ("Running", "")
+
+
+def words(folded: Folded) -> list[str]:
+    """What became of each fact: first those without effect, then the others, each as given."""
+    refused = {id(one) for one in folded.superseded}
+    done = ["superseded" if id(one) in refused else "done" for one in folded.done]
+    return done + ["again"] * len(folded.again)

@@ -1,0 +1,178 @@
+"""External groups that have to leave: their consumers are told, and waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchq import changes
+from batchq.api.objects import Task
+from batchq.changes import claims
+from batchq.errors import Conflict
+from tests.builders import a_queue
+from tests.scheduler.conftest import Stack
+from tests.scheduler.consumers import (
+    CHARGED,
+    SECOND,
+    claim,
+    external,
+    in_queue,
+    later,
+    phase,
+    refusal,
+    release,
+    renew,
+    report,
+    resume,
+    suspend,
+)
+
+
+def test_suspended_it_is_pending_at_once_and_charged_until_its_consumer_has_stopped(
+    stack: Stack,
+) -> None:
+    in_queue(stack, external())
+    token = claim(stack)
+    report(stack, token, "running")
+    stack.until_idle()
+    suspend(stack)
+    assert phase(stack) == "Pending"
+    assert stack.store.ledger()["queue:default"] == CHARGED
+    renewed = renew(stack, token)
+    assert (renewed.stop_reason, renewed.transaction) == ("Suspended", None)
+    assert refusal(stack, report, token, "succeeded") == (
+        "PodGroup default/e: worker-1 was told to stop (Suspended), so it cannot be succeeded"
+    )
+    # Nobody may run it beside the one who has not stopped yet.
+    resume(stack)
+    assert phase(stack) == "Pending"
+    assert [str(one.reason) for one in stack.group("e").status.reasons] == ["BackingOff"]
+    report(stack, token, "evicted")
+    assert claims.report(stack.store, token, "evicted", now_ms=stack.clock.at_ms) is None
+    stack.until_idle()
+    assert (phase(stack), stack.group("e").status.admission) == ("InQueue", 2)
+    assert stack.store.ledger()["queue:default"] == CHARGED
+
+
+def test_a_renewal_says_stop_before_the_scheduler_has_looked(stack: Stack) -> None:
+    in_queue(stack, external())
+    token = claim(stack)
+    stack.commit(changes.suspend(stack.store, "default/e", now_ms=stack.clock.at_ms))
+    assert renew(stack, token).stop_reason == "Suspended"
+
+
+def test_one_who_does_not_answer_when_told_to_stop_is_waited_for_to_the_end_of_the_grace(
+    stack: Stack,
+) -> None:
+    in_queue(stack, external())
+    token = claim(stack, ttl_s=60)
+    over_at = stack.clock.at_ms + 90 * SECOND
+    suspend(stack)
+    resume(stack)
+    later(stack, 59)
+    # Renewals extend nothing any more.
+    assert renew(stack, token).over_at == over_at
+    later(stack, 30)
+    # The token is dead, but that the work has stopped may still be said.
+    assert phase(stack) == "Pending"
+    assert stack.turn().next_due_at == over_at
+    later(stack, 1)
+    assert (phase(stack), stack.group("e").status.admission) == ("InQueue", 2)
+
+
+def test_cancelled_it_is_charged_and_cannot_be_deleted_until_its_consumer_has_stopped(
+    stack: Stack,
+) -> None:
+    in_queue(stack, external())
+    token = claim(stack)
+    now = stack.clock.at_ms
+    stack.commit(changes.cancel(stack.store, "default/e", now_ms=now))
+    stack.until_idle()
+    assert renew(stack, token).stop_reason == "Cancelled"
+    assert stack.store.ledger()["queue:default"] == CHARGED
+    with pytest.raises(Conflict, match="worker-1, who has claimed it, must stop first"):
+        changes.delete(stack.store, "PodGroup", "default/e", now_ms=now)
+    later(stack, 90)
+    assert stack.store.ledger() == {}
+    stack.commit(changes.delete(stack.store, "PodGroup", "default/e", now_ms=now))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_past_its_walltime_it_has_failed_and_its_consumer_is_told_to_stop(
+    stack: Stack, replicas: int
+) -> None:
+    tasks = (Task(name="w", replicas=replicas),)
+    in_queue(stack, external(tasks=tasks, min_member=1, walltime=40 * SECOND))
+    token = claim(stack)
+    report(stack, token, "running")
+    stack.until_idle()
+    later(stack, 40)
+    assert phase(stack) == "Failed"
+    assert renew(stack, token).stop_reason == "WalltimeExceeded"
+
+
+def test_an_end_that_was_reported_counts_more_than_a_suspension_right_after(stack: Stack) -> None:
+    in_queue(stack, external())
+    report(stack, claim(stack), "succeeded")
+    suspend(stack)
+    assert phase(stack) == "Completed"
+
+
+def test_a_queue_whose_capability_is_cut_sends_it_back_and_waits_for_its_consumer(
+    stack: Stack,
+) -> None:
+    stack.apply(a_queue("q", capability={"cpu": 4}))
+    in_queue(stack, external(queue="q"))
+    token = claim(stack)
+    stack.apply(a_queue("q", capability={"cpu": 3}))
+    stack.until_idle()
+    assert phase(stack) == "Pending"
+    assert renew(stack, token).stop_reason == "CapacityCut"
+    assert stack.store.ledger()["queue:q"] == CHARGED
+
+
+def test_that_the_work_has_stopped_may_be_said_until_the_grace_is_over(stack: Stack) -> None:
+    in_queue(stack, external("a"), external("b"))
+    tokens = [claim(stack, name, ttl_s=60) for name in ("a", "b")]
+    suspend(stack, "a")
+    suspend(stack, "b")
+    later(stack, 89)
+    assert stack.store.ledger()["queue:default"]["cpu"] == 8000
+    report(stack, tokens[0], "evicted")
+    stack.until_idle()
+    assert stack.store.ledger()["queue:default"]["cpu"] == 4000
+    later(stack, 1)
+    assert "queue:default" not in stack.store.ledger()
+    assert refusal(stack, report, tokens[1], "evicted").endswith("the group was requeued")
+
+
+def test_its_spec_cannot_be_edited_while_somebody_may_still_run_it(stack: Stack) -> None:
+    in_queue(stack, external())
+    token = claim(stack)
+    suspend(stack)
+    with pytest.raises(Conflict, match=r"spec.minResources can change only while"):
+        stack.apply(external(cpu=5, suspend=True))
+    release(stack, token)
+    stack.apply(external(cpu=5, suspend=True))
+
+
+def test_a_cut_counts_what_was_told_to_stop_and_spares_the_others(stack: Stack) -> None:
+    stack.apply(a_queue("q", capability={"cpu": 8}))
+    in_queue(stack, external("first", queue="q"))
+    stack.clock.at_ms += SECOND
+    in_queue(stack, external("last", queue="q"))
+    claim(stack, "last")
+    stack.apply(a_queue("q", capability={"cpu": 4}))
+    stack.until_idle()
+    assert [phase(stack, "first"), phase(stack, "last")] == ["InQueue", "Pending"]
+    later(stack, 1)
+    assert phase(stack, "first") == "InQueue"
+
+
+def test_it_is_not_forgotten_while_somebody_may_still_run_it(stack: Stack) -> None:
+    in_queue(stack, external(ttl_after_finished=10 * SECOND))
+    claim(stack)
+    stack.commit(changes.cancel(stack.store, "default/e", now_ms=stack.clock.at_ms))
+    later(stack, 89)
+    assert phase(stack) == "Cancelled"
+    later(stack, 1)
+    assert stack.store.get("PodGroup", "default/e") is None

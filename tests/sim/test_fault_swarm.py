@@ -1,0 +1,32 @@
+"""Seeded fault swarms: whatever goes wrong, nothing is lost and nothing runs twice at once."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from batchq.sim import drama
+from tests.faults.dramas import drama_of
+from tests.faults.play import failures_of, play
+
+SEEDS = 150
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+def test_no_seed_breaks_an_invariant_and_all_come_to_rest(first: int) -> None:
+    failures = [one for one in failures_of(range(first, first + 50), processes=1) if one]
+    assert [f"python -m tests.faults --seed {one.seed}: {one.why}" for one in failures] == []
+
+
+def test_everything_that_can_go_wrong_does_in_some_seed() -> None:
+    met = {type(fault) for seed in range(SEEDS) for fault in drama_of(seed)[0].faults}
+    assert met == set(get_args(drama.AnyFault))
+
+
+def test_a_seed_tells_the_same_story_each_time() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    assert play(3, say=first.append) == play(3, say=second.append)
+    assert first == second
+    assert len(first) > 20

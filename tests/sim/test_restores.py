@@ -1,0 +1,55 @@
+"""A server that comes back as it was some time ago: what it has forgotten is not run again."""
+
+from __future__ import annotations
+
+from batchq.api.fences import JUMP
+from batchq.sim.cluster import Cluster, Ended
+from batchq.sim.drama import AnyFault, Cut, Drama, RestartServer
+from batchq.sim.machines import Script
+from tests.builders import a_group, a_task, amounts
+from tests.faults.dramas import CONFIG, submission
+
+
+def play(*faults: AnyFault, submitted_at: int, runtime_ms: int) -> tuple[Ended, list[str]]:
+    """One pod on one node, the server copied every 10 s; the end, and the story."""
+    told: list[str] = []
+    task = a_task("w", 1, command=("run",), termination_grace=0)
+    drama = Drama(
+        nodes={"n1": amounts(cpu=1)},
+        objects=(),
+        scripts={"a": Script(runtime_ms=runtime_ms)},
+        requests=(submission(submitted_at, a_group("a", tasks=(task,))),),
+        config=CONFIG,
+        faults=faults,
+        chaos_ends_at=40_000,
+        copies_every_ms=10_000,
+    )
+    return Cluster(drama, say=told.append).run(), told
+
+
+def starts(told: list[str]) -> list[str]:
+    return [line.partition(" starts ")[2] for line in told if " starts " in line]
+
+
+def test_an_attempt_that_has_run_and_is_bound_again_by_a_restore_is_given_a_new_number() -> None:
+    # At 10 s, when the copy is made, the pod is bound, and its node has not heard of it yet.
+    deaf = Cut(at=9_000, caller="agent n1", lasts_ms=2_000)
+    restore = RestartServer(at=19_500, lasts_ms=0, forgets_ms=1)
+    ended, told = play(deaf, restore, submitted_at=8_900, runtime_ms=500)
+    assert starts(told) == ["('a-1-0', 1)", f"('a-1-0', {2 * JUMP + 2})"]
+    assert ended.phases == {"a": "Completed"}
+
+
+def test_a_group_that_was_forgotten_takes_its_pods_along() -> None:
+    restore = RestartServer(at=24_000, lasts_ms=0, forgets_ms=13_000)
+    ended, told = play(restore, submitted_at=12_000, runtime_ms=30_000)
+    assert starts(told) == ["('a-1-0', 1)"]
+    assert any("fenced" in line for line in told)
+    assert ended.phases == {}
+
+
+def test_what_ran_before_and_after_the_copy_runs_on() -> None:
+    restore = RestartServer(at=24_000, lasts_ms=0, forgets_ms=1)
+    ended, told = play(restore, submitted_at=3_000, runtime_ms=40_000)
+    assert starts(told) == ["('a-1-0', 1)"]
+    assert ended.phases == {"a": "Completed"}

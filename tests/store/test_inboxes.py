@@ -1,0 +1,124 @@
+"""What nodes leave for the leader: the last fact on a subject, until it is folded."""
+
+from __future__ import annotations
+
+import redis
+import structlog
+
+from batchq.api.facts import Claim, Ended, Leaves, Outcome, Serves
+from batchq.store.inboxes import FACTS_A_LOOK, MOST_FACT_BYTES
+from batchq.store.redis import RedisStore
+from tests.contract.made import node, put, writing
+
+CLAIM = Claim(pod="u1-1-0", attempt=1, author="horse")
+END = Ended(pod="u1-1-0", attempt=1, outcome=Outcome(exit_code=0), author="horse")
+
+
+def test_of_one_subject_the_last_fact_is_kept(redis_store: RedisStore) -> None:
+    inboxes = redis_store.inboxes
+    inboxes.post("n1", CLAIM)
+    inboxes.post("n1", Leaves(agent="a"))
+    inboxes.post("n1", END)
+    inboxes.post("n2", CLAIM)
+    found = [(one.node, one.subject, one.fact) for one in inboxes.look(["n1", "n2", "n3"])]
+    assert found == [
+        ("n1", "node", Leaves(agent="a")),
+        ("n1", "u1-1-0-1", END),
+        ("n2", "u1-1-0-1", CLAIM),
+    ]
+    assert sorted(inboxes.own("n1"), key=str) == sorted([Leaves(agent="a"), END], key=str)
+
+
+def test_what_is_folded_is_taken_out_but_not_what_came_in_its_place(
+    redis_store: RedisStore,
+) -> None:
+    inboxes = redis_store.inboxes
+    inboxes.post("n1", CLAIM)
+    inboxes.post("n2", CLAIM)
+    seen = inboxes.look(["n1", "n2"])
+    inboxes.post("n1", END)
+    inboxes.folded(seen)
+    inboxes.folded(seen)
+    assert [(one.node, one.fact) for one in inboxes.look(["n1", "n2"])] == [("n1", END)]
+
+
+def test_an_inbox_goes_by_itself_in_the_end(redis_store: RedisStore, raw: redis.Redis) -> None:
+    redis_store.inboxes.post("n1", CLAIM)
+    assert 604_000 < raw.ttl("{bq}:inbox:n1") <= 604_800
+
+
+def test_the_bell_tells_who_has_rung_also_before_anybody_listened(
+    redis_store: RedisStore,
+) -> None:
+    inboxes = redis_store.inboxes
+    inboxes.post("n2", CLAIM)
+    inboxes.post("n1", CLAIM)
+    inboxes.post("n1", END)
+    assert inboxes.rung(0) == {"n1", "n2"}
+    assert inboxes.rung(20) == set()
+    inboxes.post("n3", CLAIM)
+    assert inboxes.rung(1000) == {"n3"}
+
+
+def test_a_bell_that_is_rung_without_end_is_bounded(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    for _ in range(3):
+        pipeline = raw.pipeline()
+        for _ in range(1_000):
+            pipeline.xadd("{bq}:bell", {"node": "n1"}, maxlen=1_000, approximate=True)
+        pipeline.execute()
+    redis_store.inboxes.post("n1", CLAIM)
+    assert raw.xlen("{bq}:bell") <= 1_200
+
+
+def test_names_that_no_node_has_are_not_heard(redis_store: RedisStore, raw: redis.Redis) -> None:
+    for fields in ({"node": "N 1"}, {"node": b"\xff"}, {"other": "n1"}, {"node": "x" * 300}):
+        raw.xadd("{bq}:bell", fields)
+    assert redis_store.inboxes.rung(0) == set()
+
+
+def test_what_cannot_be_read_is_told_once_counted_and_taken_out(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    raw.hset(
+        "{bq}:inbox:n1",
+        mapping={
+            "a": "no json",
+            "b": '{"fact":"sings","song":"of a newer agent"}',
+            "c": '{"fact":"leaves","agent":"but its subject is another"}',
+            "d": "x" * (MOST_FACT_BYTES + 1),
+            b"\xff": "no json",
+            "e" * (MOST_FACT_BYTES + 1): "{}",
+            "node": '{"fact":"leaves","agent":"a","and":"what a newer agent adds"}',
+        },
+    )
+    with structlog.testing.capture_logs() as told:
+        found = redis_store.inboxes.look(["n1"])
+    assert [one.fact for one in found] == [Leaves(agent="a")]
+    assert [entry["event"] for entry in told] == ["fact.unreadable"] * 6
+    assert redis_store.counts() == {"unreadable": 6}
+    assert raw.hkeys("{bq}:inbox:n1") == [b"node"]
+    assert max(len(str(entry)) for entry in told) < 600
+
+
+def test_a_look_takes_a_bounded_part_of_an_inbox(redis_store: RedisStore) -> None:
+    for number in range(FACTS_A_LOOK + 5):
+        redis_store.inboxes.post("n1", Claim(pod=f"p{number}", attempt=1, author="a"))
+    seen = redis_store.inboxes.look(["n1"])
+    assert len(seen) == FACTS_A_LOOK
+    redis_store.inboxes.folded(seen)
+    assert len(redis_store.inboxes.look(["n1"])) == 5
+
+
+def test_a_fact_of_a_neighbouring_version_is_understood(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    raw.hset("{bq}:inbox:n1", "node", '{"fact":"serves","agent":"a","resources":{"cpu":1000}}')
+    [seen] = redis_store.inboxes.look(["n1"])
+    assert seen.fact == Serves(agent="a", resources={"cpu": 1000}, protocol=1)
+
+
+def test_the_nodes_that_there_are_are_known_by_name(redis_store: RedisStore) -> None:
+    redis_store.commit([writing(put(node("n1")), put(node("n2")))], request_id="1")
+    assert redis_store.inboxes.nodes() == {"n1", "n2"}

@@ -1,0 +1,94 @@
+"""The judgement on leaks sees each kind of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from batchq.api.transaction import Delivery, Limit, Transaction
+from batchq.store import keys
+from batchq.store.redis import RedisStore
+from tests.contract.made import charge, group, node, pod, put, queue
+from tests.harness.leaks import RQ_KEYS, lasting_keys, orphans
+
+
+@pytest.fixture
+def full(redis_store: RedisStore, raw: redis.Redis) -> redis.Redis:
+    """A server with objects, and with something of each kind that belongs to them."""
+    world = Transaction(
+        subject="world",
+        writes=(put(queue()), put(node()), put(group()), put(pod(0))),
+        charges=(charge("group:u1", "queue:q", cpu=1), charge("pod:u1-1-0", "node:n1", cpu=1)),
+        limits=(Limit(scope="queue:q", amounts={"cpu": 5}),),
+        deliveries=(Delivery(pod="u1-1-0", attempt=1, node="n1"),),
+    )
+    assert not redis_store.commit([world], request_id="1").refused
+    return raw
+
+
+def test_what_belongs_to_objects_that_exist_is_no_leak(full: redis.Redis) -> None:
+    assert orphans(full) == []
+    assert lasting_keys(full) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [
+        (keys.CHARGES, "pod:gone-1-0"),
+        (keys.CHARGES, "group:gone"),
+        (keys.CHARGES, "object:gone"),
+        (keys.CHARGES, "node:gone"),
+        (keys.LIMITS, "queue:gone"),
+        (keys.LIMITS, "node:gone"),
+        (keys.OUTBOX, "gone-1-0-1"),
+        (keys.heads("Pod"), "gone-1-0"),
+        (keys.alive("n1"), "gone-1-0-1"),
+        (keys.alive("gone"), "beat"),
+        (keys.inbox("gone"), "anything"),
+    ],
+)
+def test_what_belongs_to_an_object_that_is_gone_is_a_leak(
+    full: redis.Redis, key: str, field: str
+) -> None:
+    full.hset(key, field, "1")
+    assert orphans(full) == [f"{key}: {field}"]
+
+
+def test_what_a_node_that_is_gone_has_left_goes_by_itself(full: redis.Redis) -> None:
+    for key in (keys.alive("gone"), keys.inbox("gone")):
+        full.hset(key, "beat", "1")
+        full.expire(key, 60)
+    assert orphans(full) == []
+
+
+def test_a_pod_without_its_group_is_a_leak(full: redis.Redis) -> None:
+    for key in (keys.objects("PodGroup"), keys.heads("PodGroup")):
+        full.delete(key)
+    full.hdel(keys.CHARGES, "group:u1")
+    assert orphans(full) == [f"{keys.objects('Pod')}: u1-1-0"]
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        pytest.param(lambda raw: raw.set("stray", "1"), id="a stranger's key"),
+        pytest.param(lambda raw: raw.set(keys.request("1"), "1"), id="a passing key that stays"),
+        pytest.param(lambda raw: raw.set("rq:job:1", "1"), id="an RQ job that nobody gives up"),
+    ],
+)
+def test_a_key_that_stays_and_is_not_declared_is_a_leak(
+    full: redis.Redis, leave: Callable[[redis.Redis], object]
+) -> None:
+    leave(full)
+    assert len(lasting_keys(full)) == 1
+
+
+def test_rq_keys_that_rq_ends_are_none(full: redis.Redis) -> None:
+    for name in RQ_KEYS:
+        full.sadd(f"{name}x" if name.endswith(":") else name, "1")
+    full.delete("rq:wip:x")
+    full.zadd("rq:wip:x", {"job:execution": 99})
+    full.set("rq:job:job", "1")
+    assert lasting_keys(full) == []

@@ -1,0 +1,322 @@
+"""A URL of sentinels leads to the primary, whichever server that is, and says what is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+from rq import Queue
+
+from batchq.errors import InvalidInput, StoreUnavailable
+from batchq.store import sentinel
+from batchq.store.connect import open_store
+from batchq.store.link import Link
+from batchq.store.redis import RedisStore
+from batchq.store.rq_link import RqLink
+from batchq.store.urls import SentinelUrl, checked_url, sentinel_url, shown
+from tests.contract.made import put, queue, words, writing
+from tests.daemon.waiting import until
+from tests.harness.sentinels import SERVICE, Watched
+
+# --- how it is written --------------------------------------------------------------------------
+
+
+def test_a_url_names_the_sentinels_the_service_and_the_database() -> None:
+    url = (
+        "rediss+sentinel://me:p%40ss@one:1001,[::1]:1002,three/the-primary/7"
+        "?sentinel_username=look&sentinel_password=out&ssl_ca_certs=/etc/ca.pem"
+    )
+    assert checked_url(url) == url
+    assert sentinel_url(url) == SentinelUrl(
+        sentinels=(("one", 1001), ("::1", 1002), ("three", 26379)),
+        service="the-primary",
+        database=7,
+        username="me",
+        password="p@ss",
+        sentinel_username="look",
+        sentinel_password="out",
+        tls=True,
+        options={"ssl_ca_certs": "/etc/ca.pem"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("redis+sentinel://a:1,b:2", "the name of the primary is missing"),
+        ("redis+sentinel:///name", "'' is not the host and port of a sentinel"),
+        ("redis+sentinel://a:1,,b:2/name", "'' is not the host and port of a sentinel"),
+        ("redis+sentinel://a:x/name", "'a:x' is not the host and port of a sentinel"),
+        ("redis+sentinel://a:99999/name", "the port of 'a:99999' is not from 1 to 65535"),
+        ("redis+sentinel://a:1/name/first", "the database is 'first', not a number"),
+        ("redis+sentinel://a:1/name?quorum=2", "the option 'quorum' is unknown"),
+    ],
+)
+def test_a_malformed_url_is_refused_before_anything_is_tried(url: str, found: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        open_store(url)
+    assert found in caught.value.message
+    assert "expected redis+sentinel://host1:26379," in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        (
+            "redis+sentinel://me:secret@a:1,b:2/name/0?sentinel_username=u&sentinel_password=secret",
+            "redis+sentinel://me:***@a:1,b:2/name/0?sentinel_username=u",
+        ),
+        ("redis+sentinel://a:1,[::1]:2/name", "redis+sentinel://a:1,[::1]:2/name"),
+        ("redis+sentinel://:sec/ret@a:1/name", "redis+sentinel://:***@a:1/name"),
+        ("redis://:sec/ret@host/0", "redis://:***@host/0"),
+        ("redis://:sec?ret@host/0", "redis://***"),
+        ("redis://host/0?Password=secret", "redis://host/0"),
+        ("unix:///home/me@work/s?password=secret&db=1", "unix:///home/me@work/s?db=1"),
+    ],
+)
+def test_no_password_is_shown(url: str, seen: str) -> None:
+    assert shown(url) == seen
+
+
+# --- what may be wrong --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
+    """A primary with its replica and sentinels, all with passwords; nothing dies here."""
+    with Watched(password="pw-server", sentinel_password="pw-sentinel") as made:
+        yield made
+
+
+def refusal(url: str) -> tuple[str, str]:
+    """What opening a store says, and what it advises."""
+    with pytest.raises(StoreUnavailable) as caught:
+        open_store(url)
+    assert "\n" not in caught.value.message
+    assert "pw-" not in caught.value.message
+    return caught.value.message, caught.value.hint
+
+
+def test_no_sentinel_answers() -> None:
+    told, hint = refusal("redis+sentinel://127.0.0.1:1,127.0.0.1:2/name")
+    assert told.startswith(
+        "the sentinels of redis+sentinel://127.0.0.1:1,127.0.0.1:2/name do not answer:"
+        " none of 2 sentinels ("
+    )
+    assert hint == "start them, or check the hosts and ports in the URL"
+
+
+def test_sentinels_that_speak_no_tls_do_not_answer_over_it(watched: Watched) -> None:
+    url = watched.url.replace("redis+", "rediss+") + "&ssl_cert_reqs=none"
+    told, _ = refusal(url)
+    assert told.startswith("the sentinels of rediss+sentinel://:***@127.0.0.1:")
+    assert told.endswith("do not answer: none of 3 sentinels (Timeout connecting to server)")
+
+
+def test_the_sentinels_do_not_know_the_name(watched: Watched) -> None:
+    told, hint = refusal(watched.url_of("another"))
+    assert told.endswith("know no primary named 'another'; they know the-primary")
+    assert hint == "correct the name that follows the hosts in the URL"
+
+
+def test_the_sentinels_ask_for_a_password(watched: Watched) -> None:
+    told, hint = refusal(watched.url.partition("?")[0])
+    assert told.endswith("refuse the user name or password")
+    assert "?sentinel_username=…&sentinel_password=…" in hint
+
+
+def test_what_is_named_is_a_server_and_no_sentinel(watched: Watched) -> None:
+    url = f"redis+sentinel://127.0.0.1:{watched.servers[0]}/name?sentinel_password=pw-server"
+    told, hint = refusal(url)
+    assert "are no sentinels: unknown command 'SENTINEL'" in told
+    assert hint.startswith("name the sentinels in the URL, whose usual port is 26379")
+
+
+def test_the_server_behind_the_sentinels_asks_for_a_password(watched: Watched) -> None:
+    told, _ = refusal(watched.url.replace(":pw-server@", ""))
+    assert told.endswith("asks for a password")
+
+
+def test_the_primary_is_found_though_the_first_sentinel_is_not_there(watched: Watched) -> None:
+    url = watched.url.replace("@", "@127.0.0.1:1,")
+    store = open_store(url)
+    assert store.server_info().role == "primary"
+    store.close()
+
+
+# --- failing over -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dying() -> Iterator[Watched]:
+    """A primary that may be killed."""
+    with Watched() as made:
+        yield made
+
+
+@pytest.fixture
+def store(dying: Watched) -> Iterator[RedisStore]:
+    opened = open_store(dying.url)
+    yield opened
+    opened.close()
+
+
+def insist(store: RedisStore, name: str) -> None:
+    """Write a queue, asking again with the same request until the server has answered."""
+
+    def is_written() -> bool:
+        try:
+            commit = store.commit([writing(put(queue(name)))], request_id=name)
+        except StoreUnavailable:
+            return False
+        return words(commit) == []
+
+    until(is_written, within_s=20)
+
+
+def holds(watched: Watched, port: int, name: str) -> bool:
+    with watched.raw(port) as client:
+        return bool(client.hexists("{bq}:Queue", name))
+
+
+def test_after_the_death_of_the_primary_everything_goes_to_the_other(
+    dying: Watched, store: RedisStore
+) -> None:
+    before = dying.primary()
+    rq_link = RqLink(dying.url)
+    waiting = Queue("waiting", connection=rq_link.connection)
+    with rq_link.errors():
+        assert waiting.get_job_ids() == []
+    insist(store, "early")
+    assert store.wait_for_change(0)
+    until(lambda: holds(dying, other_than(dying, before), "early"))
+
+    dying.kill(before)
+    told = []
+    try:
+        store.commit([writing(put(queue("meanwhile")))], request_id="meanwhile")
+    except StoreUnavailable as trouble:
+        told.append(trouble.message)
+    after = dying.await_failover(before)
+    insist(store, "late")
+
+    assert after != before
+    assert holds(dying, after, "late")
+    assert [
+        item.metadata.name for item in store.list("Queue") if item.metadata.name != "meanwhile"
+    ] == [
+        "early",
+        "late",
+    ]
+    assert store.wait_for_change(5_000)
+    with rq_link.errors():
+        waiting.enqueue("somebody.does", job_id="something")
+    with dying.raw(after) as client:
+        assert client.lrange("rq:queue:waiting", 0, -1) == [b"something"]
+    assert all(
+        message.startswith(("the server at redis+sentinel://", "the sentinels of"))
+        for message in told
+    )
+    rq_link.close()
+
+
+def other_than(watched: Watched, port: int) -> int:
+    return next(one for one in watched.servers if one != port)
+
+
+def test_a_former_primary_that_wakes_up_is_given_nothing_more(
+    dying: Watched, store: RedisStore
+) -> None:
+    insist(store, "early")
+    before = dying.primary()
+    until(lambda: holds(dying, other_than(dying, before), "early"))
+    dying.pause(before)
+    after = dying.await_failover(before)
+    dying.resume(before)
+    with dying.raw(before) as client:
+        assert client.role()[0] == b"master", "it was told too soon for this test to mean anything"
+
+    assert words(store.commit([writing(put(queue("late")))], request_id="late")) == []
+
+    assert holds(dying, after, "late")
+    assert not holds(dying, before, "late")
+
+
+def test_a_primary_that_becomes_a_replica_in_the_middle_is_an_outage_and_no_end(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody asks the sentinels until the server itself refuses.
+    monkeypatch.setattr(sentinel, "LOOK_EVERY_S", 600.0)
+    store = open_store(watched.url)
+    insist(store, "early")
+    primary = watched.primary()
+    with watched.raw(primary) as client:
+        client.replicaof("127.0.0.1", str(other_than(watched, primary)))
+        with pytest.raises(StoreUnavailable, match=r"is not there: .* not the primary any more"):
+            store.commit([writing(put(queue("late")))], request_id="late")
+        client.replicaof("NO", "ONE")
+    insist(store, "late")
+    assert holds(watched, primary, "late")
+    store.close()
+
+
+def test_while_no_primary_is_chosen_it_is_said_which_is_down(
+    dying: Watched, store: RedisStore
+) -> None:
+    dead = dying.primary()
+    # Nobody is left to be chosen.
+    dying.kill(other_than(dying, dead))
+    dying.kill(dead)
+
+    def told() -> str:
+        with pytest.raises(StoreUnavailable) as caught:
+            store.check_server()
+        return caught.value.message
+
+    until(lambda: told().endswith(f"have no primary for '{SERVICE}' now: 127.0.0.1:{dead} is down"))
+
+
+def test_sentinels_that_are_away_do_not_matter_while_the_primary_answers(
+    dying: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They are asked each time that a connection is used.
+    monkeypatch.setattr(sentinel, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(sentinel, "_USES_PER_LOOK", 0)
+    store = open_store(dying.url)
+    insist(store, "early")
+    for port in dying.sentinels:
+        dying.kill(port)
+    assert words(store.commit([writing(put(queue("late")))], request_id="late")) == []
+    store.close()
+
+
+def test_threads_share_a_link_through_a_failover(dying: Watched) -> None:
+    link = Link(dying.url)
+    before = dying.primary()
+    over = threading.Event()
+    wrong: list[Exception] = []
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                link.ask(lambda client: client.incr("counted"))
+            except StoreUnavailable:
+                over.wait(0.05)
+            except (OSError, RuntimeError, redis.RedisError) as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    dying.kill(before)
+    after = dying.await_failover(before)
+    with dying.raw(after) as client:
+        seen = int(client.get("counted") or 0)
+        until(lambda: int(client.get("counted") or 0) > seen + 100, within_s=20)
+    over.set()
+    for thread in threads:
+        thread.join()
+    link.close()
+    assert wrong == []

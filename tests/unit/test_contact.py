@@ -1,0 +1,208 @@
+"""Silence counts from when the reader could have heard; after a restart nodes report first."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchq.api.fences import JUMP, count_of, following, generation_of
+from batchq.api.intents import Bind, LosePod, RollBack, SetNodeReady
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import PodGroupStatus
+from batchq.framework.snapshot import Standing
+from batchq.scheduler.timers import next_due_at
+from tests.builders import Decided, a_group, a_node, a_running_group, amounts, decide
+
+
+def lost(decided: Decided) -> list[str]:
+    return [intent.pod for intent in decided.of(LosePod)]
+
+
+def silent(decided: Decided) -> list[str]:
+    return [intent.node for intent in decided.of(SetNodeReady)]
+
+
+# --- Silence --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("contact_since", "now_ms", "expected"),
+    [
+        (None, 10_000 + 30_000 - 1, []),
+        (None, 10_000 + 30_000, ["default/g-w-0"]),
+        # The server was away until 50 s: the work-horse has a lease from then on.
+        (50_000, 10_000 + 30_000, []),
+        (50_000, 80_000 + 30_000 - 1, []),
+        (50_000, 80_000 + 30_000, ["default/g-w-0"]),
+        # In touch long before: nothing is added.
+        (5_000, 10_000 + 30_000 + 25_000, ["default/g-w-0"]),
+    ],
+)
+def test_a_pod_is_written_off_when_lease_and_grace_are_over_and_it_could_have_been_renewed(
+    contact_since: int | None, now_ms: int, expected: list[str]
+) -> None:
+    decided = decide(
+        a_node(cpu=1),
+        *a_running_group("g"),
+        leases={"g-1-0": 10_000},
+        standing=Standing(contact_since=contact_since),
+        now_ms=now_ms,
+    )
+    assert lost(decided) == expected
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "expected"), [(80_000 + 30_000 - 1, []), (80_000 + 30_000, ["default/g-w-0"])]
+)
+def test_a_restarted_server_may_have_forgotten_renewals_though_nobody_noticed_a_break(
+    now_ms: int, expected: list[str]
+) -> None:
+    decided = decide(
+        a_node(cpu=1),
+        *a_running_group("g"),
+        leases={"g-1-0": 10_000},
+        standing=Standing(contact_since=0, restarted_at=50_000, reported=frozenset({"n1"})),
+        now_ms=now_ms,
+    )
+    assert lost(decided) == expected
+
+
+def test_a_restarted_server_may_have_forgotten_beats_though_nobody_noticed_a_break() -> None:
+    def after(now_ms: int) -> Decided:
+        standing = Standing(contact_since=0, restarted_at=100_000)
+        return decide(a_node(cpu=1, heartbeat=1_000), standing=standing, now_ms=now_ms)
+
+    assert silent(after(139_999)) == []
+    assert silent(after(140_000)) == ["n1"]
+
+
+def test_a_node_is_not_taken_for_silent_while_nobody_could_hear_it() -> None:
+    def after(now_ms: int) -> Decided:
+        return decide(
+            a_node(cpu=1, heartbeat=1_000),
+            standing=Standing(contact_since=100_000),
+            now_ms=now_ms,
+        )
+
+    assert silent(after(139_999)) == []
+    assert silent(after(140_000)) == ["n1"]
+    assert next_due_at(after(139_999).session) == 140_000
+
+
+def test_a_node_with_the_benefit_of_the_doubt_counts_but_gets_nothing() -> None:
+    decided = decide(
+        a_node("n1", cpu=1, heartbeat=1_000),
+        a_group("g"),
+        standing=Standing(contact_since=100_000),
+        now_ms=120_000,
+    )
+    assert decided.admitted == ["default/g"]
+    assert decided.bound == {}
+    assert decided.message("g") == (
+        "task w: 0/1 nodes fit: 1 not heard of since the server was away"
+    )
+
+
+# --- After a restart of the server ----------------------------------------------------------
+
+
+def restarted(*reported: str, now_ms: int = 101_000, forgot: bool = False) -> Decided:
+    """Two nodes, of which some have reported since the restart at 100 s."""
+    standing = Standing(
+        generation=100,
+        contact_since=100_000,
+        restarted_at=100_000,
+        reported=frozenset(reported),
+        forgot=forgot,
+    )
+    return decide(
+        a_node("n1", cpu=1, heartbeat=100_500),
+        a_node("n2", cpu=1, heartbeat=100_500),
+        a_group("g"),
+        standing=standing,
+        now_ms=now_ms,
+    )
+
+
+def test_nothing_is_bound_before_every_ready_node_has_said_what_runs_on_it() -> None:
+    decided = restarted("n1")
+    assert decided.admitted == ["default/g"]
+    assert decided.bound == {}
+    assert decided.message("g") == (
+        "nothing is bound until n2 has reported after the server's restart"
+    )
+
+
+def test_once_all_have_reported_pods_are_bound() -> None:
+    assert restarted("n1", "n2").bound == {"default/g-w-0": "n1"}
+
+
+def test_a_node_that_does_not_report_is_waited_for_no_longer_than_a_lease() -> None:
+    held = restarted("n1", now_ms=129_999)
+    assert held.bound == {}
+    assert next_due_at(held.session) == 130_000
+    assert list(restarted("n1", now_ms=130_000).bound) == ["default/g-w-0"]
+
+
+def test_after_writes_were_lost_a_lease_passes_whoever_has_reported() -> None:
+    held = restarted("n1", "n2", forgot=True)
+    assert held.bound == {}
+    assert held.message("g") == (
+        "nothing is bound for the length of a lease after the server's restart,"
+        " in which it lost writes"
+    )
+    assert list(restarted("n1", "n2", now_ms=130_000, forgot=True).bound) == ["default/g-w-0"]
+
+
+def test_a_node_that_is_not_ready_is_not_waited_for() -> None:
+    standing = Standing(
+        generation=100, contact_since=0, restarted_at=100_000, reported=frozenset({"n1"})
+    )
+    decided = decide(
+        a_node("n1", cpu=1),
+        a_node("n2", cpu=1, ready=False),
+        a_group("g"),
+        standing=standing,
+        now_ms=101_000,
+    )
+    assert decided.bound == {"default/g-w-0": "n1"}
+
+
+def test_attempts_of_a_new_generation_are_above_all_of_the_last() -> None:
+    [bind] = restarted("n1", "n2").of(Bind)
+    assert bind.attempt == 100 * JUMP + 1
+
+
+@pytest.mark.parametrize(
+    ("number", "generation", "expected"),
+    [
+        (0, 0, 1),
+        (41, 0, 42),
+        (0, 7, 7_000_001),
+        (3, 7, 7_000_004),
+        (7_000_004, 7, 7_000_005),
+        (7_000_004, 9, 9_000_005),
+        # A clock that was set back does not take numbers back.
+        (9_000_005, 7, 9_000_006),
+    ],
+)
+def test_numbers_jump_with_the_generation_and_the_count_goes_on(
+    number: int, generation: int, expected: int
+) -> None:
+    assert following(number, generation=generation) == expected
+
+
+def test_people_are_shown_the_count() -> None:
+    assert (count_of(9_000_005), generation_of(9_000_005)) == (5, 9)
+
+
+def test_a_group_that_waits_for_nodes_to_report_is_not_taken_for_unschedulable() -> None:
+    waiting = PodGroupStatus(
+        phase=PodGroupPhase.IN_QUEUE,
+        admission=1,
+        in_queue_at=100_000,
+        reservation=amounts(cpu=1, pods=1),
+    )
+    standing = Standing(generation=100, contact_since=0, restarted_at=100_000)
+    decided = decide(a_node(cpu=1), a_group("g", status=waiting), standing=standing, now_ms=101_000)
+    assert decided.of(RollBack) == []
+    assert decided.reasons("g") == ["WaitingForResources"]

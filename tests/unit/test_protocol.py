@@ -1,0 +1,48 @@
+"""Agents and schedulers of neighbouring versions work together, others are kept apart."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from batchq.api.facts import PROTOCOL
+from batchq.api.objects import Node
+from tests.builders import a_group, a_node, decide
+
+
+def a_node_that_speaks(protocol: str | None) -> Node:
+    node = a_node(cpu=4)
+    spoken = {} if protocol is None else {"batchq/protocol": protocol}
+    return msgspec.structs.replace(
+        node, metadata=msgspec.structs.replace(node.metadata, annotations=spoken)
+    )
+
+
+@pytest.mark.parametrize(
+    ("whose", "protocol"),
+    [
+        ("the scheduler's own", str(PROTOCOL)),
+        ("of an agent that is one older", str(PROTOCOL - 1)),
+        ("of an agent that is one newer", str(PROTOCOL + 1)),
+        ("none, as in a described world and before there were protocols", None),
+    ],
+)
+def test_pods_are_bound_to_a_node_whose_protocol_is(whose: str, protocol: str | None) -> None:
+    decided = decide(a_group("g"), a_node_that_speaks(protocol))
+    assert decided.bound == {"default/g-w-0": "n1"}, whose
+
+
+@pytest.mark.parametrize(
+    "protocol", [str(PROTOCOL + 2), str(PROTOCOL - 2), "", "1.0", "one", "9" * 5_000]
+)
+def test_nothing_is_bound_to_a_node_that_speaks_another_protocol(protocol: str) -> None:
+    decided = decide(a_group("g"), a_node_that_speaks(protocol))
+    assert decided.bound == {}
+    assert "Unschedulable" in decided.reasons("g")
+
+
+def test_the_reason_says_which_protocols() -> None:
+    decided = decide(a_group("g"), a_node_that_speaks("7"))
+    assert decided.message("g") == (
+        "task w: 0/1 nodes fit: 1 with an agent of protocol '7', too far from the scheduler's 1"
+    )

@@ -1,0 +1,29 @@
+"""Starts a shell script in a cgroup, as a work-horse would, tells what it says, and waits."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from batchq.worker.cgroup import PodCgroup
+from batchq.worker.limits import Bounds
+from batchq.worker.process import start
+
+
+def main() -> None:
+    cgroup, script = Path(sys.argv[1]), sys.argv[2]
+    command = start(
+        ["sh", "-c", script], dict(os.environ), "", bounds=Bounds(cgroup=PodCgroup(cgroup))
+    )
+    stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
+    select.select([stdout], [], [])
+    for part in command.read(stdout):
+        os.write(1, part)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""How a pod is held to the memory that it requests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Node
+from batchq.errors import UsageError
+from batchq.worker.cgroup import PodCgroup
+from batchq.worker.limits import Bounds, Enforce, Enforcement, settle
+from tests.worker.stage import WITHIN_S, Stage
+from tests.worker.test_cgroup import ME, Tree
+
+#: Says whether it may have 512 MiB.
+GREEDY = """
+try:
+    bytearray(512 << 20)
+    print("had it")
+except MemoryError:
+    print("refused")
+"""
+
+
+def settled(tree: Tree, wanted: Enforce) -> Enforcement:
+    return settle(wanted, run_dir=Path("/run/n1"), mount=tree.mount, own=tree.own, me=ME)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [Enforce.AUTO, Enforce.CGROUP])
+def test_a_delegated_cgroup_is_used(tree: Tree, wanted: Enforce) -> None:
+    base = tree.cgroup("batchq.service", ME)
+    tree.cgroup("batchq.service/agent")
+    found = settled(tree, wanted)
+    assert (found.kind, found.base) == (Enforce.CGROUP, base)
+    assert found.of_pod("u-1-0-1") == PodCgroup(base / f"pod-{found.mark}-u-1-0-1")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"), [(Enforce.RLIMIT, Enforce.RLIMIT), (Enforce.NONE, Enforce.NONE)]
+)
+def test_a_delegated_cgroup_is_left_alone_where_it_is_not_wanted(
+    tree: Tree, wanted: Enforce, kind: Enforce
+) -> None:
+    base = tree.cgroup("batchq.service", ME)
+    assert settled(tree, wanted).kind == kind
+    assert not (base / "agent").exists()
+
+
+def test_without_a_cgroup_there_is_an_rlimit(tree: Tree) -> None:
+    tree.cgroup("batchq.service", ME, 7)
+    found = settled(tree, Enforce.AUTO)
+    assert found.kind == Enforce.RLIMIT
+    assert found.of_pod("u-1-0-1") is None
+    assert found.existing() == []
+    assert found.bounds("u-1-0-1", {"memory": 1 << 20}) == Bounds(memory_bytes=1 << 20)
+
+
+def test_a_cgroup_that_is_demanded_and_impossible_is_an_error_that_says_why(tree: Tree) -> None:
+    tree.cgroup("batchq.service", ME, 7)
+    with pytest.raises(UsageError) as refused:
+        settled(tree, Enforce.CGROUP)
+    assert refused.value.message == (
+        f"--enforce cgroup: expected a delegated cgroup v2, but {tree.mount}/batchq.service "
+        "also holds processes that are not the agent's: 7"
+    )
+    assert "Delegate=yes" in refused.value.hint
+
+
+def test_two_run_folders_have_two_marks(tree: Tree) -> None:
+    tree.cgroup("batchq.service")
+    tree.cgroup("batchq.service/agent", ME)
+    tree.is_in("/batchq.service/agent")
+    marks = {
+        settle(Enforce.CGROUP, run_dir=Path(run), mount=tree.mount, own=tree.own, me=ME).mark
+        for run in ("/run/n1", "/run/n2")
+    }
+    assert len(marks) == 2
+
+
+def test_a_cgroup_that_cannot_be_made_is_replaced_by_an_rlimit(tmp_path: Path) -> None:
+    found = Enforcement(kind=Enforce.CGROUP, base=tmp_path / "gone", mark="aaaa")
+    assert found.bounds("u-1-0-1", {"memory": 5}) == Bounds(memory_bytes=5)
+
+
+def test_a_pod_that_requests_no_memory_has_no_bound() -> None:
+    found = Enforcement(kind=Enforce.RLIMIT)
+    assert found.bounds("u-1-0-1", {"cpu": 1000}) == Bounds()
+    assert found.bounds("u-1-0-1", {"memory": 0}) == Bounds()
+
+
+def test_the_message_names_the_request(tree: Tree) -> None:
+    made = tree.cgroup("pod")
+    (made / "memory.events").write_text("oom_kill 2\n")
+    assert Bounds(cgroup=PodCgroup(made), memory_bytes=512 << 20).trouble() == (
+        "killed: used more than its memory request of 512Mi"
+    )
+    assert Bounds(memory_bytes=512 << 20).trouble() == ""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("enforce", "requests", "says"),
+    [
+        ("rlimit", {"memory": 256 << 20}, "refused\n"),
+        ("rlimit", {"memory": 1 << 30}, "had it\n"),
+        ("rlimit", {}, "had it\n"),
+        ("none", {"memory": 256 << 20}, "had it\n"),
+    ],
+)
+def test_an_agent_holds_each_process_to_the_request(
+    stage: Stage, enforce: str, requests: dict[str, int], says: str
+) -> None:
+    stage.start_agent(enforce=enforce)
+    (pod,) = stage.bind(sys.executable, "-c", GREEDY, requests=requests)
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert stage.output(pod) == says
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("settings", "kind"), [({}, "rlimit"), ({"enforce": "none"}, "none")], ids=["auto", "none"]
+)
+def test_the_node_says_how(stage: Stage, settings: dict[str, Any], kind: str) -> None:
+    # This agent shares its cgroup with the test, so it is never delegated to it.
+    stage.start_agent(**settings)
+    node = stage.store.get("Node", "n1")
+    assert isinstance(node, Node)
+    assert node.metadata.annotations["batchq/memory-limit"] == kind
+
+
+@pytest.mark.e2e
+def test_an_agent_that_cannot_have_the_cgroup_that_is_demanded_does_not_start(
+    stage: Stage,
+) -> None:
+    agent = stage.launch_agent(enforce="cgroup")
+    assert agent.wait(timeout=WITHIN_S) == 2
+    assert "--enforce cgroup: expected a delegated cgroup v2" in stage.said()
+    assert stage.store.get("Node", "n1") is None

@@ -1,0 +1,118 @@
+"""A server that is away for seconds: each process says so once, and goes on afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod
+from batchq.errors import StoreUnavailable
+from batchq.store.outage import Outage
+from batchq.store.redis import RedisStore
+from batchq.worker.chores import Chores
+from tests.daemon.waiting import until
+from tests.harness.server import Server
+from tests.worker.stage import WITHIN_S, Stage
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that forgets nothing, and may be stopped and started."""
+    with Server("--appendonly", "yes", "--appendfsync", "always") as made:
+        yield made
+
+
+@pytest.fixture
+def stage(server: Server, tmp_path: Path) -> Iterator[Stage]:
+    """A stage on that server."""
+    store = RedisStore(server.url)
+    made = Stage(store, tmp_path)
+    yield made
+    made.close()
+    store.close()
+
+
+def lines(stage: Stage, word: str, pod: Pod | None = None) -> list[str]:
+    """What the agent (or the work-horse of a pod) said of the server's absence."""
+    said = [line for line in stage.said().splitlines() if word in line]
+    if pod is None:
+        return [line for line in said if "pod=" not in line]
+    return [line for line in said if f"pod={pod.metadata.uid}" in line]
+
+
+def test_agent_and_work_horse_each_say_once_that_the_server_is_away_and_once_that_it_is_back(
+    stage: Stage, server: Server
+) -> None:
+    stage.start_agent()
+    flag = stage.home / "flag"
+    script = f"echo up; while ! test -e {flag}; do echo more; sleep 0.05; done; echo done"
+    (pod,) = stage.bind("sh", "-c", script)
+    stage.started(pod, saying="up")
+
+    for outages in (1, 2):
+        server.stop()
+        await_lines(stage, "store.unavailable", outages, pod)
+        silent_for_s(stage, 3.0)
+        server.start()
+        await_lines(stage, "store.back", outages, pod)
+
+    flag.touch()
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert stage.output(pod).endswith("more\ndone\n")
+    assert len(lines(stage, "store.unavailable")) == 2
+    assert len(lines(stage, "store.unavailable", pod)) == 2
+    assert len(lines(stage, "store.back")) == 2
+
+
+def test_an_agent_that_is_full_says_it_once_too(stage: Stage, server: Server) -> None:
+    stage.start_agent(slots=1)
+    (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+    stage.started(pod, saying="up")
+    server.stop()
+    await_lines(stage, "store.unavailable", 1, pod)
+    silent_for_s(stage, 4.0)
+    server.start()
+    await_lines(stage, "store.back", 1, pod)
+    assert len(lines(stage, "store.unavailable")) == 1
+
+
+def await_lines(stage: Stage, word: str, count: int, pod: Pod) -> None:
+    """The agent and the work-horse of a pod have each said it so often."""
+    for whose in (None, pod):
+        until(lambda whose=whose: len(lines(stage, word, whose)) == count, within_s=WITHIN_S)  # type: ignore[misc]
+
+
+def silent_for_s(stage: Stage, seconds: float) -> None:
+    """Nothing is said for so long."""
+    before = stage.said()
+    with pytest.raises(AssertionError, match="not within"):
+        until(lambda: stage.said() != before, within_s=seconds)
+
+
+def test_a_chore_that_the_server_does_not_let_happen_is_done_later_and_said_once() -> None:
+    away, done, now_ms = [True], [], 0
+    outage = Outage()
+
+    def chore() -> None:
+        if away[0]:
+            raise StoreUnavailable("the server is not running")
+        done.append(now_ms)
+
+    chores = Chores({chore: 1_000}, now_ms=0, outage=outage)
+    waits = []
+    for _ in range(6):
+        chores.do(now_ms=now_ms)
+        waits.append(chores.next_due_at() - now_ms)
+        now_ms = chores.next_due_at()
+    steps = [500, 1000, 2000, 2000, 2000, 2000]
+    assert all(step // 2 <= wait <= step for wait, step in zip(waits, steps, strict=True))
+    assert outage.unavailable
+    away[0] = False
+    chores.do(now_ms=now_ms)
+    assert done == [now_ms]
+    assert chores.next_due_at() == now_ms + 1_000

@@ -1,0 +1,105 @@
+"""Work-horses and agents under SIGSTOP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.worker.paused import Paused, stopped
+from tests.daemon.waiting import until
+from tests.worker.stage import Stage, is_alive, members
+
+LEASE_MS = 6000
+
+
+def test_a_work_horse_that_stays_paused_is_overdue_after_the_patience() -> None:
+    paused = Paused(patience_ms=100)
+    assert paused.overdue([7, 8], now_ms=1000) == []
+    assert paused.overdue([7, 8], now_ms=1099) == []
+    assert paused.overdue([7, 8], now_ms=1100) == [7, 8]
+
+
+def test_one_that_went_on_in_between_is_believed_anew() -> None:
+    paused = Paused(patience_ms=100)
+    paused.overdue([7], now_ms=1000)
+    paused.overdue([], now_ms=1050)
+    assert paused.overdue([7], now_ms=1100) == []
+    assert paused.overdue([7], now_ms=1200) == [7]
+
+
+def test_a_stopped_process_is_known_from_one_that_sleeps_or_is_gone() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert stopped([process.pid]) == []
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: stopped([process.pid]) == [process.pid])
+        process.kill()
+        process.wait()
+        assert stopped([process.pid]) == []
+
+
+@pytest.mark.e2e
+def test_a_paused_work_horse_loses_its_pod_well_before_the_lease_ends(stage: Stage) -> None:
+    stage.start_agent(lease_ms=LEASE_MS)
+    (pod,) = stage.bind("sh", "-c", "sleep 600 & echo up; wait")
+    group, horse = stage.started(pod, saying="up"), stage.horse_of(pod)
+    os.kill(horse, signal.SIGSTOP)
+    until(lambda: not members(group), within_s=LEASE_MS / 1000 * 2 / 3)
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason, status.failures) == (PodPhase.EVICTED, "NodeLost", 0)
+    assert not is_alive(horse)
+    assert "paused work-horse killed" in stage.said()
+
+
+@pytest.mark.e2e
+def test_a_work_horse_that_is_paused_for_a_moment_goes_on(stage: Stage) -> None:
+    stage.start_agent(lease_ms=60_000)
+    flag = stage.home / "flag"
+    (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
+    stage.started(pod, saying="up")
+    os.kill(stage.horse_of(pod), signal.SIGSTOP)
+    until(lambda: stopped([stage.horse_of(pod)]) != [])
+    os.kill(stage.horse_of(pod), signal.SIGCONT)
+    flag.touch()
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+
+
+@pytest.mark.e2e
+def test_the_pods_of_a_paused_agent_outlive_their_first_lease(stage: Stage) -> None:
+    agent = stage.start_agent(lease_ms=2000)
+    flag = stage.home / "flag"
+    (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
+    group = stage.started(pod, saying="up")
+    agent.send_signal(signal.SIGSTOP)
+    paused_at = stage.store.now_ms()
+    until(lambda: stage.store.now_ms() > paused_at + 4000)
+    assert members(group) != []
+    flag.touch()
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    agent.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.e2e
+def test_a_pod_ends_before_its_lease_when_agent_and_work_horse_are_both_paused(
+    stage: Stage,
+) -> None:
+    agent = stage.start_agent(lease_ms=LEASE_MS)
+    (pod,) = stage.bind("sh", "-c", "sleep 600 & echo up; wait")
+    group, horse = stage.started(pod, saying="up"), stage.horse_of(pod)
+    agent.send_signal(signal.SIGSTOP)
+    os.kill(horse, signal.SIGSTOP)
+    until(lambda: alive_members(group) == [], within_s=LEASE_MS / 1000)
+    os.kill(horse, signal.SIGCONT)
+    agent.send_signal(signal.SIGCONT)
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+
+
+def alive_members(group: int) -> list[int]:
+    """Those of a process group that run: its leader is a zombie while its parent is paused."""
+    states = {pid: psutil.Process(pid).status() for pid in members(group)}
+    return [pid for pid, state in states.items() if state != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,332 @@
+"""A function is called in a process of its own: what comes back of it, and what its pod says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from batchq.api.objects import PodTemplate
+from batchq.worker import callee
+from batchq.worker.outcome import Outcome
+from batchq.worker.program import Program
+
+TASKS = """
+import asyncio, os, sys, threading
+
+SEEN = sys.stdin.read()
+
+def add(a, b=1):
+    print("adding")
+    return a + b
+
+async def later(x):
+    await asyncio.sleep(0)
+    return {"x": x}
+
+def boom():
+    raise ValueError("bad\\nthing " + "x" * 1000)
+
+def text(n):
+    return "x" * n
+
+def itself(value):
+    if value == "nan":
+        return float("nan")
+    if value == "endless":
+        value = []
+        value.append(value)
+    return {1} if value == "set" else value
+
+def surrogate():
+    return "\\ud800"
+
+def leave(*code):
+    sys.exit(*code)
+
+def vanish(code):
+    os._exit(code)
+
+def fork():
+    parent = os.getpid()
+    if os.fork():
+        return "parent"
+    while os.getppid() == parent:
+        threading.Event().wait(0.01)
+    return "child"
+
+def surroundings():
+    ours = [path for path in sys.path if path.endswith("worker")]
+    stdin = SEEN + sys.stdin.read() + os.readlink("/proc/self/fd/0")
+    return [stdin, sys.argv, sys.path[0], os.getcwd(), ours]
+
+def forge():
+    for number in range(3, 64):
+        try:
+            os.ftruncate(number, 0)
+            os.pwrite(number, b'{"result": [1, ', 0)
+        except OSError:
+            continue
+    os._exit(0)
+
+class Model:
+    kind = 3
+
+    @staticmethod
+    def fit():
+        return "fitted"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The working directory of a pod, with modules in it."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "broken.py").write_text("import no_such_library\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(4)\n")
+    # What the callee itself imports must not be taken from here.
+    (tmp_path / "batchq.py").write_text("raise AssertionError('imported')\n")
+    return tmp_path
+
+
+class Called(NamedTuple):
+    """What became of a call."""
+
+    outcome: Outcome
+    result: bytes | None
+    out: str
+    err: str
+
+
+def call(folder: Path, function: str, *args: Any, **kwargs: Any) -> Called:
+    """Call a function as a pod would, without an agent."""
+    program = Program(
+        PodTemplate(
+            function=function,
+            args=tuple(msgspec.Raw(json.dumps(one).encode()) for one in args),
+            kwargs={name: msgspec.Raw(json.dumps(one).encode()) for name, one in kwargs.items()},
+        )
+    )
+    done = subprocess.run(
+        program.argv,
+        stdin=program.stdin,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    outcome, result = program.settled(Outcome(exit_code=done.returncode))
+    return Called(outcome, result, done.stdout, done.stderr)
+
+
+def test_what_a_function_returns_is_its_result_and_what_it_prints_its_output(folder: Path) -> None:
+    done = call(folder, "tasks:add", 2, b=40)
+    assert (done.outcome.exit_code, done.outcome.message) == (0, "")
+    assert (done.result, done.out, done.err) == (b"42", "adding\n", "")
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "result"),
+    [
+        ("tasks:later", ["é"], '{"x":"é"}'),
+        ("tasks:Model.fit", [], '"fitted"'),
+        ("math:sqrt", [4], "2.0"),
+        ("tasks:itself", [None], "null"),
+        ("tasks:itself", [[2**70, {"a": []}]], '[1180591620717411303424,{"a":[]}]'),
+        ("tasks:fork", [], '"parent"'),
+    ],
+)
+def test_a_result_is_json(folder: Path, function: str, args: list[Any], result: str) -> None:
+    done = call(folder, function, *args)
+    assert done.outcome == Outcome(exit_code=0), done.err
+    assert done.result == result.encode()
+
+
+def test_a_function_sees_an_empty_stdin_its_own_name_and_its_folder(folder: Path) -> None:
+    done = call(folder, "tasks:surroundings")
+    stdin, argv, first, place, ours = json.loads(done.result or b"")
+    assert (stdin, argv) == ("/dev/null", ["tasks:surroundings"])
+    assert (first, place, ours) == (str(folder), str(folder), [])
+
+
+NOT_JSON = "; return numbers, texts, lists and maps, or write a file and return its path"
+
+FAILURES: dict[str, tuple[str, list[Any], int, str]] = {
+    "arguments that do not fit": (
+        "tasks:add",
+        [],
+        1,
+        "TypeError: add() missing 1 required positional argument: 'a'",
+    ),
+    "a set": (
+        "tasks:itself",
+        ["set"],
+        65,
+        "what tasks:itself returned is not JSON (Object of type set is not JSON serializable)"
+        + NOT_JSON,
+    ),
+    "no number": (
+        "tasks:itself",
+        ["nan"],
+        65,
+        "what tasks:itself returned is not JSON (Out of range float values are not JSON compliant)"
+        + NOT_JSON,
+    ),
+    "a list that holds itself": (
+        "tasks:itself",
+        ["endless"],
+        65,
+        "what tasks:itself returned is not JSON (Circular reference detected)" + NOT_JSON,
+    ),
+    "text that is not Unicode": (
+        "tasks:surrogate",
+        [],
+        65,
+        "what tasks:surrogate returned is not JSON ('utf-8' codec can't encode character '\\ud800'"
+        " in position 1: surrogates not allowed)" + NOT_JSON,
+    ),
+    "sys.exit": (
+        "tasks:leave",
+        [],
+        1,
+        "tasks:leave called sys.exit() instead of returning a result",
+    ),
+    "sys.exit with a code": (
+        "tasks:leave",
+        [3],
+        3,
+        "tasks:leave called sys.exit(3) instead of returning a result",
+    ),
+    "sys.exit with a text": (
+        "tasks:leave",
+        ["why"],
+        1,
+        "tasks:leave called sys.exit('why') instead of returning a result",
+    ),
+    "the process ended at once": (
+        "tasks:vanish",
+        [0],
+        1,
+        "its process ended before the function had returned; return instead of os._exit",
+    ),
+    "the process ended at once with a code": ("tasks:vanish", [7], 7, ""),
+    "an answer that is none": (
+        "tasks:forge",
+        [],
+        1,
+        "its process ended before the function had returned; return instead of os._exit",
+    ),
+    "nothing to call": (
+        "tasks:Model.kind",
+        [],
+        126,
+        "tasks:Model.kind is a int, which cannot be called as a function",
+    ),
+    "a module that cannot be imported": (
+        "broken:f",
+        [],
+        126,
+        "module broken cannot be imported: ModuleNotFoundError: No module named 'no_such_library'",
+    ),
+    "a module that leaves": (
+        "leaving:f",
+        [],
+        4,
+        "module leaving called sys.exit(4) instead of returning a result",
+    ),
+    "a module of builtins without the name": (
+        "builtins:nope",
+        [],
+        127,
+        "module builtins (built in) has no function nope",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_is_one_sentence_and_an_exit_code(folder: Path, case: str) -> None:
+    function, args, exit_code, message = FAILURES[case]
+    done = call(folder, function, *args)
+    assert (done.outcome.message, done.outcome.exit_code) == (message, exit_code)
+    assert done.result is None
+
+
+def test_what_is_not_there_is_named_with_where_it_was_looked_for(folder: Path) -> None:
+    assert call(folder, "tasks:nope").outcome == Outcome(
+        exit_code=127, message=f"module tasks ({folder}/tasks.py) has no function nope"
+    )
+    assert call(folder, "no.such:f").outcome == Outcome(
+        exit_code=127,
+        message=f"there is no module no to import in {folder} or on this node's Python path; set"
+        " the template's workingDir or its PYTHONPATH, or install it there",
+    )
+
+
+def test_an_exception_is_in_the_message_on_one_bounded_line_and_whole_in_the_output(
+    folder: Path,
+) -> None:
+    done = call(folder, "tasks:boom")
+    assert done.outcome.exit_code == 1
+    assert done.outcome.message.startswith("ValueError: bad thing xxx")
+    assert (len(done.outcome.message), done.outcome.message[-1]) == (500, "…")
+    lines = done.err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    # From the function's own code on: nothing of ours, nothing of the import machinery.
+    assert lines[1] == f'  File "{folder}/tasks.py", line 15, in boom'
+    assert lines[-1] == "thing " + "x" * 1000
+
+
+def test_a_result_up_to_the_bound_is_kept_and_a_larger_one_fails_its_pod(folder: Path) -> None:
+    assert len(call(folder, "tasks:text", 65_534).result or b"") == 65_536
+    assert call(folder, "tasks:text", 65_535).outcome == Outcome(
+        exit_code=65,
+        message="what tasks:text returned takes 65537 bytes as JSON, and at most 65536 are kept;"
+        " write a file and return its path",
+    )
+
+
+def test_nothing_of_a_call_stands_in_the_arguments_of_its_process(folder: Path) -> None:
+    argv = Program(PodTemplate(function="tasks:add", args=(msgspec.Raw(b'"secret"'),))).argv
+    assert list(argv) == [sys.executable, "-P", callee.__file__]
+
+
+@pytest.mark.parametrize("outcome", [Outcome(exit_code=0, stopped="Preempted"), Outcome(signal=9)])
+def test_a_process_that_was_stopped_has_no_result(outcome: Outcome) -> None:
+    program = Program(PodTemplate(function="tasks:add"))
+    os.pwrite(program.stdin, b'{"result":42}       ', 0)
+    assert program.settled(outcome) == (outcome, None)
+
+
+@pytest.mark.parametrize("size", [65_537, 80_000])
+def test_a_result_that_is_larger_than_the_callee_allows_is_none(size: int) -> None:
+    program = Program(PodTemplate(function="tasks:add"))
+    os.pwrite(program.stdin, b'{"result":"%b"}' % (b"x" * (size - 2)), 0)
+    outcome, result = program.settled(Outcome(exit_code=0))
+    assert (outcome.exit_code, result) == (1, None)
+
+
+def test_what_the_log_says_of_a_failure_is_said_as_well(folder: Path) -> None:
+    program = Program(PodTemplate(function="tasks:add"))
+    os.ftruncate(program.stdin, 0)
+    os.pwrite(program.stdin, b'{"message":"ValueError: bad"}', 0)
+    outcome, _ = program.settled(Outcome(exit_code=1, message="the output could not be kept"))
+    assert outcome.message == "ValueError: bad; the output could not be kept"
+
+
+def test_the_callee_starts_with_little_but_the_standard_library(folder: Path) -> None:
+    """What every function pod waits for."""
+    words = [sys.executable, "-P", "-X", "importtime", callee.__file__]
+    program = Program(PodTemplate(function="math:sqrt", args=(msgspec.Raw(b"4"),)))
+    done = subprocess.run(
+        words, stdin=program.stdin, cwd=folder, capture_output=True, text=True, check=True
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not loaded & {"batchq", "msgspec", "asyncio", "inspect", "pathlib", "subprocess"}

@@ -16,6 +16,7 @@ import click
 
 from batchq import __version__
 from batchq.cli.options import Globals, examples
+from batchq.cli.secrecy import hide_password
 from batchq.cli.streams import drop_stdout, stand_in
 from batchq.cli.trouble import OUTPUT_FAILED, Trouble, trouble_of, wants_json
 
@@ -125,6 +126,8 @@ class Commands(click.Group):
     ) -> Any:
         """Run a command line; in standalone mode, end the process with its exit code."""
         words = list(sys.argv[1:] if args is None else args)
+        if args is None and standalone_mode:
+            hide_password(words)
 
         def call() -> object:
             return click.Group.main(self, words, prog_name, complete_var, False, **extra)

@@ -35,6 +35,8 @@ _ELECTED_WITHIN_S = 0.05
 _FACTS_A_FOLD = 1_000
 #: A fact whose object is written to all the time is left to the next look after so many tries.
 _TRIES = 5
+#: So long after a restart of the server nodes may tell of what it has forgotten.
+_REPORTED_WITHIN_MS = 60_000
 #: Of one fold, so many superseded facts become events; a flood of them must not wash others away.
 _MOST_TOLD = 20
 
@@ -75,6 +77,8 @@ class LeaderDesk:
         self._ids = ids
         self._clerk = Clerk(store, ids)
         self._epoch: int | None = None
+        #: Since when the server's present run has been led, in ms of its clock.
+        self._led_since = 0
         self._sweep_at = 0.0
         #: Nodes that rang and had more to say than was taken in, or are no objects yet.
         self._left: set[str] = set()
@@ -85,6 +89,7 @@ class LeaderDesk:
         `epoch` None: as nobody's leader, for a store that is led by nobody.
         """
         if epoch != self._epoch:
+            self._led_since = self._store.led_since()
             self._epoch, self._sweep_at = epoch, 0.0
         due_ms = round(1000 * max(0.0, self._sweep_at - time.monotonic()))
         nodes = self._inboxes.rung(0 if self._left else min(WAIT_MS, due_ms)) | self._left
@@ -115,11 +120,17 @@ class LeaderDesk:
         for _ in range(_TRIES):
             if not left:
                 return
-            folded = self._clerk.fold(left, now_ms=self._store.now_ms(), epoch=epoch)
+            now_ms = self._store.now_ms()
+            folded = self._clerk.fold(
+                left, now_ms=now_ms, epoch=epoch, takes_in=self._takes_in(now_ms, epoch)
+            )
             # Told before it is taken out: who dies in between tells it twice, and not never.
             self._tell(folded, epoch)
             self._inboxes.folded([by_posted[id(posted)][1] for posted in folded.done])
             left = list(folded.again)
+
+    def _takes_in(self, now_ms: int, epoch: int | None) -> bool:
+        return epoch is None or now_ms < self._led_since + _REPORTED_WITHIN_MS
 
     def _tell(self, folded: Folded, epoch: int | None) -> None:
         if not folded.superseded:

@@ -82,8 +82,18 @@ class Clerk:
         self._store = store
         self._ids = ids
 
-    def fold(self, posted: Sequence[Posted], *, now_ms: int, epoch: int | None = None) -> Folded:
+    def fold(
+        self,
+        posted: Sequence[Posted],
+        *,
+        now_ms: int,
+        epoch: int | None = None,
+        takes_in: bool = True,
+    ) -> Folded:
         """Fold facts, of one subject one at most; all in one commit.
+
+        `takes_in`: whether an attempt may be believed to run that the server does not know of.
+        So soon after a restart only; at other times nobody may take a pod that nobody gave it.
 
         Raises StoreUnavailable: what was folded by then is found folded the next time.
         """
@@ -93,7 +103,7 @@ class Clerk:
         seen = self._look_up(posted)
         generation = 0 if epoch is None else generation_of(epoch)
         for one in posted:
-            transaction = _work_out(seen, one.node, one.fact, now_ms, generation)
+            transaction = _work_out(seen, one.node, one.fact, now_ms, generation, takes_in=takes_in)
             if isinstance(transaction, Transaction):
                 worked.append((one, transaction))
             else:
@@ -146,7 +156,7 @@ class _Seen(Struct, frozen=True, kw_only=True):
 
 
 def _work_out(
-    seen: _Seen, node: str, fact: Fact, now_ms: int, generation: int
+    seen: _Seen, node: str, fact: Fact, now_ms: int, generation: int, *, takes_in: bool
 ) -> Transaction | Superseded | None:
     """What to write; Superseded, or None where there is nothing (more) to do."""
     match fact:
@@ -162,7 +172,7 @@ def _work_out(
         case Runs():
             pod = seen.pods.get(fact.pod)
             group = None if pod is None else seen.groups.get(_group_of(pod))
-            return runs(pod, group, node, fact)
+            return runs(pod, group, node, fact, takes_in=takes_in)
 
 
 def _group_of(pod: Pod) -> str:
@@ -236,7 +246,7 @@ def _has_been_told(pod: Pod, node: str, fact: Ended) -> bool:
 
 
 def runs(
-    pod: Pod | None, group: PodGroup | None, node: str, fact: Runs
+    pod: Pod | None, group: PodGroup | None, node: str, fact: Runs, *, takes_in: bool = True
 ) -> Transaction | Superseded | None:
     """An attempt that the server has forgotten goes on, if the pod would have to be run anyway.
 
@@ -254,7 +264,7 @@ def runs(
         if status.phase == PodPhase.RUNNING:
             return None
         return _running(pod, author=fact.author, now_ms=fact.started_at)
-    if status.phase != PodPhase.PENDING or status.attempt >= fact.attempt:
+    if not takes_in or status.phase != PodPhase.PENDING or status.attempt >= fact.attempt:
         return Superseded()
     bound = _set(
         status, phase=PodPhase.BOUND, attempt=fact.attempt, node=node, bound_at=fact.started_at

@@ -80,6 +80,8 @@ class Horse:
         self._grace_ms = 0
         self._report_until = 0
         self._say_at = 0
+        #: Told to a server that was started anew, and not answered yet.
+        self._says_it_runs = False
         self._walltime_ms: int | None = None
 
     @property
@@ -180,12 +182,31 @@ class Horse:
             return
         self._renew_at = now_ms + self._paces.renew_ms
         if answer.word == "fenced":
-            self._end_process(by_itself=False)
-            self._forget("fenced")
+            if not self._may_be_forgotten():
+                self._end_process(by_itself=False)
+                self._forget("fenced")
             return
+        self._says_it_runs = False
         self._lease_ends_at = now_ms + self._paces.lease_ms
         if answer.word == "stop":
             self._stop(answer.reason, now_ms)
+
+    def _may_be_forgotten(self) -> bool:
+        """Whether the server may only have forgotten this attempt: until what it is told is folded.
+
+        The lease runs on meanwhile. What cannot be asked is answered the next time.
+        """
+        runs = self.runs()
+        try:
+            if runs is None or self._store.has_reported(self._machine.name):
+                return False
+            if not self._says_it_runs:
+                self._store.post(self._machine.name, runs)
+                self._says_it_runs = True
+                return True
+            return runs.subject in self._store.pending(self._machine.name)
+        except StoreUnavailable:
+            return True
 
     def _stop(self, reason: str, now_ms: int) -> None:
         """SIGTERM: the command takes its time, at most the grace."""

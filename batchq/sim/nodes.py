@@ -46,6 +46,8 @@ class Agent:
         self._hire = hire
         self._say = say
         self._run = 0
+        #: When the server was last told of each attempt that it does not know.
+        self._told_at: dict[str, int] = {}
         self._beat_at = self._reconcile_at = clock.now_ms()
         self._patience_ms = 0
         self._serves_seen = False
@@ -63,8 +65,9 @@ class Agent:
                 self._patience_ms = self._paces.patience_ms
             if now_ms >= self._beat_at:
                 self._beat(now_ms)
+                is_settled = self._serves_seen and not self._told_at
                 self._beat_at = now_ms + (
-                    self._paces.beat_ms if self._serves_seen else self._paces.look_ms
+                    self._paces.beat_ms if is_settled else self._paces.look_ms
                 )
             self._take_on()
         except StoreUnavailable:
@@ -81,12 +84,7 @@ class Agent:
     def _beat(self, now_ms: int) -> None:
         run = self._store.beat(self.machine.name, now_ms)
         if run != self._run:
-            for attempt in sorted(self.machine.horses):
-                runs = self.machine.horses[attempt].runs()
-                if runs is not None:
-                    self._store.post(self.machine.name, runs)
-            self._store.report_run(self.machine.name, run)
-            self._run = run
+            self._answer_roll_call(run, now_ms)
         self._store.keep_leases(self.machine.name, set(self.machine.horses))
         node = self._store.get("Node", self.machine.name)
         self._serves_seen = (
@@ -97,6 +95,28 @@ class Agent:
         if not self._serves_seen:
             fact = Serves(agent=self.identity, resources=dict(self.machine.resources))
             self._store.post(self.machine.name, fact)
+
+    def _answer_roll_call(self, run: int, now_ms: int) -> None:
+        """Tell a server that was started anew what runs here, until it knows all of it."""
+        unknown = [
+            runs
+            for attempt in sorted(self.machine.horses)
+            if (runs := self.machine.horses[attempt].runs()) is not None
+            and not self._is_known(attempt)
+        ]
+        for runs in unknown:
+            if now_ms >= self._told_at.get(runs.subject, 0) + self._paces.say_again_ms:
+                self._store.post(self.machine.name, runs)
+                self._told_at[runs.subject] = now_ms
+        if not unknown:
+            self._store.report_run(self.machine.name, run)
+            self._run = run
+            self._told_at.clear()
+
+    def _is_known(self, attempt: Attempt) -> bool:
+        pod = pod_of(self._store, attempt)
+        is_here = pod is not None and pod.status.node == self.machine.name
+        return is_here and pod is not None and pod.status.phase == PodPhase.RUNNING
 
     # --- pods -----------------------------------------------------------------------------------
 

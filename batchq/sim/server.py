@@ -212,13 +212,17 @@ class Server:
         return self.run.number
 
     def report_run(self, node: str, run: int) -> None:
-        """The node has said what runs on it since that run of the server began."""
+        """Of what runs on the node, the server has known everything since that run of it began."""
         self.reported[node] = run
+
+    def has_reported(self, node: str) -> bool:
+        """Whether that holds of the run that there is."""
+        return self.reported.get(node) == self.run.number
 
     def renew(self, node: str, pod: str, attempt: int, until_ms: int) -> Renewal:
         """Let the lease of an attempt last until then, and tell its work-horse whether to go on.
 
-        As with the real one, a renewal that comes late undoes what a later one has asked for.
+        A renewal that comes late takes back no later one.
         """
         found = self.store.get("Pod", pod)
         if not isinstance(found, Pod) or found.status.attempt != attempt:
@@ -226,7 +230,7 @@ class Server:
         if found.status.phase not in ON_NODE or found.status.node != node:
             return Renewal("fenced")
         leases = self.leases.setdefault(node, {})
-        leases[pod, attempt] = until_ms
+        leases[pod, attempt] = max(until_ms, leases.get((pod, attempt), 0))
         if found.status.terminating:
             return Renewal("stop", found.status.reason)
         return Renewal("ok")
@@ -381,6 +385,9 @@ class FaultyStore:
 
     def report_run(self, node: str, run: int) -> None:
         self._write("report run", lambda: self._server.report_run(node, run))
+
+    def has_reported(self, node: str) -> bool:
+        return self.line.call("has reported", lambda: self._server.has_reported(node))
 
     def renew(self, node: str, pod: str, attempt: int, until_ms: int) -> Renewal:
         return self._write("renew", lambda: self._server.renew(node, pod, attempt, until_ms))

@@ -3,7 +3,7 @@
 Each node has one hash, which only its agent and work-horses write: its beat, the run id of the
 server that it has told everything to, and the end of the lease of every attempt that runs there.
 A lease of an attempt that is over is nobody's: whoever reads leases asks for those of the attempts
-that pods are in. So nothing is lost by a renewal that is no script.
+that pods are in. So a renewal need not look at the pod in the same step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, cast
 from msgspec import Struct
 
 from batchq.api.facts import subject_of_pod
-from batchq.store import keys
+from batchq.store import keys, scripts
 from batchq.store.link import Link
 
 _BEAT = b"beat"
@@ -41,15 +41,12 @@ class Alive:
 
     def beat(self, node: str, run: str) -> None:
         """The node is alive now, and has told everything to the server with this run id, if any."""
-        fields: dict[bytes, str | int] = {_BEAT: self._now_ms()}
-        if run:
-            fields[_RUN] = run
-        self._write(node, fields)
+        self._write(node, _BEAT, self._now_ms(), run=run)
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
         """Renew the lease of an attempt, and hear whether to go on."""
         until = self._now_ms() + lease_ms
-        head = self._write(node, {subject_of_pod(pod, attempt).encode(): until}, pod=pod)
+        head = self._write(node, subject_of_pod(pod, attempt).encode(), until, pod=pod)
         return _renewal(head, fence)
 
     def end_lease(self, node: str, pod: str, attempt: int) -> None:
@@ -85,14 +82,16 @@ class Alive:
             said.update(zip(some, self._link.ask(asked), strict=True))
         return said
 
-    def _write(self, node: str, fields: Mapping[bytes, str | int], pod: str = "") -> bytes:
-        """Set fields; the head of `pod`, of which there is none without a name."""
+    def _write(self, node: str, field: bytes, at_ms: int, *, run: str = "", pod: str = "") -> bytes:
+        """Note an instant, and `run` if there is one; the head of `pod`, empty if there is none."""
         key = keys.alive(node)
 
         def written(client: Any) -> bytes:
             pipeline = client.pipeline(transaction=True)
-            pipeline.hset(key, mapping=fields)
-            pipeline.expire(key, keys.ALIVE_TTL_S)
+            # By its text: in a MULTI nobody could answer that the script is not known.
+            pipeline.eval(scripts.RAISE.text, 1, key, keys.ALIVE_TTL_S, field, at_ms)
+            if run:
+                pipeline.hset(key, _RUN, run)
             pipeline.hget(keys.heads("Pod"), pod)
             return cast("bytes | None", pipeline.execute()[-1]) or b""
 

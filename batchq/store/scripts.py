@@ -34,5 +34,6 @@ ATTEND = _read("attend")
 INBOX = _read("inbox")
 FOLDED = _read("folded")
 LOG = _read("log")
+RAISE = _read("raise")
 
-ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, LOG)
+ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, LOG, RAISE)

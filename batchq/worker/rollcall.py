@@ -14,8 +14,9 @@ from batchq.api.facts import Runs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod
 from batchq.store.redis import RedisStore
-from batchq.worker.desk import Desk
+from batchq.worker.desk import SAY_AGAIN_MS, Desk
 from batchq.worker.entry import author_of
+from batchq.worker.messenger import monotonic_ms
 from batchq.worker.nodequeue import PodAttempt
 from batchq.worker.runfile import RunFiles
 
@@ -31,6 +32,8 @@ class RollCall:
         self._agent = agent
         #: The run of the server that knows of everything that runs here.
         self.told_to = ""
+        #: When each attempt was last told. Its work-horse waits until what was told is folded.
+        self._said_at: dict[PodAttempt, int] = {}
 
     def answer(self, run: str, horses: Sequence[tuple[PodAttempt, int]]) -> bool:
         """Whether the server with this run id knows of all that runs; what it does not is told.
@@ -39,10 +42,14 @@ class RollCall:
         """
         if run != self.told_to:
             unknown = self._unknown(horses)
+            now_ms = monotonic_ms()
             for attempt, horse in unknown:
-                self._tell(attempt, horse)
+                if now_ms >= self._said_at.get(attempt, -SAY_AGAIN_MS) + SAY_AGAIN_MS:
+                    self._said_at[attempt] = now_ms
+                    self._tell(attempt, horse)
             if not unknown:
                 self.told_to = run
+                self._said_at.clear()
         return run == self.told_to
 
     def _unknown(self, horses: Sequence[tuple[PodAttempt, int]]) -> list[tuple[PodAttempt, int]]:

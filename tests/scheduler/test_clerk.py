@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Node, Pod, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
 from batchq.ids import CountingIds
-from batchq.scheduler.clerk import Clerk, Folded, Posted, claim
+from batchq.scheduler.clerk import Clerk, Folded, Posted, Superseded, claim, runs
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_pod
 
@@ -285,3 +285,11 @@ def words(folded: Folded) -> list[str]:
     refused = {id(one) for one in folded.superseded}
     done = ["superseded" if id(one) in refused else "done" for one in folded.done]
     return done + ["again"] * len(folded.again)
+
+
+def test_long_after_a_restart_nobody_is_believed_to_run_what_the_server_does_not_know() -> None:
+    group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
+    waiting = a_pod(group, phase=PodPhase.PENDING)
+    claimed = Runs(pod=waiting.metadata.uid, attempt=7, author="horse", started_at=0)
+    assert isinstance(runs(waiting, group, "n1", claimed), Transaction)
+    assert runs(waiting, group, "n1", claimed, takes_in=False) == Superseded()

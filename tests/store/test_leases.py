@@ -155,3 +155,20 @@ def test_one_large_piece_of_output_is_cut(redis_store: RedisStore) -> None:
     redis_store.append_log("n1", "p", 1, "stdout", b"x" * 3_000_000)
     size = sum(len(chunk.data) for chunk in redis_store.read_log("n1", "p", 1))
     assert LOG_BYTES_KEPT <= size <= LOG_BYTES_KEPT + 2 * 65_536
+
+
+def test_a_renewal_that_arrives_late_takes_back_no_later_one(redis_store: RedisStore) -> None:
+    running(redis_store)
+    redis_store.commit([writing(put(node("n1")))], request_id="n1")
+    redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
+    [ends_at] = redis_store.snapshot().leases.values()
+    redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 5_000)
+    assert redis_store.snapshot().leases == {"u1-1-0": ends_at}
+
+
+def test_a_clock_that_was_set_back_is_followed(redis_store: RedisStore, raw: redis.Redis) -> None:
+    redis_store.beat("n1")
+    before = redis_store.beats(["n1"])["n1"]
+    raw.hset("{bq}:alive:n1", "beat", before + 3_600_000)
+    redis_store.beat("n1")
+    assert before <= redis_store.beats(["n1"])["n1"] < before + 3_600_000

@@ -117,6 +117,7 @@ def a_node(
     name: str = "n1",
     *,
     labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
     ready: bool = True,
     heartbeat: int | None = None,
     cordoned: bool = False,
@@ -124,7 +125,7 @@ def a_node(
     **resources: str | int,
 ) -> Node:
     return Node(
-        metadata=Metadata(name=name, labels=labels or {}),
+        metadata=Metadata(name=name, labels=labels or {}, annotations=annotations or {}),
         spec=NodeSpec(resources=amounts(**resources), unschedulable=cordoned, taints=taints),
         status=NodeStatus(ready=ready, heartbeat=heartbeat),
     )

@@ -11,11 +11,20 @@ from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 
 #: On a Node: how pods are held there to the memory that they request (`cgroup`, `rlimit`, `none`).
 MEMORY_LIMIT_ANNOTATION = "batchq/memory-limit"
+#: For how long a node's work-horses may believe that their pods are theirs, in milliseconds.
+LEASE_ANNOTATION = "batchq/lease-ms"
 
 
 def capacity_of(node: Node) -> Amounts:
     """What fits on a node; one that names no `pods` takes any number."""
     return {PODS: UNLIMITED_PODS, **node.spec.resources}
+
+
+def lease_of(node: Node, *, default_ms: int) -> int:
+    """The longer of what the node's agent states and what the scheduler goes by."""
+    stated = node.metadata.annotations.get(LEASE_ANNOTATION, "")
+    is_number = stated.isascii() and stated.isdigit() and len(stated) < 10
+    return max(default_ms, int(stated) if is_number else 0)
 
 
 def limit_of_queue(queue: Queue) -> Amounts:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchq.api.limits import lease_of
 from batchq.api.reasons import Verdict, Waiting
 
 if TYPE_CHECKING:
     from batchq.framework.session import Session
+    from batchq.framework.state import NodeState
 
 
 def since(session: Session, heard_at: int) -> int:
@@ -30,16 +32,36 @@ def binding_held_until(session: Session) -> int | None:
     standing = session.snapshot.standing
     if standing.restarted_at is None:
         return None
-    until = standing.restarted_at + session.settings.pod_lease_ms
-    if session.now_ms >= until:
-        return None
-    return until if standing.forgot or unreported(session) else None
+    nodes = session.nodes.values() if standing.forgot else _unreported(session)
+    leases = [_lease_ms(session, node) for node in nodes]
+    if standing.forgot:
+        leases.append(session.settings.pod_lease_ms)
+    until = standing.restarted_at + max(leases, default=0)
+    return until if session.now_ms < until else None
 
 
 def unreported(session: Session) -> list[str]:
-    """The ready nodes that have not yet said what runs on them since the server was started."""
-    reported = session.snapshot.standing.reported
-    return [name for name, node in session.nodes.items() if node.ready and name not in reported]
+    """The nodes that have not yet said what runs on them since the server was started."""
+    return [node.name for node in _unreported(session)]
+
+
+def _unreported(session: Session) -> list[NodeState]:
+    """Ready ones, and those that went silent so late that something may still run there."""
+    standing = session.snapshot.standing
+    restarted_at = standing.restarted_at or 0
+    found = []
+    for node in session.nodes.values():
+        lease_ms = _lease_ms(session, node)
+        heard_at = node.record.status.heartbeat or 0
+        may_run = node.ready or heard_at + lease_ms > restarted_at
+        is_waited_for = may_run and session.now_ms < restarted_at + lease_ms
+        if is_waited_for and node.name not in standing.reported:
+            found.append(node)
+    return found
+
+
+def _lease_ms(session: Session, node: NodeState) -> int:
+    return lease_of(node.record, default_ms=session.settings.pod_lease_ms)
 
 
 def refusal_to_bind(session: Session) -> Verdict | None:

@@ -7,7 +7,11 @@ import time
 
 from batchq.store.link import Link
 
-REMEASURE_AFTER_MS = 60_000
+#: All who measure leases agree again so soon after the server's clock was set or its machine slept:
+#: well within a lease, or who is first to notice would find the leases of all others over.
+REMEASURE_AFTER_MS = 5_000
+#: An answer that took longer tells too little of when it was given.
+SLOW_ANSWER_MS = 1_000
 #: A server whose clock was set back further than this is followed; until then, time stands still.
 LONGEST_PAUSE_MS = 5_000
 
@@ -15,8 +19,9 @@ LONGEST_PAUSE_MS = 5_000
 class ServerClock:
     """Milliseconds since the epoch as the server counts them.
 
-    The difference to this machine's monotonic clock is measured again every minute; small steps
-    back are not passed on. Any thread may ask.
+    The difference to this machine's monotonic clock is measured again every few seconds, and over
+    each new connection, which may lead to another machine; small steps back are not passed on. Any
+    thread may ask.
     """
 
     def __init__(self, link: Link) -> None:
@@ -24,12 +29,12 @@ class ServerClock:
         self._lock = threading.Lock()
         self._ahead_ms = 0
         self._measured_at: int | None = None
+        self._connections = 0
         self._last = 0
 
     def now_ms(self) -> int:
         """Raises StoreUnavailable when the server cannot be asked."""
-        here = _monotonic_ms()
-        if self._measured_at is None or here - self._measured_at >= REMEASURE_AFTER_MS:
+        if self._is_due():
             self._measure()
         with self._lock:
             now = _monotonic_ms() + self._ahead_ms
@@ -38,13 +43,21 @@ class ServerClock:
             self._last = max(self._last, now)
             return self._last
 
+    def _is_due(self) -> bool:
+        measured_at = self._measured_at
+        if measured_at is None or self._connections != self._link.connections:
+            return True
+        return _monotonic_ms() - measured_at >= REMEASURE_AFTER_MS
+
     def _measure(self) -> None:
+        # Asking may make a connection itself; then the next look measures once more.
+        self._connections = self._link.connections
         before = _monotonic_ms()
         seconds, microseconds = self._link.ask(lambda client: client.time())
         after = _monotonic_ms()
         with self._lock:
             self._ahead_ms = seconds * 1000 + microseconds // 1000 - (before + after) // 2
-            self._measured_at = after
+            self._measured_at = None if after - before > SLOW_ANSWER_MS else after
 
 
 def _monotonic_ms() -> int:

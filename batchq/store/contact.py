@@ -36,7 +36,8 @@ class Contact:
     def made(self) -> None:
         """The server has answered everything that was asked."""
         now = self._now_ms()
-        if self._last_at is None or now - self._last_at > self._longest_gap_ms:
+        # A clock that was set back is a break, too: until it has caught up, nobody would be silent.
+        if self._last_at is None or not 0 <= now - self._last_at <= self._longest_gap_ms:
             self._since = now
         self._last_at = now
 

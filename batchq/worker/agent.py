@@ -22,7 +22,7 @@ import structlog
 from msgspec import Struct
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.limits import MEMORY_LIMIT_ANNOTATION
+from batchq.api.limits import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.api.objects import Pod, Taint
 from batchq.api.reasons import Leaving
 from batchq.api.times import HOUR, SECOND
@@ -166,7 +166,10 @@ class Agent:
             resources=resources,
             labels=settings.labels,
             taints=settings.taints,
-            annotations={MEMORY_LIMIT_ANNOTATION: self._enforcement.kind},
+            annotations={
+                MEMORY_LIMIT_ANNOTATION: self._enforcement.kind,
+                LEASE_ANNOTATION: str(settings.lease_ms),
+            },
         )
         beat_ms = round(settings.beat_s * SECOND)
         self._member = Membership(self._store, offer, identity=self._identity, beat_ms=beat_ms)
@@ -187,7 +190,7 @@ class Agent:
         )
         sweep(self._run_dir, self._files.all(), self._enforcement.existing())
         for run in list(self._files.all()):
-            self._settling.has_died(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
+            self._settling.is_missing(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
         self._settle_all()
         self._files.forget_all(keep=self._settling.ids())
         self._reconcile(bound_patience_ms=0)
@@ -265,7 +268,8 @@ class Agent:
             for _ in range(_LAUNCHES_PER_TURN):
                 job = None
                 if self._slots.has_room():
-                    job = self._slots.next()
+                    # A second work-horse would take the first one's last word for its own.
+                    job = self._slots.next(ended=self._settling)
                     self._is_back()
                 if job is None:
                     self._idle_ms = min(2 * self._idle_ms, _IDLE_MOST_MS)
@@ -349,6 +353,8 @@ class Agent:
         """
         # Asked first: what is bound before the node is out of service is seen below.
         is_withdrawn = self._member.withdraw()
+        if self._member.is_taken_over():
+            return True
         running = self._slots.attempts()
         for pod in self._store.pods_on(self._settings.node):
             attempt = _attempt_of(pod)
@@ -400,7 +406,7 @@ class Agent:
             if attempt in running or attempt in self._settling or attempt.id in told:
                 continue
             if pod.status.phase == PodPhase.RUNNING or pod.status.terminating:
-                self._settling.has_died(attempt, now_ms=here_ms)
+                self._settling.is_missing(attempt, now_ms=here_ms)
             elif now_ms - (pod.status.bound_at or 0) >= bound_patience_ms:
                 waiting.append(attempt)
         self._end_leases(running)

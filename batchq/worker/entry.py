@@ -36,7 +36,7 @@ from batchq.worker.node import agent_pid, withdraw
 from batchq.worker.outcome import NOT_FOUND, Outcome
 from batchq.worker.ownserver import ServerWatch
 from batchq.worker.program import Program
-from batchq.worker.runfile import RunFile, RunFiles, started_ms
+from batchq.worker.runfile import RunFile, RunFiles, own_boot, started_ms
 from batchq.worker.signals import Signals
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL, Limits, Supervisor
 
@@ -116,6 +116,7 @@ class WorkHorse:
             attempt=attempt,
             horse=os.getpid(),
             horse_started_ms=started_ms(os.getpid()) or 0,
+            boot=own_boot(),
         )
 
     def run(self) -> None:
@@ -181,6 +182,7 @@ class WorkHorse:
                 task.template.working_dir,
                 stdin=program.stdin,
                 bounds=self._bounds,
+                until_ms=lease.guarded_until,
             )
         except process.NotStarted as failure:
             process.end_cgroup(self._bounds)
@@ -227,8 +229,8 @@ class WorkHorse:
             renewal = self._store.renew(
                 self._harness.node, self._uid, self._attempt, fence, lease_ms
             )
-        except StoreUnavailable:
-            self._own_server.lost()
+        except StoreUnavailable as trouble:
+            self._own_server.lost(refused=trouble.lasts)
             raise
         self._own_server.heard()
         if renewal.word == "fenced" and self._may_be_forgotten():

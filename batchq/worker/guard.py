@@ -81,7 +81,10 @@ def _await_the_time(read_end: int) -> int | None:
     while True:
         left_ms = None if until_ms is None else until_ms - monotonic_ns() // 1_000_000
         if left_ms is not None and left_ms <= 0:
-            return group
+            if group is not None:
+                return group
+            # Over before the command was started: it ends as soon as there is one.
+            left_ms = None
         if not select.select([read_end], [], [], None if left_ms is None else left_ms / 1000)[0]:
             continue
         part = os.read(read_end, 4096)

@@ -19,7 +19,7 @@ import structlog
 from batchq.worker.cgroup import PodCgroup
 from batchq.worker.pidfds import await_death
 from batchq.worker.process import send_to_group
-from batchq.worker.runfile import RunFile, started_ms
+from batchq.worker.runfile import RunFile, own_boot, started_ms
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +33,8 @@ def sweep(run_dir: Path, runs: Iterable[RunFile], cgroups: Iterable[PodCgroup] =
 
     `cgroups`: those of its pods that exist; they are removed.
     """
-    runs = list(runs)
+    # The numbers in a record from before a reboot are by now those of other people's processes.
+    runs = [run for run in runs if run.boot == own_boot()]
     _await_horses([run for run in runs if started_ms(run.horse) == run.horse_started_ms])
     for one in cgroups:
         if left := one.end(_KILLED_WITHIN_S):

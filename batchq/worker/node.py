@@ -92,7 +92,7 @@ class Membership:
         self._store.beat(self._offer.name, run)
         node = self._node()
         agent = "" if node is None else _agent_of(node)
-        if agent not in ("", self._identity, self._former):
+        if self._is_anothers(agent):
             raise Conflict(
                 f"node {self._offer.name} was taken over by the agent {_shown(agent)}",
                 hint="give each agent a node name of its own",
@@ -111,6 +111,14 @@ class Membership:
             return True
         self._post(Leaves(agent=self._identity))
         return False
+
+    def is_taken_over(self) -> bool:
+        """Whether another agent serves the name: what is bound here is that one's to start."""
+        node = self._node()
+        return node is not None and self._is_anothers(_agent_of(node))
+
+    def _is_anothers(self, agent: str) -> bool:
+        return agent not in ("", self._identity, self._former)
 
     def _post(self, fact: Fact) -> None:
         self._store.inboxes.post(self._offer.name, fact)

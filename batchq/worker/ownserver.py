@@ -61,9 +61,14 @@ class ServerWatch:
             self._server = None if pid is None else OwnServer(pid, started_ms(pid))
             self._is_sure = True
 
-    def lost(self) -> None:
-        """The server has not answered: the next to answer may be another process."""
+    def lost(self, *, refused: bool = False) -> None:
+        """The server has not answered: the next to answer may be another process. If it has
+        `refused` to, one is there, and serves others.
+        """
         self._is_sure = False
+        if refused:
+            with self._lock:
+                self._server = None
 
     def is_away(self) -> bool:
         """Whether the server that was heard last is known to serve nobody."""

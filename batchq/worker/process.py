@@ -129,8 +129,10 @@ def start(
     *,
     stdin: int = subprocess.DEVNULL,
     bounds: Bounds = UNBOUNDED,
+    until_ms: int | None = None,
 ) -> Command:
-    """Start `argv` in a process group of its own, within `bounds`; it reads from `stdin`.
+    """Start `argv` in a process group of its own, within `bounds`; it reads from `stdin`. The guard
+    ends it at `until_ms`, unless it is allowed more: this process may stand still at any line.
 
     Raises NotStarted, with exit code 127 or 126 as a shell would have it; the cgroup is left then.
     """
@@ -147,6 +149,8 @@ def start(
     entrance: int | None = None
     try:
         guard = Guard(bounds.cgroup)
+        if until_ms is not None:
+            guard.allow_until(until_ms)
         entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
         process = subprocess.Popen(
             list(argv),

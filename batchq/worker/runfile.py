@@ -8,12 +8,12 @@ the server was away.
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO
 
 import msgspec
-import psutil
 import structlog
 from msgspec import Struct
 
@@ -34,6 +34,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     attempt: int
     horse: int
     horse_started_ms: int
+    #: Where its numbers are those of processes: `own_boot` of the work-horse.
+    boot: str = ""
     #: The command's process group; 0 before it was started.
     group: int = 0
     #: When the pod began to run, in the server's milliseconds.
@@ -139,15 +141,29 @@ class RunFiles:
         return self._directory / f"{pod}-{attempt}{_SUFFIX}"
 
 
-def started_ms(pid: int) -> int | None:
-    """When the process with this pid started; None if there is none that runs."""
+def own_boot() -> str:
+    """Names this start of the machine, and of the container that this process may be in: pids and
+    process groups of another one are other people's here.
+    """
     try:
-        process = psutil.Process(pid)
-        # A dead one that nobody has waited for (in a container without an init) runs no more.
-        is_dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        return None if is_dead else round(process.create_time() * 1000)
-    except psutil.NoSuchProcess:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def started_ms(pid: int) -> int | None:
+    """When the process with this pid started, counted from the start of the machine; None if there
+    is none that runs. The wall clock would give another instant after each time that it is set.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
         return None
+    # The name before them is in brackets, and may hold brackets of its own.
+    fields = stat.rpartition(") ")[2].split()
+    # A dead one that nobody has waited for (in a container without an init) runs no more.
+    return None if fields[0] in "ZXx" else int(fields[19]) * 1000 // os.sysconf("SC_CLK_TCK")
 
 
 def _read(path: Path) -> RunFile | None:

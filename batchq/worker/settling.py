@@ -3,7 +3,8 @@
 A work-horse posts the end of its pod and goes; its run file stays. The agent looks whether the pod
 has ended, and only then lets go of the file: a server that lost its last second, or was restored
 from an older file, is told again. A work-horse that died without a word is spoken for: with the
-outcome in its run file, or, if there is none, the pod is lost.
+outcome in its run file, or, if there is none, the pod is lost. One of which nothing is known here
+may yet run, on the machine that had the node's name before: it is lost when its lease is over.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import structlog
 from batchq.api.facts import Claim, Ended, Outcome, subject_of_pod
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod
+from batchq.store.alive import leases_of
 from batchq.store.redis import RedisStore
 from batchq.worker.desk import SAY_AGAIN_MS, Desk
 from batchq.worker.nodequeue import PodAttempt
@@ -41,8 +43,10 @@ class Settling:
         self._due_at: dict[PodAttempt, int] = {}
         #: What was said in the place of work-horses that had left nothing to say.
         self._said: dict[PodAttempt, Outcome] = {}
+        #: Those whose work-horses were children of this process, and were collected.
+        self._seen_dead: set[PodAttempt] = set()
 
-    def __contains__(self, attempt: PodAttempt) -> bool:
+    def __contains__(self, attempt: object) -> bool:
         return attempt in self._due_at
 
     def __len__(self) -> int:
@@ -57,7 +61,12 @@ class Settling:
         self._due_at[attempt] = now_ms + SAY_AGAIN_MS
 
     def has_died(self, attempt: PodAttempt, *, now_ms: int) -> None:
-        """Its work-horse is gone, and said nothing."""
+        """Its work-horse was seen to end, and said nothing."""
+        self._seen_dead.add(attempt)
+        self.is_missing(attempt, now_ms=now_ms)
+
+    def is_missing(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """It should run here, and does not."""
         self._due_at.setdefault(attempt, now_ms)
 
     def let_go(self) -> None:
@@ -94,6 +103,8 @@ class Settling:
             self.let_go()
         elif outcome is None and self._may_start_anew(pod):
             self._forget(attempt)
+        elif run is None and outcome is None and (left_ms := self._leased_for_ms(pod)) > 0:
+            self._due_at[attempt] = now_ms + left_ms
         else:
             self._send_unsent(attempt, run)
             self.tell(attempt, outcome or _lost(pod), now_ms=now_ms)
@@ -118,9 +129,22 @@ class Settling:
         left = [fact for fact in self._desk.pending() if fact.subject == subject]
         return not any(isinstance(fact, Claim | Ended) for fact in left)
 
+    def _leased_for_ms(self, pod: Pod) -> int:
+        """How much longer somebody may run a pod of which nothing is known here.
+
+        The node may have been on another machine, which cannot be reached or stands still: there
+        the pod goes on until its lease is nearly over.
+        """
+        uid, number = pod.metadata.uid, pod.status.attempt
+        if pod.status.phase != PodPhase.RUNNING or PodAttempt(uid, number) in self._seen_dead:
+            return 0
+        leases = leases_of(self._store.alive.read([self._node]))
+        return leases.get((self._node, uid, number), 0) - self._store.now_ms()
+
     def _forget(self, attempt: PodAttempt) -> None:
         self._due_at.pop(attempt, None)
         self._said.pop(attempt, None)
+        self._seen_dead.discard(attempt)
         self._files.forget(attempt.pod, attempt.attempt)
 
     def _send_unsent(self, attempt: PodAttempt, run: RunFile | None) -> None:

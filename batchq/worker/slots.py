@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Container
 from types import TracebackType
 from typing import Any
 
@@ -134,10 +135,11 @@ class Slots:
 
     # --- from the queue to a work-horse -----------------------------------------------------
 
-    def next(self) -> PodJob | None:
+    def next(self, *, ended: Container[PodAttempt] = ()) -> PodJob | None:
         """Take the next RQ job off the queue; None if there is none.
 
-        What is no pod's attempt, or runs already, is dropped. Raises StoreUnavailable.
+        What is no pod's attempt, runs already or is one of `ended`, is dropped. Raises
+        StoreUnavailable.
         """
         with self._link.errors():
             while True:
@@ -150,8 +152,9 @@ class Slots:
                     log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
                     self._refuse(job, str(wrong))
                     continue
-                if attempt not in self.attempts():
+                if attempt not in self.attempts() and attempt not in ended:
                     return job
+                log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
                 self._queue.intermediate_queue.remove(job.id)
 
     def launch(self, job: PodJob, harness: Harness) -> int:

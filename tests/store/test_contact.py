@@ -67,6 +67,16 @@ def test_a_call_that_failed_is_a_break_however_short() -> None:
     assert contact.since == 1_001
 
 
+def test_contact_counts_anew_when_the_servers_clock_was_set_back() -> None:
+    hands = Hands()
+    contact = Contact(hands.now_ms)
+    hands.at = 3_600_000
+    contact.made()
+    hands.at = 1_000
+    contact.made()
+    assert contact.since == 1_000
+
+
 def test_without_a_leader_there_is_no_generation(redis_store: RedisStore) -> None:
     found = standing(redis_store)
     assert (found.generation, found.restarted_at) == (0, None)

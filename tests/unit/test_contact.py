@@ -153,6 +153,25 @@ def test_after_writes_were_lost_a_lease_passes_whoever_has_reported() -> None:
     assert list(restarted("n1", "n2", now_ms=130_000, forgot=True).bound) == ["default/g-w-0"]
 
 
+def test_a_node_with_a_longer_lease_is_waited_for_as_long_as_that() -> None:
+    def after(now_ms: int) -> Decided:
+        standing = Standing(
+            generation=100, contact_since=0, restarted_at=100_000, reported=frozenset({"n1"})
+        )
+        return decide(
+            a_node("n1", cpu=1, heartbeat=now_ms),
+            # It went silent before the restart, and may run a pod whose bind was forgotten.
+            a_node("n2", cpu=1, heartbeat=99_000, annotations={"batchq/lease-ms": "300000"}),
+            a_group("g"),
+            standing=standing,
+            now_ms=now_ms,
+        )
+
+    assert after(399_999).bound == {}
+    assert next_due_at(after(399_999).session) == 400_000
+    assert after(400_000).bound == {"default/g-w-0": "n1"}
+
+
 def test_a_node_that_is_not_ready_is_not_waited_for() -> None:
     standing = Standing(
         generation=100, contact_since=0, restarted_at=100_000, reported=frozenset({"n1"})

@@ -12,6 +12,8 @@ import redis
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, Pod
 from batchq.store.redis import RedisStore
+from batchq.store.rq_link import RqLink
+from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
 from tests.daemon.waiting import until
 from tests.harness.proxy import Road
 from tests.harness.server import Server
@@ -128,6 +130,24 @@ def test_a_pod_goes_on_while_the_server_of_its_own_machine_stands_still(
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
 
 
+def test_a_pod_ends_with_its_lease_when_a_new_server_of_its_own_machine_refuses_its_node(
+    stage: Stage, server: Server
+) -> None:
+    stage.start_agent(lease_ms=1500)
+    (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+    group = stage.started(pod, saying="up")
+    server.stop()
+    guarded = Server("--requirepass", "secret", "--unixsocket", str(server.socket))
+    guarded.socket = server.socket
+    guarded.start()
+    try:
+        # Others know the password, and take the pod for lost.
+        until(lambda: members(group) == [], within_s=10)
+    finally:
+        guarded.discard()
+        server.start()
+
+
 def test_a_pod_that_ends_while_the_server_is_away_is_reported_when_it_is_back(
     stage: Stage, raw: redis.Redis
 ) -> None:
@@ -190,6 +210,28 @@ def test_an_agent_whose_server_is_gone_still_ends_when_told(tmp_path: Path) -> N
         stage.close()
         store.close()
         server.discard()
+
+
+def test_a_pod_that_has_ended_keeps_its_end_when_it_is_delivered_once_more(stage: Stage) -> None:
+    stage.start_agent()
+    flag = stage.home / "flag"
+    (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
+    group = stage.started(pod, saying="up")
+    # Nobody leads, so nobody sees the end; a relay that stood still delivers what it had in hand.
+    stage.clerk.stop()
+    flag.touch()
+    until(lambda: not members(group), within_s=WITHIN_S)
+    until(lambda: bool(stage.store.inboxes.own("n1")), within_s=WITHIN_S)
+    horse = stage.horse_of(pod)
+    until(lambda: not is_alive(horse), within_s=WITHIN_S)
+    link = RqLink(stage.store.url)
+    enqueue(node_queue("n1", link), [PodAttempt(pod.metadata.uid, 1)])
+    link.close()
+    until(lambda: "pod delivered twice" in stage.said(), within_s=WITHIN_S)
+    run = stage.run_of(pod)
+    assert run is not None
+    assert run.outcome is not None
+    assert run.outcome.exit_code == 0
 
 
 def test_a_drained_agent_lets_its_pods_end(stage: Stage) -> None:

@@ -41,3 +41,14 @@ def test_a_dropped_attempt_that_is_still_bound_is_handed_in_again(
     assert job is not None
     assert job.asks_for() == _ATTEMPT
     link.close()
+
+
+def test_an_attempt_whose_end_waits_to_be_seen_is_not_started_again(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    link = RqLink(redis_store.url)
+    slots = _dropped(link)
+    slots.hand_in([_ATTEMPT])
+    assert slots.next(ended=[_ATTEMPT]) is None
+    link.close()
+    assert raw.keys("rq:queue:*") == []

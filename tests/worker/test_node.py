@@ -7,9 +7,12 @@ import os
 import msgspec
 import pytest
 
+from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
+from batchq.worker.runfile import RunFiles
 from tests.daemon.waiting import until
+from tests.harness.proxy import Road
 from tests.harness.server import Server
 from tests.worker.stage import WITHIN_S, Stage, members
 
@@ -106,3 +109,43 @@ def _node(stage: Stage) -> Node:
 def _write(stage: Stage, node: Node, *charges: Charge) -> None:
     write = Write(kind="Node", key="n1", expect=node.metadata.revision, value=node)
     stage.commit(Transaction(subject="n1", writes=(write,), charges=charges))
+
+
+def test_a_node_that_moves_to_another_machine_gives_no_pod_up_before_its_lease_is_over(
+    stage: Stage, server: Server
+) -> None:
+    there, here = (stage.home / name for name in ("there", "here"))
+    with Road(server.socket) as road:
+        stage.start_agent(url=road.url, home=str(there), lease_ms=6_000)
+        (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+        until(lambda: stage.output(pod) == "up\n", within_s=WITHIN_S)
+        run = RunFiles(there / "run" / "n1").read(pod.metadata.uid, 1)
+        assert run is not None
+        # Its machine can no longer reach the server; and it is another than the second agent's.
+        road.block()
+        _is_said_to_be_served_by(stage, "elsewhere:1:1")
+        heard_at = stage.store.beats(["n1"])["n1"]
+        until(lambda: stage.store.now_ms() - heard_at > 1_500, within_s=WITHIN_S)
+        stage.start_agent(home=str(here))
+        until(lambda: stage.now(pod).status.phase == PodPhase.EVICTED, within_s=WITHIN_S)
+        assert members(run.group) == []
+        assert stage.now(pod).status.reason == "NodeLost"
+
+
+def test_an_agent_whose_node_was_taken_over_leaves_the_other_ones_pods_alone(
+    stage: Stage,
+) -> None:
+    agent = stage.start_agent()
+    (pod,) = stage.bound("true")
+    _is_said_to_be_served_by(stage, "elsewhere:1:1")
+    assert agent.wait(timeout=WITHIN_S) == 8
+    assert "node n1 was taken over by the agent with pid 1 on elsewhere" in stage.said()
+    assert stage.store.inboxes.own("n1") == []
+    assert stage.now(pod).status.phase == PodPhase.BOUND
+
+
+def _is_said_to_be_served_by(stage: Stage, agent: str) -> None:
+    node = _node(stage)
+    annotations = {**node.metadata.annotations, "batchq/agent": agent}
+    metadata = msgspec.structs.replace(node.metadata, annotations=annotations)
+    _write(stage, msgspec.structs.replace(node, metadata=metadata))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 
 import psutil
 import pytest
@@ -40,6 +41,34 @@ def test_a_stopped_process_is_known_from_one_that_sleeps_or_is_gone() -> None:
         process.kill()
         process.wait()
         assert stopped([process.pid]) == []
+
+
+#: A work-horse that stands still right after it has started its command.
+_STANDS_STILL = """
+import os, signal, sys
+from batchq.worker.messenger import monotonic_ms
+from batchq.worker.process import start
+
+until_ms = monotonic_ms() + int(sys.argv[1])
+command = start(["sleep", "600"], dict(os.environ), "", until_ms=until_ms)
+print(command.group, flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("lease_ms", [500, -1])
+def test_a_command_ends_with_its_lease_though_nobody_has_looked_after_it_yet(
+    lease_ms: int,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _STANDS_STILL, str(lease_ms)], stdout=subprocess.PIPE, text=True
+    ) as horse:
+        assert horse.stdout is not None
+        group = int(horse.stdout.readline())
+        try:
+            until(lambda: members(group) == [], within_s=5)
+        finally:
+            horse.kill()
 
 
 @pytest.mark.e2e

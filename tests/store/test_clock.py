@@ -1,0 +1,52 @@
+"""The server's clock: whoever goes by it agrees with all others, whatever becomes of the server."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from batchq.store import clock
+from batchq.store.clock import ServerClock
+from batchq.store.link import Link
+from tests.daemon.waiting import until
+
+
+class ASetClock(redis.Redis):
+    """A server that tells no more than the time, which is set by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 1_000_000
+
+    def time(self) -> tuple[int, int]:
+        return self.seconds, 0
+
+
+def test_the_time_goes_on_between_two_looks() -> None:
+    server = ASetClock()
+    ours = ServerClock(Link("redis://nowhere", client=server))
+    assert 1_000_000_000 <= ours.now_ms() < 1_000_001_000
+    server.seconds += 3_600
+    assert ours.now_ms() < 1_000_001_000
+
+
+def test_another_connection_may_lead_to_another_clock() -> None:
+    server = ASetClock()
+    link = Link("redis://nowhere", client=server)
+    ours = ServerClock(link)
+    ours.now_ms()
+    server.seconds += 3_600
+    link.connections += 1
+    assert 1_003_600_000 <= ours.now_ms() < 1_003_601_000
+
+
+def test_all_come_to_agree_on_a_clock_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "REMEASURE_AFTER_MS", 200)
+    server = ASetClock()
+    first, second = (ServerClock(Link("redis://nowhere", client=server)) for _ in range(2))
+    first.now_ms()
+    second.now_ms()
+    for step in (3_600, -7_200):
+        server.seconds += step
+        until(lambda: abs(first.now_ms() - 1000 * server.seconds) < 2_000, within_s=5)
+        until(lambda: abs(second.now_ms() - 1000 * server.seconds) < 2_000, within_s=5)

@@ -108,7 +108,11 @@ def stack(machine: Machine) -> Iterator[Stack]:
 
 
 BREAKS = pytest.mark.parametrize(
-    "break_", [pytest.param(Road.cut, id="cut"), pytest.param(Road.block, id="blocked")]
+    "break_",
+    [
+        pytest.param(Road.cut, id="cut", marks=pytest.mark.slow),
+        pytest.param(Road.block, id="blocked"),
+    ],
 )
 
 
@@ -282,7 +286,7 @@ PAUSED_S = 13.0
     ("strike", "away_s"),
     [
         pytest.param(stopped, ALL_LEASES_S, id="stopped"),
-        pytest.param(killed, ALL_LEASES_S, id="killed"),
+        pytest.param(killed, ALL_LEASES_S, id="killed", marks=pytest.mark.slow),
         pytest.param(paused, PAUSED_S, id="paused"),
     ],
 )

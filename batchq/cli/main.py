@@ -61,6 +61,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "worker": Entry("worker", "worker", "Make this machine a node, and run its pods."),
         "config": Entry("config", "config", "Check and print the scheduler's configuration."),
         "doctor": Entry("doctor", "doctor", "Look for what is wrong, and say what to do."),
+        "acl": Entry("acl", "acl", "Print a user of the server, by role, for its ACL file."),
     },
     "Try and measure": {
         "simulate": Entry("simulate", "simulate", "Play a described world in virtual time."),

@@ -5,7 +5,7 @@ Lua's numbers are doubles, so no number travels into or out of a script other th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -38,7 +38,6 @@ _OBJECTS = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
 _EVENT = msgspec.json.Decoder(Event)
 _CHARGE = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[str, str], ...]])
 _LIMIT = msgspec.json.Decoder(dict[str, str])
-_PLACE = {name: str(place) for place, name in enumerate(KIND_NAMES, start=1)}
 
 
 class Carried(Struct, frozen=True):
@@ -102,11 +101,22 @@ def read_answers(reply: bytes) -> tuple[tuple[Answer, ...], int]:
     return tuple(_answer(parts) for parts in answers), int(revision)
 
 
-def write_transaction(transaction: Transaction) -> bytes:
+def kinds_of(transactions: Iterable[Transaction]) -> tuple[str, ...]:
+    """The kinds whose objects are written, in the order in which a script is given their keys."""
+    written = {write.kind for transaction in transactions for write in transaction.writes}
+    return tuple(kind for kind in KIND_NAMES if kind in written)
+
+
+def places_of(kinds: Sequence[str]) -> dict[str, str]:
+    """Where `commit.lua` finds the keys of each of these kinds."""
+    return {kind: str(place) for place, kind in enumerate(kinds, start=1)}
+
+
+def write_transaction(transaction: Transaction, places: Mapping[str, str]) -> bytes:
     """One transaction for `commit.lua`: lists of lists of texts."""
     return _ENCODER.encode(
         (
-            [_write(write) for write in transaction.writes],
+            [_write(write, places[write.kind]) for write in transaction.writes],
             [_charge(charge) for charge in transaction.charges],
             [_limit(limit) for limit in transaction.limits],
             [_delivery(delivery) for delivery in transaction.deliveries],
@@ -120,9 +130,9 @@ def joined(transactions: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(transactions) + b"]"
 
 
-def _write(write: Write) -> tuple[str, ...]:
+def _write(write: Write, place: str) -> tuple[str, ...]:
     expect = "" if write.expect is None else str(write.expect)
-    kind = (_PLACE[write.kind], write.kind, write.key, expect, write.fence)
+    kind = (place, write.kind, write.key, expect, write.fence)
     item = write.value
     if item is None:
         return (*kind, "", "", "", "")

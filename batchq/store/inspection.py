@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
-from redis.exceptions import NoPermissionError
 
 from batchq.api.facts import Fact, decode
 from batchq.api.objects import KINDS, Object, key_of, kind_of
@@ -22,6 +21,7 @@ from batchq.api.transaction import Ledger
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot, Standing
 from batchq.store import codec, keys
+from batchq.store.link import is_forbidden
 from batchq.store.mirror import Change, Trimmed, read_changes
 from batchq.store.redis import RedisStore
 from batchq.store.rules import Held
@@ -96,7 +96,7 @@ def permitted(question: Callable[[], T]) -> T | None:
     try:
         return question()
     except StoreUnavailable as error:
-        if isinstance(error.__cause__, NoPermissionError):
+        if is_forbidden(error):
             return None
         raise
 

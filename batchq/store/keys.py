@@ -76,6 +76,8 @@ def result(node: str, pod: str, attempt: int) -> str:
     return f"{_TAG}:result:{node}:{pod}-{attempt}"
 
 
+#: A pattern that every key matches.
+EVERYTHING = f"{_TAG}:*"
 REVISION = f"{_TAG}:revision"
 EPOCH = f"{_TAG}:epoch"
 LEADER = f"{_TAG}:leader"

@@ -229,6 +229,10 @@ class Link:
         return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint, lasts=lasts)
 
 
+_ROLES = (
+    "its role is another: a submitter submits, an operator changes queues, quotas and nodes, a"
+    " worker serves the nodes it is named for, a scheduler decides; see `batchq acl --help`"
+)
 _CODES: tuple[tuple[str, str, str], ...] = (
     ("NOAUTH", "asks for a password", "put it into the URL: redis://:PASSWORD@host:6379/0"),
     ("READONLY", "is a read-only replica", "connect to the primary"),
@@ -239,7 +243,11 @@ _CODES: tuple[tuple[str, str, str], ...] = (
     ),
     ("OOM", "refuses writes: its maxmemory is used up", "raise maxmemory or delete what is old"),
     ("NOREPLICAS", "refuses writes: it has too few replicas", "see its min-replicas-to-write"),
-    ("NOPERM", "does not permit this user what batchq does", "grant the user +@all ~* &*"),
+    (
+        "NOPERM",
+        "does not permit this user what was asked",
+        _ROLES,
+    ),
     ("MOVED", "is part of a cluster", "connect to a standalone server: RQ needs one"),
     ("CLUSTERDOWN", "is part of a cluster", "connect to a standalone server: RQ needs one"),
     ("MASTERDOWN", "has lost its primary", "connect to the primary"),
@@ -263,6 +271,11 @@ _PHRASES: tuple[tuple[str, str], ...] = (
 _LASTING = ("NOAUTH", "NOPERM", "MOVED")
 #: What a server says that was the primary until just now.
 _DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
+
+
+def is_forbidden(error: StoreUnavailable) -> bool:
+    """Whether the server answered, and does not permit this user what was asked."""
+    return error.__cause__ is not None and _word_of(error.__cause__) == "NOPERM"
 
 
 def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
@@ -289,7 +302,7 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
             return f"refuses a command: {_first_line(text)}", "see the server's log"
 
 
-def _word_of(error: Exception) -> str:
+def _word_of(error: BaseException) -> str:
     """The word in capitals that the server's message begins with, or would."""
     text = str(error).strip()
     for phrase, word in _PHRASES:

@@ -16,13 +16,14 @@ from msgspec import Struct
 
 from batchq.api.objects import NAMESPACED, Object, Pod
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
+from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys, scripts
 from batchq.store.alive import Alive, Renewal, beats_of
 from batchq.store.clock import ServerClock
 from batchq.store.contact import Contact
 from batchq.store.inboxes import Inboxes
-from batchq.store.link import LONGEST_BLOCK_MS, Link, check_info
+from batchq.store.link import LONGEST_BLOCK_MS, Link, check_info, is_forbidden
 from batchq.store.mirror import (
     PAGE,
     Change,
@@ -34,6 +35,7 @@ from batchq.store.mirror import (
     scan_objects,
     scan_pods_on,
 )
+from batchq.store.roles import forbidden
 from batchq.store.rules import Held, commit_of, well_formed
 
 __all__ = ["Change", "Difference", "RedisStore", "Renewal", "Trimmed"]
@@ -243,13 +245,16 @@ class RedisStore:
 
         Large commits take several calls of the script; others may write in between.
         """
-        written = [codec.write_transaction(well_formed(one)) for one in transactions]
+        kinds = codec.kinds_of(transactions)
+        places = codec.places_of(kinds)
+        written = [codec.write_transaction(well_formed(one), places) for one in transactions]
         answers: list[Answer] = []
         revision = 0
         for place, (start, stop) in enumerate(_calls(transactions, written)):
-            reply = self._link.run(
-                scripts.COMMIT,
-                _commit_keys(f"{request_id}.{place}"),
+            reply = self._run_commit(
+                kinds,
+                epoch is not None,
+                _commit_keys(f"{request_id}.{place}", transactions, kinds, led=epoch is not None),
                 (
                     codec.joined(written[start:stop]),
                     "" if epoch is None else epoch,
@@ -257,6 +262,7 @@ class RedisStore:
                     keys.REQUEST_TTL_S,
                     self._changes_kept,
                     EVENTS_KEPT,
+                    keys.LIMITS,
                 ),
             )
             some, revision = codec.read_answers(reply)
@@ -264,6 +270,16 @@ class RedisStore:
         if not transactions:
             revision = self._revision()
         return commit_of(transactions, answers, revision)
+
+    def _run_commit(
+        self, kinds: Sequence[str], led: bool, names: Sequence[str], arguments: Sequence[Any]
+    ) -> Any:
+        try:
+            return self._link.run(scripts.COMMIT, names, arguments)
+        except StoreUnavailable as error:
+            if not is_forbidden(error):
+                raise
+            raise forbidden(error, kinds=kinds, leads=led) from error.__cause__
 
     def _revision(self) -> int:
         return self._link.ask(lambda client: int(cast(bytes, client.get(keys.REVISION)) or 0))
@@ -280,6 +296,13 @@ class RedisStore:
             (identity, now, now + lease_ms, has_run_id),
         )
         return int(epoch) if epoch else None
+
+    def led_since(self) -> int:
+        """When the server's present run was first led (its clock, ms); 0 if that is not known."""
+        told = self._link.ask(
+            lambda client: cast("bytes | None", client.hget(keys.SERVER, "since"))
+        )
+        return int(told or 0)
 
     def resign(self, identity: str) -> None:
         """Give the leader's lease back, if it is still held."""
@@ -438,19 +461,27 @@ def _calls(
         yield start, len(transactions)
 
 
-def _commit_keys(request_id: str) -> tuple[str, ...]:
+def _commit_keys(
+    request_id: str, transactions: Sequence[Transaction], kinds: Sequence[str], *, led: bool
+) -> tuple[str, ...]:
+    """The keys of one call; the request's own in place of those that the commit has no use for.
+
+    A server that knows permissions asks for that to write every key that a script is given.
+    """
+    own = keys.request(request_id)
+    charges = any(one.charges for one in transactions)
     return (
-        keys.request(request_id),
-        keys.EPOCH,
+        own,
+        keys.EPOCH if led else own,
         keys.REVISION,
         keys.CHANGES,
-        keys.EVENTS,
-        keys.LEDGER,
-        keys.CHARGES,
-        keys.LIMITS,
-        keys.OUTBOX,
-        keys.SERVER,
-        *(name(kind) for kind in keys.KIND_NAMES for name in (keys.objects, keys.heads)),
+        keys.EVENTS if any(one.events for one in transactions) else own,
+        keys.LEDGER if charges else own,
+        keys.CHARGES if charges else own,
+        keys.LIMITS if any(one.limits for one in transactions) else own,
+        keys.OUTBOX if any(one.deliveries for one in transactions) else own,
+        keys.SERVER if led else own,
+        *(name(kind) for kind in kinds for name in (keys.objects, keys.heads)),
     )
 
 

@@ -86,12 +86,16 @@ class Machine:
         return path
 
     def batchq(
-        self, *arguments: str, exits: int | None = 0, within_s: float = COMMAND_WITHIN_S
+        self,
+        *arguments: str,
+        exits: int | None = 0,
+        within_s: float = COMMAND_WITHIN_S,
+        url: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; it must exit with `exits`."""
+        """Run a command to its end, on the server at `url`; it must exit with `exits`."""
         done = subprocess.run(
             self._command(arguments),
-            env=self._environ,
+            env=self._environ_for(url),
             cwd=self.root,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -112,7 +116,7 @@ class Machine:
         ):
             process = subprocess.Popen(
                 self._command(arguments),
-                env=self._environ | ({"BATCHQ_REDIS_URL": url} if url else {}),
+                env=self._environ_for(url),
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -143,9 +147,12 @@ class Machine:
         config = ("--config", str(self.quick))
         self.batchq("up", "--agents", str(agents), "--resources", resources, *config)
 
-    def agent(self, name: str, resources: str = "cpu=2,memory=512Mi") -> subprocess.Popen[str]:
+    def agent(
+        self, name: str, resources: str = "cpu=2,memory=512Mi", *, url: str = ""
+    ) -> subprocess.Popen[str]:
         """A node agent with quick settings, once its node is ready."""
-        process = self.start("worker", "--name", name, "--resources", resources, *QUICK_AGENT)
+        options = ("--name", name, "--resources", resources, *QUICK_AGENT)
+        process = self.start("worker", *options, url=url)
         with self.client() as client:
             until(
                 lambda: any(node.metadata.name == name and _ready(node) for node in client.nodes())
@@ -169,6 +176,9 @@ class Machine:
         """Submit manifests."""
         with self.client() as client:
             client.submit_all([document.decode() for document in read_documents(text, "test")])
+
+    def _environ_for(self, url: str) -> dict[str, str]:
+        return self._environ | ({"BATCHQ_REDIS_URL": url} if url else {})
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
         return [sys.executable, "-P", "-m", "batchq.cli", *arguments]

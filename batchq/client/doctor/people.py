@@ -12,7 +12,7 @@ _READS = "reading (`+@read`) of batchq's keys"
 FAR_BEHIND = 10_000
 
 #: The roles of conf/acl, by how the names of their users begin.
-_ROLES = ("scheduler", "worker", "submitter", "readonly", "read-only", "reader")
+_ROLES = ("scheduler", "worker", "submitter", "operator", "readonly", "read-only", "reader")
 
 
 def permissions(state: State) -> tuple[Finding, ...]:
@@ -138,4 +138,7 @@ def _looks_like(user: str | None) -> str:
     if user == "default":
         return " (the server's own, of no role)"
     role = next((role for role in _ROLES if user.startswith(role)), "")
-    return f" (by its name a {role})" if role else ""
+    if not role:
+        return ""
+    article = "an" if role[0] in "aeiou" else "a"
+    return f" (by its name {article} {role})"

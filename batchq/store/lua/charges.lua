@@ -1,7 +1,7 @@
 -- A part of commit: what charges do to the ledger's sums, and which limit they would pass.
 -- The same rules in Python: batchq/store/rules.py.
--- KEYS: those of commit: 6 ledger, 7 charges, 8 limits.
--- ARGV: those of commit: 3 overcommit in thousandths.
+-- KEYS: those of commit: 6 ledger, 7 charges.
+-- ARGV: those of commit: 3 overcommit in thousandths, 7 the key of the limits.
 -- Answers: nothing by itself.
 
 -- No sum passes this: above it, Lua's numbers skip integers.
@@ -65,7 +65,7 @@ local function limit_of(scope, name, plus, minus, stated)
     local rest = math.fmod(units, 1000)
     return math.min(MOST, thousandth(units) * overcommit + thousandth(rest * overcommit))
   end
-  local record = stated[scope] or redis.call('HGET', KEYS[8], scope)
+  local record = stated[scope] or redis.call('HGET', ARGV[7], scope)
   local limit = record and record ~= '' and cjson.decode(record)[name]
   if limit then return tonumber(limit) end
   return string.sub(scope, 1, 5) == 'node:' and 0 or MOST

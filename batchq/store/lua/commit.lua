@@ -1,15 +1,16 @@
 -- Applies transactions in order, each whole or not at all. Everything is text, numbers too.
 -- KEYS: 1 request, 2 epoch, 3 revision, 4 changes, 5 events, 6 ledger, 7 charges, 8 limits,
---       9 outbox, 10 server; then of each kind its objects and its heads.
+--       9 outbox, 10 server; then of each kind that is written its objects and its heads. What a
+--       call has no use for is the request again: a server asks for the right to write every key.
 -- ARGV: 1 transactions: JSON [[writes, charges, limits, deliveries, events], ...] with
---           write    [place of its kind, kind, key, expect, fence, phase, new fence, stop, value]
+--           write    [place of its kind in KEYS, kind, key, expect, fence, phase, new fence, stop, value]
 --                    value: the object's JSON without its start, or '' to delete it
 --           charge   [holder, '' or JSON [scopes, [[resource, amount], ...]], '' or 'yes' (checked)]
 --           limit    [scope, '' or JSON {resource: amount}]
 --           delivery [field, JSON]
 --           event    JSON
 --       2 the leader's epoch or '', 3 overcommit in thousandths, 4 seconds to remember the answers,
---       5 changes kept, 6 events kept.
+--       5 changes kept, 6 events kept, 7 the key of the limits, for those who may only read them.
 -- Answers: JSON [revision, [answer, ...]]; an answer is [ok], [conflict | fenced | move, object],
 --       [epoch, current] or [limit, scope, resource, need, limit, seen]. Asked again with the same
 --       request, it answers the same and applies nothing.

@@ -1,0 +1,150 @@
+"""Who may do what with a server that knows users (Redis 7.2 or Valkey): one table of roles.
+
+A role has the commands that batchq uses in it and no others; the end-to-end tests run under these
+very permissions. A script has the rights of whoever calls it, and a server asks for the right to
+write every key that a script is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from batchq.api.objects import KINDS
+from batchq.errors import StoreUnavailable
+from batchq.store import keys
+
+#: RQ's keys. Its hashes of jobs and workers do not tell which node they are of.
+_RQ = "rq:*"
+_NODE = "<node>"
+
+#: What every client says when it connects, and asks before it uses a server.
+_CONNECTS = ("client|setinfo", "info", "ping", "select", "time")
+_LOOKS = (
+    *("acl|whoami", "exec", "get", "hget", "hgetall", "hkeys", "hmget", "hscan", "multi"),
+    *("xrange", "xread", "xrevrange"),
+)
+#: What `commit.lua` does, less what looks.
+_COMMITS = ("eval", "evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd")
+#: The other scripts and commands of a leader, and handing pods to RQ.
+_LEADS = ("del", "expire", "hlen", "hrandfield", "hstrlen", "rpush", "sadd")
+_SERVES = ("eval", "evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
+#: What RQ's worker does.
+_RQ_WORKS = (
+    *("del", "exists", "hincrby", "hincrbyfloat", "lmove", "lrange", "lrem", "persist", "rpush"),
+    *("sadd", "smembers", "srandmember", "srem", "unwatch", "watch"),
+    *("zadd", "zrange", "zrangebyscore", "zrem", "zremrangebyscore"),
+)
+
+#: What people submit. Its pods are deleted with a group.
+_SUBMITTED = ("PodGroup", "Pod")
+
+
+class Role(Struct, frozen=True, kw_only=True):
+    """What users of a role may do.
+
+    `commands` are as in ACL rules. `reads` and `writes` are patterns of keys; who may write a key
+    may read it, too. `<node>` in them stands for each node that the user is for. `kinds`: whose
+    objects it may write.
+    """
+
+    name: str
+    purpose: str
+    commands: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether each of its users is for certain nodes."""
+        return any(_NODE in pattern for pattern in self.writes)
+
+
+def _objects(kinds: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name(kind) for kind in kinds for name in (keys.objects, keys.heads))
+
+
+_COMMITTED = (
+    *(keys.request("*"), keys.REVISION, keys.CHANGES, keys.EVENTS),
+    *(keys.LEDGER, keys.CHARGES),
+)
+#: Every key with the name of a node in it, whatever else is in it.
+_OF_A_NODE = tuple(
+    re.sub(r"<(?!node>)[a-z]+>", "*", key.name) for key in keys.TABLE if _NODE in key.name
+)
+
+#: From the least to the most.
+ROLES: tuple[Role, ...] = (
+    Role(
+        name="readonly",
+        purpose="looks at everything, and changes nothing",
+        commands=(*_CONNECTS, *_LOOKS),
+        reads=(keys.EVERYTHING,),
+    ),
+    Role(
+        name="worker",
+        purpose="serves nodes, and runs what is bound to them",
+        commands=(*_CONNECTS, *_LOOKS, *_SERVES, *_RQ_WORKS),
+        reads=(keys.EVERYTHING,),
+        writes=(*_OF_A_NODE, keys.BELL, _RQ),
+    ),
+    Role(
+        name="submitter",
+        purpose="submits, changes, claims and deletes groups of pods",
+        commands=(*_CONNECTS, *_LOOKS, *_COMMITS),
+        reads=(keys.EVERYTHING,),
+        writes=(*_COMMITTED, *_objects(_SUBMITTED)),
+        kinds=_SUBMITTED,
+    ),
+    Role(
+        name="operator",
+        purpose="submits, and changes queues, quotas, priority classes, checks and nodes",
+        commands=(*_CONNECTS, *_LOOKS, *_COMMITS, "config|get"),
+        reads=(keys.EVERYTHING,),
+        writes=(*_COMMITTED, keys.LIMITS, *_objects(tuple(KINDS))),
+        kinds=tuple(KINDS),
+    ),
+    Role(
+        name="scheduler",
+        purpose="decides, and hands pods to nodes",
+        commands=(*_CONNECTS, *_LOOKS, *_COMMITS, *_LEADS),
+        writes=(keys.EVERYTHING, _RQ),
+        kinds=tuple(KINDS),
+    ),
+)
+
+
+def rules_of(role: Role, nodes: Sequence[str] = ()) -> tuple[str, ...]:
+    """The rules of a user of this role, for these nodes, as ACL SETUSER takes them."""
+    writes = [
+        pattern.replace(_NODE, node)
+        for pattern in role.writes
+        for node in (nodes if _NODE in pattern else ("",))
+    ]
+    return (
+        *(f"%R~{pattern}" for pattern in role.reads),
+        *(f"~{pattern}" for pattern in writes),
+        "resetchannels",
+        "-@all",
+        *(f"+{command}" for command in sorted(set(role.commands))),
+    )
+
+
+def forbidden(error: StoreUnavailable, *, kinds: Sequence[str], leads: bool) -> StoreUnavailable:
+    """What to say to a user who may not write objects of these kinds, and which role may."""
+    least = next(
+        role.name
+        for role in ROLES
+        if set(kinds) <= set(role.kinds) and role.kinds and (not leads or role.name == "scheduler")
+    )
+    others = [kind for kind in kinds if kind not in _SUBMITTED] or kinds
+    what = " and ".join(f"{kind}s" if kind[-1:] != "s" else f"{kind}es" for kind in others)
+    place = error.message.partition(" does not permit ")[0]
+    return StoreUnavailable(
+        f"{place} does not permit this user to write {what or 'events'}",
+        hint=f"that takes a user of the role {least}: see `batchq acl {least}`",
+        lasts=True,
+    )

@@ -1,0 +1,87 @@
+"""`batchq acl`, and the ready files that are what it prints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from batchq.store.roles import ROLES
+from tests.cli.conftest import run
+
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "acl"
+READY = {
+    "scheduler": ["scheduler"],
+    "worker": ["worker", "--node", "n1"],
+    "submitter": ["submitter"],
+    "operator": ["operator"],
+    "readonly": ["readonly"],
+}
+
+
+def test_there_is_a_ready_file_for_each_role_and_no_other() -> None:
+    assert {path.stem for path in FOLDER.glob("*.acl")} == {role.name for role in ROLES}
+
+
+@pytest.mark.parametrize("role", READY)
+def test_a_ready_file_is_what_the_command_prints(role: str) -> None:
+    done = run("acl", *READY[role])
+    assert (FOLDER / f"{role}.acl").read_text() == done.out, (
+        f"print it anew: batchq acl {' '.join(READY[role])} > conf/acl/{role}.acl"
+    )
+    assert done.out.startswith(f"user {role}") and " off " in done.out  # noqa: PT018
+
+
+def test_a_reader_is_one_line() -> None:
+    assert run("acl", "readonly").out == (
+        "user readonly reset off %R~{bq}:* resetchannels -@all +acl|whoami +client|setinfo +exec"
+        " +get +hget +hgetall +hkeys +hmget +hscan +info +multi +ping +select +time +xrange +xread"
+        " +xrevrange\n"
+    )
+
+
+def test_a_password_is_printed_as_its_digest_only(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("correct horse\n")
+    digest = hashlib.sha256(b"correct horse").hexdigest()
+    named = run("acl", "submitter", "--password-file", str(tmp_path / "password"))
+    assert named.out.startswith(f"user submitter reset on #{digest} %R~{{bq}}:* ")
+    assert run("acl", "submitter", "--password-file", "-", stdin="correct horse").out == named.out
+    assert run("acl", "submitter", "--hash", digest.upper()).out == named.out
+    assert "horse" not in named.out
+
+
+def test_a_worker_is_for_each_of_its_nodes() -> None:
+    answer = json.loads(run("acl", "worker", "--node", "a", "--node", "b", "-o", "json").out)
+    assert (answer["user"], answer["nodes"], answer["on"]) == ("worker", ["a", "b"], False)
+    assert [rule for rule in answer["rules"] if "~" in rule] == [
+        "%R~{bq}:*",
+        *("~{bq}:inbox:a", "~{bq}:inbox:b", "~{bq}:alive:a", "~{bq}:alive:b"),
+        *("~{bq}:log:a:*-*", "~{bq}:log:b:*-*", "~{bq}:result:a:*-*", "~{bq}:result:b:*-*"),
+        *("~{bq}:bell", "~rq:*"),
+    ]
+    assert answer["line"].startswith("user worker reset off %R~{bq}:* ~{bq}:inbox:a ")
+    assert run("acl", "worker", "--node", "a").out.startswith("user worker-a reset off ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["submiter"], 1, "there is no role 'submiter'; expected one of readonly, worker, submit"),
+        (["worker"], 1, "a user of the role worker is for certain nodes, and none was named"),
+        (["readonly", "--node", "n1"], 1, "a user of the role readonly is not for certain nodes"),
+        (["worker", "--node", "*"], 1, "node '*': "),
+        (["worker", "--node", "n1 ~*"], 1, "node 'n1 ~*': "),
+        (["readonly", "--user", "me +@all"], 1, "user 'me +@all': expected letters, digits"),
+        (["readonly", "--hash", "secret"], 1, "expected 64 hexadecimal digits of a SHA-256"),
+        (["readonly", "--password-file", "-"], 1, "expected one line, the password"),
+        (["readonly", "--password-file", "no-such"], 1, "no-such: No such file or directory"),
+        (["readonly", "--password-file", "-", "--hash", "0"], 2, "two ways to say one thing"),
+    ],
+)
+def test_what_is_no_user_is_refused_in_a_sentence(words: list[str], code: int, told: str) -> None:
+    done = run("acl", *words)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("error: ")
+    assert told in done.err

@@ -1,0 +1,71 @@
+"""A stack on a server that knows users: each process has the user of its role, and no other."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import ExitStack
+from types import TracebackType
+
+from batchq.client import Client
+from tests.e2e.machine import Machine, until
+from tests.harness.guarded import NODES, GuardedServer
+
+
+class GuardedStack:
+    """Server, two schedulers and two agents; a context manager that leaves no process.
+
+    What is not said to be of another user is of the operator.
+    """
+
+    def __init__(self, server: GuardedServer | None = None) -> None:
+        self.server = server or GuardedServer("--appendonly", "yes")
+        self.server.start()
+        self.machine = Machine(url=self.server.url_of("operator"))
+        self.schedulers: list[subprocess.Popen[str]] = []
+        self.agents: dict[str, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> GuardedStack:
+        with ExitStack() as undo:
+            # Who does not get as far as the end leaves no process either.
+            undo.push(self.__exit__)
+            self.start_scheduler()
+            self.start_scheduler()
+            for node in NODES:
+                self.start_agent(node)
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.machine.__exit__(kind, error, trace)
+        self.server.discard()
+
+    def start_scheduler(self) -> None:
+        """One more scheduler, by the command line that everybody could read; one leads then."""
+        self.schedulers.append(
+            self.machine.start(
+                *("--redis-url", self.server.url_of("scheduler"), "scheduler"),
+                *("--config", str(self.machine.quick)),
+            )
+        )
+        with self.machine.client() as client:
+            until(lambda: client.schedulers().leader is not None, what="a scheduler leads")
+
+    def start_agent(self, node: str) -> None:
+        """The agent of a node, once that is ready."""
+        url = self.server.url_of(f"worker-{node}")
+        self.agents[node] = self.machine.agent(node, url=url)
+
+    def batchq(
+        self, user: str, *arguments: str, exits: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as a user."""
+        return self.machine.batchq(*arguments, exits=exits, url=self.server.url_of(user))
+
+    def client(self, user: str) -> Client:
+        """The Python API as a user."""
+        return Client(self.server.url_of(user))

@@ -1,0 +1,404 @@
+"""The usual story on a server that knows users, each process with the rights of its role alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchq.api.facts import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves, encode
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Node, Pod
+from batchq.store import keys
+from batchq.store.connect import open_store
+from batchq.store.inboxes import SUPERSEDED, UNREADABLE
+from batchq.store.rq_link import RqLink
+from batchq.worker.gonenodes import forget_gone_nodes
+from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
+from tests.e2e.guarded import GuardedStack
+from tests.e2e.machine import kill, phase, pods_of, until
+from tests.harness.guarded import ADMIN, CANARY
+
+QUEUES = """
+apiVersion: batchq/v1
+kind: Queue
+metadata: {name: research}
+spec: {weight: 2}
+---
+apiVersion: batchq/v1
+kind: PriorityClass
+metadata: {name: urgent}
+spec: {value: 100}
+"""
+SLEEPER = "while true; do sleep 0.2; done"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[GuardedStack]:
+    with GuardedStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(running: GuardedStack) -> Iterator[GuardedStack]:
+    """The stack; at the end nobody must have been refused anything that the test did not expect."""
+    running.server.refusals()
+    yield running
+    assert running.server.refusals() == set()
+
+
+def ended(stack: GuardedStack, *names: str) -> None:
+    stack.batchq("submitter", "wait", *names, "--timeout", "60s")
+
+
+def test_a_submitter_has_gangs_arrays_retries_and_functions_run(stack: GuardedStack) -> None:
+    submit = ("submit", "--quiet")
+    stack.batchq("submitter", *submit, "--name", "gang", "-N", "2", "--", "sh", "-c", "echo hello")
+    stack.batchq("submitter", *submit, "--name", "array", "--array", "0-5", "--", "true")
+    again = stack.machine.root / "again"
+    fails_once = f"test -e {again} || {{ touch {again}; exit 3; }}"
+    retried = ("--name", "retried", "--retries", "1", "--", "sh", "-c", fails_once)
+    stack.batchq("submitter", *submit, *retried)
+    function = ("--name", "root", "--function", "math:sqrt", "--args", "[4]")
+    stack.batchq("submitter", *submit, *function)
+    stack.batchq("submitter", *submit, "--name", "later", "--after", "gang", "--", "true")
+    ended(stack, "gang", "array", "retried", "root", "later")
+    assert stack.batchq("submitter", "logs", "gang").stdout.split() == ["hello", "hello"]
+    assert stack.batchq("submitter", "result", "root").stdout == "2.0\n"
+    with stack.client("readonly") as client:
+        [pod] = pods_of(client, "retried")
+        assert pod.status.failures == 1
+    for name in ("gang", "array", "retried", "root", "later"):
+        stack.batchq("submitter", "delete", "podgroup", name)
+
+
+def test_a_submitter_holds_back_opens_gates_and_cancels(stack: GuardedStack) -> None:
+    stack.batchq("submitter", "submit", "--name", "held", "--gate", "data", "--", "true")
+    stack.batchq("submitter", "suspend", "held")
+    stack.batchq("submitter", "gates", "open", "held", "data")
+    stack.batchq("submitter", "resume", "held")
+    ended(stack, "held")
+    stack.batchq("submitter", "submit", "--name", "endless", "--", "sh", "-c", SLEEPER)
+    with stack.client("submitter") as client:
+        until(lambda: phase(client, "endless") == "Running", what="it runs")
+        stack.batchq("submitter", "cancel", "endless")
+        until(lambda: pods_of(client, "endless")[0].status.phase == PodPhase.EVICTED)
+
+
+def test_a_submitter_claims_external_groups_and_reports(stack: GuardedStack) -> None:
+    with stack.client("submitter") as client:
+        client.submit(external=True, name="outside")
+        until(lambda: phase(client, "outside") == "InQueue", what="it is admitted")
+        with client.external.claim("outside", holder="a-consumer", ttl="5s") as claim:
+            claim.report("running")
+            until(lambda: phase(client, "outside") == "Running", what="it runs")
+            claim.report("succeeded")
+        until(lambda: phase(client, "outside") == "Completed", what="it has ended")
+
+
+def test_an_operator_changes_queues_quotas_classes_and_nodes(stack: GuardedStack) -> None:
+    path = stack.machine.file("queues.yaml", QUEUES)
+    stack.batchq("operator", "apply", "-f", str(path))
+    stack.batchq("operator", "quota", "set", "default", "cpu=4")
+    submitted = ("submit", "-q", "research", "--priority-class", "urgent", "--name", "urgent")
+    stack.batchq("submitter", *submitted, "--wait", "--", "true")
+    stack.batchq("operator", "nodes", "cordon", "n2")
+    stack.batchq("operator", "nodes", "uncordon", "n2")
+    stack.batchq("operator", "nodes", "drain", "n2", "--timeout", "30s")
+    stack.batchq("operator", "nodes", "uncordon", "n2")
+    stack.batchq("operator", "quota", "set", "default", "cpu=100")
+    stack.batchq("operator", "delete", "podgroup", "urgent")
+    stack.batchq("operator", "delete", "queue", "research")
+    stack.batchq("operator", "delete", "priorityclass", "urgent")
+    # Another test of this module may have ended an agent just now, which the doctor would tell.
+    report = json.loads(stack.batchq("operator", "doctor", "-o", "json", exits=None).stdout)
+    [asked] = [one for one in report["findings"] if one["check"] == "permissions"]
+    assert asked["found"] == (
+        "user operator (by its name an operator) may read everything that is looked at"
+    )
+
+
+def test_a_reader_sees_everything_and_changes_nothing(stack: GuardedStack) -> None:
+    stack.batchq("submitter", "submit", "--name", "seen", "--wait", "--", "echo", "hello")
+    for words in (
+        *(["jobs"], ["describe", "seen"], ["nodes"], ["queues"], ["quota"], ["get", "pods"]),
+        *(["gates", "list"], ["scheduler", "--status"], ["wait", "seen"]),
+    ):
+        stack.batchq("readonly", *words)
+    assert stack.batchq("readonly", "logs", "seen").stdout == "hello\n"
+    assert stack.server.refusals() == set()
+    told = stack.batchq("readonly", "doctor", exits=None).stdout
+    assert "user readonly (by its name a readonly) may not read: CONFIG GET;" in told
+    assert stack.server.refusals() == {("readonly", "config|get")}
+    for words in (["submit", "--", "true"], ["suspend", "seen"], ["cancel", "seen"]):
+        assert stack.batchq("readonly", *words, exits=None).returncode != 0
+    stack.server.refusals()
+    with stack.client("readonly") as client:
+        assert phase(client, "seen") == "Completed"
+        assert [one.metadata.name for one in client.list("PodGroup")].count("seen") == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "words", "what", "role"),
+    [
+        ("readonly", ["submit", "--", "true"], "PodGroups", "submitter"),
+        ("worker-n1", ["submit", "--", "true"], "PodGroups", "submitter"),
+        ("submitter", ["nodes", "cordon", "n1"], "Nodes", "operator"),
+        ("submitter", ["quota", "set", "default", "cpu=9"], "ResourceQuotas", "operator"),
+        ("submitter", ["apply", "-f", "queues.yaml"], "Queues and PriorityClasses", "operator"),
+    ],
+)
+def test_whoever_may_not_is_told_in_a_sentence_which_role_may(
+    stack: GuardedStack, user: str, words: list[str], what: str, role: str
+) -> None:
+    stack.machine.file("queues.yaml", QUEUES)
+    done = stack.batchq(user, *words, exits=9)
+    assert done.stderr == (
+        f"error: the server at unix://{user}:***@{stack.server.socket} does not permit this user"
+        f" to write {what}\nhint: that takes a user of the role {role}: see `batchq acl {role}`\n"
+    )
+    assert {name for name, _ in stack.server.refusals()} == {user}
+
+
+@pytest.mark.parametrize(
+    "words", [["worker", "--name", "n3", "--resources", "cpu=1"], ["scheduler"]], ids=" ".join
+)
+def test_a_daemon_with_the_wrong_credentials_says_what_it_lacks(
+    stack: GuardedStack, words: list[str]
+) -> None:
+    process = stack.machine.start(*words, url=stack.server.url_of("submitter"))
+    told = "its role is another: a submitter submits"
+    until(lambda: told in stack.machine.output_of(process), what=told)
+    process.terminate()
+    process.wait(timeout=30)
+    assert {name for name, _ in stack.server.refusals()} == {"submitter"}
+    with stack.client("readonly") as client:
+        assert {node.metadata.name for node in client.nodes()} == {"n1", "n2"}
+
+
+def test_the_death_of_an_agent_and_of_the_leader_is_survived(stack: GuardedStack) -> None:
+    with stack.client("submitter") as client:
+        lasts = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done"
+        two = ("-N", "2", "--cpus", "2", "--retries", "2")
+        stack.batchq("submitter", "submit", "--name", "long", *two, "--", "sh", "-c", lasts)
+        until(lambda: phase(client, "long") == "Running", what="it runs")
+        kill(stack.agents["n1"].pid)
+        stack.agents["n1"].wait()
+        leader = client.schedulers().leader
+        assert leader is not None
+        [leading] = [one for one in stack.schedulers if f":{one.pid}:" in leader.identity]
+        kill(leading.pid)
+        leading.wait()
+        stack.start_agent("n1")
+        stack.schedulers.remove(leading)
+        stack.start_scheduler()
+    ended(stack, "long")
+
+
+def test_an_agent_may_tidy_up_what_rq_keeps_of_other_nodes(stack: GuardedStack) -> None:
+    link = RqLink(stack.server.url_of("worker-n1"))
+    enqueue(node_queue("gone", link), [PodAttempt("p", 1)])
+    # Each round looks at a few queues by chance; there are fewer than that here.
+    assert forget_gone_nodes(link, lambda node: node == "gone") == ["gone"]
+    link.close()
+
+
+@pytest.fixture
+def elsewhere(stack: GuardedStack) -> Iterator[Pod]:
+    """A pod that runs on n2, and whose end is not n1's to tell."""
+    with stack.client("operator") as client:
+        client.cordon("n1")
+        client.submit(command=["sh", "-c", SLEEPER], name="elsewhere", cpus=1)
+        until(lambda: phase(client, "elsewhere") == "Running", what="it runs")
+        [pod] = pods_of(client, "elsewhere")
+        assert pod.status.node == "n2"
+        yield pod
+        client.uncordon("n1")
+        client.cancel("elsewhere")
+        until(lambda: pods_of(client, "elsewhere")[0].status.phase == PodPhase.EVICTED)
+        client.delete("PodGroup", "elsewhere")
+
+
+def facts_about(pod: Pod) -> list[Fact]:
+    """Whatever can be said of a pod and its attempts."""
+    uid, attempt = pod.metadata.uid, pod.status.attempt
+    success = Outcome(exit_code=0)
+    return [
+        *(Claim(pod=uid, attempt=number, author="x") for number in (attempt, attempt + 1)),
+        *(Ended(pod=uid, attempt=number, outcome=success) for number in (attempt, attempt + 1)),
+        *(
+            Runs(pod=uid, attempt=number, author="x", started_at=1)
+            for number in (attempt, attempt + 1)
+        ),
+    ]
+
+
+def test_a_worker_can_say_nothing_of_a_pod_on_another_node(
+    stack: GuardedStack, elsewhere: Pod
+) -> None:
+    store = open_store(stack.server.url_of("worker-n1"))
+    before = store.counts().get(SUPERSEDED, 0)
+    ledger = store.ledger()
+    facts = facts_about(elsewhere)
+    for number, fact in enumerate(facts, start=1):
+        store.inboxes.post("n1", fact)
+        until(lambda: not store.inboxes.own("n1"), what="it is folded")
+        until(lambda: store.counts().get(SUPERSEDED, 0) == before + number, what="it is counted")  # noqa: B023
+    assert store.get("Pod", elsewhere.metadata.uid) == elsewhere
+    assert store.ledger() == ledger
+    store.close()
+
+
+def test_a_worker_can_say_nothing_of_another_node(stack: GuardedStack) -> None:
+    """In an inbox there is no word for another node: what is said there is said of its own."""
+    store = open_store(stack.server.url_of("worker-n1"))
+    other = store.get("Node", "n2")
+    assert isinstance(other, Node)
+    before = store.counts().get(UNREADABLE, 0)
+    of_n2 = Serves(agent=other.metadata.annotations["batchq/agent"], resources={"cpu": 1})
+    store.link.ask(lambda client: client.hset(keys.inbox("n1"), "n2", encode(of_n2)))
+    until(lambda: store.counts().get(UNREADABLE, 0) == before + 1, what="it is counted")
+    # The agent of n2 does not serve n1, so nor can it leave there.
+    store.inboxes.post("n1", Leaves(agent=of_n2.agent))
+    until(lambda: not store.inboxes.own("n1"), what="it is folded")
+    for name in ("n1", "n2"):
+        node = store.get("Node", name)
+        assert isinstance(node, Node)
+        assert node.status.ready
+    now = store.get("Node", "n2")
+    assert isinstance(now, Node)
+    assert now.spec == other.spec
+    store.close()
+
+
+def test_what_is_put_into_the_queue_of_another_node_starts_nothing_there(
+    stack: GuardedStack, elsewhere: Pod
+) -> None:
+    """A worker may write RQ's keys; an attempt runs where it is bound, whoever hands it in."""
+    link = RqLink(stack.server.url_of("worker-n1"))
+    uid, attempt = elsewhere.metadata.uid, elsewhere.status.attempt
+    for node in ("n1", "n2"):
+        queue = node_queue(node, link)
+        enqueue(queue, [PodAttempt(uid, attempt), PodAttempt(uid, attempt + 1)])
+        until(lambda: not link.connection.lrange(queue.key, 0, -1), what="it is taken")  # noqa: B023
+    with stack.client("readonly") as client:
+        assert pods_of(client, "elsewhere") == [elsewhere]
+    started = [one for one in psutil.process_iter() if _serves(one, uid)]
+    assert len(started) == 1
+    link.close()
+
+
+def _serves(process: psutil.Process, pod: str) -> bool:
+    """Whether it is the first process of a pod."""
+    try:
+        environ = process.environ()
+        return environ.get("BATCHQ_POD_UID") == pod and process.pid == _group_of(process.pid)
+    except psutil.Error:
+        return False
+
+
+def _group_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2])
+
+
+# --- Passwords -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def revealing(stack: GuardedStack) -> Iterator[Pod]:
+    """A pod that prints its environment and goes on."""
+    with stack.client("submitter") as client:
+        client.submit(command=["sh", "-c", f"env; cat /proc/$PPID/cmdline; {SLEEPER}"], name="env")
+        until(lambda: phase(client, "env") == "Running", what="it runs")
+        [pod] = pods_of(client, "env")
+        until(lambda: any("BATCHQ_POD" in line.text for line in client.logs("env")), what="env")
+        yield pod
+        client.cancel("env")
+        until(lambda: pods_of(client, "env")[0].status.phase == PodPhase.EVICTED)
+        client.delete("PodGroup", "env")
+
+
+def test_no_password_is_in_a_command_line_or_the_environment_of_a_pod(
+    stack: GuardedStack, revealing: Pod
+) -> None:
+    ours, pods = [], []
+    for process in psutil.process_iter():
+        try:
+            environ, words = process.environ(), " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        assert CANARY not in words
+        if "BATCHQ_POD_UID" in environ:
+            pods.append(process.pid)
+            assert CANARY not in str(environ)
+        elif CANARY in str(environ):
+            # Where it has to be, which the user of the process alone may read.
+            ours.append(process.pid)
+    started = {one.pid for one in (*stack.schedulers, *stack.agents.values())}
+    # One work-horse stands between the agent and its pod.
+    assert started < set(ours)
+    assert len(pods) >= 1
+
+
+def test_a_pod_can_read_the_credentials_of_its_agent(stack: GuardedStack) -> None:
+    """Nothing stands between two processes of one user: docs/security.md says what to do."""
+    reads = "tr '\\0' '\\n' < /proc/$PPID/environ | grep -c '^BATCHQ_REDIS_URL='"
+    with stack.client("submitter") as client:
+        client.submit(command=["sh", "-c", reads], name="curious")
+        client.wait(["curious"], timeout_s=30)
+        assert [line.text for line in client.logs("curious")] == ["1"]
+
+
+def test_no_password_is_in_any_file(stack: GuardedStack, revealing: Pod) -> None:
+    """Logs, records of what runs, output of pods; and the server's own files."""
+    read = [
+        (path, path.read_bytes())
+        for folder in (stack.machine.root, stack.server.folder)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
+    assert [str(path) for path, text in read if CANARY.encode() in text] == []
+    names = {path.name for path, _ in read}
+    stem = f"{revealing.metadata.uid}-{revealing.status.attempt}"
+    assert {f"{stem}.log", f"{stem}.json", "users.acl"} <= names
+    assert any(b"agent started" in text for _, text in read)
+    assert any(b"BATCHQ_POD_UID" in text for _, text in read)
+
+
+def test_no_password_is_in_the_server(stack: GuardedStack, revealing: Pod) -> None:
+    with stack.server.as_user(ADMIN) as admin:
+        read = {name: admin.dump(name) for name in admin.scan_iter(count=1000)}
+    assert any(b"alive" in name for name in read)
+    assert [name for name, value in read.items() if CANARY.encode() in name + value] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["jobs", "-o", "json"], ["queues", "-o", "json"], ["nodes", "-o", "json"]),
+        *(["get", "nodes", "-o", "yaml"], ["get", "pods", "-o", "json"]),
+        *(["get", "podgroups", "-o", "yaml"], ["describe", "env"], ["describe", "node", "n1"]),
+        *(["doctor", "-o", "json"], ["doctor"], ["scheduler", "--status", "-o", "json"]),
+        *(["logs", "env"], ["apply", "-f", "no-such-file"], ["get", "nonsense", "-o", "json"]),
+    ],
+    ids=" ".join,
+)
+def test_no_password_is_in_what_is_answered(
+    stack: GuardedStack, revealing: Pod, words: list[str]
+) -> None:
+    done = stack.batchq("operator", *words, exits=None)
+    assert done.stdout or done.stderr
+    assert CANARY not in done.stdout + done.stderr
+
+
+def test_a_wrong_password_is_not_repeated(stack: GuardedStack) -> None:
+    url = stack.server.url_of("operator").replace("operator", "nobody", 1)
+    done = stack.machine.batchq("jobs", exits=9, url=url)
+    assert done.stderr == (
+        f"error: the server at unix://nobody:***@{stack.server.socket} refuses the user name or"
+        " password\nhint: check the credentials in the URL\n"
+    )
+    assert stack.server.refusals() == {("nobody", "HELLO")}

@@ -1,0 +1,357 @@
+"""What each role may not do: tried, on a real server, with the very permissions of the table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from batchq.api.facts import Leaves
+from batchq.api.objects import (
+    AdmissionCheck,
+    Metadata,
+    Node,
+    Object,
+    PriorityClass,
+    Queue,
+    ResourceQuota,
+    key_of,
+)
+from batchq.api.transaction import (
+    Charge,
+    Commit,
+    Delivery,
+    Event,
+    Limit,
+    Transaction,
+    Word,
+    Write,
+)
+from batchq.errors import StoreUnavailable
+from batchq.store import keys
+from batchq.store.redis import RedisStore
+from batchq.store.roles import ROLES
+from tests.builders import a_group, a_pod
+from tests.harness.guarded import ADMIN, USERS, GuardedServer
+
+KINDS = ("Queue", "ResourceQuota", "Node", "PriorityClass", "AdmissionCheck", "PodGroup", "Pod")
+WRITTEN: dict[str, Object] = {
+    "Queue": Queue(metadata=Metadata(name="a-queue")),
+    "ResourceQuota": ResourceQuota(metadata=Metadata(name="a-resourcequota", namespace="x")),
+    "Node": Node(metadata=Metadata(name="a-node")),
+    "PriorityClass": PriorityClass(metadata=Metadata(name="a-priorityclass")),
+    "AdmissionCheck": AdmissionCheck(metadata=Metadata(name="a-admissioncheck")),
+    "PodGroup": a_group("a-podgroup"),
+    "Pod": a_pod(a_group("a-podgroup")),
+}
+REQUESTS = itertools.count()
+EVENT = Event(kind="Pod", key="p", reason="Tested", at=1)
+#: Who may write which keys. Whatever is not named here, each is refused.
+OF_N1 = {"{bq}:inbox:n1", "{bq}:alive:n1", "{bq}:log:n1:p-1", "{bq}:result:n1:p-1", "{bq}:bell"}
+OF_N2 = {name.replace("n1", "n2") for name in OF_N1}
+COMMITTED = {
+    *("{bq}:request:1", "{bq}:revision", "{bq}:changes", "{bq}:events"),
+    *("{bq}:ledger", "{bq}:charges"),
+}
+OF_GROUPS = {"{bq}:PodGroup", "{bq}:PodGroup:head", "{bq}:Pod", "{bq}:Pod:head"}
+OF_OTHERS = {
+    f"{{bq}}:{kind}{end}"
+    for kind in ("Queue", "ResourceQuota", "Node", "PriorityClass", "AdmissionCheck")
+    for end in ("", ":head")
+}
+LEADERS = {
+    *("{bq}:epoch", "{bq}:server", "{bq}:leader", "{bq}:schedulers", "{bq}:outbox"),
+    "{bq}:counts",
+}
+MAY_WRITE = {
+    "readonly": set(),
+    "worker-n1": OF_N1,
+    "worker-n2": OF_N2,
+    "submitter": COMMITTED | OF_GROUPS,
+    "operator": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"},
+    "scheduler": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | LEADERS | OF_N1 | OF_N2,
+}
+
+
+def every_key() -> list[tuple[str, str]]:
+    """Names of keys, and their types."""
+    found = set()
+    for key in keys.TABLE:
+        for node in ("n1", "n2"):
+            name = key.name.replace("<node>", node).replace("<pod>", "p").replace("<attempt>", "1")
+            found.add((name.replace("<id>", "1"), key.type))
+    return sorted(found)
+
+
+KEYS = every_key()
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[GuardedServer]:
+    with GuardedServer() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _empty(guarded: GuardedServer) -> None:
+    with guarded.as_user(ADMIN) as admin:
+        admin.flushall()
+        admin.acl_log_reset()
+
+
+def write(client: redis.Redis, name: str, type_: str) -> Any:
+    match type_:
+        case "hash":
+            return client.hset(name, "field", "value")
+        case "stream":
+            return client.xadd(name, {"field": "value"})
+    return client.set(name, "1")
+
+
+def may(client: redis.Redis, *words: str) -> bool:
+    """Whether the server lets a user do so, whatever comes of it."""
+    try:
+        client.execute_command(*words)
+    except redis.exceptions.NoPermissionError:
+        return False
+    except redis.exceptions.ResponseError as error:
+        return "ACL failure" not in str(error) and "can't access" not in str(error)
+    return True
+
+
+def test_every_key_of_the_table_is_somebodys_to_write() -> None:
+    assert {name for name, _ in KEYS} == MAY_WRITE["scheduler"]
+
+
+@pytest.mark.parametrize(("name", "type_"), KEYS)
+@pytest.mark.parametrize("user", USERS)
+def test_who_may_write_each_key(guarded: GuardedServer, user: str, name: str, type_: str) -> None:
+    with guarded.as_user(user) as client, guarded.as_user(ADMIN) as admin:
+        if name in MAY_WRITE[user]:
+            write(client, name, type_)
+            assert admin.exists(name)
+            return
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            write(client, name, type_)
+        assert not admin.exists(name)
+
+
+@pytest.mark.parametrize(("name", "type_"), KEYS)
+@pytest.mark.parametrize("user", USERS)
+def test_a_script_may_write_no_more_than_who_calls_it(
+    guarded: GuardedServer, user: str, name: str, type_: str
+) -> None:
+    call = {"hash": "'HSET', {}, 'f', 'v'", "stream": "'XADD', {}, '*', 'f', 'v'"}
+    written = call.get(type_, "'SET', {}, '1'")
+    with guarded.as_user(user) as client, guarded.as_user(ADMIN) as admin:
+        named = may(client, "EVAL", f"return redis.call({written.format('KEYS[1]')})", "1", name)
+        # A key that the call does not name.
+        hidden = may(client, "EVAL", f"return redis.call({written.format('ARGV[1]')})", "0", name)
+        allowed = name in MAY_WRITE[user]
+        assert (named, hidden, bool(admin.exists(name))) == (allowed, allowed, allowed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("FLUSHALL", "FLUSHDB", "KEYS *", "SCAN 0", "SHUTDOWN NOSAVE", "SAVE", "BGREWRITEAOF"),
+        *("CONFIG SET appendonly no", "ACL LIST", "ACL SETUSER worker-n1 +@all", "ACL LOG"),
+        *("MONITOR", "SCRIPT FLUSH", "FUNCTION FLUSH", "REPLICAOF NO ONE"),
+        *("CLIENT KILL ID 1", "CLIENT PAUSE 1", "MODULE LIST", "RENAME rq:a rq:b", "SWAPDB 0 1"),
+        *(
+            "SUBSCRIBE secrets",
+            "PUBLISH secrets 1",
+            "SET other 1",
+            "GET other",
+            "MIGRATE h 1 k 0 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("user", USERS)
+def test_nobody_may(guarded: GuardedServer, user: str, words: str) -> None:
+    with guarded.as_user(user) as client:
+        assert not may(client, *words.split())
+
+
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "scheduler"])
+def test_only_an_operator_may_read_settings_among_which_are_passwords(
+    guarded: GuardedServer, user: str
+) -> None:
+    with guarded.as_user(user) as client, guarded.as_user("operator") as operator:
+        assert not may(client, "CONFIG", "GET", "primaryauth")
+        assert may(operator, "CONFIG", "GET", "primaryauth")
+
+
+@pytest.mark.parametrize("user", ["readonly", "submitter", "operator"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("RPUSH rq:queue:bq-node-n1 x", "HSET rq:job:x data y", "DEL rq:job:x"),
+        "LRANGE rq:queue:bq-node-n1 0 -1",
+    ],
+)
+def test_only_workers_and_schedulers_touch_what_is_rqs(
+    guarded: GuardedServer, user: str, words: str
+) -> None:
+    with guarded.as_user(user) as client:
+        assert not may(client, *words.split())
+
+
+@pytest.mark.parametrize("node", ["n11", "n1.example", "n", "*", "?1"])
+def test_a_node_whose_name_begins_alike_is_another(guarded: GuardedServer, node: str) -> None:
+    with guarded.as_user("worker-n1") as client:
+        for name in (keys.inbox(node), keys.alive(node), keys.result(node, "p", 1)):
+            assert not may(client, "HSET", name, "f", "v")
+            assert not may(client, "SET", name, "v")
+
+
+def a_write(kind: str) -> Write:
+    return Write(kind=kind, key=key_of(WRITTEN[kind]), expect=0, value=WRITTEN[kind])
+
+
+def commit(guarded: GuardedServer, user: str, *, epoch: int | None = None, **asked: Any) -> Commit:
+    store = RedisStore(guarded.url_of(user))
+    try:
+        transaction = Transaction(subject="test", **asked)
+        return store.commit([transaction], request_id=f"r{next(REQUESTS)}", epoch=epoch)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("user", "kinds"),
+    [
+        ("readonly", ()),
+        ("worker-n1", ()),
+        ("submitter", ("PodGroup", "Pod")),
+        ("operator", KINDS),
+        ("scheduler", KINDS),
+    ],
+)
+def test_who_may_commit_objects_of_each_kind(
+    guarded: GuardedServer, user: str, kinds: tuple[str, ...], kind: str
+) -> None:
+    charge = Charge(holder="h", scopes=("namespace:x",), amounts={"cpu": 1}, checked=True)
+    asked = {"writes": (a_write(kind),), "charges": (charge,), "events": (EVENT,)}
+    if kind in kinds:
+        assert commit(guarded, user, **asked).refused == ()
+        return
+    with pytest.raises(StoreUnavailable, match="does not permit this user to write") as raised:
+        commit(guarded, user, **asked)
+    least = "submitter" if kind in ("PodGroup", "Pod") else "operator"
+    assert (raised.value.lasts, raised.value.hint) == (
+        True,
+        f"that takes a user of the role {least}: see `batchq acl {least}`",
+    )
+
+
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "operator"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param({"epoch": 1}, id="as the leader"),
+        pytest.param({"deliveries": (Delivery(pod="p", attempt=1, node="n1"),)}, id="deliveries"),
+    ],
+)
+def test_only_a_scheduler_decides_and_binds(
+    guarded: GuardedServer, user: str, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(StoreUnavailable, match="does not permit"):
+        commit(guarded, user, writes=(a_write("PodGroup"),), **asked)
+    assert commit(guarded, "scheduler", writes=(a_write("PodGroup"),), **asked)
+
+
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter"])
+def test_only_operators_and_schedulers_set_limits(guarded: GuardedServer, user: str) -> None:
+    limits = (Limit(scope="namespace:x", amounts={"cpu": 1}),)
+    with pytest.raises(StoreUnavailable, match="does not permit"):
+        commit(guarded, user, limits=limits)
+    assert commit(guarded, "operator", limits=limits).refused == ()
+
+
+def test_a_submitter_is_held_to_limits_that_it_may_not_write(guarded: GuardedServer) -> None:
+    commit(guarded, "operator", limits=(Limit(scope="namespace:x", amounts={"cpu": 1}),))
+    charge = Charge(holder="h", scopes=("namespace:x",), amounts={"cpu": 2}, checked=True)
+    [refused] = commit(guarded, "submitter", charges=(charge,)).refused
+    assert (refused.answer.word, refused.answer.limit) == (Word.LIMIT, 1)
+
+
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "operator"])
+def test_nobody_but_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
+    store = RedisStore(guarded.url_of(user))
+    with pytest.raises(StoreUnavailable, match="does not permit this user what was asked"):
+        store.lead("me", 1_000)
+    store.close()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_everybody_may_read_everything_of_batchqs(guarded: GuardedServer, user: str) -> None:
+    with guarded.as_user(user) as client:
+        for name, type_ in KEYS:
+            word = {"hash": "HGETALL", "stream": "XREVRANGE", "string": "GET"}[type_]
+            assert may(client, word, name, *(("+", "-") if type_ == "stream" else ()))
+
+
+def test_every_role_is_tried() -> None:
+    assert {role for role, _ in USERS.values()} == {role.name for role in ROLES}
+
+
+# --- What is left to whoever means harm: shown, so that nobody is told otherwise -----------------
+
+
+def test_a_submitter_can_write_the_ledger_itself(guarded: GuardedServer) -> None:
+    with guarded.as_user("submitter") as client:
+        client.hset(keys.LEDGER, "namespace:x cpu", "9")
+    store = RedisStore(guarded.url_of("readonly"))
+    assert store.ledger() == {"namespace:x": {"cpu": 9}}
+    store.close()
+
+
+def test_a_submitter_can_bring_commits_to_a_stand(guarded: GuardedServer) -> None:
+    """A change of a far revision: all that follow are smaller, until somebody deletes it."""
+    with guarded.as_user("submitter") as client:
+        client.xadd(keys.CHANGES, {"kind": "x"}, id="99999999-0")
+    with pytest.raises(StoreUnavailable, match="equal or smaller than the target stream top item"):
+        commit(guarded, "scheduler", writes=(a_write("Queue"),))
+
+
+def test_a_worker_can_spoil_the_bell_but_what_others_say_is_found_without_it(
+    guarded: GuardedServer,
+) -> None:
+    with guarded.as_user("worker-n1") as client:
+        client.xadd(keys.BELL, {"node": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    store = RedisStore(guarded.url_of("worker-n2"))
+    with pytest.raises(StoreUnavailable, match="the last poss"):
+        store.inboxes.post("n2", Leaves(agent="a"))
+    assert store.inboxes.own("n2") == [Leaves(agent="a")]
+    store.close()
+
+
+def test_a_worker_can_take_what_waits_in_the_queue_of_another_node(guarded: GuardedServer) -> None:
+    with guarded.as_user("scheduler") as client:
+        client.rpush("rq:queue:bq-node-n2", "p-1")
+    with guarded.as_user("worker-n1") as client:
+        assert client.lrem("rq:queue:bq-node-n2", 1, "p-1") == 1
+
+
+def test_a_worker_can_fill_the_server_with_its_output(guarded: GuardedServer) -> None:
+    with guarded.as_user("worker-n1") as client:
+        for number in range(40):
+            client.xadd(keys.log("n1", "p", number), {"data": b"x" * 100_000})
+        assert client.info("memory")["used_memory"] > 4_000_000
+
+
+def test_who_is_taken_out_of_the_file_is_cut_off() -> None:
+    with GuardedServer() as server, server.as_user("worker-n1") as worker:
+        assert worker.ping()
+        path = server.folder / "users.acl"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(line for line in lines if " worker-n1 " not in line) + "\n")
+        with server.as_user(ADMIN) as admin:
+            admin.acl_load()
+        with pytest.raises((redis.exceptions.ConnectionError, redis.exceptions.ResponseError)):
+            worker.ping()

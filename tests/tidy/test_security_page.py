@@ -1,0 +1,40 @@
+"""Every claim of docs/security.md names the test that shows it, and there is such a test."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from batchq.store.roles import ROLES
+from tests.tidy.source import ROOT
+
+TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
+
+
+def claims() -> list[str]:
+    """The rows of the tables whose last column is the tests."""
+    rows: list[str] = []
+    for table in re.findall(r"^\| \| shown by \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE):
+        rows += table.splitlines()
+    return rows
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED)
+def test_there_is(path: str, name: str) -> None:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert name in found, f"docs/security.md leans on {path}::{name}, which is gone"
+
+
+def test_every_claim_has_a_test() -> None:
+    rows = claims()
+    assert len(rows) > 30
+    assert [row for row in rows if not re.search(r"`tests/[\w/]+\.py::\w+` \|$", row)] == []
+
+
+def test_every_role_has_its_row() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)
+    assert sorted(named) == sorted(role.name for role in ROLES)

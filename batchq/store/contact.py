@@ -62,13 +62,12 @@ class LastSeen:
         """It is the server's latest. Raises StoreUnavailable."""
         found = link.ask(lambda client: cast(_Entries, client.xrevrange(keys.CHANGES, count=1)))
         for raw_id, fields in found:
-            kind, key = fields[b"kind"].decode(), fields[b"key"].decode()
-            self.note(int(raw_id.split(b"-")[0]), kind, key, fields[b"value"])
+            self.note(raw_id, fields)
 
-    def note(self, revision: int, kind: str, key: str, stored: bytes) -> None:
+    def note(self, raw_id: bytes, fields: Mapping[bytes, bytes]) -> None:
         """It is this one now."""
-        self._revision = revision
-        self._trace = crc32(stored, crc32(f"{kind} {key}".encode()))
+        self._revision = int(raw_id.split(b"-")[0])
+        self._trace = _trace_of(fields)
 
     def is_forgotten(self, link: Link) -> bool:
         """Whether the server no longer knows that change, or knows another by its number."""
@@ -78,9 +77,12 @@ class LastSeen:
         found = link.ask(lambda client: cast(_Entries, client.xrange(keys.CHANGES, place, place)))
         if not found:
             return True
-        fields = found[0][1]
-        subject = fields[b"kind"] + b" " + fields[b"key"]
-        return crc32(fields[b"value"], crc32(subject)) != self._trace
+        return _trace_of(found[0][1]) != self._trace
+
+
+def _trace_of(fields: Mapping[bytes, bytes]) -> int:
+    """Of the whole entry, whoever wrote it."""
+    return crc32(b" ".join(name + b"=" + fields[name] for name in sorted(fields)))
 
 
 #: Run, generation and since, of what the leader has written of the server.

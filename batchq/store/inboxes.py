@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 import structlog
 from msgspec import Struct
+from redis.exceptions import ResponseError
 
 from batchq.api.facts import Fact, decode, encode
 from batchq.api.names import shown, subdomain_problem
@@ -62,7 +63,12 @@ class Inboxes:
             pipeline.hset(inbox, fact.subject, raw)
             pipeline.expire(inbox, keys.INBOX_TTL_S)
             pipeline.xadd(keys.BELL, {"node": node}, maxlen=BELL_KEPT, approximate=True)
-            pipeline.execute()
+            left_there, _, rung = pipeline.execute(raise_on_error=False)
+            if isinstance(left_there, Exception):
+                raise left_there
+            # A bell that somebody has spoiled is done without: all inboxes are looked through.
+            if isinstance(rung, Exception) and not isinstance(rung, ResponseError):
+                raise rung
 
         self._link.ask(left)
 

@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, cast
 
+import msgspec
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE
@@ -57,25 +58,29 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def read_changes(reply: Any, after: int) -> list[Change]:
-    """The changes of an XREAD's reply. Raises Trimmed if the first does not follow `after`."""
-    changes: list[Change] = []
-    for _, entries in reply or ():
-        for raw_id, fields in entries:
-            revision = int(raw_id.split(b"-")[0])
-            kind = fields[b"kind"].decode()
-            value = fields[b"value"]
-            changes.append(
-                Change(
-                    kind=kind,
-                    key=fields[b"key"].decode(),
-                    revision=revision,
-                    value=codec.read_object(kind, value) if value else None,
-                    id=raw_id.decode(),
-                )
-            )
+    """The changes of an XREAD's reply.
+
+    Raises Trimmed if the first does not follow `after`, or if one is none that batchq has written:
+    what is stored is to be read then, and not what the stream says of it.
+    """
+    try:
+        changes = [_change(*entry) for _, entries in reply or () for entry in entries]
+    except (KeyError, ValueError, msgspec.MsgspecError):
+        raise Trimmed from None
     if changes and changes[0].revision != after + 1:
         raise Trimmed
     return changes
+
+
+def _change(raw_id: bytes, fields: dict[bytes, bytes]) -> Change:
+    kind, value = fields[b"kind"].decode(), fields[b"value"]
+    return Change(
+        kind=kind,
+        key=fields[b"key"].decode(),
+        revision=int(raw_id.split(b"-")[0]),
+        value=codec.read_object(kind, value) if value else None,
+        id=raw_id.decode(),
+    )
 
 
 def scan_objects(link: Link, kind: str) -> Iterator[tuple[str, bytes]]:
@@ -337,9 +342,7 @@ class Mirror:
 
     def _note_last(self, reply: Any) -> None:
         for _, entries in reply or ():
-            raw_id, fields = entries[-1]
-            kind, key = fields[b"kind"].decode(), fields[b"key"].decode()
-            self._last_seen.note(int(raw_id.split(b"-")[0]), kind, key, fields[b"value"])
+            self._last_seen.note(*entries[-1])
 
 
 def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:

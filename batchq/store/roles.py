@@ -27,7 +27,10 @@ _LOOKS = (
     *("xrange", "xread", "xrevrange"),
 )
 #: What `commit.lua` does, less what looks.
-_COMMITS = ("eval", "evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd")
+_COMMITS = (
+    *("eval", "evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd"),
+    "xinfo|stream",
+)
 #: The other scripts and commands of a leader, and handing pods to RQ.
 _LEADS = ("del", "expire", "hlen", "hrandfield", "hstrlen", "rpush", "sadd")
 _SERVES = ("eval", "evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")

@@ -148,3 +148,35 @@ def test_waiting_for_a_change_ends_with_it_or_in_time(
     thread.join(timeout=20)
     assert heard == [True]
     assert not waiter.wait_for_change(0)
+
+
+@pytest.mark.parametrize("far", ["99999999-0", f"{2**64 - 1}-1"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"kind": "x"},
+        {"kind": "Queue", "key": "a", "value": "no JSON"},
+        {"kind": b"\xff", "key": "a", "value": ""},
+    ],
+)
+def test_a_change_that_nobody_of_ours_wrote_is_not_believed_and_holds_up_no_leader(
+    redis_store: RedisStore, raw: redis.Redis, far: str, entry: dict[str, str]
+) -> None:
+    make(redis_store, "a")
+    redis_store.lead("one", 30_000)
+    assert names(redis_store) == ["a"]
+    raw.xadd("{bq}:changes", entry, id=far)
+    redis_store.lead("one", 30_000)
+    assert names(redis_store) == ["a"]
+    make(redis_store, "b")
+    assert names(redis_store) == ["a", "b"]
+
+
+def test_a_change_that_was_taken_back_holds_up_no_commit(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    make(redis_store, "a")
+    raw.xadd("{bq}:changes", {"kind": "x"}, id="99999999-0")
+    raw.xdel("{bq}:changes", "99999999-0")
+    make(redis_store, "b")
+    assert names(redis_store) == ["a", "b"]

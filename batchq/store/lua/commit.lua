@@ -18,6 +18,7 @@ local answered = redis.call('GET', KEYS[1])
 if answered then return answered end
 -- A server that may not write (full, read-only) says so here, before anything has been written.
 redis.call('INCRBY', KEYS[3], 0)
+if KEYS[4] ~= KEYS[1] then keep_in_step() end
 
 local function falls(old, new)
   local pattern = '^(%S*) ?(%d*) ?(%d*)$'

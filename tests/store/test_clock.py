@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 import redis
 
@@ -9,6 +13,7 @@ from batchq.store import clock
 from batchq.store.clock import ServerClock
 from batchq.store.link import Link
 from tests.daemon.waiting import until
+from tests.harness.server import Server
 
 
 class ASetClock(redis.Redis):
@@ -50,3 +55,17 @@ def test_all_come_to_agree_on_a_clock_that_was_set(monkeypatch: pytest.MonkeyPat
         server.seconds += step
         until(lambda: abs(first.now_ms() - 1000 * server.seconds) < 2_000, within_s=5)
         until(lambda: abs(second.now_ms() - 1000 * server.seconds) < 2_000, within_s=5)
+
+
+def test_a_server_that_stood_still_is_not_believed_to_be_ahead(server: Server) -> None:
+    link = Link(server.url)
+    ours = ServerClock(link)
+    link.ask(lambda client: client.ping())
+    os.kill(server.pid, signal.SIGSTOP)
+    resumed = threading.Timer(3.0, os.kill, (server.pid, signal.SIGCONT))
+    resumed.start()
+    found = ours.now_ms()
+    seconds, microseconds = link.ask(lambda client: client.time())
+    resumed.join()
+    assert abs(seconds * 1000 + microseconds // 1000 - found) < 500
+    link.close()

@@ -15,8 +15,9 @@ help:  ## list the targets
 run: $(VENV)/.installed  ## see it work: four pods draw a picture on a server of your own
 	@$(BIN)/batchq run conf/examples/mandelbrot.yaml
 
+# Most of the suite waits for leases to end and processes to start, so three at a time fit two cores.
 test: $(VENV)/.installed-test  ## the whole test suite
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist worksteal
 
 check: $(VENV)/.installed-test  ## format, lint, types and architecture, without changing anything
 	$(BIN)/ruff format --check

@@ -352,6 +352,8 @@ class PodStatus(Value, frozen=True):
     retry_at: Instant | None = None
     #: The work-horse that has claimed the attempt.
     holder: str = ""
+    #: Attempts of this admission whose node fell silent, or stopped them for want of the server.
+    losses: int = 0
 
 
 class Pod(Value, frozen=True):

@@ -78,7 +78,7 @@ def read_token(text: str) -> Token:
     parts = text.strip().split("/")
     if len(parts) != 5 or not all(parts) or not parts[3].isdecimal():
         raise InvalidInput(
-            "the token is none: expected what `batchq external claim` has printed",
+            "this is not a token: expected what `batchq external claim` has printed",
             hint="claim the group anew",
         )
     namespace, name, uid, admission, _ = parts

@@ -57,7 +57,7 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
             case Node():
                 pages.show_node(client, item)
             case Pod():
-                pages.show_pod(item)
+                pages.show_pod(client, item)
             case _:
                 pages.show_plain(item)
         rows = [(format_instant(event.at), event.reason, event.message) for event in events]

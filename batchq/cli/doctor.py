@@ -29,10 +29,9 @@ _SHOWN = 10
     type=click.Path(path_type=Path),
     help="The schedulers' scheduler.yaml, for its timeouts; without it, the defaults.",
 )
-@click.option("--fix-nothing", is_flag=True, help="The default, and all there is: it only reads.")
 @output_option("text", "json")
 @pass_globals
-def doctor(shared: Globals, config: Path | None, fix_nothing: bool, output: str) -> int:
+def doctor(shared: Globals, config: Path | None, output: str) -> int:
     """Look for what is wrong with the server, schedulers, nodes and ledger, and say what to do.
 
     It only reads, and says so where this user may not. Each line is a check: ✓ as it should be,

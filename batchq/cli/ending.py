@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchq.api.lifecycle import TERMINAL
+from batchq.api.objects import PodGroup
 from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
+from batchq.errors import NotFound, StoreUnavailable
 
 if TYPE_CHECKING:
+    from batchq.client import Client
     from batchq.client.waiting import Result
 
 
@@ -41,6 +45,27 @@ def tell(results: Sequence[Result], *, err: bool = False) -> None:
         line = f"podgroup {result.key} {result.phase}"
         told = not result.reached and ending not in ("", result.phase)
         click.echo(f"{line} ({ending})" if told else line, err=err)
+
+
+def tell_if_nobody_leads(client: Client, keys: Sequence[str]) -> None:
+    """One line on stderr where groups have not ended, and nobody is there to get on with them."""
+    try:
+        groups = [client.get("PodGroup", key) for key in keys]
+        led = client.schedulers().led
+    except (NotFound, StoreUnavailable):
+        # Whoever waits for them is told so in a moment.
+        return
+    if not led and any(
+        isinstance(one, PodGroup) and one.status.phase not in TERMINAL for one in groups
+    ):
+        tell_nobody_leads()
+
+
+def tell_nobody_leads() -> None:
+    """One line on stderr, with what to do."""
+    from batchq.client.leading import NO_LEADER
+
+    click.echo(NO_LEADER, err=True)
 
 
 def goes_on(keys: Sequence[str]) -> tuple[str, str]:

@@ -7,20 +7,23 @@ commands are one each for what `client.external` does from Python.
 from __future__ import annotations
 
 import socket
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from batchq.api.objects import PodGroup, key_of
+from batchq.api.quantity import format_quantity
 from batchq.api.resources import describe
 from batchq.api.times import describe_age, format_instant
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import Table, show_data, show_table
 from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, group_key, seconds_of
-from batchq.errors import UsageError, WaitTimedOut
+from batchq.cli.values import as_duration, group_key, left_of, seconds_of
+from batchq.errors import StoreUnavailable, UsageError, WaitTimedOut
 
 if TYPE_CHECKING:
+    from batchq.client import Client
     from batchq.client.external import Claim, Reported
 
 #: Where a token is looked for that is not on the command line, which others may read.
@@ -128,17 +131,19 @@ def claim(
     given = click.get_current_context().get_parameter_source("namespace")
     space = "" if name is None and given is click.core.ParameterSource.DEFAULT else namespace
     who = holder or socket.gethostname()
-    with shared.connect() as client, on_interrupt("interrupted before a group was claimed"):
+    timeout_s = seconds_of(timeout)
+    waits = wait and name is None
+    with (
+        on_interrupt("interrupted before a group was claimed"),
+        shared.connect(patience_s=timeout_s if waits else 0.0) as client,
+    ):
         lasts = ttl or "60s"
         if name is not None:
             found = client.external.claim(group_key(name, namespace), holder=who, ttl=lasts)
         elif wait:
-            waited = client.external.next(
-                holder=who, ttl=lasts, queue=queue, namespace=space, timeout_s=seconds_of(timeout)
-            )
-            if waited is None:
-                raise WaitTimedOut(f"no external group waited to be claimed within {timeout}")
-            found = waited
+            left_s = left_of(timeout_s, client.waited_s)
+            wanted = {"holder": who, "ttl": lasts, "queue": queue, "namespace": space}
+            found = _next(client, left_s, f"within {timeout}", wanted)
         else:
             found = client.external.claim(holder=who, ttl=lasts, queue=queue, namespace=space)
     _show_claim(found, output)
@@ -194,7 +199,7 @@ def report(shared: Globals, phase: str, pod: str, message: str, token: str, outp
             _given(token), cast("Reported", phase), pod=pod, message=message
         )
     what = f"pod {pod} {phase}" if pod else phase
-    _show_done(what if news else f"{what} (said before)", phase, pod, output)
+    _show_done(what if news else f"{what} (said before)", token, phase, pod, output)
 
 
 @external.command(epilog=examples("batchq external release --message 'no licence left'"))
@@ -206,7 +211,8 @@ def release(shared: Globals, message: str, token: str, output: str) -> None:
     """Give the claimed group back unfinished; another may claim it at once."""
     with shared.connect() as client:
         news = client.external.release(_given(token), message=message)
-    _show_done("released" if news else "released (said before)", "evicted", "", output)
+    said = "released" if news else "released (said before)"
+    _show_done(said, token, "evicted", "", output)
 
 
 @external.command(
@@ -253,6 +259,25 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
     return 0 if all(one.ok for one in findings) else 10
 
 
+def _next(client: Client, timeout_s: float | None, within: str, wanted: dict[str, str]) -> Claim:
+    """The next group's claim, once there is one; a server that goes away is waited for, too.
+
+    Raises WaitTimedOut.
+    """
+    started = monotonic()
+    try:
+        with client.patiently(timeout_s):
+            claim = client.external.next(timeout_s=timeout_s, **wanted)
+    except StoreUnavailable as error:
+        if error.lasts or timeout_s is None or monotonic() - started < timeout_s:
+            raise
+        message = f"no external group could be claimed {within}: {error.message}"
+        raise WaitTimedOut(message, hint=error.hint) from error
+    if claim is None:
+        raise WaitTimedOut(f"no external group waited to be claimed {within}")
+    return claim
+
+
 def _given(token: str) -> str:
     """The token, which there has to be.
 
@@ -272,7 +297,9 @@ def _group_row(group: PodGroup) -> dict[str, object]:
         "name": key_of(group),
         "queue": group.spec.queue,
         "phase": str(status.phase),
-        "reserved": describe(status.reservation),
+        "reserved": {
+            name: format_quantity(name, units) for name, units in status.reservation.items()
+        },
         "inQueueAt": "" if status.in_queue_at is None else format_instant(status.in_queue_at),
     }
 
@@ -297,8 +324,10 @@ def _show_claim(claim: Claim, output: str) -> None:
     click.echo(f"podgroup {claim.key} claimed until {expires_at}", err=True)
 
 
-def _show_done(sentence: str, phase: str, pod: str, output: str) -> None:
+def _show_done(sentence: str, token: str, phase: str, pod: str, output: str) -> None:
     if output == "json":
-        show_data({"phase": phase, "pod": pod}, "json")
+        from batchq.client.external import read_token
+
+        show_data({"podGroup": read_token(token).key, "phase": phase, "pod": pod}, "json")
     else:
         click.echo(sentence)

@@ -12,6 +12,7 @@ from batchq.api.names import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.quantity import format_quantity
 from batchq.api.times import format_instant
+from batchq.cli.ending import tell_nobody_leads
 from batchq.cli.options import (
     LIST_FORMATS,
     Globals,
@@ -74,6 +75,7 @@ def jobs(
     """
     with shared.connect() as client:
         overview = client.overview()
+        led = client.schedulers().led
     space = "" if all_namespaces else namespace
     views = overview.groups(namespace=space, queue=queue, phases=_known(phases))
     # Uids rise: they tell which of two groups of one millisecond came first.
@@ -95,6 +97,8 @@ def jobs(
             hidden = len(views) - len(shown)
             if hidden:
                 click.echo(f"… and {counted(hidden, 'older finished group')} (--all)", err=True)
+            if not led and any(view.phase not in TERMINAL for view in views):
+                tell_nobody_leads()
         case _:
             where = "" if all_namespaces else f" in namespace {namespace}"
             click.echo(f"there are no such pod groups{where}", err=True)

@@ -46,7 +46,8 @@ def logs(
     """
     key = group_key(name, namespace)
     sentence, hint = goes_on([key])
-    with shared.connect() as client, on_interrupt(sentence, hint=hint):
+    patience_s = None if follow else 0.0
+    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=patience_s) as client:
         count = 0
         for line in client.logs(key, follow=follow, pod=pod, tail=tail):
             count += 1
@@ -64,6 +65,9 @@ def logs(
 def _why_nothing(client: Client, key: str) -> str:
     group = client.get("PodGroup", key)
     assert isinstance(group, PodGroup)
+    if group.spec.controller == "external":
+        what = "it is external: what it has put out is with the consumer that ran it"
+        return f"PodGroup {key} is {group.status.phase}; {what}"
     started = any(pod.status.attempt for pod in client.pods(group))
     what = "its pods have written nothing" if started else "none of its pods has started"
     return f"PodGroup {key} is {group.status.phase}; {what}"

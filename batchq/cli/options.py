@@ -23,14 +23,20 @@ class Globals(NamedTuple):
     redis_url: str | None = None
     color: bool = True
 
-    def connect(self) -> Client:
+    def connect(self, *, patience_s: float | None = 0.0) -> Client:
         """A client of the chosen server, to be used in a `with`.
 
-        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
+        A server that is away is waited for, `patience_s` seconds or for ever (None): by commands
+        that would wait for it if it went away a moment later.
+        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, WaitTimedOut
+        if it was waited for.
         """
         from batchq.client import Client
 
-        return Client(self.redis_url, tell=lambda sentence: click.echo(sentence, err=True))
+        def tell(sentence: str) -> None:
+            click.echo(sentence, err=True)
+
+        return Client(self.redis_url, tell=tell, patience_s=patience_s)
 
 
 #: Decorates a command that wants the Globals as its first argument.

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
 from batchq.api.names import counted
 from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, full_name, kind_of
-from batchq.api.quantity import PODS, describe_quantity
+from batchq.api.quantity import MEMORY, PODS, describe_quantity
 from batchq.api.reasons import Waiting
 from batchq.api.resources import describe as describe_amounts
 from batchq.api.times import describe_age, format_duration, format_instant
@@ -38,8 +38,10 @@ def show_group(client: Client, group: PodGroup, explanation: Explanation) -> Non
         requests = tables.listed(task.template.requests)
         tasks.append((task.name, str(task.replicas), least, requests, command))
     show_section("Tasks", tasks)
-    show_section("Why it waits", _reasons(group, explanation))
-    _show_pods(client.pods(group), wide=True)
+    show_section("Why it waits", [*_reasons(group, explanation), *_leaderless(client, group)])
+    pods = client.pods(group)
+    _show_pods(pods, wide=True)
+    show_section("Memory", _memory_limits(client, pods))
     show_section(
         "Conditions",
         [
@@ -88,6 +90,37 @@ def _reasons(group: PodGroup, explanation: Explanation) -> list[tuple[str, ...]]
         more = len(explanation.ahead) - _MOST_AHEAD
         rows.append(("Ahead in line", f"{shown}{f' and {more} more' if more > 0 else ''}"))
     rows += [("What to do", f"`{command}`") for command in _what_to_do(group, explanation)]
+    return rows
+
+
+def _leaderless(client: Client, group: PodGroup) -> Iterator[tuple[str, ...]]:
+    """That nobody is there to end its wait, whatever else it waits for."""
+    from batchq.client.leading import NO_LEADER
+
+    if group.status.phase not in TERMINAL and not client.schedulers().led:
+        yield "No scheduler", NO_LEADER
+
+
+def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]:
+    """Of pods that failed by themselves: that an rlimit may be why. It kills nobody, a program
+    that is refused memory ends in its own way.
+    """
+    failed = [
+        pod
+        for pod in pods
+        if pod.status.phase == PodPhase.FAILED
+        and pod.status.exit_code not in (None, 0)
+        and pod.spec.requests.get(MEMORY)
+    ]
+    if not failed:
+        return []
+    nodes = {node.metadata.name: node for node in client.nodes()}
+    rows: list[tuple[str, ...]] = []
+    for pod in failed[:_MOST_IN_LINE]:
+        node = nodes.get(pod.status.node or pod.status.last_node)
+        if node is not None and tables.memory_limit(node) == "rlimit":
+            amount = describe_quantity(MEMORY, pod.spec.requests[MEMORY])
+            rows.append((pod.metadata.name, f"its memory was limited to {amount} per process"))
     return rows
 
 
@@ -246,13 +279,15 @@ def _resource_row(
     return (resource, describe_quantity(resource, has), taken_text, free)
 
 
-def show_pod(pod: Pod) -> None:
+def show_pod(client: Client, pod: Pod) -> None:
     """Its end in words, and its record."""
+    limits = _memory_limits(client, [pod])
     show_fields(
         [
             ("Pod", full_name(pod)),
             ("Phase", tables.pod_phase(pod)),
             ("Exit", tables.exit_text(pod)),
+            ("Memory", limits[0][1] if limits else ""),
         ]
     )
     click.echo()

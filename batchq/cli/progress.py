@@ -30,7 +30,7 @@ def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
     """Follow groups until they have ended; the exit code is that of `batchq wait`."""
     keys = group_keys(names, namespace)
     sentence, hint = goes_on(keys)
-    with shared.connect() as client, on_interrupt(sentence, hint=hint):
+    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=None) as client:
         return exit_code_of(follow(client, keys, color=shared.color))
 
 
@@ -41,8 +41,9 @@ def follow(
 
     Raises NotFound, also for a group that is deleted meanwhile.
     """
-    for key in keys:
-        client.get("PodGroup", key)
+    with client.patiently():
+        for key in keys:
+            client.get("PodGroup", key)
     with client.patiently(), display(sys.stderr if err else sys.stdout, color=color) as shown:
         while True:
             there = {view.key: view for view in client.overview().groups()}

@@ -11,7 +11,7 @@ from batchq.cli.ending import goes_on
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import Table, show_data, show_table
 from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, group_key, seconds_of
+from batchq.cli.values import as_duration, group_key, left_of, seconds_of
 from batchq.client import Client
 
 
@@ -41,8 +41,10 @@ def result(
     """
     key = group_key(name, namespace)
     sentence, hint = goes_on([key])
-    with shared.connect() as client, on_interrupt(sentence, hint=hint):
-        found = client.results(key, partial=partial, timeout_s=seconds_of(timeout))
+    timeout_s = seconds_of(timeout)
+    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=timeout_s) as client:
+        left_s = left_of(timeout_s, client.waited_s)
+        found = client.results(key, partial=partial, timeout_s=left_s)
         alone = _has_one_pod(client, key)
     if output == "json":
         items = [{"pod": pod, "result": value} for pod, value in found.items()]

@@ -15,6 +15,9 @@ from batchq.errors import UsageError
 if TYPE_CHECKING:
     from batchq.client.leading import Schedulers, Standing
 
+#: Two renewals of the leader's lease: 5 s, renewed three times in it.
+_MISSED_RENEWALS_MS = 2 * 5_000 // 3
+
 
 @click.command(
     epilog=examples(
@@ -37,6 +40,8 @@ def scheduler(shared: Globals, config: Path | None, status: bool, output: str) -
     BATCHQ_LOG_LEVEL says how much is told.
     """
     if status:
+        if config is not None:
+            raise UsageError("--config goes without --status, which starts nothing")
         with shared.connect() as client:
             _show(client.schedulers(), output, color=shared.color)
         return None
@@ -52,6 +57,8 @@ def scheduler(shared: Globals, config: Path | None, status: bool, output: str) -
 
 
 def _show(found: Schedulers, output: str, *, color: bool) -> None:
+    if not found.led:
+        click.echo(f"hint: {_how_to_be_led(found)}", err=True)
     if output == "json":
         show_data(_data(found), "json")
         return
@@ -71,10 +78,10 @@ def _show(found: Schedulers, output: str, *, color: bool) -> None:
         rows = tuple(
             (
                 one.identity,
-                one.role,
+                _role(one, found),
                 one.version,
                 f"{describe_age(one.seen_ms_ago)} ago",
-                _mirror(one),
+                _mirror(one, found),
             )
             for one in found.there
         )
@@ -82,8 +89,27 @@ def _show(found: Schedulers, output: str, *, color: bool) -> None:
         show_table(Table(("SCHEDULER", "ROLE", "VERSION", "SEEN", "MIRROR"), rows), color=color)
 
 
-def _mirror(one: Standing) -> str:
-    if one.role == "silent":
+def _how_to_be_led(found: Schedulers) -> str:
+    if any(_role(one, found) == "follower" for one in found.there):
+        return "one that stands by takes over within seconds; if none does, see their logs"
+    return "start one with `batchq scheduler`, or everything on this machine with `batchq up`"
+
+
+def _role(one: Standing, found: Schedulers) -> str:
+    """`leader`, `follower` or `silent`.
+
+    Who led until its lease ran out and has missed two renewals was killed, or hangs: nobody waits
+    for it as long as for one that stands by.
+    """
+    leader = found.leader
+    led_last = leader is not None and not found.led and leader.identity == one.identity
+    if led_last and one.seen_ms_ago > _MISSED_RENEWALS_MS:
+        return "silent"
+    return one.role
+
+
+def _mirror(one: Standing, found: Schedulers) -> str:
+    if _role(one, found) == "silent":
         return ""
     if one.behind is None:
         return "cold: it would list everything first"
@@ -101,7 +127,7 @@ def _data(found: Schedulers) -> dict[str, object]:
         "schedulers": [
             {
                 "identity": one.identity,
-                "role": one.role,
+                "role": _role(one, found),
                 "version": one.version,
                 "seenMsAgo": one.seen_ms_ago,
                 "warm": one.behind is not None,

@@ -145,6 +145,11 @@ def _check(command: Sequence[str], options: dict[str, Any]) -> None:
             + ("none of them" if not given else "more than one"),
             hint="as in `batchq submit --cpus 1 -- python3 train.py`",
         )
+    if options["function"] and options["external"]:
+        raise UsageError(
+            "--function and --external are given, and a function is run by batchq's own agents",
+            hint="give a command, or nothing, for your consumer to run; or leave out --external",
+        )
     if command and (options["args"] or options["kwargs"]):
         raise UsageError(
             "--args and --kwargs are a function's, and a command is given",

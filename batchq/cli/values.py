@@ -185,6 +185,11 @@ def seconds_of(duration: str | None) -> float | None:
     return None if duration is None else parse_duration(duration) / 1000
 
 
+def left_of(timeout_s: float | None, spent_s: float) -> float | None:
+    """What is left of a time after some of it was spent; None is for ever."""
+    return None if timeout_s is None else max(0.0, timeout_s - spent_s)
+
+
 def _check_quantity(resource: str, text: str) -> None:
     try:
         parse_quantity(resource, text)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from batchq.cli.ending import exit_code_of, goes_on, tell
+from batchq.cli.ending import exit_code_of, goes_on, tell, tell_if_nobody_leads
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import show_data
 from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, group_keys, seconds_of
+from batchq.cli.values import as_duration, group_keys, left_of, seconds_of
 
 if TYPE_CHECKING:
     from batchq.client.waiting import Goal, Result
@@ -53,8 +53,11 @@ def wait(
     """
     keys = group_keys(names, namespace)
     sentence, hint = goes_on(keys)
-    with shared.connect() as client, on_interrupt(sentence, hint=hint):
-        results = client.wait(keys, for_=cast("Goal", goal), timeout_s=seconds_of(timeout))
+    timeout_s = seconds_of(timeout)
+    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=timeout_s) as client:
+        left_s = left_of(timeout_s, client.waited_s)
+        tell_if_nobody_leads(client, keys)
+        results = client.wait(keys, for_=cast("Goal", goal), timeout_s=left_s)
     if output == "json":
         show_data({"items": [_row(result) for result in results]}, "json")
     else:

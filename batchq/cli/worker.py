@@ -10,10 +10,15 @@ import click
 
 from batchq.cli.options import Globals, examples, pass_globals
 from batchq.cli.values import as_duration, as_pairs, seconds_of
-from batchq.errors import InvalidInput
+from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
     from batchq.api.objects import Taint
+
+#: A shorter one ends while a machine that is merely busy has not come to renew it, and a pod there
+#: is lost and bound again for ever; for a longer one nobody would wait who has lost the machine.
+_SHORTEST_LEASE_S = 1.0
+_LONGEST_LEASE_S = 3600.0
 
 _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 
@@ -77,7 +82,8 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     metavar="DURATION",
     default="30s",
     show_default=True,
-    help="How long a pod runs on without a word from the server; the scheduler's podLease.",
+    help="How long a pod runs on without a word from the server; the scheduler's podLease. From 1s "
+    "and twice --beat to 1h.",
 )
 @click.option(
     "--enforce",
@@ -124,7 +130,7 @@ def worker(
         taints=tuple(parse_taint(text) for text in taints),
         slots=slots,
         beat_s=_positive_s("--beat", beat),
-        lease_ms=round(1000 * _positive_s("--lease", lease)),
+        lease_ms=checked_lease_ms(lease, beat),
         drain_timeout_s=seconds_of(drain_timeout) or 0.0,
         enforce=Enforce(enforce),
     )
@@ -184,3 +190,17 @@ def _positive_s(option: str, written: str) -> float:
     if not found:
         raise InvalidInput(f"{option}: expected more than 0s, found {written!r}")
     return found
+
+
+def checked_lease_ms(lease: str, beat: str) -> int:
+    """The lease in milliseconds, both durations as they were written.
+
+    Raises UsageError if it is too short for its beat, or out of its bounds.
+    """
+    found, beat_s = seconds_of(lease) or 0.0, seconds_of(beat) or 0.0
+    if not max(_SHORTEST_LEASE_S, 2 * beat_s) <= found <= _LONGEST_LEASE_S:
+        raise UsageError(
+            "--lease: expected at least 1s, at least twice --beat and at most 1h,"
+            f" found {lease!r} with a beat of {beat!r}"
+        )
+    return round(1000 * found)

@@ -39,12 +39,20 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.api.transaction import Event, Ledger, Transaction, Word
+from batchq.api.transaction import Event, Ledger, Transaction
 from batchq.changes.lookup import find
-from batchq.client.groups import Quantity, Request, amounts_of, group_of, with_working_dir
+from batchq.client.groups import (
+    Quantity,
+    Request,
+    Submitted,
+    amounts_of,
+    group_of,
+    requested,
+    with_working_dir,
+)
 from batchq.client.living import refuse_living
 from batchq.client.naming import key_named, pod_named
-from batchq.client.requests import Applied, Effect, Plan, plan
+from batchq.client.requests import Applied, Effect, Plan, commit_planned, plan
 from batchq.errors import NotFound
 from batchq.ports import Reader
 
@@ -59,9 +67,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Applied", "Client", "Effect", "Quantity", "Request", "key_named", "with_working_dir"]
 
-#: How often a request is worked out anew because somebody else was faster.
-TRIES = 16
-
 
 class Client:
     """A connection to the server; a context manager. Not to be shared between threads."""
@@ -72,20 +77,29 @@ class Client:
         *,
         store: RedisStore | None = None,
         tell: Callable[[str], None] = lambda sentence: None,
+        patience_s: float | None = 0.0,
     ) -> None:
         """Connect to `url`, else to BATCHQ_REDIS_URL, else to this machine's embedded server.
 
         `store` stands in for a connection; it is left open at the end. `tell` hears, once each,
-        that the server went away and came back while something is waited for.
-        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
+        that the server went away and came back while something is waited for. `patience_s` is
+        how long a server that is away now is waited for, None for ever; `waited_s` how long it was.
+        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, or
+        WaitTimedOut if it was waited for.
         """
-        from batchq.client.connecting import connect
+        from batchq.client.connecting import connect, connect_patiently
         from batchq.ids import RandomIds
 
         self._ids = RandomIds()
         self._tell = tell
         self._owned = store is None
-        self._store: RedisStore = connect(url) if store is None else store
+        self.waited_s = 0.0
+        if store is not None:
+            self._store: RedisStore = store
+        elif patience_s == 0:
+            self._store = connect(url)
+        else:
+            self._store, self.waited_s = connect_patiently(url, tell, patience_s)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -108,10 +122,9 @@ class Client:
         """In here, a server that is away is waited for, until time is up; as `wait`, `watch` and
         `logs` with `follow` do.
         """
-        from batchq.store.outage import Patience
+        from batchq.client.connecting import patience_of
 
-        deadline = None if timeout_s is None else monotonic() + timeout_s
-        with self._store.link.patiently(Patience(self._tell, deadline=deadline)):
+        with self._store.link.patiently(patience_of(self._tell, timeout_s)):
             yield
 
     def now_ms(self) -> int:
@@ -122,7 +135,7 @@ class Client:
 
     def submit(
         self,
-        group: PodGroup | Mapping[str, object] | Request | Callable[..., Any] | None = None,
+        group: Submitted = None,
         /,
         *,
         dry_run: bool = False,
@@ -132,7 +145,7 @@ class Client:
 
         Either a `group` (an object or its manifest as plain data), or the fields of a `Request`
         as keywords: `command` (a list of words), or `function` (one of a module, or its name
-        "package.module:name"; it may be the first argument, too) with `args` and `kwargs` that
+        "package.module:name"; either may be the first argument, too) with `args` and `kwargs` that
         JSON can hold, `name` (made from what runs if left out, or from `generate_name`, with a
         short suffix), `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name ->
         quantity, all per pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a number
@@ -143,13 +156,10 @@ class Client:
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
         dependency), Conflict (the name is taken), Rejected (limits).
         """
-        if callable(group):
-            group = Request(function=group, **request)
-        elif group is None:
-            group = Request(**request)
-        if isinstance(group, Request):
-            group = self.group_of(group)
-        [applied] = self.submit_all([group], dry_run=dry_run)
+        what = requested(group, request)
+        if isinstance(what, Request):
+            what = self.group_of(what)
+        [applied] = self.submit_all([what], dry_run=dry_run)
         assert isinstance(applied.object, PodGroup)
         return applied.object
 
@@ -252,10 +262,11 @@ class Client:
         Each Change has kind, key, revision, and value (None: deleted). Nothing is missed: a
         reader that fell behind lists again.
         """
+        from batchq.client.connecting import checked_seconds
         from batchq.client.watching import Watch, changes_of
 
         watch = Watch(self._store, kinds or tuple(KINDS), namespace=namespace)
-        return changes_of(watch, timeout_s, self.patiently)
+        return changes_of(watch, checked_seconds(timeout_s), self.patiently)
 
     def wait_for_change(self, *, most_s: float, least_s: float = 0.0) -> None:
         """Return when anything has been written since the last call, after `most_s` at the latest
@@ -482,19 +493,6 @@ class Client:
         return done.transaction is not None
 
     def _commit(self, build: Callable[[], Plan], *, dry_run: bool) -> Plan:
-        """Plan and commit; plan anew when somebody else changed what the plan was made on.
-
-        The store repeats a call whose answer was lost under the same request id, so a refusal is
-        never the echo of our own success.
-        """
-        for tried in range(1, TRIES + 1):
-            planned = build()
-            if dry_run or planned.transaction is None:
-                return planned
-            commit = self._store.commit([planned.transaction], request_id=self._ids.new_uid())
-            if not commit.refused:
-                return planned
-            refusal = commit.refused[0]
-            if refusal.answer.word not in (Word.CONFLICT, Word.FENCED) or tried == TRIES:
-                raise changes.explain_refusal(refusal)
-        raise AssertionError("the last try returns or raises")
+        if dry_run:
+            return build()
+        return commit_planned(self._store, build, self._ids.new_uid)

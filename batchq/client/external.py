@@ -26,7 +26,8 @@ from batchq.api.objects import DEFAULT, PodGroup, PriorityClass, key_of
 from batchq.api.times import parse_duration
 from batchq.api.transaction import Transaction
 from batchq.changes import claims
-from batchq.changes.claims import Renewed, Reported
+from batchq.changes.claims import Renewed, Reported, read_token
+from batchq.client.connecting import checked_seconds
 from batchq.client.holding import Claim
 from batchq.client.naming import key_named
 from batchq.client.watching import Watch
@@ -35,7 +36,7 @@ from batchq.framework.session import priorities_of
 from batchq.framework.state import uid_order
 from batchq.store.redis import RedisStore
 
-__all__ = ["Claim", "External", "Renewed", "Reported"]
+__all__ = ["Claim", "External", "Renewed", "Reported", "read_token"]
 
 USUAL_TTL = "60s"
 #: A change that was missed costs no more than this.
@@ -90,7 +91,8 @@ class External:
         timeout_s: float | None = None,
     ) -> Claim | None:
         """Claim the first that waits, as soon as one does; None if none did within `timeout_s`."""
-        deadline = None if timeout_s is None else monotonic() + timeout_s
+        lasts_s = checked_seconds(timeout_s)
+        deadline = None if lasts_s is None else monotonic() + lasts_s
         wait_s = 0.0
         while True:
             claim = self._first(self._look(wait_s, queue, namespace), holder, ttl)

@@ -6,6 +6,7 @@ it can import, too.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -16,6 +17,7 @@ import msgspec
 from batchq.api.jsonvalue import NotJson, as_json
 from batchq.errors import InvalidInput
 
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _LOCAL, _LAMBDA = "<locals>", "<lambda>"
 _IN_A_MODULE = "define it by its own name in a module that the workers can import"
 
@@ -23,6 +25,12 @@ _IN_A_MODULE = "define it by its own name in a module that the workers can impor
 def name_of(function: str | Callable[..., Any]) -> str:
     """`package.module:name`. Raises InvalidInput for what no worker could find by it."""
     if isinstance(function, str):
+        if _DOTTED.fullmatch(function):
+            home, _, name = function.rpartition(".")
+            raise InvalidInput(
+                f"function: expected package.module:name, found {function!r}",
+                hint=f"a colon stands between a module and its function: {home}:{name}",
+            )
         return function
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     kind = f"{type(function).__module__}.{type(function).__qualname__}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct, structs
 
@@ -61,7 +62,42 @@ class Request(Struct, frozen=True, kw_only=True):
     suspend: bool = False
     retries: int = 0
     external: bool = False
-    working_dir: str = ""
+    working_dir: str | os.PathLike[str] | None = None
+
+
+#: What `Client.submit` may be given first: a group, its manifest, or what its pods are to run.
+Submitted: TypeAlias = (
+    PodGroup | Mapping[str, object] | Request | Callable[..., Any] | str | Sequence[str] | None
+)
+
+
+def requested(
+    what: Submitted, fields: Mapping[str, Any]
+) -> PodGroup | Mapping[str, object] | Request:
+    """What is to be submitted: a text names a function, a list is a command.
+
+    Raises InvalidInput for anything else, UsageError if the fields say what runs once more.
+    """
+    match what:
+        case None:
+            return Request(**fields)
+        case PodGroup() | Request() | Mapping():
+            return what
+        case list() | tuple():
+            place = "command"
+        case str():
+            place = "function"
+        case _ if callable(what):
+            place = "function"
+        case _:
+            raise InvalidInput(
+                "expected a group, a function, its name or a command to submit, found a"
+                f" {type(what).__name__}",
+                hint='as in submit(["python3", "train.py"]) or submit("package.module:name")',
+            )
+    if place in fields:
+        raise UsageError(f"{place} is given twice, once as the first argument", hint="keep one")
+    return Request(**{place: what, **fields})
 
 
 def group_of(request: Request, *, suffix: str) -> PodGroup:
@@ -159,12 +195,22 @@ def _template(request: Request) -> PodTemplate:
         raise UsageError("there is no command to run", hint="put it after `--`, or name a file")
     if request.command and request.function:
         raise UsageError("command and function are given, and a pod runs one", hint="keep one")
+    if request.function and request.external:
+        raise UsageError(
+            "function and external are given, and a function is run by batchq's own agents",
+            hint="give a command, or nothing, for your consumer to run; or leave out external",
+        )
+    if isinstance(request.command, str):
+        raise InvalidInput(
+            f"command: expected a list of words, found the text {request.command[:80]!r}",
+            hint='as in ["python3", "train.py"]; for a shell: ["sh", "-c", "…"]',
+        )
     return PodTemplate(
         command=tuple(request.command),
         function=name_of(request.function),
         **arguments_of(request.args, request.kwargs),
         env=dict(request.env),
-        working_dir=request.working_dir,
+        working_dir=os.fspath(request.working_dir or ""),
         requests=_requests(request),
     )
 

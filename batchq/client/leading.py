@@ -11,6 +11,7 @@ from batchq.api.fences import count_of
 from batchq.store.attendance import Seen, attending, revision
 from batchq.store.redis import RedisStore
 
+NO_LEADER = "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
 #: Two leases: a scheduler that has not said for so long that it is there has ended, or hangs.
 SILENT_MS = 10_000
 
@@ -76,6 +77,12 @@ def schedulers(store: RedisStore) -> Schedulers:
         leader=leading or None,
         there=[_standing(seen, leads, latest, now_ms) for seen in there],
     )
+
+
+def nobody_leads(store: RedisStore) -> bool:
+    """Whether nothing is decided now. Raises StoreUnavailable."""
+    leader = store.leader()
+    return leader is None or leader.expires_at <= store.now_ms()
 
 
 def process_of(identity: str) -> str:

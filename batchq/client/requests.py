@@ -6,16 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
 from batchq.api.objects import NAMESPACED, Object, key_of, kind_of
-from batchq.api.transaction import Limit, Transaction
-from batchq.changes import in_order
+from batchq.api.transaction import Limit, Transaction, Word
+from batchq.changes import explain_refusal, in_order
 from batchq.changes.lookup import title
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
+
+#: How often a request is worked out anew because somebody else was faster.
+TRIES = 16
 
 
 class Effect(StrEnum):
@@ -104,6 +110,25 @@ def plan(
         applied=tuple(applied[kind_of(item), key_of(item)] for item in objects),
         transaction=merged(transactions) if transactions else None,
     )
+
+
+def commit_planned(store: RedisStore, build: Callable[[], Plan], new_id: Callable[[], str]) -> Plan:
+    """Plan and commit; plan anew when somebody else changed what the plan was made on.
+
+    The store repeats a call whose answer was lost under the same request id, so a refusal is
+    never the echo of our own success.
+    """
+    for tried in range(1, TRIES + 1):
+        planned = build()
+        if planned.transaction is None:
+            return planned
+        commit = store.commit([planned.transaction], request_id=new_id())
+        if not commit.refused:
+            return planned
+        refusal = commit.refused[0]
+        if refusal.answer.word not in (Word.CONFLICT, Word.FENCED) or tried == TRIES:
+            raise explain_refusal(refusal)
+    raise AssertionError("the last try returns or raises")
 
 
 def merged(transactions: Sequence[Transaction]) -> Transaction:

@@ -54,6 +54,11 @@ def read_results(
 
 
 def _check_calls(group: PodGroup, key: str) -> None:
+    if group.spec.controller == "external":
+        raise NotFound(
+            f"PodGroup {key} is external: what it has put out is with the consumer that ran it",
+            hint=f"`batchq describe {key}` says who that is, and what it has reported",
+        )
     if not any(task.template.function for task in group.spec.tasks):
         raise NotFound(
             f"PodGroup {key} runs a command, which returns nothing",

@@ -13,6 +13,7 @@ from batchq.api.names import counted
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.times import describe_age
 from batchq.changes.lookup import find
+from batchq.client.leading import NO_LEADER, nobody_leads
 from batchq.client.watching import Watch
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.redis import RedisStore
@@ -199,7 +200,8 @@ def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> W
     more = len(waiting) - 1
     others = f", and {counted(more, 'other')} with it" if more else ""
     after = describe_age(round(timeout_s * 1000))
-    return WaitTimedOut(
-        f"PodGroup {key} is {phase} after {after}{why}{others}",
-        hint=f"it goes on; look at it with `batchq describe {key}`",
-    )
+    if phase not in TERMINAL and nobody_leads(store):
+        hint = NO_LEADER
+    else:
+        hint = f"it goes on; look at it with `batchq describe {key}`"
+    return WaitTimedOut(f"PodGroup {key} is {phase} after {after}{why}{others}", hint=hint)

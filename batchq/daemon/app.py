@@ -101,7 +101,13 @@ def _serve(
     )
     relay = Relay(store)
     turn = LeaderTurn(store, cycle, relay, clock=store, epoch=leadership.epoch, ids=RandomIds())
-    loop = Loop(turn, settings=settings, outage=outage, crashed=_crash(ending))
+    loop = Loop(
+        turn,
+        settings=settings,
+        outage=outage,
+        crashed=_crash(ending),
+        asking_s=lambda thread: max(store.link.asking_s(thread), relay.asking_s(thread)),
+    )
     changes = watcher(
         store,
         changed=loop.wake,

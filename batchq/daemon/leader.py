@@ -18,6 +18,7 @@ from typing import Protocol
 
 import structlog
 
+from batchq.api.fences import count_of, generation_of
 from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
@@ -141,7 +142,7 @@ class Leadership:
         self._held = (epoch, asked_at + self._lease_ms / 1000)
         self._waiting = False
         if before is None or before[0] != epoch:
-            _log.info("leader.elected", identity=self.identity, epoch=epoch)
+            _log.info("leader.elected", identity=self.identity, **_told(epoch))
             self._elected()
 
     def _follow(self) -> None:
@@ -153,7 +154,7 @@ class Leadership:
 
     def _lose(self) -> None:
         held, self._held = self._held, None
-        _log.warning("leader.lost", identity=self.identity, epoch=held[0] if held else None)
+        _log.warning("leader.lost", identity=self.identity, **(_told(held[0]) if held else {}))
 
     def _give_up(self) -> None:
         held, self._held = self._held, None
@@ -164,7 +165,12 @@ class Leadership:
                 # The lease runs out by itself.
                 _log.warning("leader.not_resigned", error=error.message)
                 return
-            _log.info("leader.resigned", identity=self.identity, epoch=held[0])
+            _log.info("leader.resigned", identity=self.identity, **_told(held[0]))
         # Whoever cannot say good-bye is forgotten within a minute.
         with suppress(StoreUnavailable):
             self._depart()
+
+
+def _told(epoch: int) -> dict[str, int]:
+    """An epoch as `batchq scheduler --status` counts it, and the server's start it belongs to."""
+    return {"epoch": count_of(epoch), "generation": generation_of(epoch)}

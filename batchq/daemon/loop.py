@@ -59,7 +59,8 @@ class Loop:
     """A service that runs `turn` at the pace of `settings`.
 
     `crashed` is called, from the deciding thread, with whatever left a turn other than
-    StoreUnavailable; no further turn is run then.
+    StoreUnavailable; no further turn is run then. `asking_s` says of a thread for how long it has
+    been waiting for the store: a store that hangs is an outage, and not a turn that hangs.
     """
 
     name = "loop"
@@ -71,12 +72,14 @@ class Loop:
         settings: Settings,
         outage: Outage,
         crashed: Callable[[BaseException], None],
+        asking_s: Callable[[int], float] = lambda _: 0.0,
         backoff: Backoff | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._turn = turn
         self._outage = outage
         self._crashed = crashed
+        self._asking_s = asking_s
         self._backoff = backoff or Backoff()
         self._patience_s = patience_s
         self._period_s = settings.schedule_period_ms / 1000
@@ -261,12 +264,19 @@ class Loop:
 
     def _refused(self, event: SchedulerEvent) -> None:
         """A turn was due while another ran: is that one hanging?"""
-        lasted_s = self.hanging_s()
-        if lasted_s < self._next_complaint_s:
-            return
-        # Each complaint waits twice as long as the last: the log says it, and does not fill.
-        self._next_complaint_s = 2 * lasted_s
-        _log.error("session.hangs", for_s=round(lasted_s, 1), where=self._where())
+        # Under the lock, so that the turn cannot be said to have ended before it is said to hang.
+        with self._lock:
+            lasted_s = self.hanging_s()
+            if lasted_s - self._waiting_for_store_s() < self._next_complaint_s:
+                return
+            # Each complaint waits twice as long as the last: the log says it, and does not fill.
+            self._next_complaint_s = 2 * lasted_s
+            _log.error("session.hangs", for_s=round(lasted_s, 1), where=self._where())
+
+    def _waiting_for_store_s(self) -> float:
+        """How long the store call that is under way has taken; its end says what became of it."""
+        number = self._decider.ident if self._decider else None
+        return 0.0 if number is None else self._asking_s(number)
 
     def _where(self) -> str:
         """The innermost calls of the deciding thread, as `file:line function`."""

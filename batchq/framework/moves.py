@@ -337,6 +337,7 @@ def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
         pod.status,
         phase=PodPhase.FAILED if overdue else PodPhase.EVICTED,
         failures=pod.status.failures + overdue,
+        losses=pod.status.losses + (reason == Leaving.NODE_LOST),
         finished_at=statement.session.now_ms,
         terminating=False,
         reason=reason,

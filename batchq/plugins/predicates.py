@@ -63,9 +63,7 @@ def _strange_protocol(node: NodeState) -> str:
     spoken = node.record.metadata.annotations.get(PROTOCOL_ANNOTATION)
     if spoken is None or (spoken.isascii() and spoken.isdigit() and _is_near(int(spoken[:9]))):
         return ""
-    return (
-        f"with an agent of protocol {spoken[:9]!r}, too far from the scheduler's {PROTOCOL}"
-    )
+    return f"with an agent of protocol {spoken[:9]!r}, too far from the scheduler's {PROTOCOL}"
 
 
 def _is_near(protocol: int) -> bool:

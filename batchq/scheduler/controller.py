@@ -39,7 +39,7 @@ from batchq.scheduler.progress import Progress, remaining_reservation
 from batchq.scheduler.timers import (
     lease_over_at,
     pod_walltime_over_at,
-    retry_due_at,
+    requeue_due_at,
     walltime_over_at,
 )
 from batchq.scheduler.unschedulable import leave_where_impossible
@@ -109,7 +109,9 @@ def _write_off_lost_pods(statement: Statement, group: GroupState) -> set[str]:
 
 
 def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> None:
-    """Evicted pods at once, failed ones after their back-off; what older admissions left goes."""
+    """Evicted pods at once, unless they were lost again and again; failed ones after their
+    back-off; what older admissions left goes.
+    """
     for uid, pod in list(group.pods.items()):
         phase = pod.status.phase
         if uid in spared or phase in ON_NODE:
@@ -118,8 +120,9 @@ def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> 
             statement.drop_pod(group, uid)
         elif group.is_final(pod):
             continue
-        elif phase == PodPhase.EVICTED or (
-            phase == PodPhase.FAILED and retry_due_at(group, pod) <= statement.session.now_ms
+        elif (
+            phase in (PodPhase.EVICTED, PodPhase.FAILED)
+            and requeue_due_at(statement.session, group, pod) <= statement.session.now_ms
         ):
             requeue(statement, group, pod)
 

@@ -14,6 +14,7 @@ import msgspec
 from batchq.api import intents
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
+from batchq.api.names import counted
 from batchq.api.objects import Node, Pod, PodGroup
 from batchq.api.resources import describe, of_pod
 from batchq.api.transaction import (
@@ -185,9 +186,10 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
     if bound:
         nodes = sorted({intent.node for intent in bound})
         shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
-        lines.append(("Bound", f"{len(bound)} pods to {shown}"))
+        lines.append(("Bound", f"{counted(len(bound), 'pod')} to {shown}"))
     if evicted:
-        lines.append(("Evicting", f"{len(evicted)} pods told to stop: {evicted[0].reason}"))
+        told = f"{counted(len(evicted), 'pod')} told to stop: {evicted[0].reason}"
+        lines.append(("Evicting", told))
     if lost:
-        lines.append(("NodeLost", f"{len(lost)} pods written off"))
+        lines.append(("NodeLost", f"{counted(len(lost), 'pod')} written off"))
     return lines

@@ -7,7 +7,7 @@ import msgspec
 from batchq.api.facts import Outcome
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
-from batchq.api.reasons import Finish
+from batchq.api.reasons import Finish, Leaving
 
 #: A node may say anything; so much of it is kept.
 _LONGEST_REASON = 64
@@ -31,6 +31,7 @@ def ended(pod: Pod, outcome: Outcome, *, now_ms: int) -> Pod:
         signal=outcome.signal,
         message=_message(phase, outcome),
         failures=pod.status.failures + (1 if phase == PodPhase.FAILED else 0),
+        losses=pod.status.losses + (1 if reason == Leaving.NODE_LOST else 0),
     )
     return msgspec.structs.replace(pod, status=status)
 

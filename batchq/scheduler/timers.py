@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
+from batchq.api.reasons import Leaving
 from batchq.framework.contact import binding_held_until, since
+from batchq.framework.eligibility import pause_ms
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
+
+#: So often in one admission a pod may lose its node and be bound again without a wait.
+FREE_LOSSES = 2
+_REQUEUED = frozenset({PodPhase.EVICTED, PodPhase.FAILED})
 
 
 def lease_over_at(session: Session, pod: Pod) -> int | None:
@@ -37,9 +43,19 @@ def lease_over_at(session: Session, pod: Pod) -> int | None:
     return since(session, last_sign_at) + lease_ms + grace
 
 
-def retry_due_at(group: GroupState, pod: Pod) -> int:
-    """When a failed pod with a retry left may be tried again."""
-    return (pod.status.finished_at or 0) + group.record.spec.retry.backoff
+def requeue_due_at(session: Session, group: GroupState, pod: Pod) -> int:
+    """When a pod that was evicted, or failed and has a retry left, may be bound again.
+
+    Node losses are free, but not one after the other for ever: where every attempt is lost at
+    once, as on a machine that stalls, a pod would be bound many times a second.
+    """
+    status = pod.status
+    ended_at = status.finished_at or 0
+    if status.phase == PodPhase.FAILED:
+        return ended_at + group.record.spec.retry.backoff
+    if status.reason != Leaving.NODE_LOST or status.losses <= FREE_LOSSES:
+        return ended_at
+    return ended_at + pause_ms(session.settings, status.losses - FREE_LOSSES - 1)
 
 
 def walltime_over_at(group: GroupState) -> int | None:
@@ -114,7 +130,7 @@ def _of_pods(session: Session, group: GroupState) -> Iterator[int]:
     for pod in group.pods.values():
         if (over_at := lease_over_at(session, pod)) is not None:
             yield over_at
-        if pod.status.phase == PodPhase.FAILED and not group.is_final(pod):
-            yield retry_due_at(group, pod)
+        if pod.status.phase in _REQUEUED and not group.is_final(pod):
+            yield requeue_due_at(session, group, pod)
         if group.is_array and (over_at := pod_walltime_over_at(group, pod)) is not None:
             yield over_at

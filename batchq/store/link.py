@@ -79,11 +79,13 @@ def check_info(info: Mapping[str, Any], place: str) -> None:
         raise StoreUnavailable(
             f"the server at {place} has version {version}; expected 6.2 or later",
             hint="upgrade Redis, or use Valkey, or the server that comes with batchq",
+            lasts=True,
         )
     if info.get("cluster_enabled"):
         raise StoreUnavailable(
             f"the server at {place} is part of a cluster; expected one by itself",
             hint="RQ does not work on a cluster",
+            lasts=True,
         )
     if info.get("role") != "master":
         raise StoreUnavailable(
@@ -118,6 +120,8 @@ class Link:
             socket_timeout=ANSWER_TIMEOUT_S,
         )
         self._patience: Patience | None = None
+        #: Thread -> since when it has been asking. Each thread writes its own entry alone.
+        self._asking_since: dict[int, float] = {}
 
     @contextmanager
     def patiently(self, patience: Patience) -> Iterator[None]:
@@ -152,6 +156,11 @@ class Link:
 
         return self.ask(question)
 
+    def asking_s(self, thread: int) -> float:
+        """For how long this thread has been waiting for an answer; 0 if it is not."""
+        since = self._asking_since.get(thread)
+        return 0.0 if since is None else time.monotonic() - since
+
     def run_id(self) -> str:
         """Another one after each start of the server; empty where a client stands in for one."""
         if not self._has_server:
@@ -170,7 +179,8 @@ class Link:
         while True:
             patience = self._patience
             try:
-                answer = self._ask(client, question, tries)
+                with self.under_way():
+                    answer = self._ask(client, question, tries)
             except StoreUnavailable as error:
                 wait_s = None if patience is None else patience.next_wait_s(error)
                 if wait_s is None or self._closing.wait(wait_s):
@@ -179,6 +189,16 @@ class Link:
             if patience is not None:
                 patience.answered()
             return answer
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Around what waits for the server: `asking_s` tells of it meanwhile."""
+        thread = threading.get_ident()
+        self._asking_since[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._asking_since.pop(thread, None)
 
     def _ask(self, client: redis.Redis, question: Callable[[redis.Redis], T], tries: int) -> T:
         give_up_at = time.monotonic() + LONGEST_ASK_S

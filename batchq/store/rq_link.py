@@ -30,9 +30,14 @@ class RqLink:
     def errors(self) -> Iterator[None]:
         """Around calls of RQ: raises StoreUnavailable for what redis-py raises."""
         try:
-            yield
+            with self._link.under_way():
+                yield
         except (broken.RedisError, OSError) as error:
             raise self._link.unavailable(error) from error
+
+    def asking_s(self, thread: int) -> float:
+        """For how long this thread has been waiting for RQ's calls; 0 if it is not."""
+        return self._link.asking_s(thread)
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -120,6 +120,11 @@ def sentinel_url(url: str) -> SentinelUrl:
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise _malformed(url, "the name of the primary is missing after the hosts")
+    if service.isdecimal():
+        raise _malformed(
+            url,
+            f"the name of the primary is missing after the hosts, {service} looks like a database",
+        )
     options = _checked_options(url, parts.query, _SENTINEL_OPTIONS)
     user, _, password = parts.userinfo.partition(":")
     return SentinelUrl(

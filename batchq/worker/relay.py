@@ -37,6 +37,10 @@ class Relay:
             log.info("pods delivered", node=node, pods=len(to_node))
         return len(deliveries)
 
+    def asking_s(self, thread: int) -> float:
+        """For how long this thread has been waiting for RQ's connection; 0 if it is not."""
+        return self._link.asking_s(thread)
+
     def close(self) -> None:
         """Give up the connection."""
         self._link.close()

@@ -156,6 +156,9 @@ class Slots:
                     return job
                 log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
                 self._queue.intermediate_queue.remove(job.id)
+                if attempt not in self.attempts():
+                    # Of one that runs the record is kept until its end; of this nobody else's.
+                    self._queue.connection.delete(PodJob.key_for(job.id))
 
     def launch(self, job: PodJob, harness: Harness) -> int:
         """Fork a work-horse for it; its pidfd. Raises StoreUnavailable before it has forked."""

@@ -17,6 +17,7 @@ from batchq.store.attendance import attend
 from batchq.store.redis import RedisStore
 from tests.cli.conftest import Batchq, Ran, run
 from tests.client.stage import Stage, a_cluster
+from tests.daemon.waiting import until
 from tests.harness.server import Server
 
 KEEPS = ("--appendonly", "yes", "--appendfsync", "always")
@@ -192,6 +193,44 @@ def test_without_a_leader_the_status_says_so(batchq: Batchq, stage: Stage) -> No
     stage.store.resign("stage")
     done = batchq("scheduler", "--status")
     assert (done.code, done.out) == (0, "no scheduler leads\n")
+    assert done.err == (
+        "hint: start one with `batchq scheduler`, or everything on this machine with `batchq up`\n"
+    )
+
+
+def test_without_a_leader_who_stands_by_is_named(batchq: Batchq, stage: Stage) -> None:
+    stage.store.resign("stage")
+    attend(stage.store, "host:12:abcd", version="0.1.0", mirrored=0)
+    done = batchq("scheduler", "--status")
+    assert done.code == 0
+    assert done.err.startswith("hint: one that stands by takes over within seconds")
+
+
+@pytest.mark.parametrize(("seen_ms_ago", "role"), [(3_000, "follower"), (5_500, "silent")])
+def test_a_leader_that_was_killed_does_not_stand_by(
+    seen_ms_ago: int, role: str, batchq: Batchq, stage: Stage, raw: redis.Redis
+) -> None:
+    now_ms = stage.store.now_ms()
+    stage.store.resign("stage")
+    stage.store.lead("host:12:abcd", 1)
+    until(lambda: stage.store.now_ms() > now_ms + 1 and not leads(stage))
+    raw.hset("{bq}:schedulers", "host:12:abcd", f"{stage.store.now_ms() - seen_ms_ago} 1 0.1.0")
+    done = batchq("scheduler", "--status")
+    assert done.lines[0].startswith("no scheduler leads; host:12:abcd did until ")
+    assert done.lines[-1].split()[:2] == ["host:12:abcd", role]
+    data = json.loads(batchq("scheduler", "--status", "-o", "json").out)
+    assert [one["role"] for one in data["schedulers"]] == [role]
+
+
+def leads(stage: Stage) -> bool:
+    leader = stage.store.leader()
+    return leader is not None and leader.expires_at > stage.store.now_ms()
+
+
+def test_a_configuration_is_of_no_use_to_the_status() -> None:
+    done = run("scheduler", "--status", "--config", "scheduler.yaml")
+    assert (done.code, done.out) == (2, "")
+    assert "--config goes without --status" in done.err
 
 
 @pytest.mark.parametrize("output", ["json"])

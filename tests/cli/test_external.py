@@ -46,6 +46,7 @@ def test_list_shows_what_waits(batchq: Batchq, waiting: Stage) -> None:
     assert row.split()[:2] == ["default/e", "default"]
     [item] = json.loads(batchq("external", "list", "-o", "json").out)["items"]
     assert (item["name"], item["phase"]) == ("default/e", "InQueue")
+    assert item["reserved"] == {"cpu": "2", "license": "1", "pods": "1"}
     nothing = batchq("external", "list", "-q", "other")
     assert (nothing.code, nothing.out) == (0, "")
     assert nothing.err == "no external group waits to be claimed\n"
@@ -128,7 +129,7 @@ def test_pods_are_reported_one_by_one(batchq: Batchq, stage: Stage) -> None:
         (("claim", "e", "--ttl", "soon"), 2, "soon"),
         (("claim", "--wait", "--timeout", "0s", "-q", "other"), 124, "within 0s"),
         (("claim", "-q", "other"), 6, "no external group waits to be claimed"),
-        (("renew", "-t", "nonsense"), 1, "the token is none"),
+        (("renew", "-t", "nonsense"), 1, "this is not a token"),
         (("renew",), 2, "there is no token"),
         (("report", "done", "-t", "x"), 2, "done"),
         (("check",), 2, "COMMAND"),
@@ -154,3 +155,29 @@ def test_an_external_group_without_min_resources_is_refused(batchq: Batchq, stag
     done = batchq("apply", "-f", "-", stdin=manifest)
     assert done.code == 1
     assert "spec.minResources: an external group must state what it needs" in done.err
+
+
+def test_a_report_in_json_names_its_group(batchq: Batchq, waiting: Stage) -> None:
+    token = batchq("external", "claim").out.strip()
+    done = batchq("external", "report", "running", "-t", token, "--pod", "p", "-o", "json")
+    assert json.loads(done.out) == {"podGroup": "default/e", "phase": "running", "pod": "p"}
+
+
+def test_a_function_is_not_for_consumers(batchq: Batchq, stage: Stage) -> None:
+    refused = batchq("submit", "--external", "--function", "a:b")
+    assert (refused.code, refused.out) == (2, "")
+    assert "a function is run by batchq's own agents" in refused.err
+    assert stage.client.jobs() == []
+
+
+def test_who_asks_for_its_output_is_sent_to_the_consumer(batchq: Batchq, waiting: Stage) -> None:
+    token = batchq("external", "claim").out.strip()
+    batchq("external", "report", "succeeded", "-t", token)
+    waiting.turn()
+    where = "external: what it has put out is with the consumer that ran it"
+    result = batchq("result", "e")
+    assert (result.code, result.out) == (6, "")
+    assert f"error: PodGroup default/e is {where}\n" in result.err
+    logs = batchq("logs", "e")
+    assert (logs.code, logs.out) == (0, "")
+    assert logs.err == f"PodGroup default/e is Completed; it is {where}\n"

@@ -8,8 +8,11 @@ from click.testing import CliRunner
 from batchq.api.objects import Taint
 from batchq.cli.main import main
 from batchq.cli.trouble import trouble_of
-from batchq.cli.worker import parse_taint
+from batchq.cli.worker import checked_lease_ms, parse_taint
 from batchq.errors import InvalidInput
+from tests.cli.conftest import run
+
+LEASE_TOLD = "--lease: expected at least 1s, at least twice --beat and at most 1h"
 
 
 def test_a_taint_is_read() -> None:
@@ -32,6 +35,11 @@ def test_what_is_no_taint_is_refused(text: str) -> None:
         (["--resources", "cpu=lots"], "--resources: cpu: "),
         (["--resources", "cpu"], "--resources: expected name=quantity, found 'cpu'"),
         (["--label", "a b=c"], "--label: "),
+        (["--lease", "1ms"], f"{LEASE_TOLD}, found '1ms' with a beat of '5s'"),
+        (["--lease", "999ms", "--beat", "1ms"], f"{LEASE_TOLD}, found '999ms'"),
+        (["--lease", "9s"], f"{LEASE_TOLD}, found '9s' with a beat of '5s'"),
+        (["--lease", "61m"], f"{LEASE_TOLD}, found '61m'"),
+        (["--lease", "0s"], f"{LEASE_TOLD}, found '0s'"),
         (["--beat", "0s"], "--beat: expected more than 0s, found '0s'"),
     ],
 )
@@ -41,3 +49,17 @@ def test_a_wrong_option_is_told_before_anything_is_started(arguments: list[str],
     trouble = trouble_of(error)
     assert trouble is not None
     assert trouble.message.startswith(told)
+
+
+def test_a_lease_out_of_bounds_ends_with_2() -> None:
+    done = run("worker", "--lease", "1ms")
+    assert (done.code, done.out) == (2, "")
+    assert LEASE_TOLD in done.err
+
+
+@pytest.mark.parametrize(
+    ("lease", "beat", "expected"),
+    [("2s", "500ms", 2000), ("1s", "500ms", 1000), ("10s", "5s", 10_000), ("1h", "5s", 3_600_000)],
+)
+def test_a_lease_at_its_bounds_is_taken(lease: str, beat: str, expected: int) -> None:
+    assert checked_lease_ms(lease, beat) == expected

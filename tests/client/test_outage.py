@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from batchq.client import Client
-from batchq.errors import StoreUnavailable, WaitTimedOut
+from batchq.errors import InvalidInput, StoreUnavailable, WaitTimedOut
 from batchq.store.redis import RedisStore
 from tests.client.stage import Stage, a_cluster
 from tests.daemon.waiting import until
@@ -155,3 +157,56 @@ def write(stage: Stage, data: bytes) -> None:
     [pod] = stage.pods("x")
     place = pod.status.node, pod.metadata.uid, pod.status.attempt
     stage.store.append_log(*place, "stdout", data)
+
+
+def test_a_server_that_is_away_at_the_beginning_is_waited_for(
+    server: Server, stage: Stage, bystander: Bystander
+) -> None:
+    server.stop()
+    future = bystander.threads.submit(
+        Client, server.url, tell=bystander.told.append, patience_s=None
+    )
+    until(lambda: len(bystander.told) == 1, within_s=SOON_S)
+    server.start()
+    with future.result(SOON_S) as client:
+        assert client.get("PodGroup", "x")
+        assert client.waited_s > 0
+    assert_told_once(server, bystander)
+
+
+def test_a_server_that_hangs_at_the_beginning_is_waited_for(
+    server: Server, stage: Stage, bystander: Bystander
+) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        future = bystander.threads.submit(
+            Client, server.url, tell=bystander.told.append, patience_s=None
+        )
+        until(lambda: len(bystander.told) == 1, within_s=SOON_S)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    with future.result(SOON_S) as client:
+        assert client.get("PodGroup", "x")
+    assert bystander.told[0] == (
+        f"the server at {server.url} does not answer within 10 s; waiting for it"
+    )
+
+
+def test_the_first_connection_keeps_to_the_time_it_was_given(server: Server) -> None:
+    server.stop()
+    with pytest.raises(WaitTimedOut) as caught:
+        Client(server.url, patience_s=1)
+    assert caught.value.message == (
+        f"nothing could be seen after 1s: the server at {server.url}"
+        " is not running: the connection is refused"
+    )
+
+
+def test_what_waiting_does_not_mend_is_told_at_once(server: Server, stage: Stage) -> None:
+    told: list[str] = []
+    wrong = server.url.replace("unix://", "unix://nobody:wrong@")
+    with pytest.raises(StoreUnavailable, match="refuses the user name or password"):
+        Client(wrong, tell=told.append, patience_s=SOON_S)
+    with pytest.raises(InvalidInput, match="the scheme is 'http'"):
+        Client("http://localhost", tell=told.append, patience_s=SOON_S)
+    assert told == []

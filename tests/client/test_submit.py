@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
-from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, UsageError
+from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected, UsageError
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task
 from tests.client.stage import Stage
@@ -230,3 +232,50 @@ def test_a_lost_reply_is_no_conflict(stage: Stage, server: Server) -> None:
         assert proxy.lost == 1
     stored = stage.client.get("PodGroup", "once")
     assert stored.metadata.uid == group.metadata.uid
+
+
+def test_the_first_argument_is_what_runs(stage: Stage) -> None:
+    named = stage.client.submit("package.module:f", args=[4]).spec.tasks[0].template
+    assert (named.function, [bytes(one) for one in named.args]) == ("package.module:f", [b"4"])
+    listed = stage.client.submit(["sleep", "1"], name="s", working_dir=None).spec.tasks[0].template
+    assert (listed.command, listed.working_dir) == (("sleep", "1"), "")
+
+
+@pytest.mark.parametrize(
+    ("what", "fields", "error", "message"),
+    [
+        ("mod.f", {}, InvalidInput, "function: expected package.module:name, found 'mod.f'"),
+        (4, {}, InvalidInput, "expected a group, a function, its name or a command to submit"),
+        ("a:b", {"function": "c:d"}, UsageError, "function is given twice"),
+        (["true"], {"command": ["false"]}, UsageError, "command is given twice"),
+        (None, {"command": "true"}, InvalidInput, "command: expected a list of words, found the"),
+        ("a:b", {"external": True}, UsageError, "function and external are given"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_a_sentence(
+    stage: Stage, what: Any, fields: dict[str, Any], error: type[BatchqError], message: str
+) -> None:
+    before = stage.names()
+    with pytest.raises(error) as caught:
+        stage.client.submit(what, **fields)
+    assert caught.value.message.startswith(message)
+    assert stage.names() == before
+
+
+def test_a_dotted_name_is_refused_with_the_one_that_is_meant(stage: Stage) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        stage.client.submit("package.module.f")
+    assert caught.value.hint.endswith("package.module:f")
+
+
+def test_a_time_that_is_no_number_is_refused(stage: Stage) -> None:
+    stage.client.submit("a:b", name="x")
+    calls: list[Callable[[Any], object]] = [
+        lambda time: stage.client.result("x", timeout_s=time),
+        lambda time: stage.client.wait(["x"], timeout_s=time),
+        lambda time: next(iter(stage.client.watch(timeout_s=time))),
+        lambda time: stage.client.external.next(holder="w", timeout_s=time),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput, match="timeout_s: expected a number of seconds or None"):
+            call("soon")

@@ -132,6 +132,22 @@ def test_without_its_store_it_stops_deciding_when_the_lease_is_over() -> None:
     leader.stop()
 
 
+def test_the_log_counts_epochs_as_the_status_does() -> None:
+    class LaterLease(AwayLease):
+        def lead(self, identity: str, lease_ms: int) -> int | None:
+            return 1_795_281_289_000_004
+
+    leader = candidate(LaterLease(), "leader")
+    with capture_logs() as lines:
+        leader.start()
+        until(lambda: leader.epoch() == 1_795_281_289_000_004)
+        leader.stop()
+    assert [(line["event"], line["epoch"], line["generation"]) for line in lines] == [
+        ("leader.elected", 4, 1_795_281_289),
+        ("leader.resigned", 4, 1_795_281_289),
+    ]
+
+
 def test_who_cannot_resign_ends_all_the_same() -> None:
     lease = AwayLease()
     leader = candidate(lease, "leader", lease_ms=5_000)

@@ -57,6 +57,7 @@ def running(
     period_ms: int = HOUR_MS,
     apart_ms: int = 1,
     crashed: Callable[[BaseException], None] = lambda _: None,
+    asking_s: Callable[[int], float] = lambda _: 0.0,
 ) -> Iterator[Loop]:
     """A loop that has taken its first turn, and is stopped afterwards."""
     loop = Loop(
@@ -64,6 +65,7 @@ def running(
         settings=Settings(schedule_period_ms=period_ms, min_session_interval_ms=apart_ms),
         outage=Outage(),
         crashed=crashed,
+        asking_s=asking_s,
         backoff=Backoff(first_ms=10, longest_ms=20),
         patience_s=10,
     )
@@ -209,6 +211,48 @@ def test_a_turn_that_hangs_is_told_with_how_long_and_where() -> None:
     assert "threading.py" in complaints[0]["where"]
     # The second complaint waits until the turn has lasted twice as long.
     assert complaints[1]["for_s"] >= 0.2
+
+
+def test_a_turn_that_waits_for_a_store_that_hangs_is_an_outage_and_no_turn_that_hangs() -> None:
+    let_go = threading.Event()
+
+    def ask(number: int) -> TurnReport:
+        if number == 1:
+            let_go.wait(20)
+            raise StoreUnavailable("the server does not answer within 10 s")
+        return TurnReport()
+
+    asked: list[int] = []
+    turns = Turns(ask)
+
+    def asking_s(thread: int) -> float:
+        asked.append(thread)
+        return time.monotonic() - turns.began[0]
+
+    with capture_logs() as lines, running(turns, period_ms=10, asking_s=asking_s) as loop:
+        until(lambda: loop.hanging_s() > 0.2)
+        let_go.set()
+        until(lambda: "store.back" in events(lines))
+    assert events(lines) == ["store.unavailable", "store.back"]
+    assert set(asked) == turns.threads
+
+
+def test_a_turn_is_not_said_to_have_ended_before_it_is_said_to_hang() -> None:
+    let_go = threading.Event()
+    turns = Turns(lambda number: turned(number != 1 or let_go.wait(20)))
+
+    def asking_s(_: int) -> float:
+        # The turn ends just when it is about to be said to hang for the second time.
+        if "session.hangs" in events(lines) and time.monotonic() - turns.began[0] > 0.4:
+            let_go.set()
+            threading.Event().wait(0.1)
+        return 0.0
+
+    with capture_logs() as lines, running(turns, period_ms=10, asking_s=asking_s):
+        until(lambda: "session.ended_at_last" in events(lines))
+        until(lambda: turns.count > 1)
+    assert events(lines)[-1] == "session.ended_at_last"
+    assert set(events(lines)[:-1]) == {"session.hangs"}
 
 
 def test_a_turn_that_takes_some_periods_is_not_said_to_hang() -> None:

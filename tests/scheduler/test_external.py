@@ -307,7 +307,7 @@ def test_only_an_admitted_external_group_can_be_claimed(stack: Stack) -> None:
 def test_a_token_that_is_none_is_refused_without_being_repeated(stack: Stack, token: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         renew(stack, token)
-    assert caught.value.message.startswith("the token is none")
+    assert caught.value.message.startswith("this is not a token")
     assert not token or token not in caught.value.message
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
+import pytest
 from structlog.testing import capture_logs
 
 from batchq.errors import StoreUnavailable
+from batchq.store.link import Link
 from batchq.store.outage import Backoff, Outage, Patience
+from batchq.store.rq_link import RqLink
+from tests.daemon.waiting import until
 
 
 def test_waits_double_up_to_a_bound_and_begin_anew_after_success() -> None:
@@ -71,3 +76,30 @@ def test_patience_does_not_wait_for_what_waiting_does_not_mend() -> None:
     refused = StoreUnavailable("the server does not permit this", lasts=True)
     assert Patience(told.append).next_wait_s(refused) is None
     assert told == []
+
+
+def test_a_link_tells_which_thread_waits_for_an_answer_and_for_how_long() -> None:
+    link, answered = Link("redis://127.0.0.1:1/0"), threading.Event()
+    asker = threading.Thread(target=link.ask, args=(lambda _: answered.wait(20),))
+    asker.start()
+    number = asker.ident or 0
+    until(lambda: link.asking_s(number) > 0.05)
+    assert link.asking_s(threading.get_ident()) == 0.0
+    answered.set()
+    asker.join(20)
+    assert link.asking_s(number) == 0.0
+
+
+def test_an_answer_that_fails_is_waited_for_no_more() -> None:
+    link = Link("redis://127.0.0.1:1/0")
+    with pytest.raises(StoreUnavailable):
+        link.ask(lambda client: client.ping(), tries=1)
+    assert link.asking_s(threading.get_ident()) == 0.0
+
+
+def test_calls_of_rq_are_waited_for_too() -> None:
+    link = RqLink("redis://127.0.0.1:1/0")
+    with link.errors():
+        until(lambda: link.asking_s(threading.get_ident()) > 0.01)
+    assert link.asking_s(threading.get_ident()) == 0.0
+    link.close()

@@ -50,6 +50,7 @@ def test_a_url_names_the_sentinels_the_service_and_the_database() -> None:
         ("redis+sentinel://a:1,,b:2/name", "'' is not the host and port of a sentinel"),
         ("redis+sentinel://a:x/name", "'a:x' is not the host and port of a sentinel"),
         ("redis+sentinel://a:99999/name", "the port of 'a:99999' is not from 1 to 65535"),
+        ("redis+sentinel://a:1/0", "missing after the hosts, 0 looks like a database"),
         ("redis+sentinel://a:1/name/first", "the database is 'first', not a number"),
         ("redis+sentinel://a:1/name?quorum=2", "the option 'quorum' is unknown"),
     ],

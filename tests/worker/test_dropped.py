@@ -51,4 +51,4 @@ def test_an_attempt_whose_end_waits_to_be_seen_is_not_started_again(
     slots.hand_in([_ATTEMPT])
     assert slots.next(ended=[_ATTEMPT]) is None
     link.close()
-    assert raw.keys("rq:queue:*") == []
+    assert raw.keys("rq:queue:*") == raw.keys("rq:job:*") == []

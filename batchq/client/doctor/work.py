@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
-from batchq.api.objects import Pod, PodGroup, full_name
-from batchq.api.reasons import Waiting
+from batchq.api.limits import capacity_of
+from batchq.api.objects import Condition, Pod, PodGroup, full_name
+from batchq.api.reasons import Leaving, Waiting
+from batchq.api.resources import Amounts, describe, larger, of_pod
 from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
 from batchq.client.doctor.state import State
@@ -17,6 +20,8 @@ _READS = "reading (`+@read`) of batchq's keys"
 PATIENCE_MS = 1 * MINUTE
 #: How long a group may wait for what can never be before somebody is told.
 HOPELESS_MS = 10 * MINUTE
+#: So many times in a row a group may be rolled back before somebody is told.
+OFTEN = 3
 _HOPELESS = frozenset({Waiting.MISCONFIGURED, Waiting.EXCEEDS_MAX_QUOTA, Waiting.QUEUE_NOT_FOUND})
 
 _SEE_LOG = "see the leader's log (`batchq scheduler --status` names it), and `leader` above"
@@ -151,6 +156,22 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
                 _SEE_LOG if late else f"see `nodes` above, and `batchq describe {name}`",
                 level=Level.WARNING if late else Level.NOTE,
             )
+        case PodGroupPhase.PENDING if too_large := _too_large(state, group):
+            yield _group(
+                name,
+                too_large,
+                "a node that is large enough for each of its pods",
+                f"add such a node, or cancel it (`batchq cancel {name}`) and ask for less per pod",
+            )
+        case PodGroupPhase.PENDING if _left_unschedulable(group):
+            times = status.backoff_count
+            yield _group(
+                name,
+                f"was admitted and rolled back as Unschedulable {times} times in a row:"
+                f" {_why_it_left(group)}",
+                "nodes that take its pods",
+                f"`batchq describe {name}`; add or uncordon nodes, or ask for less",
+            )
         case PodGroupPhase.PENDING:
             waits = state.now_ms - (group.metadata.creation_timestamp or state.now_ms)
             hopeless = [verdict for verdict in status.reasons if verdict.reason in _HOPELESS]
@@ -164,6 +185,44 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
                 )
         case _:
             return
+
+
+def _too_large(state: State, group: PodGroup) -> str:
+    """Which of its pods no node could take, were it empty; nothing if each fits on some node."""
+    capacities = [capacity_of(node) for node in state.nodes()]
+    if not capacities or group.spec.controller == "external":
+        return ""
+    for task in group.spec.tasks:
+        request = of_pod(task.template.requests)
+        if any(not _lacking(request, capacity) for capacity in capacities):
+            continue
+        largest = functools.reduce(larger, capacities)
+        lacking = _lacking(request, largest)
+        asks = f"a pod of task {task.name} asks for {describe(lacking or request)}"
+        if not lacking:
+            return f"{asks}, and no single node has all of that"
+        most = describe({name: largest.get(name, 0) for name in lacking})
+        return f"{asks}, and the largest node has {most}"
+    return ""
+
+
+def _lacking(request: Amounts, capacity: Amounts) -> Amounts:
+    return {name: units for name, units in request.items() if units > capacity.get(name, 0)}
+
+
+def _left_unschedulable(group: PodGroup) -> bool:
+    left = _evicted(group)
+    is_so = left is not None and left.reason == Leaving.UNSCHEDULABLE
+    return is_so and group.status.backoff_count >= OFTEN
+
+
+def _why_it_left(group: PodGroup) -> str:
+    left = _evicted(group)
+    return left.message if left is not None else ""
+
+
+def _evicted(group: PodGroup) -> Condition | None:
+    return next((one for one in group.status.conditions if one.type == "Evicted"), None)
 
 
 def _group(

@@ -1,0 +1,36 @@
+"""`describe` of a pod that failed under an rlimit, which kills nobody and leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.builders import a_node, a_queue
+from tests.cli.conftest import Batchq
+from tests.client.stage import Stage
+
+HINT = "its memory was limited to 200Mi per process"
+
+
+def failed(stage: Stage, *, limit: str, exit_code: int = 1, mem: str | None = "200Mi") -> None:
+    node = a_node("n1", cpu=8, memory="16Gi", annotations={"batchq/memory-limit": limit})
+    stage.furnish(a_queue(), node)
+    stage.client.submit(["true"], name="x", mem=mem)
+    stage.run("x", exit_code)
+
+
+def test_a_pod_that_failed_under_an_rlimit_says_so(batchq: Batchq, stage: Stage) -> None:
+    failed(stage, limit="rlimit")
+    assert HINT in batchq("describe", "x").out
+    assert HINT in batchq("describe", "pod", "x-main-0").out
+
+
+@pytest.mark.parametrize(
+    ("limit", "exit_code", "mem"),
+    [("cgroup", 1, "200Mi"), ("none", 1, "200Mi"), ("rlimit", 0, "200Mi"), ("rlimit", 1, None)],
+)
+def test_no_other_pod_does(
+    batchq: Batchq, stage: Stage, limit: str, exit_code: int, mem: str | None
+) -> None:
+    failed(stage, limit=limit, exit_code=exit_code, mem=mem)
+    assert "its memory was limited" not in batchq("describe", "x").out
+    assert "its memory was limited" not in batchq("describe", "pod", "x-main-0").out

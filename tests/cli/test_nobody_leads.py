@@ -1,0 +1,54 @@
+"""Where no scheduler leads, whoever looks or waits is told, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Batchq
+from tests.client.stage import Stage
+
+SAID = "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
+
+
+@pytest.fixture
+def waiting(batchq: Batchq, stage: Stage) -> Stage:
+    """A stage with a group that nobody has looked at, and a leader."""
+    batchq("submit", "--name", "x", "--", "true")
+    return stage
+
+
+def test_describe_says_so(batchq: Batchq, waiting: Stage) -> None:
+    assert SAID not in batchq("describe", "x").out
+    waiting.store.resign("stage")
+    assert SAID in batchq("describe", "x").out
+
+
+def test_jobs_says_so_beside_the_table(batchq: Batchq, waiting: Stage) -> None:
+    assert batchq("jobs").err == ""
+    waiting.store.resign("stage")
+    assert batchq("jobs").err == f"{SAID}\n"
+    assert batchq("jobs", "-o", "json").err == ""
+
+
+def test_wait_says_so_at_once_and_when_its_time_is_up(batchq: Batchq, waiting: Stage) -> None:
+    waiting.store.resign("stage")
+    done = batchq("wait", "x", "--timeout", "50ms")
+    assert done.code == 124
+    first, _error, hint = done.err.splitlines()
+    assert (first, hint) == (SAID, f"hint: {SAID}")
+
+
+def test_who_waits_while_somebody_leads_is_told_where_to_look(
+    batchq: Batchq, waiting: Stage
+) -> None:
+    done = batchq("wait", "x", "--timeout", "50ms")
+    assert SAID not in done.err
+    assert "`batchq describe default/x`" in done.err
+
+
+def test_of_what_has_ended_nothing_is_said(batchq: Batchq, waiting: Stage) -> None:
+    waiting.run("x")
+    waiting.store.resign("stage")
+    assert SAID not in batchq("describe", "x").out
+    assert batchq("jobs").err == ""
+    assert batchq("wait", "x").err == ""

@@ -1,0 +1,82 @@
+"""Commands that wait for a server wait for one that is away when they start, too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from batchq.client import Client
+from batchq.store.redis import RedisStore
+from tests.cli.conftest import run
+from tests.client.stage import Stage, a_cluster
+from tests.harness.server import Server
+
+SOON_S = 30
+
+
+@pytest.fixture
+def away() -> Iterator[Server]:
+    """A server that is down; it knows the finished function `f` and the admitted external `e`."""
+    with Server("--appendonly", "yes", "--appendfsync", "always") as made:
+        store = RedisStore(made.url)
+        with Client(made.url) as client:
+            stage = Stage(store, client)
+            stage.furnish(*a_cluster())
+            client.submit("a:b", name="f")
+            client.submit(external=True, name="e")
+            stage.turn()
+            stage.start("f")
+            [pod] = stage.pods("f")
+            place = pod.status.node, pod.metadata.uid, pod.status.attempt
+            store.put_result(*place, b"42")
+            store.append_log(*place, "stdout", b"done\n")
+            stage.end("f")
+        store.close()
+        made.stop()
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("wait", "f"), "podgroup default/f Completed\n"),
+        (("wait", "f", "--timeout", "1m"), "podgroup default/f Completed\n"),
+        (("result", "f", "--timeout", "1m"), "42\n"),
+        (("logs", "-f", "f"), "done\n"),
+        (("progress", "f"), "f: Completed: 1 of 1 pod done\n"),
+        (("external", "claim", "--wait"), "default/e/"),
+    ],
+)
+def test_it_is_told_once_and_goes_on(away: Server, words: tuple[str, ...], said: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "batchq.cli", "--redis-url", away.url, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == (
+            f"the server at {away.url} is not running: the connection is refused; waiting for it\n"
+        )
+        away.start()
+        out, err = process.communicate(timeout=SOON_S)
+    assert process.returncode == 0, err
+    assert said in out
+    assert err.startswith("the server is back after ")
+
+
+@pytest.mark.parametrize("words", [("wait", "f"), ("result", "f"), ("external", "claim", "--wait")])
+def test_its_time_bounds_it(away: Server, words: tuple[str, ...]) -> None:
+    done = run(*words, "--timeout", "1s", url=away.url)
+    assert (done.code, done.out) == (124, "")
+    told, error, _hint = done.err.splitlines()
+    assert told.endswith("; waiting for it")
+    assert error.startswith("error: nothing could be seen after 1s: the server at ")
+
+
+@pytest.mark.parametrize("words", [("logs", "f"), ("jobs",), ("external", "claim")])
+def test_other_commands_do_not_wait(away: Server, words: tuple[str, ...]) -> None:
+    assert run(*words, url=away.url).code == 9

@@ -1,0 +1,87 @@
+"""Groups that come back to Pending again and again, because no node takes their pods."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import Condition, PodGroup
+from batchq.client.doctor import Level
+from batchq.client.doctor.finding import Finding
+from batchq.client.doctor.state import State
+from batchq.client.doctor.work import groups
+from tests.builders import a_node, a_queue, a_task
+from tests.client.doctor.made import a_state, node, waiting
+
+
+def waiting_for(*, controller: str = "batchq", **requests: str | int) -> PodGroup:
+    """A group of this moment with one pod of that size."""
+    group = waiting("wide", age_ms=0, spec={"tasks": (a_task(requests=requests),)})
+    spec = structs.replace(group.spec, controller=controller)  # type: ignore[arg-type]
+    return structs.replace(group, spec=spec)
+
+
+def rolled_back(times: int, reason: str = "Unschedulable") -> State:
+    left = Condition(
+        type="Evicted", status="True", reason=reason, message="0/1 nodes fit: 1 cordoned"
+    )
+    group = waiting("back", backoff_count=times, conditions=(left,))
+    return a_state(a_queue(), node(), group)
+
+
+def on_nodes(group: PodGroup, **cpus: int) -> State:
+    return a_state(a_queue(), *(a_node(name, cpu=cpu) for name, cpu in cpus.items()), group)
+
+
+def told(state: State) -> Finding:
+    (found,) = groups(state)
+    return found
+
+
+def test_a_pod_that_fits_no_single_node_is_told_though_the_sum_would_do() -> None:
+    found = told(on_nodes(waiting_for(cpu=10), a=4, b=4, c=2, d=1))
+    assert (found.level, found.subject) == (Level.WARNING, "PodGroup default/wide")
+    assert found.found == "a pod of task w asks for cpu 10, and the largest node has cpu 4"
+    assert "`batchq cancel default/wide`" in found.remedy
+
+
+def test_a_resource_that_no_node_has_is_told() -> None:
+    found = told(on_nodes(waiting_for(gpu=1), a=4))
+    assert found.found == "a pod of task w asks for gpu 1, and the largest node has gpu 0"
+
+
+def test_what_only_two_nodes_together_have_is_told() -> None:
+    nodes = (a_node("n1", cpu=4), a_node("n2", memory="8Gi"))
+    found = told(a_state(a_queue(), *nodes, waiting_for(cpu=3, memory="1Gi")))
+    assert found.found == (
+        "a pod of task w asks for cpu 3, memory 1Gi, and no single node has all of that"
+    )
+
+
+def test_a_group_that_is_rolled_back_again_and_again_is_told() -> None:
+    found = told(rolled_back(3))
+    assert (found.level, found.subject) == (Level.WARNING, "PodGroup default/back")
+    assert found.found == (
+        "was admitted and rolled back as Unschedulable 3 times in a row: 0/1 nodes fit: 1 cordoned"
+    )
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        on_nodes(waiting_for(cpu=10), a=4, b=10),
+        on_nodes(waiting_for(controller="external", cpu=10), a=4),
+        a_state(a_queue(), waiting_for(cpu=10)),
+        rolled_back(2),
+        rolled_back(3, "InQueueTimeout"),
+    ],
+    ids=[
+        "one node takes it",
+        "a consumer runs it elsewhere",
+        "there are no nodes, which has a finding of its own",
+        "it was rolled back twice",
+        "it backs off for another reason",
+    ],
+)
+def test_nothing_is_wrong_where(state: State) -> None:
+    assert told(state).level is Level.OK

@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -16,6 +17,7 @@ from tests.swarm.cast import Actor, Cast
 #: How often each is drawn.
 _WEIGHTS = {
     "work-horse killed": 8,
+    "work-horse paused": 2,
     "agent killed": 5,
     "leader killed": 2,
     "follower killed": 2,
@@ -68,7 +70,7 @@ class Chaos:
         if who == "server":
             return self._kill_server() if how == "killed" else self._pause_server()
         if who == "work-horse":
-            return self._kill_horse()
+            return self._kill_horse() if how == "killed" else self._pause_horse()
         actor = self._pick(who)
         if actor is None or actor.pid is None or (how == "paused" and actor.is_paused):
             return False
@@ -102,6 +104,24 @@ class Chaos:
             horse.kill()
         except psutil.NoSuchProcess:
             return False
+        return True
+
+    def _pause_horse(self) -> bool:
+        """It can neither renew its lease nor end its pod; its agent may be paused as well."""
+        horse = self._cast.horses(self._chance)
+        if horse is None:
+            return False
+        try:
+            horse.suspend()
+        except psutil.NoSuchProcess:
+            return False
+
+        def resume() -> None:
+            with suppress(psutil.NoSuchProcess):
+                horse.resume()
+
+        for_s = self._chance.uniform(*_AGENT_PAUSE_S)
+        heapq.heappush(self._later, (time.monotonic() + for_s, next(self._order), resume))
         return True
 
     def _kill_server(self) -> bool:

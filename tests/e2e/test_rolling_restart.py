@@ -68,7 +68,10 @@ class Stage:
         self._agents = {name: self._agent(name) for name in AGENTS}
 
     def _scheduler(self) -> subprocess.Popen[str]:
-        return self._machine.start("scheduler", "--config", str(self._machine.quick))
+        started = self._machine.start("scheduler", "--config", str(self._machine.quick))
+        # Before it leads or follows it may not hear yet that it is to end.
+        until(lambda: "leader." in self._machine.output_of(started))
+        return started
 
     def _agent(self, name: str) -> subprocess.Popen[str]:
         return self._machine.start(
@@ -126,9 +129,9 @@ def test_a_rolling_restart_fails_no_group_and_pauses_admission_for_less_than_two
             load.stop()
         with machine.client() as client:
             until(lambda: _phases(client) == {"Completed"}, within_s=60)
-            waits = {group.metadata.name: _admitted_after_ms(group) for group in _groups(client)}
+            waits = [_admitted_after_ms(client, group) for group in _groups(client)]
         assert len(waits) == len(load.names) > 20
-        assert max(waits.values()) < 2 * LEASE_MS
+        assert max(waits) < 2 * LEASE_MS
 
 
 def _groups(client: Client) -> list[PodGroup]:
@@ -139,10 +142,12 @@ def _phases(client: Client) -> set[str]:
     return {str(group.status.phase) for group in _groups(client)}
 
 
-def _admitted_after_ms(group: PodGroup) -> int:
-    """How long the group waited before it was admitted."""
-    created_at, admitted_at = group.metadata.creation_timestamp, group.status.in_queue_at
-    assert created_at is not None
-    assert admitted_at is not None
-    assert group.status.admission == 1
-    return admitted_at - created_at
+def _admitted_after_ms(client: Client, group: PodGroup) -> int:
+    """How long the group waited before it was admitted; with a node that drains it may have had to
+    wait for room a second time.
+    """
+    key = f"{group.metadata.namespace}/{group.metadata.name}"
+    events = client.events(kind="PodGroup", key=key)
+    admitted_at = next(event.at for event in events if event.reason == "Admitted")
+    assert group.metadata.creation_timestamp is not None
+    return admitted_at - group.metadata.creation_timestamp

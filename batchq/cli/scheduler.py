@@ -13,10 +13,7 @@ from batchq.cli.output import Table, show_data, show_table
 from batchq.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchq.client.leading import Schedulers, Standing
-
-#: Two renewals of the leader's lease: 5 s, renewed three times in it.
-_MISSED_RENEWALS_MS = 2 * 5_000 // 3
+    from batchq.client.leading import Schedulers, SchedulerSeen
 
 
 @click.command(
@@ -78,10 +75,10 @@ def _show(found: Schedulers, output: str, *, color: bool) -> None:
         rows = tuple(
             (
                 one.identity,
-                _role(one, found),
+                one.role,
                 one.version,
                 f"{describe_age(one.seen_ms_ago)} ago",
-                _mirror(one, found),
+                _mirror(one),
             )
             for one in found.there
         )
@@ -90,26 +87,13 @@ def _show(found: Schedulers, output: str, *, color: bool) -> None:
 
 
 def _how_to_be_led(found: Schedulers) -> str:
-    if any(_role(one, found) == "follower" for one in found.there):
+    if any(one.role == "follower" for one in found.there):
         return "one that stands by takes over within seconds; if none does, see their logs"
     return "start one with `batchq scheduler`, or everything on this machine with `batchq up`"
 
 
-def _role(one: Standing, found: Schedulers) -> str:
-    """`leader`, `follower` or `silent`.
-
-    Who led until its lease ran out and has missed two renewals was killed, or hangs: nobody waits
-    for it as long as for one that stands by.
-    """
-    leader = found.leader
-    led_last = leader is not None and not found.led and leader.identity == one.identity
-    if led_last and one.seen_ms_ago > _MISSED_RENEWALS_MS:
-        return "silent"
-    return one.role
-
-
-def _mirror(one: Standing, found: Schedulers) -> str:
-    if _role(one, found) == "silent":
+def _mirror(one: SchedulerSeen) -> str:
+    if one.role == "silent":
         return ""
     if one.behind is None:
         return "cold: it would list everything first"
@@ -127,7 +111,7 @@ def _data(found: Schedulers) -> dict[str, object]:
         "schedulers": [
             {
                 "identity": one.identity,
-                "role": _role(one, found),
+                "role": one.role,
                 "version": one.version,
                 "seenMsAgo": one.seen_ms_ago,
                 "warm": one.behind is not None,

@@ -14,6 +14,8 @@ from batchq.store.redis import RedisStore
 NO_LEADER = "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
 #: Two leases: a scheduler that has not said for so long that it is there has ended, or hangs.
 SILENT_MS = 10_000
+#: Two renewals of the leader's lease: 5 s, renewed three times in it.
+MISSED_RENEWALS_MS = 2 * 5_000 // 3
 
 
 class Leading(Struct, frozen=True, kw_only=True):
@@ -27,7 +29,7 @@ class Leading(Struct, frozen=True, kw_only=True):
     left_ms: int
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class SchedulerSeen(Struct, frozen=True, kw_only=True):
     """A scheduler that is there. `behind` is how many writes its mirror lacks; None: all of them,
     it has not listed yet.
     """
@@ -37,20 +39,26 @@ class Standing(Struct, frozen=True, kw_only=True):
     seen_ms_ago: int
     behind: int | None
     leads: bool
+    #: It led until its lease ran out, and nobody has led since.
+    led_last: bool = False
 
     @property
     def role(self) -> Literal["leader", "follower", "silent"]:
-        """`silent`: killed, or it hangs; it is listed for a minute longer."""
+        """`silent`: killed, or it hangs; it is listed for a minute longer.
+
+        Of who led last that is known sooner: it has missed renewals of its lease.
+        """
         if self.leads:
             return "leader"
-        return "follower" if self.seen_ms_ago < SILENT_MS else "silent"
+        longest_ms = MISSED_RENEWALS_MS if self.led_last else SILENT_MS
+        return "follower" if self.seen_ms_ago < longest_ms else "silent"
 
 
 class Schedulers(Struct, frozen=True, kw_only=True):
     """The leader, or who led last (None if it resigned, or nobody ever did), and who is there."""
 
     leader: Leading | None
-    there: Sequence[Standing]
+    there: Sequence[SchedulerSeen]
 
     @property
     def led(self) -> bool:
@@ -58,7 +66,7 @@ class Schedulers(Struct, frozen=True, kw_only=True):
         return self.leader is not None and self.leader.left_ms > 0
 
     @property
-    def followers(self) -> Sequence[Standing]:
+    def followers(self) -> Sequence[SchedulerSeen]:
         """Those who stand by."""
         return [one for one in self.there if one.role == "follower"]
 
@@ -67,15 +75,17 @@ def schedulers(store: RedisStore) -> Schedulers:
     """How it stands now. Raises StoreUnavailable."""
     leader, there, latest = store.leader(), attending(store), revision(store)
     now_ms = store.now_ms()
-    leading = leader and Leading(
-        identity=leader.identity,
-        epoch=count_of(leader.epoch),
-        left_ms=leader.expires_at - now_ms,
-    )
-    leads = leading.identity if leading and leading.left_ms > 0 else ""
+    leading: Leading | None = None
+    if leader is not None:
+        leading = Leading(
+            identity=leader.identity,
+            epoch=count_of(leader.epoch),
+            left_ms=leader.expires_at - now_ms,
+        )
+    leads = leading is not None and leading.left_ms > 0
     return Schedulers(
-        leader=leading or None,
-        there=[_standing(seen, leads, latest, now_ms) for seen in there],
+        leader=leading,
+        there=[_seen(seen, leading, latest, now_ms, leads=leads) for seen in there],
     )
 
 
@@ -92,11 +102,15 @@ def process_of(identity: str) -> str:
     return f"pid {pid} on {host}" if pid.isdigit() else identity
 
 
-def _standing(seen: Seen, leads: str, revision: int, now_ms: int) -> Standing:
-    return Standing(
+def _seen(
+    seen: Seen, leading: Leading | None, revision: int, now_ms: int, *, leads: bool
+) -> SchedulerSeen:
+    is_leading = leading is not None and leading.identity == seen.identity
+    return SchedulerSeen(
         identity=seen.identity,
         version=seen.version,
         seen_ms_ago=max(0, now_ms - seen.seen_at),
         behind=None if seen.mirrored is None else max(0, revision - seen.mirrored),
-        leads=seen.identity == leads,
+        leads=is_leading and leads,
+        led_last=is_leading and not leads,
     )

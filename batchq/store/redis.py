@@ -57,16 +57,6 @@ WRITES_A_CALL = 2_000
 BYTES_A_CALL = 8 * 1024 * 1024
 
 
-class ServerInfo(Struct, frozen=True, kw_only=True):
-    """What the server says of itself. `role` is `primary` or `replica`."""
-
-    version: str
-    run_id: str
-    role: str
-    aof: bool
-    maxmemory_policy: str
-
-
 class Leader(Struct, frozen=True, kw_only=True):
     """Who leads, in which epoch, and until when (server's milliseconds)."""
 
@@ -128,10 +118,6 @@ class RedisStore:
     def run_id(self) -> str:
         """Another one after each start of the server. Raises StoreUnavailable."""
         return self._link.run_id()
-
-    def server_info(self) -> ServerInfo:
-        """Raises StoreUnavailable."""
-        return _server_info(self._link.ask(lambda client: client.info()))
 
     def check_server(self) -> None:
         """Raises StoreUnavailable, without trying long, if the server will not do."""
@@ -482,17 +468,4 @@ def _commit_keys(
         keys.OUTBOX if any(one.deliveries for one in transactions) else own,
         keys.SERVER if led else own,
         *(name(kind) for kind in kinds for name in (keys.objects, keys.heads)),
-    )
-
-
-def _server_info(info: Mapping[str, Any]) -> ServerInfo:
-    version = f"Redis {info.get('redis_version', '')}"
-    if "valkey_version" in info:
-        version = f"Valkey {info['valkey_version']}"
-    return ServerInfo(
-        version=version,
-        run_id=str(info.get("run_id", "")),
-        role="primary" if info.get("role") == "master" else "replica",
-        aof=bool(info.get("aof_enabled")),
-        maxmemory_policy=str(info.get("maxmemory_policy", "")),
     )

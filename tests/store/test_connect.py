@@ -105,7 +105,7 @@ def test_a_server_with_a_password() -> None:
         assert told.endswith("refuses the user name or password")
         assert "wrong-secret" not in told
         store = open_store(server.url.replace("unix://", "unix://:right@"))
-        assert store.server_info().role == "primary"
+        assert len(store.run_id()) == 40
         store.close()
 
 
@@ -235,13 +235,6 @@ def test_a_server_that_forgot_its_scripts_is_told_them(
     redis_store.commit([writing(put(queue("a")))], request_id="1")
     raw.script_flush()
     assert words(redis_store.commit([writing(put(queue("b")))], request_id="2")) == []
-
-
-def test_what_a_server_says_of_itself(redis_store: RedisStore) -> None:
-    info = redis_store.server_info()
-    assert info.version.split()[0] in {"Valkey", "Redis"}
-    assert (info.role, info.aof, info.maxmemory_policy) == ("primary", False, "noeviction")
-    assert len(info.run_id) == 40
 
 
 def test_rqs_connection_repeats_on_its_own(server: Server) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchq.api.times import describe_age
 from batchq.client.doctor.finding import Finding, Level, ok, or_ok, unseen
 from batchq.client.doctor.state import State
-from batchq.client.leading import Standing, process_of
+from batchq.client.leading import SchedulerSeen, process_of
 
 _READS = "reading (`+@read`) of batchq's keys"
 #: A follower this many writes behind does not follow.
@@ -94,7 +94,7 @@ def schedulers(state: State) -> tuple[Finding, ...]:
     return or_ok(findings, check, f"{count} stand by" if count != 1 else "1 stands by")
 
 
-def _silent(check: str, one: Standing) -> Finding:
+def _silent(check: str, one: SchedulerSeen) -> Finding:
     return Finding(
         check=check,
         level=Level.NOTE,
@@ -105,7 +105,7 @@ def _silent(check: str, one: Standing) -> Finding:
     )
 
 
-def _of_version(check: str, one: Standing, leads: Standing | None) -> Finding | None:
+def _of_version(check: str, one: SchedulerSeen, leads: SchedulerSeen | None) -> Finding | None:
     if leads is None or one.version == leads.version:
         return None
     return Finding(
@@ -118,7 +118,7 @@ def _of_version(check: str, one: Standing, leads: Standing | None) -> Finding | 
     )
 
 
-def _of_mirror(check: str, one: Standing) -> Finding | None:
+def _of_mirror(check: str, one: SchedulerSeen) -> Finding | None:
     if one.behind is not None and one.behind < FAR_BEHIND:
         return None
     cold = "has no mirror yet" if one.behind is None else f"is {one.behind} writes behind"

@@ -19,7 +19,7 @@ from batchq.api.objects import (
 )
 from batchq.client.doctor.books import charges_of, limits_of, sums_of
 from batchq.client.doctor.state import HomeFacts, Installed, State
-from batchq.client.leading import Leading, Schedulers, Standing
+from batchq.client.leading import Leading, Schedulers, SchedulerSeen
 from batchq.store.inspection import Books, ServerFacts
 from tests.builders import a_group, a_node, a_pod, a_queue, a_quota
 
@@ -50,8 +50,8 @@ SERVER = ServerFacts(
 )
 
 LEADER = Leading(identity="a:1:x", epoch=3, left_ms=4_000)
-LEADS = Standing(identity="a:1:x", version="0.1.0", seen_ms_ago=100, behind=0, leads=True)
-FOLLOWS = Standing(identity="b:2:y", version="0.1.0", seen_ms_ago=100, behind=2, leads=False)
+LEADS = SchedulerSeen(identity="a:1:x", version="0.1.0", seen_ms_ago=100, behind=0, leads=True)
+FOLLOWS = SchedulerSeen(identity="b:2:y", version="0.1.0", seen_ms_ago=100, behind=2, leads=False)
 SCHEDULERS = Schedulers(leader=LEADER, there=[LEADS, FOLLOWS])
 
 HOME = HomeFacts(path="/var/batchq", free_bytes=50 * 1024**3)

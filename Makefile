@@ -31,6 +31,7 @@ bench: $(VENV)/.installed-test  ## the benchmarks, each beside something else
 swarm: $(VENV)/.installed-test  ## thousands of random worlds, 500 kills on a live stack, slow tests
 	HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
 	$(BIN)/python -m tests.faults --seeds 10000
+	$(BIN)/python -m tests.worlds --seeds 5000
 	$(BIN)/python -m tests.swarm --kills 500
 	$(BIN)/pytest -m slow tests/e2e
 

@@ -2,31 +2,42 @@
 
 Actions and plugins of others come from installed packages, by the entry points `batchq.actions`
 and `batchq.plugins`; a builtin's name cannot be taken by another.
+
+A plugin says what settings it takes by a struct, its `arguments`, and is made with a value of it;
+one without gets its settings as keyword arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
+from batchq.api import notation
+from batchq.api.notation import Malformed
 from batchq.config.model import SchedulerConfig
 from batchq.errors import InvalidInput
 from batchq.framework.extension import POINTS
 from batchq.framework.session import Action, Plugin
 from batchq.plugins.capacity import Capacity
+from batchq.plugins.conformance import Conformance
 from batchq.plugins.dependencies import Dependencies
+from batchq.plugins.drf import Drf
 from batchq.plugins.gang import Gang
 from batchq.plugins.gates import Gates
-from batchq.plugins.nodeorder import BinPack, LeastAllocated
+from batchq.plugins.hygiene import Hygiene
+from batchq.plugins.nodeorder import BalancedAllocation, BinPack, LeastAllocated, MostAllocated
+from batchq.plugins.overcommit import Overcommit
 from batchq.plugins.predicates import Predicates
 from batchq.plugins.priority import Priority
+from batchq.plugins.proportion import Proportion
 from batchq.plugins.quota import Quota
+from batchq.plugins.sla import Sla
 from batchq.scheduler.scheduler import Scheduler
 from batchq_actions import BUILTIN_ACTIONS
 
-#: Makes an action or a plugin; a plugin's own settings arrive as keyword arguments.
+#: Makes an action or a plugin.
 Maker = Callable[..., Any]
 
 BUILTIN_PLUGINS: dict[str, Maker] = {
@@ -36,9 +47,18 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
     Capacity.name: Capacity,
     Gang.name: Gang,
     Priority.name: Priority,
+    Proportion.name: Proportion,
     Predicates.name: Predicates,
     LeastAllocated.name: LeastAllocated,
     BinPack.name: BinPack,
+    Conformance.name: Conformance,
+    Hygiene.name: Hygiene,
+    # In the box, and off unless they are configured.
+    Drf.name: Drf,
+    Sla.name: Sla,
+    Overcommit.name: Overcommit,
+    MostAllocated.name: MostAllocated,
+    BalancedAllocation.name: BalancedAllocation,
 }
 
 
@@ -48,6 +68,14 @@ def assemble(config: SchedulerConfig) -> Scheduler:
     Raises InvalidInput for a name that nobody provides, naming those that somebody does, for a
     plugin without any extension point, and for settings that a plugin does not take.
     """
+    for name, settings in config.plugin_config.items():
+        try:
+            check_settings(name, settings)
+        except Malformed as problem:
+            raise InvalidInput(
+                str(Malformed(("pluginConfig", name, *problem.path), problem.text)),
+                hint="docs/plugins.md lists what each plugin takes",
+            ) from None
     actions = tuple(_action(name) for name in config.actions)
     plugins = tuple(
         (_plugin(entry.name, config.plugin_config.get(entry.name, {})), entry.weight)
@@ -74,18 +102,42 @@ def _action(name: str) -> Action:
     return action
 
 
-def _plugin(name: str, settings: dict[str, object]) -> Plugin:
-    maker = BUILTIN_PLUGINS.get(name) or _load("batchq.plugins", name)
+def check_settings(name: str, settings: Mapping[str, object]) -> None:
+    """Whether a plugin of this name can be made with these settings.
+
+    Raises Malformed, whose path starts inside the settings.
+    """
+    maker = _maker(name)
     if maker is None:
-        raise _unknown("plugin", name, known_plugins())
+        near = notation.nearest(name, known_plugins())
+        raise Malformed(
+            (), "there is no such plugin" + (f"; did you mean {near!r}?" if near else "")
+        )
+    _make(maker, settings)
+
+
+def _maker(name: str) -> Maker | None:
+    return BUILTIN_PLUGINS.get(name) or _load("batchq.plugins", name)
+
+
+def _make(maker: Maker, settings: Mapping[str, object]) -> Plugin:
+    form = getattr(maker, "arguments", None)
+    if form is not None:
+        typed: Plugin = maker(notation.read(form, settings))
+        return typed
     try:
         plugin: Plugin = maker(**settings)
     except TypeError as error:
-        found = ", ".join(sorted(settings)) or "none"
-        raise InvalidInput(
-            f"pluginConfig of {name} does not fit the plugin: it was given {found} ({error})",
-            hint="conf/README.md lists what each plugin takes",
-        ) from error
+        given = ", ".join(sorted(settings)) or "none"
+        raise Malformed((), f"does not fit the plugin: it was given {given} ({error})") from error
+    return plugin
+
+
+def _plugin(name: str, settings: Mapping[str, object]) -> Plugin:
+    maker = _maker(name)
+    if maker is None:
+        raise _unknown("plugin", name, known_plugins())
+    plugin = _make(maker, settings)
     if not any(hasattr(plugin, method) for method in POINTS.values()):
         raise InvalidInput(
             f"plugin {name} implements no extension point; expected one of {', '.join(POINTS)}"

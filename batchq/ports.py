@@ -59,12 +59,16 @@ class Store(Reader, Protocol):
         request_id: str,
         epoch: int | None = None,
         overcommit: int = 1000,
+        seen: int | None = None,
     ) -> Commit:
         """Apply each transaction whole or not at all, in order.
 
         `request_id` makes the call repeatable: the same id again answers what it answered first
         and applies nothing. `epoch`, for a leader's commits, must be the current one, or all
-        are refused. `overcommit` is in thousandths.
+        are refused. `overcommit` is in thousandths. `seen` is the revision of the snapshot that all
+        was decided on: a transaction in which a checked charge grows anywhere but on a node is
+        refused (CONFLICT, `the limits`) if a limit other than a node's was written later. None:
+        nothing was decided by what several limits say together.
 
         Raises StoreUnavailable when it cannot be known whether the call was applied: call again
         with the same `request_id`.

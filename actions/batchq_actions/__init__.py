@@ -5,9 +5,13 @@ from __future__ import annotations
 from batchq.framework.session import Action
 from batchq_actions.allocate import Allocate
 from batchq_actions.enqueue import Enqueue
+from batchq_actions.preempt import Preempt
+from batchq_actions.reclaim import Reclaim
 
 #: name -> class: the whole registry, in the open.
 BUILTIN_ACTIONS: dict[str, type[Action]] = {
     Enqueue.name: Enqueue,
     Allocate.name: Allocate,
+    Reclaim.name: Reclaim,
+    Preempt.name: Preempt,
 }

@@ -9,16 +9,17 @@ it: under BestEffortFIFO they are tried, under StrictFIFO they wait.
 
 from __future__ import annotations
 
+from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, minus, smaller
-from batchq.api.transaction import queue_scope
-from batchq.framework.ledger import ROOT, title_of
+from batchq.framework.asides import set_aside, set_aside_from_borrowers
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, create_pods
-from batchq.framework.queue_shares import deserved_of_queues, note_admission
+from batchq.framework.pledges import awaits_victims, standing_pledges
+from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, QueueState
+from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
+from batchq.framework.turns import Turns
 from batchq.framework.wanted import wanted_ordinals
 
 _BEHIND = Verdict(
@@ -35,28 +36,43 @@ class Enqueue:
     name = "enqueue"
 
     def execute(self, session: Session) -> None:
+        _keep_promises(session)
         if session.points["queueOrder"]:
             _serve_queues(session)
         else:
             _serve_one_line(session)
 
 
+def _keep_promises(session: Session) -> None:
+    """Claimants whose victims have ended come first: what they reserved is nobody else's."""
+    claimants = [group for group, _ in standing_pledges(session) if _is_promised(session, group)]
+    for group in sorted(claimants, key=session.group_key):
+        _try(session, group)
+
+
+def _is_promised(session: Session, group: GroupState) -> bool:
+    pending = group.phase == PodGroupPhase.PENDING
+    return pending and group.reserved and not awaits_victims(session, group)
+
+
 def _serve_queues(session: Session) -> None:
     """The queue with the lowest share first; its next group decides when it is served again."""
     lines = {name: iter(queue.line) for name, queue in session.queues.items() if queue.line}
-    keys = {name: session.queue_key(session.queues[name]) for name in lines}
-    while lines:
-        name = min(lines, key=keys.__getitem__)
-        group = next(lines[name], None)
+    turns = Turns(session, lines)
+    headed: set[str] = set()
+    while (name := turns.next()) is not None:
+        group = next((one for one in lines[name] if one.phase == PodGroupPhase.PENDING), None)
         if group is None:
-            del lines[name]
-        elif _try(session, group):
-            # Who asks for more than it reserves may change what every queue deserves.
-            moved = lines if session.deserved is None else (name,)
-            keys.update((one, session.queue_key(session.queues[one])) for one in moved)
-        elif _blocks(session, group):
-            _wait_behind(session, list(lines.pop(name)))
-            _set_aside(session, group)
+            turns.drop(name)
+        elif _try(session, group) or not waits_in_line(session.refusals[group.uid]):
+            continue
+        elif _is_strict(session, group):
+            turns.drop(name)
+            _wait_behind(session, list(lines[name]))
+            set_aside(session, group)
+        elif name not in headed:
+            headed.add(name)
+            set_aside_from_borrowers(session, group)
 
 
 def _serve_one_line(session: Session) -> None:
@@ -64,9 +80,13 @@ def _serve_one_line(session: Session) -> None:
     groups = [group for queue in session.queues.values() for group in queue.line]
     line = iter(sorted(groups, key=session.group_key))
     for group in line:
-        if not _try(session, group) and _blocks(session, group):
+        if group.phase != PodGroupPhase.PENDING:
+            continue
+        if _try(session, group) or not waits_in_line(session.refusals[group.uid]):
+            continue
+        if _is_strict(session, group):
             _wait_behind(session, list(line))
-            _set_aside(session, group)
+            set_aside(session, group)
             return
 
 
@@ -84,9 +104,8 @@ def _try(session: Session, group: GroupState) -> bool:
     return True
 
 
-def _blocks(session: Session, group: GroupState) -> bool:
-    strict = session.queues[group.queue].record.spec.strategy.type != "BestEffortFIFO"
-    return strict and waits_in_line(session.refusals[group.uid])
+def _is_strict(session: Session, group: GroupState) -> bool:
+    return session.queues[group.queue].record.spec.strategy.type != "BestEffortFIFO"
 
 
 def _wait_behind(session: Session, groups: list[GroupState]) -> None:
@@ -95,29 +114,3 @@ def _wait_behind(session: Session, groups: list[GroupState]) -> None:
         verdicts = blockers(session, group)
         behind = (_BEHIND,) if not verdicts or waits_in_line(verdicts) else ()
         session.refuse(group, (*verdicts, *behind))
-
-
-def _set_aside(session: Session, head: GroupState) -> None:
-    """What a strict head's queue still deserves is kept for it for the rest of the pass.
-
-    Otherwise small groups of other queues, admitted one by one, keep a large head from ever
-    finding enough room at once.
-    """
-    if not any(_is_shared(verdict) for verdict in session.refusals[head.uid]):
-        return
-    queue = session.queues[head.queue]
-    amounts = smaller(head.reservation, _undershoot(session, queue))
-    session.ledger.put_aside(head, amounts)
-
-
-def _is_shared(verdict: Verdict) -> bool:
-    """Whether what refuses is shared with other queues: the cluster, or the root queue."""
-    return verdict.in_line and (
-        verdict.reason == Waiting.WAITING_FOR_RESOURCES
-        or verdict.subject == title_of(queue_scope(ROOT))
-    )
-
-
-def _undershoot(session: Session, queue: QueueState) -> Amounts:
-    deserved = deserved_of_queues(session).get(queue.name, {})
-    return minus(deserved, session.ledger.sums.get(queue_scope(queue.name), {}))

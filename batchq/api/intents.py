@@ -46,6 +46,26 @@ class Evict(Struct, frozen=True, kw_only=True):
     action: str = ""
 
 
+class ReserveQuota(Struct, frozen=True, kw_only=True):
+    """What `group` asks for is reserved, and it is not admitted yet."""
+
+    group: str
+
+
+class Pledge(Struct, frozen=True, kw_only=True):
+    """`victims` (full names of pods) owe `group` their room; it reserves what it asks for."""
+
+    group: str
+    victims: tuple[str, ...]
+    action: str
+
+
+class EndPledge(Struct, frozen=True, kw_only=True):
+    """What was pledged to `group` is kept for it no longer: it has been placed, or gave up."""
+
+    group: str
+
+
 class LosePod(Struct, frozen=True, kw_only=True):
     """`pod` is written off: its lease and grace have passed."""
 
@@ -117,6 +137,9 @@ Intent: TypeAlias = (
     | CreatePods
     | Bind
     | Evict
+    | ReserveQuota
+    | Pledge
+    | EndPledge
     | LosePod
     | RequeuePod
     | RollBack

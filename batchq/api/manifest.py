@@ -26,6 +26,7 @@ from batchq.api.objects import (
     PodGroup,
     PodSpec,
     PodTemplate,
+    Queue,
     kind_of,
 )
 from batchq.api.resources import named
@@ -239,6 +240,16 @@ def _names_in(obj: Object) -> Iterator[_Named]:
     match obj:
         case PodGroup():
             yield from _names_in_group(obj)
+        case Queue():
+            if obj.spec.parent:
+                yield ("spec", "parent"), obj.spec.parent, names.subdomain_problem
+            # A zero is a word here, and kept.
+            for field, amounts in (
+                ("guarantee", obj.spec.guarantee),
+                ("deserved", obj.spec.deserved),
+            ):
+                for resource in sorted(amounts):
+                    yield ("spec", field, resource), resource, names.qualified_problem
         case Pod():
             yield ("spec", "podGroup"), obj.spec.pod_group, names.label_problem
             yield ("spec", "task"), obj.spec.task, names.label_problem

@@ -275,6 +275,51 @@ class GroupClaim(Value, frozen=True):
         return None if self.stopped_at is None else self.stopped_at + self.grace
 
 
+class Pledge(Value, frozen=True):
+    """What victims owe a claimant: room that is kept for it until it has been placed.
+
+    It is a reservation too. `victims` are full names of pods (of external groups the groups'
+    own); the fields from `holds` on are filled in by batchq.
+    """
+
+    claimant: str = ""
+    action: Literal["", "preempt", "reclaim"] = ""
+    victims: tuple[str, ...] = ()
+    #: Uid of each victim pod -> the attempt that was pledged; of an external group, its own uid
+    #: -> its admission.
+    holds: dict[str, int] = {}
+    #: The groups that the victims belong to, by uid; of these, those that leave whole.
+    groups: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    #: Node -> what the claimant is to take there.
+    room: dict[str, Amounts] = {}
+    #: Of an elastic claim: what the pods beyond minMember that it is for ask for.
+    extra: Amounts = {}
+    #: Scope -> what the victims were charged there when the ledger was last written: the claimant
+    #: counts for so much less in it.
+    owed: dict[str, Amounts] = {}
+    made_at: Instant | None = None
+    expires: Instant | None = None
+
+    @property
+    def stands(self) -> bool:
+        """Whether there is one at all."""
+        return bool(self.victims)
+
+
+class Evictions(Value, frozen=True):
+    """What preempt and reclaim have cost a group so far.
+
+    `lost`: resource-seconds of work (units of the resource times seconds) that were thrown away.
+    `recent`: instant -> pods, for as long as the eviction budget looks back.
+    """
+
+    groups: int = 0
+    pods: int = 0
+    lost: Amounts = {}
+    recent: dict[str, int] = {}
+
+
 class PodGroupStatus(Value, frozen=True):
     phase: PodGroupPhase = PodGroupPhase.PENDING
     #: How often the group has become InQueue; never reset.
@@ -284,6 +329,8 @@ class PodGroupStatus(Value, frozen=True):
     reservation: Amounts = {}
     #: What the ledger counts for the group; written together with the ledger itself.
     charge: Amounts = {}
+    #: The queues between the root and its own in which that is counted.
+    charge_path: tuple[str, ...] = ()
     in_queue_at: Instant | None = None
     started_at: Instant | None = None
     #: Since when fewer than minMember pods run (phase Unknown).
@@ -293,7 +340,7 @@ class PodGroupStatus(Value, frozen=True):
     backoff_until: Instant | None = None
     backoff_count: int = 0
     checks: tuple[CheckState, ...] = ()
-    pledge: dict[str, msgspec.Raw] = {}
+    pledge: Pledge = Pledge()
     conditions: tuple[Condition, ...] = ()
     #: Why the group waits: all blockers, ranked.
     reasons: tuple[Verdict, ...] = ()
@@ -304,6 +351,7 @@ class PodGroupStatus(Value, frozen=True):
     claim: GroupClaim = GroupClaim()
     #: Of an external group: name of a pod, as its consumer calls it -> what was reported of it.
     reported: dict[str, Literal["Running", "Succeeded", "Failed"]] = {}
+    evictions: Evictions = Evictions()
 
 
 class PodGroup(Value, frozen=True):

@@ -7,12 +7,21 @@ sums, compares them with limits, and appends every write to the change stream, a
 **The ledger** is a set of *charges*. A charge belongs to a *holder* (`group:<uid>`, `pod:<uid>`,
 `object:<uid>`, `node:<name>`) and counts its amounts in each of its *scopes* (`cluster`,
 `queue:<name>`, `ns:<namespace>`, `node:<name>`, `objects:<namespace>`, `capacity`). The store
-keeps the sum of every scope. Setting a charge replaces the holder's former one.
+keeps the sum of every scope. Setting a charge replaces the holder's former one. Who counts for
+different amounts in different scopes has several holders (`group:<uid>:<scope>` beside
+`group:<uid>`), which are nothing special to a store: sums are compared as they stand once the whole
+transaction has happened, so what one gives up another takes.
 
 **Limits** are amounts per scope. In `cluster` and `node:*` an absent dimension is a limit of zero,
 elsewhere it is no limit. The limit of `cluster` is not stored: it is the sum of scope `capacity`
 (what ready nodes have) times the commit's overcommit factor, rounded down; of `podgroups`, which
 no node has, it takes any number.
+
+**Rules about several limits at once**, such as what is guaranteed to sibling queues, a store does
+not know. It holds still what they were decided by: a commit says which revision it has `seen`, and
+where a limit (but a node's) was written later, no checked charge grows, except on nodes. A change
+of limits by an earlier transaction of the same commit is a later one, too; the transaction's own
+is not.
 """
 
 from __future__ import annotations
@@ -82,7 +91,11 @@ class Charge(Struct, frozen=True, kw_only=True):
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """Replace the limits of a scope. None removes them."""
+    """Replace the limits of a scope. None removes them.
+
+    Goes with the write of the object that states it, even if the amounts are what they were: by
+    that write's revision a store tells who has seen the change.
+    """
 
     scope: str
     amounts: dict[str, int] | None
@@ -124,7 +137,8 @@ class Word(StrEnum):
     """A store's answer to one transaction."""
 
     OK = "ok"
-    #: The object is not at the expected revision (or exists, or is missing).
+    #: The object is not at the expected revision (or exists, or is missing); or `the limits`
+    #: have changed since the revision that the commit has seen.
     CONFLICT = "conflict"
     #: The object's uid, admission or attempt is another: the writer is superseded.
     FENCED = "fenced"

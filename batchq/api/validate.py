@@ -24,7 +24,6 @@ from batchq.api.objects import (
     PodTemplate,
     PriorityClass,
     Queue,
-    QueuePreemption,
     full_name,
     kind_of,
 )
@@ -111,16 +110,6 @@ def not_available(obj: Object) -> list[str]:
 
 def _not_available_in_queue(queue: Queue) -> Iterator[str]:
     spec, strategy = queue.spec, queue.spec.strategy
-    if spec.parent not in ("", "root"):
-        yield _later("spec.parent", spec.parent, "leave it out: all queues stand side by side")
-    if spec.guarantee:
-        yield _later("spec.guarantee", "", "use capability and weight")
-    if spec.deserved:
-        yield _later("spec.deserved", "", "use capability and weight")
-    if spec.preemption != QueuePreemption():
-        yield _later("spec.preemption", "", "leave it out: nothing is preempted")
-    if not spec.reclaimable:
-        yield _later("spec.reclaimable", "false", "leave it out: nothing is reclaimed")
     if spec.admission_checks:
         yield _later("spec.admissionChecks", "", "leave it out")
     if strategy.type == "Backfill":
@@ -176,11 +165,25 @@ def _metadata_problems(obj: Object) -> Iterator[str]:
 
 
 def _queue_problems(queue: Queue) -> Iterator[str]:
-    spec = queue.spec
+    spec, name = queue.spec, queue.metadata.name
+    if name == "root" and spec.parent:
+        yield "spec.parent: the root queue stands above all others and has no parent; leave it out"
+    if spec.parent == name:
+        yield "spec.parent: a queue cannot be its own parent; name another one, or leave it out"
     yield from _within("spec.weight", spec.weight, 0, MOST_WEIGHT)
     if spec.max_pod_groups is not None:
         yield from _within("spec.maxPodGroups", spec.max_pod_groups, 0, 1_000_000_000)
-    yield from _at_most("spec.capability", len(spec.capability), MOST_RESOURCES)
+    borrowing = spec.preemption.borrowing
+    if isinstance(borrowing, int):
+        yield from _within("spec.preemption.borrowing", borrowing, -MOST_PRIORITY, MOST_PRIORITY)
+    for field, amounts in (
+        ("guarantee", spec.guarantee),
+        ("deserved", spec.deserved),
+        ("capability", spec.capability),
+    ):
+        yield from _at_most(f"spec.{field}", len(amounts), MOST_RESOURCES)
+        if POD_GROUPS in amounts and field != "capability":
+            yield f"spec.{field}.podgroups: groups are no resource; spec.maxPodGroups limits them"
     for lower, low, upper, high in (
         ("guarantee", spec.guarantee, "deserved", spec.deserved),
         ("guarantee", spec.guarantee, "capability", spec.capability),

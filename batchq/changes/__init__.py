@@ -9,12 +9,14 @@ anew when somebody else was faster: `Word.CONFLICT`), the simulator's timeline t
 from batchq.changes.editing import apply, create, delete, found_defaults, in_order, update
 from batchq.changes.records import put_node
 from batchq.changes.refusals import explain_refusal
+from batchq.changes.tree import first_contradiction, parents_with_groups, settled
 from batchq.changes.verbs import (
     cancel,
     cordon,
     open_gate,
     resume,
     set_quota,
+    set_stop_policy,
     suspend,
     uncordon,
 )
@@ -26,12 +28,16 @@ __all__ = [
     "create",
     "delete",
     "explain_refusal",
+    "first_contradiction",
     "found_defaults",
     "in_order",
     "open_gate",
+    "parents_with_groups",
     "put_node",
     "resume",
     "set_quota",
+    "set_stop_policy",
+    "settled",
     "suspend",
     "uncordon",
     "update",

@@ -2,11 +2,14 @@
 
 `described` marks a world that somebody wrote down: nothing is run there, so commands are not
 needed, groups may name queues that do not exist, and uids and times are believed.
+
+`in_part` marks a change that is one of several: whoever puts them together asks `settled` about the
+whole, since changes to a tree of queues may be right only together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from graphlib import CycleError
 
 from msgspec import structs
@@ -41,7 +44,10 @@ from batchq.changes.groups import (
 )
 from batchq.changes.lookup import find, title
 from batchq.changes.records import object_charge, put, remove
+from batchq.changes.tree import parents_first, settled
 from batchq.errors import Conflict, Rejected
+from batchq.framework.ledger import holders_in_store
+from batchq.framework.tree import ROOT
 from batchq.ports import Reader
 
 #: What others refer to comes first.
@@ -49,7 +55,13 @@ _ORDER = ("PriorityClass", "AdmissionCheck", "Queue", "ResourceQuota", "Node", "
 
 
 def create(
-    reader: Reader, obj: Object, *, now_ms: int, uid: str, described: bool = False
+    reader: Reader,
+    obj: Object,
+    *,
+    now_ms: int,
+    uid: str,
+    described: bool = False,
+    in_part: bool = False,
 ) -> Transaction:
     """Bring an object into being; its status, uid and time of creation are batchq's to set.
 
@@ -65,7 +77,8 @@ def create(
     new = _stamped(obj, now_ms=now_ms, uid=uid, described=described)
     if not isinstance(new, PodGroup):
         _check_only_default(reader, new)
-        return put(reader, new, expect=0, event=_event(new, "Created", now_ms))
+        transaction = put(reader, new, expect=0, event=_event(new, "Created", now_ms))
+        return transaction if in_part else settled(reader, transaction)
     new = bind_dependencies(reader, new, None, described=described)
     check_references(reader, new, None, described=described)
     event = _event(new, "Submitted", now_ms, f"to queue {new.spec.queue}")
@@ -73,7 +86,12 @@ def create(
 
 
 def update(
-    reader: Reader, obj: Object, *, now_ms: int, described: bool = False
+    reader: Reader,
+    obj: Object,
+    *,
+    now_ms: int,
+    described: bool = False,
+    in_part: bool = False,
 ) -> Transaction | None:
     """Give a stored object the spec, labels and annotations of `obj`; its status stays.
 
@@ -102,22 +120,31 @@ def update(
     if new == stored:
         return None
     _check_only_default(reader, new)
-    return put(reader, new, expect=revision, event=_event(new, "Updated", now_ms))
+    transaction = put(reader, new, expect=revision, event=_event(new, "Updated", now_ms))
+    return transaction if in_part else settled(reader, transaction)
 
 
 def apply(
-    reader: Reader, obj: Object, *, now_ms: int, uid: str, described: bool = False
+    reader: Reader,
+    obj: Object,
+    *,
+    now_ms: int,
+    uid: str,
+    described: bool = False,
+    in_part: bool = False,
 ) -> Transaction | None:
     """Create what is not there, update what is; None if nothing changes.
 
     Raises what `create` and `update` raise.
     """
     if isinstance(obj, Pod) or reader.get(kind_of(obj), key_of(obj)) is None:
-        return create(reader, obj, now_ms=now_ms, uid=uid, described=described)
-    return update(reader, obj, now_ms=now_ms, described=described)
+        return create(reader, obj, now_ms=now_ms, uid=uid, described=described, in_part=in_part)
+    return update(reader, obj, now_ms=now_ms, described=described, in_part=in_part)
 
 
-def delete(reader: Reader, kind: str, key: str, *, now_ms: int) -> Transaction:
+def delete(
+    reader: Reader, kind: str, key: str, *, now_ms: int, in_part: bool = False
+) -> Transaction:
     """Take an object away, with what belongs to it: a finished group takes its pods along.
 
     Raises NotFound, Conflict (something still needs it) or Rejected.
@@ -135,7 +162,8 @@ def delete(reader: Reader, kind: str, key: str, *, now_ms: int) -> Transaction:
             _check_node_empty(reader, obj)
         case PriorityClass():
             _check_class_unused(reader, obj)
-    return remove(reader, obj, event=event)
+    transaction = remove(reader, obj, event=event)
+    return transaction if in_part else settled(reader, transaction)
 
 
 def in_order(objects: Sequence[Object]) -> list[Object]:
@@ -154,8 +182,9 @@ def in_order(objects: Sequence[Object]) -> list[Object]:
     except CycleError as error:
         circle = error.args[1]
         raise circular(groups[circle[0]], [key.rpartition("/")[2] for key in circle]) from None
+    level = parents_first(item for item in objects if isinstance(item, Queue))
     return sorted(
-        objects, key=lambda item: (_ORDER.index(kind_of(item)), depth.get(_group_key(item), 0))
+        objects, key=lambda item: (_ORDER.index(kind_of(item)), _place(item, depth, level))
     )
 
 
@@ -186,11 +215,19 @@ def _stamped(obj: Object, *, now_ms: int, uid: str, described: bool) -> Object:
             status = obj.status if described else NodeStatus(ready=True, heartbeat=now_ms)
             return structs.replace(obj, metadata=meta, status=status)
         case _:
-            return structs.replace(obj, metadata=meta)
+            return structs.replace(_with_short_parent(obj), metadata=meta)
+
+
+def _with_short_parent(obj: Object) -> Object:
+    """`parent: root` says the same as no parent: keep one way of saying it."""
+    if not isinstance(obj, Queue) or obj.spec.parent != ROOT:
+        return obj
+    return structs.replace(obj, spec=structs.replace(obj.spec, parent=""))
 
 
 def _with_stored_state(obj: Object, stored: Object) -> Object:
     """The edit's spec, labels and annotations over the stored object's identity and status."""
+    obj = _with_short_parent(obj)
     meta = structs.replace(
         stored.metadata, labels=obj.metadata.labels, annotations=obj.metadata.annotations
     )
@@ -233,7 +270,8 @@ def _delete_group(reader: Reader, group: PodGroup, event: Event) -> Transaction:
             " stop first",
             hint="try again when it has reported the end, or its claim has lapsed",
         )
-    holders = [f"object:{group.metadata.uid}", f"group:{group.metadata.uid}"]
+    uid = group.metadata.uid
+    holders = dict.fromkeys((f"object:{uid}", f"group:{uid}", *holders_in_store(group)))
     transaction = remove(reader, group, event=event)
     return structs.replace(
         transaction,
@@ -305,8 +343,15 @@ def _keys_needed(group: PodGroup) -> list[str]:
     return [f"{namespace}/{dependency.name}" for dependency in group.spec.depends_on]
 
 
-def _group_key(obj: Object) -> str:
-    return key_of(obj) if isinstance(obj, PodGroup) else ""
+def _place(obj: Object, depth: Mapping[str, int], level: Mapping[str, int]) -> int:
+    """How many others of its kind the object comes after at the least."""
+    match obj:
+        case PodGroup():
+            return depth[key_of(obj)]
+        case Queue():
+            return level[key_of(obj)]
+        case _:
+            return 0
 
 
 def _event(obj: Object, reason: str, now_ms: int, message: str = "") -> Event:

@@ -16,10 +16,8 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import DEFAULT, PodGroup, PodGroupSpec
 from batchq.changes.lookup import instead, title
 from batchq.errors import Conflict, NotFound, Rejected
+from batchq.framework.tree import ROOT
 from batchq.ports import Reader
-
-#: The queue above all others: it may state a capability, and holds no groups itself.
-ROOT = "root"
 
 _ALWAYS_EDITABLE = frozenset({"suspend", "priorityClassName"})
 

@@ -1,6 +1,8 @@
-"""The short requests: cancel, suspend, resume, open a gate, cordon, set a quota."""
+"""The short requests: cancel, suspend, resume, open a gate, cordon, stop a queue, set a quota."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from msgspec import structs
 
@@ -13,6 +15,7 @@ from batchq.api.objects import (
     Node,
     PodGroup,
     PodGroupSpec,
+    Queue,
     ResourceQuota,
     ResourceQuotaSpec,
     key_of,
@@ -115,6 +118,22 @@ def uncordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
     Raises NotFound.
     """
     return _set_unschedulable(reader, name, False, "Uncordoned", now_ms)
+
+
+def set_stop_policy(
+    reader: Reader, name: str, policy: Literal["None", "Hold", "HoldAndDrain"], *, now_ms: int
+) -> Transaction | None:
+    """Admit nothing to a queue and those below it, send back what was admitted too, or go on.
+
+    Raises NotFound.
+    """
+    queue = find(reader, Queue, name)
+    if queue.spec.stop_policy == policy:
+        return None
+    new = structs.replace(queue, spec=structs.replace(queue.spec, stop_policy=policy))
+    reason = {"None": "Resumed", "Hold": "Stopped", "HoldAndDrain": "Draining"}[policy]
+    event = Event(kind="Queue", key=name, reason=reason, at=now_ms)
+    return put(reader, new, expect=queue.metadata.revision, event=event)
 
 
 def set_quota(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
+from batchq.api.objects import Object
 from batchq.cli.files import STDIN, read_objects
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import reference, show_objects
@@ -27,8 +30,18 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
     folder.
     """
     objects = read_objects(filename, in_folder=filename != STDIN)
+    apply_objects(shared, objects, dry_run=dry_run, output=output)
+
+
+def apply_objects(
+    shared: Globals, objects: Sequence[Object], *, dry_run: bool, output: str
+) -> None:
+    """Apply them, and say what was done to each."""
     with shared.connect() as client:
         applied = client.apply(objects, dry_run=dry_run)
+    for one in applied:
+        if one.warning:
+            click.echo(f"warning: {one.warning}", err=True)
     if output != "text":
         show_objects([one.object for one in applied], output)
         return

@@ -36,6 +36,10 @@ def check(file: Path, output: str) -> None:
         show_data(data, output)
         return
     names = ", ".join(plugins) or "none"
+    for name in found.plugin_config:
+        if name not in plugins:
+            text = f"note: pluginConfig.{name} has no effect: plugins does not name {name}"
+            click.echo(text, err=True)
     click.echo(f"{file} is a valid configuration")
     click.echo(f"actions: {', '.join(found.actions)}")
     click.echo(f"plugins: {names}")
@@ -62,9 +66,10 @@ def checked_config(file: Path | None) -> SchedulerConfig:
 
     Raises InvalidInput, which names the file, the line and the nearest name.
     """
-    from batchq.assembly import assemble, known_actions, known_plugins
+    from batchq.assembly import assemble, check_settings, known_actions, known_plugins
     from batchq.config.load import Known, load_config
 
-    found = load_config(file, known=Known(actions=known_actions(), plugins=known_plugins()))
+    known = Known(known_actions(), known_plugins(), check_settings)
+    found = load_config(file, known=known)
     assemble(found)
     return found

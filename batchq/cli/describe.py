@@ -15,6 +15,7 @@ from batchq.cli import pages
 from batchq.cli.jobs import row_of
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import show_data, show_section
+from batchq.cli.queueview import show_queue_page
 from batchq.cli.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
 from batchq.client import Client
 from batchq.client.overview import Explanation
@@ -53,7 +54,7 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
             case PodGroup() if explanation is not None:
                 pages.show_group(client, item, explanation)
             case Queue():
-                pages.show_queue(client, item)
+                _show_queue(client, item)
             case Node():
                 pages.show_node(client, item)
             case Pod():
@@ -62,6 +63,13 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
                 pages.show_plain(item)
         rows = [(format_instant(event.at), event.reason, event.message) for event in events]
         show_section("Events", rows)
+
+
+def _show_queue(client: Client, queue: Queue) -> None:
+    overview = client.overview()
+    page = overview.queue_page(queue.metadata.name)
+    if page is not None:
+        show_queue_page(page, overview.at)
 
 
 def _what(words: tuple[str, ...]) -> tuple[str, str]:

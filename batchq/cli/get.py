@@ -23,7 +23,7 @@ from batchq.cli.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output import Table, show_objects, show_table
+from batchq.cli.output import Table, is_terminal, show_objects, show_table
 from batchq.cli.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
 from batchq.client import Client
 
@@ -88,7 +88,7 @@ def _table(client: Client, kind: str, objects: Sequence[Object], *, namespaces: 
         case "Queue":
             names = {item.metadata.name for item in objects}
             views_of_queues = [one for one in client.queues() if one.queue.metadata.name in names]
-            return tables.queues_table(views_of_queues)
+            return tables.queues_table(views_of_queues, stacked=is_terminal())
         case "Node":
             nodes = cast(Sequence[Node], objects)
             return tables.nodes_table(nodes, client.ledger(), client.now_ms())

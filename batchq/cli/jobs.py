@@ -71,7 +71,9 @@ def jobs(
     them, as do a pipe, -o json, -o yaml and -o name, and a --phase that is asked for.
 
     WHERE / WHY names the nodes of what runs; of what waits, its place in the line of its queue, the
-    most fundamental reason and the numbers of this moment. `batchq describe NAME` has all reasons.
+    most fundamental reason and the numbers of this moment, and who took its place, if it was sent
+    back. `batchq describe NAME` has all reasons. EVICTIONS, of -o wide, counts how often preempt
+    and reclaim have sent it back, and the pods that they have stopped.
     """
     with shared.connect() as client:
         overview = client.overview()
@@ -133,6 +135,38 @@ def row_of(view: GroupView) -> dict[str, object]:
         "finishedAt": _instant(view.finished_at),
         "finishReason": view.reason,
         "message": view.message,
+        "evicted": _evicted(view),
+        "evictions": {
+            "groups": view.evictions.groups,
+            "pods": view.evictions.pods,
+            # Units of the resource times seconds, whose form is that of the resource.
+            "lost": {
+                name: format_quantity(name, units) for name, units in view.evictions.lost.items()
+            },
+        },
+        "awaits": _awaits(view),
+    }
+
+
+def _evicted(view: GroupView) -> dict[str, str] | None:
+    """Why it was sent back, and who took its place, while that holds."""
+    evicted = view.evicted
+    if evicted is None:
+        return None
+    at = format_instant(evicted.last_transition_time)
+    return {"reason": evicted.reason, "message": evicted.message, "at": at}
+
+
+def _awaits(view: GroupView) -> dict[str, object] | None:
+    """What is to stop for it."""
+    awaits = view.awaits
+    if awaits is None:
+        return None
+    return {
+        "action": awaits.action,
+        "pods": awaits.pods,
+        "podGroups": list(awaits.groups),
+        "until": _instant(awaits.until),
     }
 
 

@@ -50,7 +50,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "apply": Entry("apply", "apply", "Create or change the objects of a file."),
         "get": Entry("get", "get", "List objects of a kind, or print one."),
         "delete": Entry("delete", "delete", "Delete objects."),
-        "queues": Entry("queues", "queues", "List queues: weight, limits, use and share."),
+        "queues": Entry("queues", "queues", "Queues as a tree, with shares; show, stop, resume."),
         "nodes": Entry("nodes", "nodes", "List, cordon, uncordon and drain nodes."),
         "quota": Entry("quota", "quota", "Show and set what namespaces may hold."),
     },

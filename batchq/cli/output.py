@@ -138,6 +138,11 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def draws_lines() -> bool:
+    """Whether stdout is a terminal that has more letters than ASCII."""
+    return is_terminal() and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
 def one_line(text: str) -> str:
     """`text` without line ends and control characters, which could forge rows or paint screens."""
     return _CONTROL.sub(" ", text)

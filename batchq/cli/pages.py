@@ -9,7 +9,7 @@ import click
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
 from batchq.api.names import counted
-from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, full_name, kind_of
+from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, kind_of
 from batchq.api.quantity import MEMORY, PODS, describe_quantity
 from batchq.api.reasons import Waiting
 from batchq.api.resources import describe as describe_amounts
@@ -62,6 +62,9 @@ def _group_fields(group: PodGroup, explanation: Explanation, now_ms: int) -> lis
         ("Uid", group.metadata.uid),
         ("Phase", _phase(view)),
         ("Ended", _ending(view)),
+        ("Evicted", _evicted(view, now_ms)),
+        ("Evictions", _evictions(view)),
+        ("Pledge", "" if view.awaits is None else tables.awaited_text(view.awaits)),
         ("Queue", view.queue),
         ("Priority", _priority(view.priority, spec.priority_class_name)),
         ("Labels", _pairs(group.metadata.labels)),
@@ -162,6 +165,25 @@ def _ending(view: GroupView) -> str:
     return "" if ending == view.phase else ending
 
 
+def _evicted(view: GroupView, now_ms: int) -> str:
+    """Why it was sent back, and who took its place, while that holds."""
+    evicted = view.evicted
+    if evicted is None:
+        return ""
+    said = ": ".join(part for part in (evicted.reason, evicted.message) if part)
+    return f"{said} ({describe_age(now_ms - evicted.last_transition_time)} ago)"
+
+
+def _evictions(view: GroupView) -> str:
+    """What preempt and reclaim have cost it: how often, how many pods, what work."""
+    count = view.evictions
+    if not count.groups and not count.pods:
+        return ""
+    whole = f"{counted(count.groups, 'time')} whole, " if count.groups else ""
+    lost = tables.lost_text(count.lost)
+    return f"{whole}{counted(count.pods, 'pod')} in all{f'; lost {lost}' if lost else ''}"
+
+
 def _pods_in_words(view: GroupView) -> str:
     pods = view.pods
     parts = [f"{pods.wanted} wanted"]
@@ -176,64 +198,6 @@ def _pods_in_words(view: GroupView) -> str:
 
 def _priority(value: int, name: str) -> str:
     return f"{value} ({name})" if name else str(value)
-
-
-# --- a queue --------------------------------------------------------------------------------
-
-
-def show_queue(client: Client, queue: Queue) -> None:
-    """What it may hold, what it holds, and who waits in it."""
-    name, spec = queue.metadata.name, queue.spec
-    overview = client.overview()
-    view = next(one for one in overview.queues() if one.queue.metadata.name == name)
-    waiting = [one for one in overview.groups(queue=name) if one.phase == PodGroupPhase.PENDING]
-    show_fields(
-        [
-            ("Queue", name),
-            ("Labels", _pairs(queue.metadata.labels)),
-            ("Weight", str(spec.weight)),
-            ("Strategy", spec.strategy.type),
-            ("Stop policy", _STOPPED[spec.stop_policy]),
-            ("Capability", tables.listed(spec.capability) or "unlimited"),
-            ("Most groups", "" if spec.max_pod_groups is None else str(spec.max_pod_groups)),
-            ("Used", tables.listed(view.used) or "nothing"),
-            ("Admitted", counted(view.admitted_groups, "group")),
-            ("Pending", _pending(view.pending_groups, tables.listed(view.pending))),
-            ("Deserves", tables.listed(view.deserved) or "nothing"),
-            ("Share", tables.share_text(view.share) if view.used else "-"),
-        ]
-    )
-    in_line = sorted(
-        (one for one in waiting if one.position is not None), key=lambda one: one.position or 0
-    )
-    aside = [one for one in waiting if one.position is None]
-    show_section("In line", _line(in_line))
-    show_section("Not in line", _line(aside))
-
-
-_STOPPED = {
-    "None": "",
-    "Hold": "Hold: nothing new is admitted",
-    "HoldAndDrain": "HoldAndDrain: nothing is admitted, and what was is sent back",
-}
-
-
-def _pending(groups: int, amounts: str) -> str:
-    return f"{counted(groups, 'group')}, {amounts}" if groups else "nothing"
-
-
-def _line(views: Sequence[GroupView]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (
-            "" if view.position is None else f"{view.position}.",
-            view.key,
-            view.request_text,
-            tables.why_waiting(view),
-        )
-        for view in views[:_MOST_IN_LINE]
-    ]
-    more = len(views) - _MOST_IN_LINE
-    return [*rows, ("", f"and {more} more", "", "")] if more > 0 else rows
 
 
 # --- a node, a pod, and the rest ------------------------------------------------------------

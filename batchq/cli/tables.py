@@ -19,20 +19,23 @@ from batchq.api.objects import (
     Taint,
     full_name,
 )
-from batchq.api.quantity import PODS, describe_quantity
+from batchq.api.quantity import MEMORY, PODS, describe_quantity
+from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, describe
 from batchq.api.times import describe_age, format_instant
 from batchq.api.transaction import POD_GROUPS, Ledger, namespace_scope, node_scope
 from batchq.cli.ending import ending_text
 from batchq.cli.output import Table
-from batchq.client.overview import GroupView, QueueView
+from batchq.client.overview import Awaited, GroupView
+from batchq.client.queues import QueueView
 
 
 def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -> Table:
     """`batchq jobs`."""
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
-        *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE", "SUBMITTED", "WHERE / WHY"),
+        *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE"),
+        *("SUBMITTED", "EVICTIONS", "WHERE / WHY"),
     )
     rows = []
     for view in views:
@@ -48,11 +51,15 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
                 view.request_text,
                 describe_age(now_ms - view.created_at),
                 format_instant(view.created_at),
+                evictions_text(view),
                 where_or_why(view),
             )
         )
     return Table(
-        titles, tuple(rows), wide=frozenset({"SUBMITTED"}), spare=("AGE", "PRI", "REQUEST")
+        titles,
+        tuple(rows),
+        wide=frozenset({"SUBMITTED", "EVICTIONS"}),
+        spare=("AGE", "PRI", "REQUEST"),
     )
 
 
@@ -74,11 +81,13 @@ def where_or_why(view: GroupView) -> str:
     why = why_waiting(view)
     if view.phase == PodGroupPhase.PENDING:
         place = f"#{view.position}" if view.position is not None else ""
-        return " · ".join(part for part in (place, why) if part)
+        parts = (place, why, _awaited_in_list(view), _sent_back(view, why))
+        return " · ".join(part for part in parts if part)
     where = ",".join(view.nodes)
     if view.phase == PodGroupPhase.IN_QUEUE:
         started = f"{pods.running + pods.succeeded} of {counted(pods.least, 'pod')} started"
-        return "; ".join(part for part in (where, why or started) if part)
+        awaited = _awaited_in_list(view)
+        return "; ".join(part for part in (where, why or started, awaited) if part)
     if view.phase == PodGroupPhase.UNKNOWN:
         left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
         return "; ".join(part for part in (where, why or left) if part)
@@ -94,29 +103,169 @@ def why_waiting(view: GroupView) -> str:
     return f"{first.reason}: {first.message}" + (f" (+{more} more)" if more else "")
 
 
-def queues_table(views: Sequence[QueueView]) -> Table:
-    """`batchq queues`."""
+def _sent_back(view: GroupView, why: str) -> str:
+    """Who took its place, or what else sent it back, where the reason it waits for does not say."""
+    evicted = view.evicted
+    if evicted is None or evicted.reason in why:
+        return ""
+    message = evicted.message or evicted.reason
+    # `made room for default/high` is what it waits for, too, until that has been admitted.
+    return "" if " ".join(message.split()[:4]) in why else message
+
+
+def _awaited_in_list(view: GroupView) -> str:
+    told = any(blocker.reason == Waiting.WAITING_FOR_PREEMPTION for blocker in view.blockers)
+    return awaited_text(view.awaits) if view.awaits is not None and not told else ""
+
+
+def awaited_text(awaits: Awaited) -> str:
+    """`waits for 3 pods of default/a, default/b to stop (until 2026-01-31T12:01:30Z)`."""
+    whose = ", ".join(awaits.groups)
+    whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
+    until = "" if awaits.until is None else f" (until {format_instant(awaits.until)})"
+    return f"waits for {whom} to stop{until}"
+
+
+def evictions_text(view: GroupView) -> str:
+    """`2 (5 pods)`: how often preempt and reclaim have sent it back, and pods of it; or nothing."""
+    count = view.evictions
+    if not count.groups and not count.pods:
+        return ""
+    return f"{count.groups} ({counted(count.pods, 'pod')})"
+
+
+def lost_text(lost: Amounts) -> str:
+    """Resource-seconds for people: `cpu 2h10m` of one cpu, `memory 8Gi·h`."""
+    parts = []
+    for resource, units in sorted(lost.items()):
+        if resource == PODS or not units:
+            continue
+        if resource == MEMORY:
+            hour = 3600 if units >= 2**30 * 3600 else 1
+            unit = "h" if hour > 1 else "s"
+            parts.append(f"{resource} {describe_quantity(MEMORY, units // hour)}·{unit}")
+        else:
+            # Thousandths of it for so many seconds are so many milliseconds of a whole one.
+            parts.append(f"{resource} {describe_age(units)}")
+    return ", ".join(parts)
+
+
+#: Of queues: what -o wide adds.
+_QUEUES_WIDE = (
+    *("GUARANTEE", "CAPABILITY", "ADMITTED", "RUNNING", "PENDING REQUEST", "STRATEGY", "STOP"),
+)
+
+
+def queues_table(
+    views: Sequence[QueueView], *, stacked: bool = False, lines: bool = False
+) -> Table:
+    """`batchq queues`: each queue below its parent, as a row.
+
+    `stacked`: each resource has a line of its own, so that a terminal's width is enough; `lines`:
+    what is below what is drawn, not only indented.
+    """
     titles = (
-        *("NAME", "WEIGHT", "CAPABILITY", "USED", "ADMITTED", "PENDING", "PENDING REQUEST"),
-        *("DESERVED", "SHARE", "STRATEGY", "STOPPED"),
+        *("NAME", "WEIGHT", "USED/DESERVED", "RESERVED", "BORROWED", "SHARE", "PENDING"),
+        *_QUEUES_WIDE,
     )
-    rows = [
-        (
-            view.queue.metadata.name,
-            str(view.queue.spec.weight),
-            listed(view.queue.spec.capability),
-            listed(view.used),
-            str(view.admitted_groups),
-            str(view.pending_groups),
-            listed(view.pending),
-            listed(view.deserved),
-            share_text(view.share) if view.used else "",
-            view.queue.spec.strategy.type,
-            "" if view.queue.spec.stop_policy == "None" else view.queue.spec.stop_policy,
-        )
-        for view in views
+    rows: list[tuple[str, ...]] = []
+    for view, (name, below) in zip(views, _in_tree(views, lines=lines), strict=True):
+        lists = _by_resource(view)
+        if stacked:
+            rows += _stacked_rows(view, name, below, lists)
+        else:
+            columns = [", ".join(filter(None, column)) for column in zip(*lists, strict=True)]
+            rows.append(_queue_row(view, name, *(columns or [""] * 5)))
+    return Table(titles, tuple(rows), wide=frozenset(_QUEUES_WIDE), spare=("WEIGHT", "RESERVED"))
+
+
+def _stacked_rows(
+    view: QueueView, name: str, below: str, lists: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """One line for each resource, which only the first column of them names."""
+    bare = [[used, *(text.rpartition(" ")[2] for text in rest)] for used, *rest in lists]
+    first, *others = bare or [[""] * 5]
+    rows = [_queue_row(view, name, *first)]
+    for used, reserved, borrowed, guarantee, capability in others:
+        dashes = [text or "-" for text in (reserved, borrowed)]
+        limits = [text or "-" for text in (guarantee, capability)]
+        # A blank is no dash: it says nothing, where a dash says that there is nothing.
+        rows.append((below or " ", " ", used, *dashes, " ", " ", *limits, *(" " * 5)))
+    return rows
+
+
+def _queue_row(
+    view: QueueView,
+    name: str,
+    used: str,
+    reserved: str,
+    borrowed: str,
+    guarantee: str,
+    capability: str,
+) -> tuple[str, ...]:
+    spec = view.queue.spec
+    return (
+        *(name, str(spec.weight), used, reserved, borrowed),
+        share_text(view.share) if any(view.charged.values()) else "",
+        f"{view.pending_groups}{_stop_mark(view)}",
+        *(guarantee, capability, str(view.admitted_groups), str(view.running_groups)),
+        *(listed(view.pending), spec.strategy.type),
+        "" if spec.stop_policy == "None" else spec.stop_policy,
+    )
+
+
+def _by_resource(view: QueueView) -> list[tuple[str, ...]]:
+    """Used of deserved, reserved, borrowed, guarantee and capability of each resource."""
+    parts = (view.reserved, view.borrowed, view.guarantee, view.queue.spec.capability)
+    return [
+        (_used_of(view, resource), *(_named(resource, amounts) for amounts in parts))
+        for resource in view.resources
     ]
-    return Table(titles, tuple(rows), wide=frozenset({"DESERVED", "STRATEGY"}))
+
+
+def _used_of(view: QueueView, resource: str) -> str:
+    """`cpu 3/8`"""
+    used, deserved = view.used.get(resource, 0), view.deserved.get(resource, 0)
+    of = describe_quantity(resource, deserved)
+    return f"{resource} {describe_quantity(resource, used)}/{of}"
+
+
+def _named(resource: str, amounts: Amounts) -> str:
+    units = amounts.get(resource)
+    return "" if units is None else f"{resource} {describe_quantity(resource, units)}"
+
+
+def _stop_mark(view: QueueView) -> str:
+    """` (Hold)`, or ` (Hold of org)` where a queue above is stopped."""
+    if not view.stops:
+        return ""
+    stop = max(view.stops, key=lambda one: one.policy == "HoldAndDrain")
+    return f" ({stop.policy})" if stop.queue == view.name else f" ({stop.policy} of {stop.queue})"
+
+
+def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]]:
+    """Each queue's name behind its place in the tree, and what stands before lines below it.
+
+    A queue whose parent is not among them stands at the left.
+    """
+    there = {view.name for view in views}
+    last = {view.parent: view.name for view in views}
+    before: dict[str, str] = {}
+    found = []
+    for view in views:
+        inner = view.parent in there
+        above = before.get(view.parent, "")
+        if not lines:
+            before[view.name] = f"{above}  "
+            found.append((f"{above}{view.name}", ""))
+            continue
+        is_last = last[view.parent] == view.name
+        branch = ("└─ " if is_last else "├─ ") if inner else ""
+        rest = ("   " if is_last else "│  ") if inner else ""
+        before[view.name] = f"{above}{rest}"
+        has_below = any(child in there for child in view.children)
+        found.append((f"{above}{branch}{view.name}", f"{above}{rest}{'│' if has_below else ''}"))
+    return found
 
 
 def share_text(share: float | str) -> str:

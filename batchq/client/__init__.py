@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from time import monotonic, sleep
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchq import changes
 from batchq.api import manifest
@@ -37,7 +37,6 @@ from batchq.api.objects import (
     PodGroup,
     ResourceQuota,
     key_of,
-    kind_of,
 )
 from batchq.api.transaction import Event, Ledger, Transaction
 from batchq.changes.lookup import find
@@ -50,9 +49,9 @@ from batchq.client.groups import (
     requested,
     with_working_dir,
 )
-from batchq.client.living import refuse_living
+from batchq.client.living import nodes_as_heard
 from batchq.client.naming import key_named, pod_named
-from batchq.client.requests import Applied, Effect, Plan, commit_planned, plan
+from batchq.client.requests import Applied, Effect, Plan, commit_planned, plan, plan_deletion
 from batchq.errors import NotFound
 from batchq.ports import Reader
 
@@ -60,7 +59,8 @@ if TYPE_CHECKING:
     from batchq.client.external import External
     from batchq.client.leading import Schedulers
     from batchq.client.output import LogLine
-    from batchq.client.overview import Explanation, GroupView, Overview, QueueView
+    from batchq.client.overview import Explanation, GroupView, Overview
+    from batchq.client.queues import QueueView
     from batchq.client.waiting import Goal, Result
     from batchq.store.mirror import Change
     from batchq.store.redis import RedisStore
@@ -203,7 +203,7 @@ class Client:
 
         Raises NotFound, Conflict, Rejected.
         """
-        return self._commit(partial(self._plan_deletion, places), dry_run=dry_run).applied
+        return self._commit(partial(plan_deletion, self._store, places), dry_run=dry_run).applied
 
     def cancel(self, group: str, *, reason: str = "", namespace: str = DEFAULT) -> None:
         """End a group: it is Cancelled at once, its processes are told to stop.
@@ -285,7 +285,7 @@ class Client:
         return self.overview().groups(namespace=namespace, queue=queue, phases=phases)
 
     def queues(self) -> Sequence[QueueView]:
-        """Queues as lists show them: what they hold, what waits, what they deserve."""
+        """Queues as lists show them: what they hold, what waits, what they deserve; as a tree."""
         return self.overview().queues()
 
     def overview(self) -> Overview:
@@ -406,20 +406,11 @@ class Client:
 
         return External(self._store, self._change)
 
-    # --- nodes and quotas -------------------------------------------------------------------
+    # --- nodes, queues and quotas -----------------------------------------------------------
 
     def nodes(self) -> Sequence[Node]:
         """All nodes by name, `status.heartbeat` being when each was last heard of."""
-        from msgspec import structs
-
-        beats = self._store.beats()
-        found = []
-        for node in self._store.list("Node"):
-            assert isinstance(node, Node)
-            heard = beats.get(node.metadata.name, node.status.heartbeat)
-            status = structs.replace(node.status, heartbeat=heard)
-            found.append(structs.replace(node, status=status))
-        return found
+        return nodes_as_heard(self._store)
 
     def cordon(self, node: str) -> bool:
         """Let no more pods come to a node. False if it was cordoned already. Raises NotFound."""
@@ -439,6 +430,14 @@ class Client:
         self.get("Node", node)
         with self.patiently(timeout_s):
             return waiting.wait_until_empty(self._store, node, timeout_s)
+
+    def set_stop_policy(self, queue: str, policy: Literal["None", "Hold", "HoldAndDrain"]) -> bool:
+        """Admit nothing to a queue (`Hold`), send back what was, too (`HoldAndDrain`), or let it go
+        on (`None`), with the queues below it. False if it was so already. Raises NotFound.
+        """
+        return self._change(
+            lambda now: changes.set_stop_policy(self._store, queue, policy, now_ms=now)
+        )
 
     def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
         """The quotas of one namespace, or of all."""
@@ -471,19 +470,12 @@ class Client:
     def _submit_one(self, reader: Reader, item: Object) -> Transaction | None:
         if not isinstance(item, PodGroup):
             return self._apply_one(reader, item)
-        return changes.create(reader, item, now_ms=self._store.now_ms(), uid=self._ids.new_uid())
+        uid = self._ids.new_uid()
+        return changes.create(reader, item, now_ms=self._store.now_ms(), uid=uid, in_part=True)
 
     def _apply_one(self, reader: Reader, item: Object) -> Transaction | None:
-        return changes.apply(reader, item, now_ms=self._store.now_ms(), uid=self._ids.new_uid())
-
-    def _plan_deletion(self, places: Sequence[tuple[str, str]]) -> Plan:
-        def remove(reader: Reader, item: Object) -> Transaction:
-            return changes.delete(reader, kind_of(item), key_of(item), now_ms=self._store.now_ms())
-
-        found: list[Object] = [find(self._store, KINDS[kind], key) for kind, key in places]
-        refuse_living(self._store, found)
-        # Who refers goes before what it refers to.
-        return plan(self._store, found, remove, last_first=True)
+        uid = self._ids.new_uid()
+        return changes.apply(reader, item, now_ms=self._store.now_ms(), uid=uid, in_part=True)
 
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
         """Commit what `build` asks for at an instant; whether there was anything to do."""

@@ -1,9 +1,11 @@
-"""What must not be deleted, since it lives."""
+"""When nodes were heard of, and what must not be deleted, since it lives."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from batchq.api.objects import Node, Object
 from batchq.api.times import describe_age
@@ -14,6 +16,18 @@ if TYPE_CHECKING:
 
 #: An agent that was heard of so lately lives: three of its usual beats.
 _LATELY_MS = 15_000
+
+
+def nodes_as_heard(store: RedisStore) -> list[Node]:
+    """All nodes by name, `status.heartbeat` being when each was last heard of."""
+    beats = store.beats()
+    found = []
+    for node in store.list("Node"):
+        assert isinstance(node, Node)
+        heard = beats.get(node.metadata.name, node.status.heartbeat)
+        status = structs.replace(node.status, heartbeat=heard)
+        found.append(structs.replace(node, status=status))
+    return found
 
 
 def refuse_living(store: RedisStore, objects: Iterable[Object]) -> None:

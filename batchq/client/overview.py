@@ -10,15 +10,23 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Queue
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Condition, Evictions
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, describe, plus
-from batchq.api.transaction import queue_scope
+from batchq.api.resources import Amounts, describe
 from batchq.assembly import assemble
+from batchq.client.queues import (
+    FirstToGo,
+    Lien,
+    QueueView,
+    borrowers,
+    first_to_go,
+    lenders,
+    queue_views,
+)
 from batchq.config.model import SchedulerConfig
 from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
+from batchq.framework.pledges import victims_left
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
@@ -61,6 +69,19 @@ class Blocker(Struct, frozen=True, kw_only=True):
         return (self.now or self.stored).message()
 
 
+class Awaited(Struct, frozen=True, kw_only=True):
+    """What a claimant waits for: pods of other groups that are to stop for it.
+
+    `pods` are those that have not ended; `groups` the keys of the groups they belong to. `until`:
+    when the claim is given up, None as long as nobody has been told to stop.
+    """
+
+    action: str
+    pods: int
+    groups: tuple[str, ...]
+    until: int | None
+
+
 class GroupView(Struct, frozen=True, kw_only=True):
     """A pod group as lists show it. Instants are in milliseconds, amounts in integer units."""
 
@@ -86,6 +107,11 @@ class GroupView(Struct, frozen=True, kw_only=True):
     reason: str
     message: str
     uid: str = ""
+    #: The condition Evicted while it is True of a group that has not ended: who sent it back, why.
+    evicted: Condition | None = None
+    #: What preempt and reclaim have cost it so far.
+    evictions: Evictions = Evictions()
+    awaits: Awaited | None = None
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -100,16 +126,23 @@ class Explanation(Struct, frozen=True, kw_only=True):
         return self.group.blockers
 
 
-class QueueView(Struct, frozen=True, kw_only=True):
-    """A queue as lists show it. `share` is held / deserved, a number or "inf"."""
+class QueuePage(Struct, frozen=True, kw_only=True):
+    """All about one queue, with what waits and runs in it and in the queues below it.
 
-    queue: Queue
-    used: Amounts
-    pending_groups: int
-    pending: Amounts
-    admitted_groups: int
-    deserved: Amounts
-    share: float | str
+    `lenders` deserve what this queue borrows, `borrowers` hold what this queue deserves. `line` are
+    those that stand in line, by place; `aside` those that do not. `first_to_go`: who would have to
+    give first, if somebody might take.
+    """
+
+    view: QueueView
+    #: Resource -> the weights of the queue and of its siblings by which it is shared out; what the
+    #: queue states itself is not among them.
+    weights: dict[str, tuple[int, int]]
+    lenders: tuple[Lien, ...]
+    borrowers: tuple[Lien, ...]
+    line: tuple[GroupView, ...]
+    aside: tuple[GroupView, ...]
+    first_to_go: tuple[FirstToGo, ...]
 
 
 class Overview:
@@ -143,30 +176,43 @@ class Overview:
         return Explanation(group=view, ahead=ahead)
 
     def queues(self) -> list[QueueView]:
-        """Every queue, by name."""
-        deserved = deserved_of_queues(self._session)
-        found = []
-        for name, queue in self._session.queues.items():
-            admitted = [
-                group
-                for group in self._session.groups.values()
-                if group.queue == name and group.phase in ADMITTED
-            ]
-            pending: Amounts = {}
-            for group in queue.line:
-                pending = plus(pending, group.reservation)
-            found.append(
-                QueueView(
-                    queue=queue.record,
-                    used=dict(self._session.ledger.sums.get(queue_scope(name), {})),
-                    pending_groups=len(queue.line),
-                    pending=pending,
-                    admitted_groups=len(admitted),
-                    deserved=deserved.get(name, {}),
-                    share=share_of_queue(self._session, name).rounded(),
+        """Every queue, each before those below it, siblings by name."""
+        return queue_views(self._session)
+
+    def queue_page(self, name: str) -> QueuePage | None:
+        """All about one queue; None if there is none."""
+        views, tree = queue_views(self._session), self._session.tree
+        view = next((one for one in views if one.name == name), None)
+        if view is None:
+            return None
+        below = [leaf for leaf in tree.leaves_below(name) if leaf in self._session.queues]
+        below.sort(key=lambda leaf: self._session.queue_key(self._session.queues[leaf]))
+        states = [group for leaf in below for group in self._session.queues[leaf].line]
+        waiting = [self._view(group) for group in states]
+        return QueuePage(
+            view=view,
+            weights=self._weights(view),
+            lenders=tuple(lenders(views, tree, name)),
+            borrowers=tuple(borrowers(views, tree, name)),
+            line=tuple(
+                sorted(
+                    (one for one in waiting if one.position is not None),
+                    key=lambda one: one.position or 0,
                 )
-            )
-        return found
+            ),
+            aside=tuple(one for one in waiting if one.position is None),
+            first_to_go=tuple(first_to_go(self._session, name)),
+        )
+
+    def _weights(self, view: QueueView) -> dict[str, tuple[int, int]]:
+        tree = self._session.tree
+        siblings = [view.queue, *(tree.records[name] for name in tree.siblings(view.name))]
+        weights = {}
+        for resource in view.resources:
+            silent = [one.spec.weight for one in siblings if resource not in one.spec.deserved]
+            if resource not in view.queue.spec.deserved:
+                weights[resource] = (view.queue.spec.weight, sum(silent))
+        return weights
 
     def _view(self, group: GroupState) -> GroupView:
         status = group.status
@@ -189,6 +235,23 @@ class Overview:
             reason=reason,
             message=message,
             uid=group.uid,
+            evicted=None if group.phase in TERMINAL else _evicted(group),
+            evictions=status.evictions,
+            awaits=self._awaits(group),
+        )
+
+    def _awaits(self, group: GroupState) -> Awaited | None:
+        pledge = group.status.pledge
+        if not pledge.stands or group.phase in TERMINAL:
+            return None
+        left = victims_left(self._session, pledge)
+        if not left:
+            return None
+        return Awaited(
+            action=pledge.action,
+            pods=sum(len(pods) for _, pods in left),
+            groups=tuple(victim.key for victim, _ in left),
+            until=pledge.expires,
         )
 
     def _position(self, group: GroupState) -> int | None:
@@ -289,8 +352,15 @@ def _request_text(group: GroupState) -> str:
 
 
 def _last_word(group: GroupState) -> tuple[str, str]:
-    wanted = "Finished" if group.phase in TERMINAL else "Evicted"
-    for condition in group.record.status.conditions:
-        if condition.type == wanted and condition.status == "True":
-            return condition.reason, condition.message
-    return "", ""
+    said = _said(group, "Finished") if group.phase in TERMINAL else _evicted(group)
+    return (said.reason, said.message) if said is not None else ("", "")
+
+
+def _evicted(group: GroupState) -> Condition | None:
+    return _said(group, "Evicted")
+
+
+def _said(group: GroupState, kind: str) -> Condition | None:
+    """The condition of this kind, if it is True."""
+    conditions = group.record.status.conditions
+    return next((one for one in conditions if one.type == kind and one.status == "True"), None)

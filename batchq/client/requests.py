@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from batchq.api.objects import NAMESPACED, Object, key_of, kind_of
+from batchq.api.objects import KINDS, NAMESPACED, Object, key_of, kind_of
 from batchq.api.transaction import Limit, Transaction, Word
-from batchq.changes import explain_refusal, in_order
-from batchq.changes.lookup import title
+from batchq.changes import delete, explain_refusal, in_order, parents_with_groups, settled
+from batchq.changes.lookup import find, title
+from batchq.client.living import refuse_living
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
 
@@ -34,13 +35,17 @@ class Effect(StrEnum):
 
 
 class Applied(Struct, frozen=True, kw_only=True):
-    """One object of a request, as it is afterwards (a deleted one: as it was)."""
+    """One object of a request, as it is afterwards (a deleted one: as it was).
+
+    `warning`: what follows from it that its author may not have meant.
+    """
 
     object: Object
     effect: Effect
+    warning: str = ""
 
 
-#: What is to be written for one object; None if nothing.
+#: What is to be written for one object, as a part of the whole; None if nothing.
 Step: TypeAlias = Callable[[Reader, Object], Transaction | None]
 
 
@@ -106,10 +111,28 @@ def plan(
             overlay.record(transaction)
             transactions.append(transaction)
         applied[place] = _applied(item, before, overlay.get(*place), transaction is not None)
+    whole = settled(reader, merged(transactions)) if transactions else None
+    for name, warning in (parents_with_groups(reader, whole) if whole else {}).items():
+        applied["Queue", name] = structs.replace(applied["Queue", name], warning=warning)
     return Plan(
         applied=tuple(applied[kind_of(item), key_of(item)] for item in objects),
-        transaction=merged(transactions) if transactions else None,
+        transaction=whole,
     )
+
+
+def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> Plan:
+    """Take away the objects given as (kind, key): who refers goes before what it refers to.
+
+    Raises NotFound, Conflict, Rejected.
+    """
+
+    def remove(reader: Reader, item: Object) -> Transaction:
+        kind, key = kind_of(item), key_of(item)
+        return delete(reader, kind, key, now_ms=store.now_ms(), in_part=True)
+
+    found: list[Object] = [find(store, KINDS[kind], key) for kind, key in places]
+    refuse_living(store, found)
+    return plan(store, found, remove, last_first=True)
 
 
 def commit_planned(store: RedisStore, build: Callable[[], Plan], new_id: Callable[[], str]) -> Plan:

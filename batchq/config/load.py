@@ -7,23 +7,22 @@ whoever passes the `Known` ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import NamedTuple
-
-from msgspec import structs
 
 from batchq.api import notation
 from batchq.api.names import shown
 from batchq.api.notation import Malformed, mapping_at
 from batchq.api.times import SECOND, format_duration
 from batchq.config.documents import Document, read_documents
-from batchq.config.model import PluginEntry, SchedulerConfig, SchedulerFile
+from batchq.config.model import EvictionBudget, PluginEntry, SchedulerConfig, SchedulerFile
 from batchq.errors import InvalidInput
 from batchq.framework.settings import Settings
 
 _LISTS = ("actions", "plugins", "pluginConfig")
 _PLAIN = SchedulerFile.__struct_encode_fields__
+_NUMBERS = tuple(name for name in SchedulerFile.__struct_fields__ if name != "eviction_budget")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 _LARGEST_WEIGHT = 1000
 
@@ -41,10 +40,14 @@ _LEAST_MS = {
 
 
 class Known(NamedTuple):
-    """The names that there are; whoever cannot tell leaves them to the assembly."""
+    """The names that there are; whoever cannot tell leaves them to the assembly.
+
+    `check_settings` raises Malformed for settings that the plugin of this name does not take.
+    """
 
     actions: Collection[str]
     plugins: Collection[str]
+    check_settings: Callable[[str, Mapping[str, object]], None] = lambda name, settings: None
 
 
 def load_config(path: str | FilePath | None, *, known: Known | None = None) -> SchedulerConfig:
@@ -86,13 +89,14 @@ def read_config(
 
 def as_written(config: SchedulerConfig) -> dict[str, object]:
     """The whole configuration as it would stand in a file, defaults included."""
-    settings = structs.asdict(config.settings)
-    plain = SchedulerFile(
-        **{name: settings[_setting(name)] for name in SchedulerFile.__struct_fields__}
-    )
+    plain = _as_file(config.settings)
+    fields = notation.write(plain, always=frozenset(_PLAIN))
+    if plain.eviction_budget is not None:
+        both = frozenset(EvictionBudget.__struct_encode_fields__)
+        fields["evictionBudget"] = notation.write(plain.eviction_budget, always=both)
     return {
         "actions": list(config.actions),
-        **notation.write(plain, always=frozenset(_PLAIN)),
+        **fields,
         "plugins": [
             entry.name if entry.weight == 1 else {"name": entry.name, "weight": entry.weight}
             for entry in config.plugins
@@ -130,11 +134,36 @@ def _check_field(name: str, value: object, known: Known | None) -> None:
             names = [entry.name for entry in _plugins(value)]
             _look_up(names, known.plugins if known else None, name)
         case "pluginConfig":
-            _plugin_config(value)
+            for plugin, settings in _plugin_config(value).items():
+                _check_settings(plugin, settings, known)
+        case "evictionBudget":
+            _check_budget(notation.read(SchedulerFile, {name: value}).eviction_budget)
         case _:
             read = notation.read(SchedulerFile, {name: value})
             field = SchedulerFile.__struct_fields__[_PLAIN.index(name)]
             _check_least(name, getattr(read, field), value)
+
+
+def _check_settings(plugin: str, settings: Mapping[str, object], known: Known | None) -> None:
+    if known is None:
+        return
+    try:
+        known.check_settings(plugin, settings)
+    except Malformed as problem:
+        path = ("pluginConfig", plugin, *problem.path)
+        raise Malformed(path, problem.text) from None
+
+
+def _check_budget(budget: EvictionBudget | None) -> None:
+    """None at all is `null`; what never evicts is said by leaving out the actions."""
+    if budget is None:
+        return
+    if budget.pods < 1:
+        text = f"expected at least 1, or no evictionBudget at all, found {budget.pods}"
+        raise Malformed(("evictionBudget", "pods"), text)
+    if budget.window < SECOND:
+        text = f"expected at least 1s, found {format_duration(budget.window)}"
+        raise Malformed(("evictionBudget", "window"), text)
 
 
 def _look_up(names: Iterable[str], known: Collection[str] | None, field: str) -> None:
@@ -164,13 +193,28 @@ def _settings(written: Mapping[str, object]) -> Settings:
             f" found {format_duration(plain.backoff_most)}"
             f" and {format_duration(plain.backoff_first)}",
         )
+    budget = plain.eviction_budget
     return Settings(
-        **{_setting(name): getattr(plain, name) for name in SchedulerFile.__struct_fields__}
+        **{_setting(name): getattr(plain, name) for name in _NUMBERS},
+        eviction_budget=None if budget is None else budget.pods,
+        eviction_window_ms=Settings().eviction_window_ms if budget is None else budget.window,
+    )
+
+
+def _as_file(settings: Settings) -> SchedulerFile:
+    budget = settings.eviction_budget
+    return SchedulerFile(
+        **{name: getattr(settings, _setting(name)) for name in _NUMBERS},
+        eviction_budget=(
+            None
+            if budget is None
+            else EvictionBudget(pods=budget, window=settings.eviction_window_ms)
+        ),
     )
 
 
 def _setting(name: str) -> str:
-    """The field of Settings for one of SchedulerFile."""
+    """The field of Settings for one of SchedulerFile that is a single number."""
     return name if name == "overcommit" else f"{name}_ms"
 
 

@@ -22,7 +22,7 @@ class PluginEntry(Struct, frozen=True, kw_only=True):
     weight: int = 1
 
 
-DEFAULT_ACTIONS = ("enqueue", "allocate")
+DEFAULT_ACTIONS = ("enqueue", "allocate", "reclaim", "preempt")
 DEFAULT_PLUGINS = tuple(
     PluginEntry(name=name)
     for name in (
@@ -32,9 +32,12 @@ DEFAULT_PLUGINS = tuple(
         "capacity",
         "gang",
         "priority",
+        "proportion",
         "predicates",
         "leastAllocated",
         "binpack",
+        "conformance",
+        "hygiene",
     )
 )
 
@@ -51,6 +54,13 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
 
 
+class EvictionBudget(Value, frozen=True):
+    """So many pods may be evicted by preempt and reclaim within any such window."""
+
+    pods: int
+    window: Duration = _TIMES.eviction_window_ms
+
+
 class SchedulerFile(Value, frozen=True):
     """The keys of `scheduler.yaml` that hold one plain value; every default is `Settings`' own."""
 
@@ -64,3 +74,5 @@ class SchedulerFile(Value, frozen=True):
     backoff_most: Duration = _TIMES.backoff_most_ms
     node_memory: Duration = _TIMES.node_memory_ms
     overcommit: Factor = _TIMES.overcommit
+    min_runtime: Duration = _TIMES.min_runtime_ms
+    eviction_budget: EvictionBudget | None = None

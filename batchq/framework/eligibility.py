@@ -5,10 +5,11 @@ from __future__ import annotations
 from batchq.api.objects import GroupClaim
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_duration, format_instant
-from batchq.framework.ledger import ROOT
+from batchq.framework.pledges import awaits_victims
 from batchq.framework.session import Session
 from batchq.framework.settings import Settings
 from batchq.framework.state import GroupState
+from batchq.framework.tree import ROOT
 
 _PLUGIN = "session"
 
@@ -35,6 +36,8 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
     claim = group.status.claim
     if group.is_external and claim.is_open:
         found.append((Waiting.BACKING_OFF, _why_its_claim_counts(claim)))
+    if awaits_victims(session, group):
+        found.append((Waiting.WAITING_FOR_PREEMPTION, _why_it_is_promised(session, group)))
     until = group.status.backoff_until
     if until is not None and session.now_ms < until:
         found.append((Waiting.BACKING_OFF, _why_it_pauses(session, group)))
@@ -49,6 +52,13 @@ def _why_it_pauses(session: Session, group: GroupState) -> str:
     times = group.status.backoff_count
     nth = "the first time" if times < 2 else f"{times} times in a row"
     return f"pauses for {pause}, {nth}; {why}"
+
+
+def _why_it_is_promised(session: Session, group: GroupState) -> str:
+    """Whose processes have to end first: the same words until the last has."""
+    victims = group.status.pledge.victims
+    shown = ", ".join(victims[:3]) + (f" and {len(victims) - 3} more" if len(victims) > 3 else "")
+    return f"waits until {shown} {'has' if len(victims) == 1 else 'have'} stopped for it"
 
 
 def _why_its_claim_counts(claim: GroupClaim) -> str:
@@ -66,8 +76,8 @@ def pause_ms(settings: Settings, former: int) -> int:
 
 
 def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:
-    """Which of its queue and the root above are stopped, and how: (name, policy)."""
-    above = [session.queues.get(name) for name in dict.fromkeys((group.queue, ROOT))]
+    """Which of its queue and those above are stopped, and how: (name, policy)."""
+    above = [session.queues.get(name) for name in reversed(group.chain)]
     stated = [(queue.name, queue.record.spec.stop_policy) for queue in above if queue is not None]
     return [(name, policy) for name, policy in stated if policy != "None"]
 
@@ -101,6 +111,11 @@ def _stands_for_nothing(session: Session, group: GroupState) -> list[str]:
     found = []
     if group.queue == ROOT:
         found.append("queue root stands above all others and holds no groups")
+    elif not session.tree.is_leaf(group.queue):
+        below = ", ".join(session.tree.children_of[group.queue][:3])
+        found.append(
+            f"queue {group.queue} has queues below it and holds no groups; choose one of {below}"
+        )
     name = spec.priority_class_name
     if name and all(item.metadata.name != name for item in session.snapshot.priority_classes):
         found.append(f"there is no priority class {name}")

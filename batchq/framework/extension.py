@@ -14,6 +14,12 @@ pure: asked twice about the same state, a plugin answers twice the same, and cha
 | predicate   | may a pod of this shape be on this node? | first refusal              |
 | score       | how good is this node for it?            | weighted sum               |
 | groupReady  | are this group's placements enough?      | all must agree             |
+| preemptable | may this claimant of the same queue take | one at least agrees, and   |
+|             | this victim?                             | none refuses               |
+| reclaimable | the same, of another queue               | the same                   |
+
+`preemptable` and `reclaimable` answer True (agreed), False (refused) or None (no opinion), for one
+victim at a time and about the state as it is then: what was chosen before has left already.
 """
 
 from __future__ import annotations
@@ -65,4 +71,6 @@ POINTS: dict[str, str] = {
     "predicate": "predicate",
     "score": "score",
     "groupReady": "group_ready",
+    "preemptable": "preemptable",
+    "reclaimable": "reclaimable",
 }

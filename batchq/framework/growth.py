@@ -8,14 +8,17 @@ without the plugins that also say who keeps a place in line.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
+from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, larger, plus
-from batchq.api.transaction import CLUSTER, POD_GROUPS
-from batchq.framework.ledger import counted, scopes_of, title_of
+from batchq.api.resources import Amounts, plus
+from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.framework.ledger import counted, title_of
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
+from batchq.framework.tree import ROOT
 
 
 def claim_of(group: GroupState) -> Amounts:
@@ -58,27 +61,74 @@ def over_limit(
     return verdicts
 
 
+def over_guarantees(
+    session: Session, group: GroupState, wanted: Mapping[str, int], *, plugin: str
+) -> list[Verdict]:
+    """Rule 3's other half: what is guaranteed to siblings, and not used, is left to them.
+
+    Level by level, what the parent may hold is its capability, of the root its own or the cluster.
+    """
+    ledger = session.ledger
+    verdicts = []
+    for parent, queue in pairwise(group.chain):
+        for resource, need in wanted.items():
+            kept = ledger.kept_for_siblings(group, queue, resource, need)
+            if not kept:
+                continue
+            scope = _room_above(session, group, parent, resource)
+            limit = None if scope is None else ledger.limit(scope, resource)
+            if scope is None or limit is None:
+                continue
+            seen = ledger.without(group, scope, resource) + kept
+            if seen + need > limit:
+                text = describe_quantity(resource, kept)
+                verdicts.append(
+                    Verdict(
+                        plugin=plugin,
+                        reason=Waiting.WAITING_FOR_RESOURCES,
+                        subject=title_of(scope),
+                        resource=resource,
+                        need=need,
+                        limit=limit,
+                        seen=seen,
+                        detail=f"{text} of that is guaranteed to other queues below {parent}",
+                        in_line=True,
+                    )
+                )
+    return verdicts
+
+
+def _room_above(session: Session, group: GroupState, parent: str, resource: str) -> str | None:
+    """The scope that bounds a queue's children together; None where nothing does."""
+    scope = queue_scope(parent)
+    if parent != ROOT or session.ledger.limit(scope, resource) is not None:
+        return scope
+    return None if group.is_external else CLUSTER
+
+
 def over_any_limit(session: Session, group: GroupState) -> list[Verdict]:
     """What any limit says against the group's admission."""
-    wanted = claim_of(group)
-    return [
+    return over_limits(session, group, claim_of(group))
+
+
+def over_limits(session: Session, group: GroupState, wanted: Mapping[str, int]) -> list[Verdict]:
+    """What any limit says against a growth of the group's charge by so much."""
+    verdicts = [
         verdict
-        for scope in scopes_of(group)
+        for scope in group.scopes
         for verdict in over_limit(session, group, scope, wanted, plugin="ledger")
     ]
+    return verdicts or over_guarantees(session, group, wanted, plugin="ledger")
 
 
 def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> list[Verdict]:
     """What any limit says against the growth of the group's charge by one pod of this shape.
 
-    Within the promise nothing grows, and nothing is asked.
+    Within the promise nothing grows, and nothing is asked; but a claimant counts for less while
+    its victims have not ended, and for all of it with pods of its own.
     """
-    held = plus(group.held, shape.requests)
-    after = counted(larger(held, group.status.reservation) if group.reserved else held)
+    after = counted(group.charge_holding(plus(group.held, shape.requests)))
     before = session.ledger.charged(group)
-    grown = {name: units for name, units in after.items() if units > before.get(name, 0)}
-    return [
-        verdict
-        for scope in scopes_of(group)
-        for verdict in over_limit(session, group, scope, grown, plugin="ledger")
-    ]
+    if not session.ledger.owed(group):
+        after = {name: units for name, units in after.items() if units > before.get(name, 0)}
+    return over_limits(session, group, after) if after else []

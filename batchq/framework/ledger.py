@@ -2,31 +2,25 @@
 
 The store keeps the same sums and re-checks every growth in the script that writes; here they
 decide, there they are enforced.
+
+A claimant and its victims are both charged for a while. In a scope that counts both, the claimant
+counts for so much less as its victims are still charged there: the sum is what it would be with
+either of them, whichever is more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from batchq.api.resources import Amounts
-from batchq.api.transaction import (
-    CLUSTER,
-    ONE_GROUP,
-    POD_GROUPS,
-    namespace_scope,
-    queue_scope,
-)
-from batchq.framework.state import GroupState
+from batchq.api.objects import PodGroup
+from batchq.api.resources import Amounts, larger, minus
+from batchq.api.transaction import CLUSTER, ONE_GROUP, POD_GROUPS, queue_scope
+from batchq.framework.state import GroupState, scopes_in
+from batchq.framework.tree import ROOT, QueueTree
 
-#: The queue above all others; it has a limit only where one is stated for it.
-ROOT = "root"
-
-
-def scopes_of(group: GroupState) -> tuple[str, ...]:
-    """Where a group's charge is summed; an external group's not in the cluster, which is nodes."""
-    queues = (ROOT,) if group.queue == ROOT else (ROOT, group.queue)
-    cluster = () if group.is_external else (CLUSTER,)
-    return (*cluster, *map(queue_scope, queues), namespace_scope(group.namespace))
+#: Scope -> amounts.
+ByScope = Mapping[str, Amounts]
 
 
 def title_of(scope: str) -> str:
@@ -51,45 +45,169 @@ def counted(amounts: Mapping[str, int]) -> Amounts:
     return {**amounts, POD_GROUPS: ONE_GROUP}
 
 
+def falls_by(group: GroupState, stopping: Amounts) -> Amounts:
+    """What a group's charge falls by when pods that ask for this much end; a reservation stays."""
+    rest = minus(group.held, stopping)
+    if group.reserved:
+        return minus(group.charge(), larger(rest, group.status.reservation))
+    return minus(charge_with_count(group), counted(rest) if rest else {})
+
+
+def holders_of(
+    uid: str, scopes: tuple[str, ...], charge: Amounts, owed: ByScope
+) -> dict[str, tuple[tuple[str, ...], Amounts]]:
+    """Under which names a group is charged in the store: holder -> scopes and amounts.
+
+    `group:<uid>` counts where nothing is owed to it, `group:<uid>:<scope>` in each other scope.
+    Holders of nothing are left out.
+    """
+    full = tuple(scope for scope in scopes if not owed.get(scope))
+    held = {f"group:{uid}": (full, charge)}
+    for scope in scopes:
+        if owed.get(scope):
+            held[f"group:{uid}:{scope}"] = ((scope,), minus(charge, owed[scope]))
+    return {name: (where, what) for name, (where, what) in held.items() if where and what}
+
+
+def holders_in_store(record: PodGroup) -> dict[str, tuple[tuple[str, ...], Amounts]]:
+    """The same of a record as it was stored."""
+    status = record.status
+    scopes = scopes_in(record, dict.fromkeys((ROOT, *status.charge_path, record.spec.queue)))
+    return holders_of(record.metadata.uid, scopes, dict(status.charge), status.pledge.owed)
+
+
+def is_booked(group: GroupState, owed: ByScope) -> bool:
+    """Whether the store counts for the group what the session does."""
+    stored = group.record.status
+    charge = charge_with_count(group)
+    return (
+        stored.charge == charge
+        and stored.pledge.owed == owed
+        and (not charge or stored.charge_path == group.chain[1:-1])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """What is set aside for the head of a queue, in which scopes, and from whom."""
+
+    amounts: Amounts
+    scopes: tuple[str, ...]
+    against: Callable[[GroupState], bool]
+
+
 class LedgerView:
     """Sums per scope and limits per scope, kept up to date as the session moves groups.
 
     Owned by the session. In `cluster` an absent limit is zero, elsewhere there is none.
     """
 
-    def __init__(self, limits: Mapping[str, Amounts]) -> None:
+    def __init__(
+        self,
+        limits: Mapping[str, Amounts],
+        tree: QueueTree | None = None,
+        owed_to: Callable[[GroupState], ByScope] | None = None,
+    ) -> None:
         self.limits = limits
+        self.tree = tree or QueueTree(())
         self.sums: dict[str, dict[str, int]] = {}
+        #: Parent queue -> what is guaranteed to its children and not used by them.
+        self.unused: dict[str, dict[str, int]] = self._all_unused()
+        #: Victim's uid -> the claimants that it owes its room.
+        self.claimants: dict[str, dict[str, GroupState]] = {}
+        #: Queue -> the groups in it that are charged anything, by uid.
+        self.holding: dict[str, dict[str, GroupState]] = {}
+        self._owed_to = owed_to
         self._charges: dict[str, Amounts] = {}
+        self._owed: dict[str, ByScope] = {}
         #: Queue -> what is set aside for its waiting head, and where: others see it as if it were
         #: charged.
-        self.aside: dict[str, tuple[Amounts, tuple[str, ...]]] = {}
+        self.aside: dict[str, Aside] = {}
+        #: The names of queues whose sum has changed, in that order.
+        self.moved: list[str] = []
         #: Rises with every change: what was asked of the same version is answered the same.
         self.version = 0
 
+    # What groups are charged ------------------------------------------------------------------
+
     def charged(self, group: GroupState) -> Amounts:
-        """What the group counts for now."""
+        """What the group counts for now, where nothing is owed to it."""
         return self._charges.get(group.uid, {})
 
+    def owed(self, group: GroupState) -> ByScope:
+        """Where a claimant counts for less, and by how much."""
+        return self._owed.get(group.uid, {})
+
+    def counts_for(self, group: GroupState, scope: str) -> Amounts:
+        """What the group adds to the sum of one of its scopes."""
+        charge, owed = self.charged(group), self.owed(group).get(scope)
+        return minus(charge, owed) if owed else charge
+
     def recharge(self, group: GroupState) -> None:
-        """Let the sums follow the group's current state."""
-        new = charge_with_count(group)
-        old = self._charges.get(group.uid, {})
-        if new == old:
+        """Let the sums follow the group's current state, and what it owes to claimants."""
+        self._recharge(group)
+        for claimant in list(self.claimants.get(group.uid, {}).values()):
+            self._recharge(claimant)
+
+    def _recharge(self, group: GroupState) -> None:
+        new, new_owed = charge_with_count(group), self._owed_now(group)
+        old, old_owed = self._charges.get(group.uid, {}), self._owed.get(group.uid, {})
+        if new == old and new_owed == old_owed:
             return
-        for scope in scopes_of(group):
-            sums = self.sums.setdefault(scope, {})
-            for name, units in old.items():
-                sums[name] = sums.get(name, 0) - units
-            for name, units in new.items():
-                sums[name] = sums.get(name, 0) + units
+        for scope in group.scopes:
+            before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
+            after = minus(new, new_owed[scope]) if new_owed.get(scope) else new
+            if before != after:
+                self._move(scope, before, after)
         self._charges[group.uid] = new
+        self._owed[group.uid] = new_owed
+        if new:
+            self.holding.setdefault(group.queue, {})[group.uid] = group
+        else:
+            self.holding.get(group.queue, {}).pop(group.uid, None)
         self.version += 1
 
-    def put_aside(self, head: GroupState, amounts: Amounts) -> None:
-        """Keep this for the head of a queue, for the rest of the session."""
-        self.aside[head.queue] = (amounts, scopes_of(head))
+    def _owed_now(self, group: GroupState) -> ByScope:
+        if self._owed_to is None or not group.status.pledge.stands or not group.reserved:
+            return {}
+        return self._owed_to(group)
+
+    def _move(self, scope: str, before: Amounts, after: Amounts) -> None:
+        sums = self.sums.setdefault(scope, {})
+        queue = scope.removeprefix("queue:") if scope.startswith("queue:") else ""
+        if queue:
+            self.moved.append(queue)
+        guarantee = self.tree.guarantee(queue) if queue and self.unused else {}
+        for name in {**before, **after}:
+            was = sums.get(name, 0)
+            now = sums[name] = was + after.get(name, 0) - before.get(name, 0)
+            if name in guarantee:
+                unused = self.unused[self.tree.parent_of.get(queue, "")]
+                unused[name] += max(0, guarantee[name] - now) - max(0, guarantee[name] - was)
+
+    def _all_unused(self) -> dict[str, dict[str, int]]:
+        unused: dict[str, dict[str, int]] = {"": {}}
+        for child, parent in self.tree.parent_of.items():
+            for name, units in self.tree.guarantee(child).items():
+                mine = unused.setdefault(parent, {})
+                mine[name] = mine.get(name, 0) + units
+        for name, units in self.tree.guarantee(ROOT).items():
+            unused[""][name] = units
+        return unused if any(unused.values()) else {}
+
+    # What limits allow ------------------------------------------------------------------------
+
+    def put_aside(
+        self, head: GroupState, amounts: Amounts, against: Callable[[GroupState], bool]
+    ) -> None:
+        """Keep this for the head of a queue, for the rest of the session, from some others."""
+        self.aside[head.queue] = Aside(amounts, head.scopes, against)
         self.version += 1
+
+    def drop_aside(self, queue: str) -> None:
+        """The head has reserved what it asks for."""
+        if self.aside.pop(queue, None) is not None:
+            self.version += 1
 
     def used(self, scope: str, resource: str) -> int:
         """The sum of a scope."""
@@ -102,22 +220,43 @@ class LedgerView:
             return 0 if scope == CLUSTER else None
         return limits.get(resource, 0 if scope == CLUSTER else None)
 
+    def kept_for_siblings(self, group: GroupState, queue: str, resource: str, need: int) -> int:
+        """What a growth of this queue in its parent must leave to the queue's siblings.
+
+        Nothing, as long as the queue stays within its own guarantee: what is guaranteed to all of
+        them fits together. Else what is guaranteed to the others and not used (rule 3).
+        """
+        if not self.unused:
+            return 0
+        unused = self.unused.get(self.tree.parent_of.get(queue, ""), {}).get(resource, 0)
+        if not unused:
+            return 0
+        guarantee = self.tree.guarantee(queue).get(resource, 0)
+        scope = queue_scope(queue)
+        used = self.used(scope, resource)
+        own = max(0, guarantee - used)
+        without = used - self.counts_for(group, scope).get(resource, 0)
+        return unused - own if without + need > guarantee else 0
+
     def without(self, group: GroupState, scope: str, resource: str) -> int:
         """The sum of a scope, leaving out the group itself, with what is set aside for others.
 
-        What is set aside counts where queues meet: in the cluster and in the root queue.
+        What is set aside counts where queues meet: in the cluster and in the queues above.
         """
-        seen = self.used(scope, resource) - self._charges.get(group.uid, {}).get(resource, 0)
+        seen = self.used(scope, resource) - self.counts_for(group, scope).get(resource, 0)
         if not self.aside:
             return seen
         return seen + sum(self.set_aside(group, scope, resource).values())
 
     def set_aside(self, group: GroupState, scope: str, resource: str) -> dict[str, int]:
         """Queue -> what is set aside for its head, and not for this group, where queues meet."""
-        if scope not in (CLUSTER, queue_scope(ROOT)):
+        if scope.startswith("ns:"):
             return {}
         return {
-            queue: amounts[resource]
-            for queue, (amounts, scopes) in self.aside.items()
-            if queue != group.queue and scope in scopes and amounts.get(resource)
+            queue: aside.amounts[resource]
+            for queue, aside in self.aside.items()
+            if queue != group.queue
+            and scope in aside.scopes
+            and aside.amounts.get(resource)
+            and aside.against(group)
         }

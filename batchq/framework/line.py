@@ -5,13 +5,28 @@ from __future__ import annotations
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.eligibility import stands_aside
 from batchq.framework.growth import over_any_limit
+from batchq.framework.pledges import awaits_victims, gives_way_to
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
-    return (*standing_aside(session, group), *_inadmissible(session, group))
+    aside = standing_aside(session, group)
+    if awaits_victims(session, group):
+        # It has reserved what it asks for: that its victims hold it still is no second reason.
+        return aside
+    return (*aside, *_gives_way(session, group), *_inadmissible(session, group))
+
+
+def _gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    """A victim keeps its place, but is not admitted again before its claimant."""
+    claimant = gives_way_to(session, group)
+    if claimant is None:
+        return ()
+    detail = f"made room for {claimant.key}, and waits until that has it"
+    reason = Waiting.WAITING_FOR_TURN
+    return (Verdict(plugin="pledge", reason=reason, detail=detail, in_line=True),)
 
 
 def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
@@ -30,7 +45,7 @@ def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Asked once for all groups of one queue, namespace and request, until the ledger moves."""
     if session.asks_each_group or session.ledger.charged(group):
         return _ask(session, group)
-    key = (group.queue, group.namespace, *group.shape.claim)
+    key = (group.queue, group.namespace, group.priority, *group.shape.claim)
     version, verdicts = session.told.get(key, (-1, ()))
     if version != session.ledger.version:
         verdicts = _ask(session, group)

@@ -26,6 +26,7 @@ from batchq.api.objects import (
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe, named
 from batchq.framework.eligibility import pause_ms
+from batchq.framework.pledges import end_pledge
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
@@ -97,7 +98,7 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         group,
         phase=PodGroupPhase.IN_QUEUE,
         admission=group.status.admission + 1,
-        reserved_at=now_ms if reservation else None,
+        reserved_at=_reserved_at(group, now_ms) if reservation else None,
         reservation=reservation,
         in_queue_at=now_ms,
         started_at=None,
@@ -120,6 +121,18 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
     statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
 
 
+def _reserved_at(group: GroupState, now_ms: int) -> int:
+    """A claimant has reserved before it is admitted."""
+    return group.status.reserved_at if group.status.reserved_at is not None else now_ms
+
+
+def reserve(statement: Statement, group: GroupState, message: str) -> None:
+    """Without a reservation -> with one: what it asks for is nobody else's from now on."""
+    statement.set_status(group, reserved_at=statement.session.now_ms, reservation=group.reservation)
+    set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
+    statement.say(intents.ReserveQuota(group=group.key))
+
+
 def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) -> list[Pod]:
     """Bring pods into being, Pending, for the current admission."""
     pods = [pod_of(group, ordinal) for ordinal in ordinals]
@@ -131,8 +144,19 @@ def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) ->
     return pods
 
 
-def roll_back(statement: Statement, group: GroupState, reason: Leaving, message: str = "") -> None:
-    """Leave for Pending: no reservation, pods deleted or told to stop."""
+def roll_back(
+    statement: Statement,
+    group: GroupState,
+    reason: Leaving,
+    message: str = "",
+    *,
+    by: str = "",
+    action: str = "",
+) -> None:
+    """Leave for Pending: no reservation, pods deleted or told to stop.
+
+    `by` and `action` name the claimant, if the group makes way for one.
+    """
     session = statement.session
     status, settings, now_ms = group.status, session.settings, session.now_ms
     changes: dict[str, object] = {}
@@ -142,6 +166,8 @@ def roll_back(statement: Statement, group: GroupState, reason: Leaving, message:
         pause = pause_ms(settings, status.backoff_count)
         changes |= {"backoff_until": now_ms + pause, "backoff_count": status.backoff_count + 1}
     statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
+    # With its reservation a claimant loses what is pledged to it.
+    end_pledge(statement, group)
     statement.set_status(
         group,
         phase=PodGroupPhase.PENDING,
@@ -161,7 +187,7 @@ def roll_back(statement: Statement, group: GroupState, reason: Leaving, message:
         set_condition(statement, group, "Scheduled", "False", reason, message)
     if group.is_elastic and (spent := _spent(group)) != group.status.spent:
         statement.set_status(group, spent=spent)
-    clear_pods(statement, group, reason, keep_final=group.is_elastic)
+    clear_pods(statement, group, reason, keep_final=group.is_elastic, by=by, action=action)
 
 
 def _spent(group: GroupState) -> dict[str, int]:
@@ -188,14 +214,27 @@ def bounded_spent(counts: dict[str, int]) -> dict[str, int]:
     return {ordinal: counts[ordinal] for ordinal in sorted(most, key=int)}
 
 
-def clear_pods(statement: Statement, group: GroupState, reason: str, *, keep_final: bool) -> None:
+def clear_pods(
+    statement: Statement,
+    group: GroupState,
+    reason: str,
+    *,
+    keep_final: bool,
+    by: str = "",
+    action: str = "",
+) -> None:
     """Stop what runs and drop what does not; `keep_final` spares pods that ended for good."""
-    for uid, pod in list(group.pods.items()):
+    in_order = sorted(group.pods.items(), key=lambda item: _ordinal(group, item[1]))
+    for uid, pod in in_order:
         phase = pod.status.phase
         if phase in ON_NODE:
-            evict(statement, group, pod, reason)
+            evict(statement, group, pod, reason, by=by, action=action)
         elif not (keep_final and group.is_final(pod)):
             statement.drop_pod(group, uid)
+
+
+def _ordinal(group: GroupState, pod: Pod) -> tuple[int, int]:
+    return (pod.status.admission, group.shape_of(pod).first + pod.spec.index)
 
 
 def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) -> None:
@@ -226,6 +265,7 @@ def finish(
     """The end: no reservation, pods that still run are told to stop, the others are kept."""
     now_ms = statement.session.now_ms
     statement.say(intents.FinishGroup(group=group.key, phase=phase, reason=reason, message=message))
+    end_pledge(statement, group)
     statement.set_status(
         group,
         phase=phase,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from batchq.api.lifecycle import PodPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.moves import pod_of
-from batchq.framework.session import Session
+from batchq.framework.session import Ranking, Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
 
@@ -35,18 +35,32 @@ class ShapeRanking:
 
     def best(self) -> NodeState | None:
         """The best node now, or None if no node takes the shape."""
-        changes = self._session.node_changes
-        if self._seen < len(changes):
-            for name in set(changes[self._seen :]):
-                if (rank := self._rank_node(self._session.nodes[name])) is not None:
-                    heapq.heappush(self._heap, rank)
-            self._seen = len(changes)
+        self._follow()
         while self._heap:
             rank = self._heap[0]
             if self._rank.get(rank[1]) == rank:
                 return self._session.nodes[rank[1]]
             heapq.heappop(self._heap)
         return None
+
+    def slots(self, most: int) -> int:
+        """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
+        self._follow()
+        found = 0
+        for name in self._rank:
+            free = self._session.nodes[name].free
+            found += min(free[one] // units for one, units in self._shape.requests.items())
+            if found >= most:
+                return most
+        return found
+
+    def _follow(self) -> None:
+        changes = self._session.node_changes
+        if self._seen < len(changes):
+            for name in set(changes[self._seen :]):
+                if (rank := self._rank_node(self._session.nodes[name])) is not None:
+                    heapq.heappush(self._heap, rank)
+            self._seen = len(changes)
 
     def _rank_node(self, node: NodeState) -> Rank | None:
         rank = rank_of(self._session, self._shape, node)
@@ -66,12 +80,19 @@ def rank_of(session: Session, shape: TaskShape, node: NodeState) -> Rank | None:
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
     """The best node that takes a pod of this shape now, or None."""
-    if session.binding_refused is not None:
-        return None
+    return None if session.binding_refused is not None else _ranking(session, shape).best()
+
+
+def slots_for(session: Session, shape: TaskShape, most: int) -> int:
+    """How many pods of this shape fit on the nodes now, if no others come; up to `most`."""
+    return 0 if session.binding_refused is not None else _ranking(session, shape).slots(most)
+
+
+def _ranking(session: Session, shape: TaskShape) -> Ranking:
     ranking = session.rankings.get(shape.shape)
     if ranking is None:
         ranking = session.rankings[shape.shape] = ShapeRanking(session, shape)
-    return ranking.best()
+    return ranking
 
 
 def fits_on_empty_nodes(session: Session, gang: Sequence[tuple[TaskShape, int]]) -> bool:

@@ -1,37 +1,53 @@
-"""What each queue deserves and holds in this session, for order and for reports.
+"""What each queue deserves and holds in this session, for order, for reclaim and for reports.
 
-Flat queues: the ready, uncordoned nodes are shared out by weight, each queue capped by its demand
-(ledger + Pending groups in line + what admitted groups' waiting pods ask for beyond their promise)
-and by its capability. Demand is added up once a session and follows admissions; what is deserved
-is worked out when the demand has changed.
+What the root deserves (what it states, else the ready, uncordoned nodes) is shared out level by
+level, each dimension by itself. A child that states what it deserves has exactly that; the others
+share the rest by weight, each capped by its demand and its capability, with what is guaranteed to
+it as floor. Demand of a leaf: its ledger, the Pending groups in line, and what admitted groups'
+pods without a node ask for beyond their promise; of a queue above, the sum over its children of
+min(demand, capability).
+
+Demand is added up once a session. Only admissions raise it, by what their groups ask for beyond
+what they reserve; evictions leave it alone, for who is evicted asks for as much again.
 """
 
 from __future__ import annotations
 
-from batchq.api.lifecycle import PodPhase
-from batchq.api.quantity import LARGEST
+from collections import Counter
+from itertools import pairwise
+
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.quantity import LARGEST, PODS
 from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, minus, plus, total
 from batchq.api.transaction import queue_scope
-from batchq.framework.ledger import ROOT
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.session import Session
-from batchq.framework.shares import Share, deserved_by_weight, share_of
+from batchq.framework.shares import APART, Part, Share, share_of, water_fill
 from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.tree import ROOT
+
+_WITH_PODS = APART - {PODS}
+
+
+def fair_shares(session: Session) -> FairShares:
+    """What queues ask for and deserve, worked out when it is first asked for."""
+    if session.fair_shares is None:
+        session.fair_shares = FairShares(session)
+    return session.fair_shares
 
 
 def deserved_of_queues(session: Session) -> dict[str, Amounts]:
-    """Queue -> what it deserves, in every dimension that a node names. Kept on the session."""
-    kept = session.deserved
-    if kept is None:
-        kept = session.deserved = _share_out(session)
-    return kept
+    """Queue -> what it deserves, in every dimension that a node or a queue names."""
+    return fair_shares(session).deserved
 
 
 def share_of_queue(session: Session, queue: str) -> Share:
-    """The queue's dominant share, by the ledger as it is now."""
+    """The queue's dominant share, by the ledger as it is now; `pods` only where it states them."""
     held = session.ledger.sums.get(queue_scope(queue), {})
-    return share_of(held, deserved_of_queues(session).get(queue, {}))
+    record = session.tree.records.get(queue)
+    apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
+    return share_of(held, deserved_of_queues(session).get(queue, {}), apart=apart)
 
 
 def note_admission(session: Session, group: GroupState) -> None:
@@ -39,58 +55,178 @@ def note_admission(session: Session, group: GroupState) -> None:
 
     What was reserved only moves from the line to the ledger; a full gang changes nothing.
     """
-    if session.demands is not None and group.is_elastic:
-        more = _asked_beyond_promise(group)
-        session.demands[group.queue] = plus(session.demands[group.queue], more)
-        session.deserved = None
+    if session.fair_shares is not None and group.is_elastic:
+        session.fair_shares.grow(group.queue, _asked_beyond_promise(group))
 
 
-def _share_out(session: Session) -> dict[str, Amounts]:
+def resources_named(session: Session) -> list[str]:
+    """Every dimension that a node or a queue names, in order."""
+    named: set[str] = set()
+    for node in session.nodes.values():
+        named.update(node.record.spec.resources)
+    for queue in session.queues.values():
+        spec = queue.record.spec
+        named.update(spec.capability, spec.deserved, spec.guarantee)
+    return sorted(named)
+
+
+class FairShares:
+    """Demand and deserved of every queue of one session, kept up to date as demand grows."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._resources = list(dict.fromkeys((*resources_named(session), PODS)))
+        self._children = _children(session)
+        self.demands = _demands_of_groups(session)
+        #: Queue -> min(demand, capability): what it would take if it could.
+        self._wanted: dict[str, Amounts] = {}
+        #: (queue, resource) -> what of it no child of the queue wants; None if all is wanted.
+        self._unwanted: dict[tuple[str, str], int | None] = {}
+        self.deserved: dict[str, Amounts] = {ROOT: _of_root(session, self._resources)}
+        #: Queues of which that has changed since it was first worked out, in that order.
+        self.moved: list[str] = []
+        self._work_out()
+
+    def _work_out(self) -> None:
+        parents = [ROOT]
+        for parent in parents:
+            parents += [child for child in self._children[parent] if child in self._children]
+        for parent in reversed(parents):
+            for child in self._children[parent]:
+                self._wanted[child] = self._bounded(child)
+                self.deserved[child] = {}
+            self.demands[parent] = total(self._wanted[child] for child in self._children[parent])
+        for parent in parents:
+            for resource in self._resources:
+                self._fill(parent, resource)
+        self.moved.clear()
+
+    def _bounded(self, queue: str) -> Amounts:
+        limits = self._session.ledger.limits.get(queue_scope(queue), {})
+        demand = self.demands[queue]
+        return {name: min(units, limits.get(name, LARGEST)) for name, units in demand.items()}
+
+    def _part(self, queue: str, resource: str) -> Part:
+        return Part(
+            self._session.queues[queue].record.spec.weight,
+            self._session.tree.guarantee(queue).get(resource, 0),
+            self._wanted[queue].get(resource, 0),
+        )
+
+    def _fill(self, parent: str, resource: str) -> list[str]:
+        """Share what a queue deserves of a resource out to its children; for whom it changed."""
+        rest = self.deserved[parent].get(resource, 0)
+        parts: dict[str, Part] = {}
+        new: dict[str, int] = {}
+        for child in self._children[parent]:
+            stated = self._session.queues[child].record.spec.deserved.get(resource)
+            if stated is None:
+                parts[child] = self._part(child, resource)
+            else:
+                new[child] = stated
+                rest -= stated
+        filled, unwanted = water_fill(rest, list(parts.values()))
+        self._unwanted[parent, resource] = unwanted
+        new.update(zip(parts, filled, strict=True))
+        changed = [child for child, units in new.items() if self._gives(child, resource) != units]
+        for child in changed:
+            self._set(child, resource, new[child])
+        return changed
+
+    def _gives(self, queue: str, resource: str) -> int | None:
+        return self.deserved[queue].get(resource)
+
+    def _set(self, queue: str, resource: str, units: int) -> None:
+        self.deserved[queue][resource] = units
+        self.moved.append(queue)
+
+    # As demand grows --------------------------------------------------------------------------
+
+    def grow(self, queue: str, more: Amounts) -> None:
+        """Raise a leaf's demand. Costs its path, and the queues whose part does change."""
+        steps = []
+        for parent, child in reversed(list(pairwise(self._session.tree.chain(queue)))):
+            self.demands[child] = plus(self.demands[child], more)
+            before, after = self._wanted[child], self._bounded(child)
+            self._wanted[child] = after
+            more = minus(after, before)
+            steps.append((parent, child, before, more))
+        for parent, child, before, more in reversed(steps):
+            for resource in more:
+                if resource in self.deserved[ROOT]:
+                    self._follow(parent, child, resource, before.get(resource, 0))
+
+    def _follow(self, parent: str, child: str, resource: str, before: int) -> None:
+        """Let a level follow a child that wants more of a resource than `before`."""
+        weight, floor, wanted = self._part(child, resource)
+        stated = resource in self._session.queues[child].record.spec.deserved
+        has = self.deserved[child][resource]
+        # Who had less than it wanted was held back by its weight, and wanting more is no help.
+        if stated or not weight or wanted <= floor or has < before or has == wanted:
+            return
+        unwanted, more = self._unwanted[parent, resource], wanted - max(floor, before)
+        if unwanted is None or unwanted < more:
+            self._fill_below([parent], resource)
+            return
+        # Nobody else wants it, so nobody else's part changes.
+        self._unwanted[parent, resource] = unwanted - more
+        self._set(child, resource, wanted)
+        below = self._unwanted.get((child, resource))
+        if below is not None:
+            self._unwanted[child, resource] = below + more
+        else:
+            self._fill_below([child], resource)
+
+    def _fill_below(self, queues: list[str], resource: str) -> None:
+        for queue in queues:
+            if queue in self._children:
+                queues += self._fill(queue, resource)
+
+
+def _children(session: Session) -> dict[str, tuple[str, ...]]:
+    """Queue -> its children, of queues that have some; queue `default` is there even unwritten."""
+    tree = session.tree
+    unwritten = (name for name in session.queues if name not in tree.records and name != ROOT)
+    return {**tree.children_of, ROOT: (*tree.children_of.get(ROOT, ()), *unwritten)}
+
+
+def _of_root(session: Session, resources: list[str]) -> Amounts:
     available = total(node.total for node in session.nodes.values() if node.open)
-    if session.demands is None:
-        session.demands = _demands(session)
-    demands = session.demands
-    # The root queue is no sibling of the others: it deserves what there is.
-    siblings = {name: queue for name, queue in session.queues.items() if name != ROOT}
-    caps = []
-    for name, queue in siblings.items():
-        limits = session.ledger.limits.get(queue_scope(name), {})
-        demand = demands[name]
-        cap = {res: min(units, limits.get(res, LARGEST)) for res, units in demand.items()}
-        caps.append((queue.record.spec.weight, cap))
-    shares = deserved_by_weight(available, caps)
-    return {ROOT: available, **dict(zip(siblings, shares, strict=True))}
+    root = session.tree.records.get(ROOT)
+    stated = root.spec.deserved if root is not None else {}
+    return {name: stated.get(name, available.get(name, 0)) for name in resources}
 
 
-def _demands(session: Session) -> dict[str, Amounts]:
-    demands = {}
-    asked: dict[str, list[Amounts]] = {}
+def _demands_of_groups(session: Session) -> dict[str, Amounts]:
+    """What the groups of each queue hold and ask for."""
+    asked: dict[str, list[Amounts]] = {name: [] for name in session.queues}
     for group in session.groups.values():
-        if is_admitted(group):
-            asked.setdefault(group.queue, []).append(_asked_beyond_promise(group))
+        if is_admitted(group) and group.queue in asked:
+            asked[group.queue].append(_asked_beyond_promise(group))
+    demands = {}
     for name, queue in session.queues.items():
         ledger = session.ledger.sums.get(queue_scope(name), {})
-        in_line = (group.reservation for group in queue.line if _counts(blockers(session, group)))
-        demands[name] = total([ledger, *in_line, *asked.get(name, [])])
+        in_line = (group.reservation for group in queue.line if _is_in_line(session, group))
+        demands[name] = total([ledger, *in_line, *asked[name]])
     return demands
 
 
-def _counts(verdicts: tuple[Verdict, ...]) -> bool:
+def _is_in_line(session: Session, group: GroupState) -> bool:
+    """Whether it asks for a reservation; what is reserved already is in the ledger."""
+    if group.phase != PodGroupPhase.PENDING or group.reserved:
+        return False
+    verdicts: tuple[Verdict, ...] = blockers(session, group)
     return not verdicts or waits_in_line(verdicts)
 
 
 def _asked_beyond_promise(group: GroupState) -> Amounts:
     """What its pods without a node, those not yet created included, ask for beyond the promise."""
-    asked: Amounts = {}
     if group.is_external:
-        return asked
+        return {}
+    away = Counter(pod.spec.task for pod in group.current() if pod.status.phase != PodPhase.PENDING)
+    asked: Amounts = {}
     for shape in group.tasks:
-        away = sum(
-            1
-            for pod in group.current()
-            if pod.spec.task == shape.task.name and pod.status.phase != PodPhase.PENDING
-        )
-        waiting = max(0, shape.task.replicas - away)
-        asked = plus(asked, {name: units * waiting for name, units in shape.requests.items()})
-    promise = minus(group.charge(), group.held)
-    return minus(asked, promise)
+        waiting = max(0, shape.task.replicas - away[shape.task.name])
+        for name, units in shape.requests.items():
+            asked[name] = asked.get(name, 0) + units * waiting
+    return minus(asked, minus(group.charge(), group.held))

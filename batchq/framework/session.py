@@ -9,24 +9,37 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.limits import capacity_of, hard_limit, limit_of_queue
-from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, PriorityClass, Queue
+from batchq.api.limits import hard_limit, limit_of_queue
+from batchq.api.objects import (
+    DEFAULT,
+    Metadata,
+    Pod,
+    PodGroup,
+    PodGroupStatus,
+    PriorityClass,
+    Queue,
+)
 from batchq.api.reasons import Verdict, ranked
 from batchq.api.resources import Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.extension import POINTS, ExtensionPoint
 from batchq.framework.ledger import LedgerView
+from batchq.framework.pledges import keep_owing, owed_to
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import ShapeMemo, TaskShape
 from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState, NodeState, QueueState, uid_order
+from batchq.framework.state import GroupState, NodeState, QueueState, Victim, uid_order
+from batchq.framework.tree import QueueTree
+
+if TYPE_CHECKING:
+    from batchq.framework.queue_shares import FairShares
 
 Key = tuple[Any, ...]
 
@@ -52,6 +65,9 @@ class Ranking(Protocol):
     def best(self) -> NodeState | None:
         """The best node now, or None if no node takes the shape."""
 
+    def slots(self, most: int) -> int:
+        """How many pods of the shape fit now; counts up to `most`."""
+
 
 class Session:
     """Owner of all working state of one turn. See the module's docstring."""
@@ -75,33 +91,60 @@ class Session:
         self.touched: dict[str, GroupState] = {}
         self.expired: set[str] = set()
         self.unready: list[str] = []
+        #: Once actions run: how groups were before any of them touched them, and where their
+        #: intents begin.
+        self.former: dict[str, tuple[PodGroupStatus, dict[str, Pod]]] | None = None
+        self.first_intent = 0
+        #: What of that the present action could take back (batchq.framework.candidates).
+        self.undoable: dict[str, list[Any]] | None = None
+        #: Groups whose changes become true together or not at all, by uid.
+        self.joined: list[tuple[str, ...]] = []
+        #: Claimant's uid -> node -> the room that is kept for it there in this session.
+        self.rooms: dict[str, dict[str, Amounts]] = {}
         #: Undo what Statements hold for this session only.
         self.undone_at_close: list[Callable[[], None]] = []
-        #: What each queue asks for and deserves, once worked out (batchq.framework.queue_shares).
-        self.demands: dict[str, Amounts] | None = None
-        self.deserved: dict[str, Amounts] | None = None
+        #: What each queue asks for and deserves, once worked out.
+        self.fair_shares: FairShares | None = None
         #: Why groups stand aside, once asked (batchq.framework.line).
         self.asides: dict[str, tuple[Verdict, ...]] = {}
         #: What groups that ask for the same were told, and at which version of the ledger.
         self.told: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
         self.asks_each_group = False
+        #: The dimensions that a claimant lacks, while victims are looked for.
+        self.lacking: frozenset[str] = frozenset()
+        #: Scope -> what its sum is going to fall by, meanwhile: what victims owe to others.
+        self.leaving: Mapping[str, Amounts] = {}
         #: The names of nodes on which something was taken or given back, in that order.
         self.node_changes: list[str] = []
         #: Shape -> the nodes that take it, best first (batchq.framework.placement).
         self.rankings: dict[tuple[object, ...], Ranking] = {}
         self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
+        #: Plugins' `due_at`: instants at which their answers change by the clock alone.
+        self.plugin_clocks: list[Callable[[Session], Iterable[int]]] = []
         for plugin, weight in plugins:
             self._register(plugin, weight)
 
         self.nodes = _nodes(snapshot, now_ms, settings)
+        #: What all ready nodes have together, and all that were seen within a day, ready or not.
+        self.ready_resources = total(node.total for node in self.nodes.values() if node.ready)
+        self.known_resources = _known_resources(self.nodes.values(), now_ms, settings)
         #: What the cluster could ever have: rule 1 asks for every group.
-        self.could_have = _could_have(self.nodes.values(), now_ms, settings)
-        self.groups = _groups(snapshot, memo or ShapeMemo())
+        self.could_have = scaled(self.known_resources, settings.overcommit)
+        self.tree = QueueTree(snapshot.queues)
+        self.groups = _groups(snapshot, memo or ShapeMemo(), self.tree)
         self.by_key = {group.key: group for group in self.groups.values()}
-        self.ledger = LedgerView(_limits(snapshot, self.nodes, settings))
+        self.ledger = LedgerView(
+            _limits(snapshot, self.ready_resources, settings),
+            self.tree,
+            lambda group: owed_to(self, group),
+        )
+        #: Victims' uids (of pods, of external groups) -> the uid of the claimant they are owed to.
+        self.pledged: dict[str, str] = {}
+        keep_owing(self)
         for group in self.groups.values():
             self._count_in(group)
         self.queues = self._queues()
+        self.all_reclaimable = all(queue.spec.reclaimable for queue in snapshot.queues)
         #: Why nothing at all is bound in this session; None if pods may be.
         self.binding_refused = refusal_to_bind(self)
 
@@ -112,6 +155,8 @@ class Session:
             function: Callable[..., Any] | None = getattr(plugin, point.method, None)
             if function is not None:
                 point.add(plugin.name, function, weight)
+        if (clock := getattr(plugin, "due_at", None)) is not None:
+            self.plugin_clocks.append(clock)
         self.asks_each_group |= getattr(plugin, "per_group", False)
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
@@ -142,10 +187,27 @@ class Session:
         return (*keys, group.queue_time, group.order)
 
     def queue_key(self, queue: QueueState) -> Key:
-        """The order of queues: the plugins' keys, age, uid. Moves with every admission."""
+        """The order of queues, level by level from the root: the plugins' keys, age, uid.
+
+        Moves with every admission.
+        """
+        return tuple(self.level_key(self.queues[name]) for name in self.tree.chain(queue.name)[1:])
+
+    def level_key(self, queue: QueueState) -> Key:
+        """The order of a queue among its siblings. No two keys are equal."""
         keys = tuple(entry.function(self, queue) for entry in self.points["queueOrder"])
         meta = queue.record.metadata
         return (*keys, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
+
+    def vote(self, point: str, claimant: GroupState, victim: Victim) -> bool:
+        """Whether a claimant may take a victim: somebody agrees, and nobody refuses."""
+        agreed = False
+        for entry in self.points[point]:
+            answer: bool | None = entry.function(self, claimant, victim)
+            if answer is False:
+                return False
+            agreed = agreed or answer is True
+        return agreed
 
     def pod_key(self, group: GroupState, pod: Pod) -> Key:
         """The order of one group's pods: the plugins' keys, then task, then index."""
@@ -159,6 +221,16 @@ class Session:
         at = self.snapshot.revision
         dated = [msgspec.structs.replace(verdict, revision=at) for verdict in verdicts]
         self.refusals[group.uid] = ranked(dated)
+
+    def begin_actions(self) -> None:
+        """From now on, what happened to a group in this session can be told from what was."""
+        self.former = {}
+        self.first_intent = len(self.intents)
+
+    def remember(self, group: GroupState) -> None:
+        """Keep how a group was before the first action changed it; for Statements."""
+        if self.former is not None and group.uid not in self.former:
+            self.former[group.uid] = (group.status, dict(group.pods))
 
     def line_up(self) -> None:
         """Let the lines follow the groups that the controller has let leave or end.
@@ -232,7 +304,7 @@ def _heard_at(snapshot: Snapshot, heartbeat: int | None) -> int | None:
     return max(heartbeat, hears_since)
 
 
-def _groups(snapshot: Snapshot, memo: ShapeMemo) -> dict[str, GroupState]:
+def _groups(snapshot: Snapshot, memo: ShapeMemo, tree: QueueTree) -> dict[str, GroupState]:
     values, default = priorities_of(snapshot.priority_classes)
 
     def priority(record: PodGroup) -> int:
@@ -240,16 +312,17 @@ def _groups(snapshot: Snapshot, memo: ShapeMemo) -> dict[str, GroupState]:
 
     return {
         record.metadata.uid: GroupState(
-            record, snapshot.pods.get(record.metadata.uid, ()), priority(record), shape
+            record,
+            snapshot.pods.get(record.metadata.uid, ()),
+            priority(record),
+            shape,
+            tree.chain(record.spec.queue),
         )
         for record, shape in zip(snapshot.groups, memo.of_all(snapshot.groups), strict=True)
     }
 
 
-def _limits(
-    snapshot: Snapshot, nodes: Mapping[str, NodeState], settings: Settings
-) -> dict[str, Amounts]:
-    ready = total(capacity_of(node.record) for node in nodes.values() if node.ready)
+def _limits(snapshot: Snapshot, ready: Amounts, settings: Settings) -> dict[str, Amounts]:
     limits = {CLUSTER: scaled(ready, settings.overcommit)}
     for queue in snapshot.queues:
         limits[queue_scope(queue.metadata.name)] = limit_of_queue(queue)
@@ -260,15 +333,14 @@ def _limits(
     return limits
 
 
-def _could_have(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
-    """What all nodes seen within a day have, ready or not, times overcommit."""
-    seen = (
-        capacity_of(node.record)
+def _known_resources(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
+    """What all nodes seen within a day have, ready or not."""
+    return total(
+        node.total
         for node in nodes
         if node.record.status.heartbeat is None
         or now_ms < node.record.status.heartbeat + settings.node_memory_ms
     )
-    return scaled(total(seen), settings.overcommit)
 
 
 def unfinished(groups: Iterable[GroupState]) -> list[GroupState]:

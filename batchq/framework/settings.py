@@ -22,3 +22,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     #: A node that was last seen longer ago no longer counts as one that could ever come back.
     node_memory_ms: int = 1 * DAY
     overcommit: int = 1000
+    #: A group that has run for less long is no victim.
+    min_runtime_ms: int = 0
+    #: So many pods may be evicted by preempt and reclaim within a window; None: any number.
+    eviction_budget: int | None = None
+    eviction_window_ms: int = 10 * MINUTE

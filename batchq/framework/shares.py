@@ -1,20 +1,24 @@
-"""Fair shares of queues: what each deserves by its weight, and how much of that it holds.
+"""Fair shares as arithmetic: what each of several deserves by weight, and how much of it is held.
 
-Deserved: water-filling by weight, per dimension, each queue capped by its demand and capability;
-fractions round down. Share: the largest ratio of ledger to deserved over the dimensions in which
-the queue deserves or holds something (x/0 is infinite, 1 if there is none), compared exactly by
-cross-multiplication. The method is max-min fairness as in Volcano's proportion plugin and in
-Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, section 4, applied per dimension.
+Deserved: water-filling in one dimension among siblings. Each gets what its weight makes of a common
+water level, no more than its cap and no less than its floor; fractions round down. Share: the
+largest ratio of ledger to deserved over the dimensions in which the queue deserves or holds
+something (x/0 is infinite, 1 if there is none), compared exactly by cross-multiplication. The
+method is max-min fairness as in Volcano's proportion plugin and in Ghodsi et al., "Dominant
+Resource Fairness", NSDI 2011, section 4, applied to each dimension by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import total_ordering
+from typing import NamedTuple
 
 from batchq.api.quantity import PODS
-from batchq.api.resources import Amounts
 from batchq.api.transaction import POD_GROUPS
+
+#: What no share counts: the number of pods (unless a queue says so), and that of groups.
+APART = frozenset({PODS, POD_GROUPS})
 
 
 @total_ordering
@@ -49,51 +53,70 @@ class Share:
         return "inf" if self.deserved == 0 else round(self.held / self.deserved, 6)
 
 
-def deserved_by_weight(
-    available: Mapping[str, int], demands: Sequence[tuple[int, Mapping[str, int]]]
-) -> list[Amounts]:
-    """Water-fill `available` over queues given as (weight, cap per dimension), in their order.
+def share_of(
+    held: Mapping[str, int], deserved: Mapping[str, int], *, apart: Container[str] = APART
+) -> Share:
+    """The dominant share of a queue, over all dimensions but those left apart."""
+    largest: tuple[int, int] | None = None
+    for resource, right in deserved.items():
+        if resource in apart:
+            continue
+        amount = held.get(resource, 0)
+        if right == 0:
+            if amount:
+                return Share(amount, 0)
+        elif largest is None or amount * largest[1] > largest[0] * right:
+            largest = (amount, right)
+    for resource, amount in held.items():
+        if amount and resource not in deserved and resource not in apart:
+            return Share(amount, 0)
+    return Share(*largest) if largest is not None else Share(1, 1)
 
-    A queue of weight 0 deserves nothing.
+
+class Part(NamedTuple):
+    """One of those among whom water is shared: max(floor, min(cap, weight x level)) is its own."""
+
+    weight: int
+    floor: int
+    cap: int
+
+
+def water_fill(amount: int, parts: Sequence[Part]) -> tuple[list[int], int | None]:
+    """What each part gets of an amount, rounded down, and what nobody wants; None if all is wanted.
+
+    The level is the highest at which all parts together are within the amount, an exact fraction.
+    Who has weight 0 gets its floor. Floors hold even where they exceed the amount together, which
+    may be below 0. In O(n log n): between two levels at which somebody starts or stops to rise, the
+    sum is linear.
     """
-    result: list[Amounts] = [{} for _ in demands]
-    for resource, amount in available.items():
-        for place, units in enumerate(
-            _fill(amount, [(w, caps.get(resource, 0)) for w, caps in demands])
-        ):
-            result[place][resource] = units
-    return result
-
-
-def share_of(held: Mapping[str, int], deserved: Mapping[str, int]) -> Share:
-    """The dominant share of a queue; `pods` and the count of groups are left apart."""
-    largest: Share | None = None
-    for resource in {**held, **deserved}:
-        if resource in (PODS, POD_GROUPS):
-            continue
-        amount, right = held.get(resource, 0), deserved.get(resource, 0)
-        if amount == 0 and right == 0:
-            continue
-        share = Share(amount, right)
-        if largest is None or largest < share:
-            largest = share
-    return largest if largest is not None else Share(1, 1)
-
-
-def _fill(amount: int, queues: list[tuple[int, int]]) -> list[int]:
-    """Raise the water until every queue has its cap or nothing is left; round down."""
-    given = [0] * len(queues)
-    thirsty = [place for place, (weight, cap) in enumerate(queues) if weight > 0 and cap > 0]
-    left = amount
-    while thirsty:
-        weights = sum(queues[place][0] for place in thirsty)
-        full = [place for place in thirsty if queues[place][1] * weights <= left * queues[place][0]]
-        if not full:
-            for place in thirsty:
-                given[place] = left * queues[place][0] // weights
+    flat = sum(part.floor for part in parts)
+    if flat > amount:
+        return [part.floor for part in parts], None
+    slope = 0
+    for level, weight, becomes_flat in _bends(parts):
+        # At this level the sum is flat + slope x level.
+        if flat * weight + slope * level > amount * weight:
             break
-        for place in full:
-            given[place] = queues[place][1]
-        left -= sum(given[place] for place in full)
-        thirsty = [place for place in thirsty if place not in set(full)]
-    return given
+        flat += becomes_flat
+        slope += weight if becomes_flat <= 0 else -weight
+    else:
+        return [max(floor, cap) if weight else floor for weight, floor, cap in parts], amount - flat
+    rest = amount - flat
+    return [max(floor, min(cap, weight * rest // slope)) for weight, floor, cap in parts], None
+
+
+def _bends(parts: Sequence[Part]) -> list[tuple[int, int, int]]:
+    """Where a part starts or stops to rise, lowest level first: (n, w, change of the flat sum).
+
+    The level is n / w. Two different fractions with denominators up to W are at least 1 / W² apart,
+    so that floor(n x (W² + 1) / w) orders them exactly, and sorting compares integers only.
+    """
+    thirsty = [part for part in parts if part.weight > 0 and part.cap > part.floor]
+    scale = max((weight for weight, _, _ in thirsty), default=0) ** 2 + 1
+    bends = [
+        (units * scale // weight, units, weight, change)
+        for weight, floor, cap in thirsty
+        for units, change in ((floor, -floor), (cap, cap))
+    ]
+    bends.sort()
+    return [(units, weight, change) for _, units, weight, change in bends]

@@ -7,14 +7,16 @@ change by putting the old value back. Only Statements change a place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
 from batchq.api.resources import Amounts, larger, of_pod, plus, times
+from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.shapes import GroupShape, TaskShape, choose, shape_of, shapes_of
+from batchq.framework.tree import ROOT
 
 #: Uids that are numbers (places in a file) compare as numbers, and before all others.
 UidOrder = tuple[int, int, str]
@@ -23,6 +25,16 @@ UidOrder = tuple[int, int, str]
 def uid_order(uid: str) -> UidOrder:
     """The key by which uids are compared, where nothing else decides."""
     return (0, int(uid), "") if uid.isascii() and uid.isdigit() else (1, 0, uid)
+
+
+def scopes_in(record: PodGroup, chain: Iterable[str]) -> tuple[str, ...]:
+    """Where a group's charge is summed, if its queue stands in this chain of queues.
+
+    An external group's is not in the cluster, which is nodes.
+    """
+    cluster = () if record.spec.controller == "external" else (CLUSTER,)
+    namespace = namespace_scope(record.metadata.namespace)
+    return (*cluster, *map(queue_scope, chain), namespace)
 
 
 class GroupState:
@@ -34,6 +46,7 @@ class GroupState:
 
     __slots__ = (
         "_on_nodes",
+        "chain",
         "key",
         "min_member",
         "order",
@@ -42,6 +55,7 @@ class GroupState:
         "priority",
         "record",
         "replicas",
+        "scopes",
         "shape",
         "status",
         "tasks",
@@ -54,12 +68,16 @@ class GroupState:
         pods: tuple[Pod, ...],
         priority: int,
         shape: GroupShape | None = None,
+        chain: tuple[str, ...] | None = None,
     ) -> None:
         self.record = record
+        #: From the root down to its queue.
+        self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
         self.shape = shape = shape or shape_of(record.spec)
         self.key = key_of(record)
         self.uid = record.metadata.uid
         self.order = uid_order(self.uid)
+        self.scopes = scopes_in(record, self.chain)
         self.priority = priority
         self.status: PodGroupStatus = record.status
         self.tasks = shape.tasks
@@ -202,9 +220,18 @@ class GroupState:
     def charge(self) -> Amounts:
         """live + promise: what the ledger counts for this group.
 
-        The promise is what the reservation exceeds the pods on nodes by, per dimension.
+        The promise is what the reservation exceeds the pods on nodes by, per dimension, and what
+        was pledged for pods beyond minMember that have no node yet.
         """
-        return larger(self.held, self.status.reservation) if self.reserved else self.held
+        return self.charge_holding(self.held)
+
+    def charge_holding(self, held: Amounts) -> Amounts:
+        """The charge, if its pods held this much."""
+        if not self.reserved:
+            return held
+        charge = larger(held, self.status.reservation)
+        extra = self.status.pledge.extra
+        return plus(charge, extra) if extra else charge
 
 
 class NodeState:
@@ -246,6 +273,18 @@ class NodeState:
             if units > free.get(name, 0):
                 return name
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """What a claimant would take: a whole group, or one of its pods beyond minMember.
+
+    `pods` are those that hold a node now; a whole group may have none.
+    """
+
+    group: GroupState
+    pods: tuple[Pod, ...]
+    whole: bool
 
 
 @dataclass(slots=True)

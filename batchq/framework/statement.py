@@ -18,7 +18,7 @@ import msgspec
 
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE
-from batchq.api.objects import Pod
+from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.resources import of_pod
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -63,12 +63,40 @@ class Statement:
 
     # The three changes that everything else is made of ---------------------------------------
 
+    def also_undo(self, undo: Callable[[], None]) -> None:
+        """Undo this too, should the moves be undone."""
+        self._undo.append(undo)
+
     def say(self, intent: Intent) -> None:
         """Tell what the moves before meant."""
         self.intents.append(intent)
 
+    def keep_in(self, outer: Statement) -> None:
+        """Let these moves be undone with those of the Statement around; their intents are not
+        told.
+        """
+        self._open = False
+        outer._undo.extend(self._undo)
+
+    def put_status(self, group: GroupState, status: PodGroupStatus) -> None:
+        """Replace a group's whole status."""
+        self.session.remember(group)
+        former = group.status
+        group.status = status
+        self._undo.append(lambda: self._put_status(group, former))
+        self._follow(group)
+
+    def retract(self, keep: Callable[[Intent], bool]) -> None:
+        """Take back what actions have said in this session, but for what is kept."""
+        session = self.session
+        former = session.intents
+        first = session.first_intent
+        session.intents = [*former[:first], *(one for one in former[first:] if keep(one))]
+        self.also_undo(lambda: setattr(session, "intents", former))
+
     def set_status(self, group: GroupState, **changes: Any) -> None:
         """Replace fields of a group's status."""
+        self.session.remember(group)
         former = group.status
         group.status = msgspec.structs.replace(former, **changes)
         self._undo.append(lambda: self._put_status(group, former))
@@ -76,6 +104,7 @@ class Statement:
 
     def put_pod(self, group: GroupState, pod: Pod) -> None:
         """Add a pod to its group, or replace it by its next state."""
+        self.session.remember(group)
         uid = pod.metadata.uid
         former = group.pods.get(uid)
         self._exchange(group, uid, former, pod)
@@ -83,6 +112,7 @@ class Statement:
 
     def drop_pod(self, group: GroupState, uid: str) -> None:
         """Take a pod out of its group."""
+        self.session.remember(group)
         former = group.pods[uid]
         self._exchange(group, uid, former, None)
         self._undo.append(lambda: self._exchange(group, uid, None, former))
@@ -115,3 +145,5 @@ class Statement:
     def _follow(self, group: GroupState) -> None:
         self.session.touched[group.uid] = group
         self.session.ledger.recharge(group)
+        # What a victim is charged decides what its claimants count for.
+        self.session.touched.update(self.session.ledger.claimants.get(group.uid, {}))

@@ -1,9 +1,13 @@
-"""capacity (admissible, queueOrder): queues and the cluster, rules 1, 3 and 4; weight as share.
+"""capacity (admissible): queues and the cluster, rules 1, 3 and 4.
 
-Rule 3: a queue's ledger + reservation <= its capability, groups <= maxPodGroups. Rule 4: the
-cluster's ledger + reservation <= ready resources x overcommit. Queues are served in the order of
-their share: ledger over what their weight deserves (batchq.framework.shares), counting what this
-pass has admitted. Refuses in line. Woken when a charge falls, a queue changes, or a node comes.
+Rule 1: reservation <= what the queue and each queue above it could ever hold: its capability, and
+what its parent may hold (of the root: its capability, else the nodes seen within a day, ready or
+not, x overcommit) less what is guaranteed to its siblings. Rule 3: ledger + reservation <=
+capability for each of these queues, groups <= maxPodGroups, and what siblings are guaranteed and
+do not use is left to them. Rule 4: the cluster's ledger + reservation <= ready resources x
+overcommit. Rule 1 refuses out of line, loudly and never for good; rules 3 and 4 in line.
+Woken when a charge falls, a queue changes, or a node comes. Kueue's nominalQuota, borrowingLimit
+and lendingLimit come to the same sums; Volcano's capacity plugin, too, checks queue and ancestors.
 
 External groups run on no node of ours: of rules 1 and 4 they skip what is said of nodes, and the
 root queue binds them only by a capability of its own.
@@ -12,33 +16,30 @@ root queue binds them only by a capability of its own.
 from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.framework.growth import claim_of, over_limit
-from batchq.framework.ledger import ROOT
-from batchq.framework.queue_shares import share_of_queue
+from batchq.framework.growth import claim_of, over_guarantees, over_limit
 from batchq.framework.session import Session
-from batchq.framework.shares import Share
-from batchq.framework.state import GroupState, QueueState
+from batchq.framework.state import GroupState
+from batchq.framework.tree import ROOT
 from batchq.plugins.limits import UNBOUNDED, never_fits
 
 
 class Capacity:
     name = "capacity"
 
-    def queue_order(self, session: Session, queue: QueueState) -> Share:
-        return share_of_queue(session, queue.name)
-
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
         return self._never(session, group) or self._over(session, group)
 
     def _never(self, session: Session, group: GroupState) -> list[Verdict]:
         verdicts = []
-        for queue in (group.queue, ROOT):
-            capability = session.ledger.limits.get(queue_scope(queue), {})
+        for queue in reversed(group.chain):
+            most = session.ledger.limits.get(queue_scope(queue), {})
             subject = f"queue {queue}"
-            verdicts += never_fits(
-                group, capability, plugin=self.name, subject=subject, absent=None
-            )
+            verdicts += never_fits(group, most, plugin=self.name, subject=subject, absent=None)
+            beside = _beside_siblings(session, queue, in_cluster=not group.is_external)
+            subject = f"queue {queue}, beside what its siblings are guaranteed,"
+            verdicts += never_fits(group, beside, plugin=self.name, subject=subject, absent=None)
         if group.is_external or not session.nodes:
             return verdicts
         could = dict.fromkeys(UNBOUNDED, 2**53) | session.could_have
@@ -49,15 +50,38 @@ class Capacity:
         claim = claim_of(group)
         ready = any(node.ready for node in session.nodes.values())
         in_cluster = ready and not group.is_external
-        scopes = (queue_scope(group.queue), queue_scope(ROOT), *((CLUSTER,) if in_cluster else ()))
+        queues = (queue_scope(queue) for queue in reversed(group.chain))
+        scopes = (*queues, *((CLUSTER,) if in_cluster else ()))
         verdicts = [
             verdict
             for scope in scopes
             for verdict in over_limit(session, group, scope, claim, plugin=self.name)
         ]
         if ready or group.is_external:
-            return verdicts
+            return verdicts or over_guarantees(session, group, claim, plugin=self.name)
         return [*verdicts, _no_node(self.name, len(session.nodes))]
+
+
+def _beside_siblings(session: Session, queue: str, *, in_cluster: bool) -> Amounts:
+    """The most that a queue could ever hold beside what is guaranteed to its siblings.
+
+    Only where something bounds what is above it: a stated capability, and at the top, for groups
+    that need nodes, the cluster. A queue never has less than its own guarantee.
+    """
+    tree = session.tree
+    parent = tree.parent_of.get(queue)
+    if parent is None:
+        return {}
+    above = session.ledger.limits.get(queue_scope(parent), {})
+    if parent == ROOT and in_cluster and session.nodes:
+        above = session.could_have | above
+    most: Amounts = {}
+    own = tree.guarantee(queue)
+    for name, guaranteed in tree.guaranteed_below(parent).items():
+        to_siblings = guaranteed - own.get(name, 0)
+        if to_siblings and name in above:
+            most[name] = max(above[name] - to_siblings, own.get(name, 0))
+    return most
 
 
 def _no_node(plugin: str, known: int) -> Verdict:

@@ -1,13 +1,23 @@
-"""gang (groupReady): a group starts with minMember pods or not at all.
+"""gang (groupReady, preemptable, reclaimable): a group has minMember pods or none at all.
 
-groupReady counts pods on nodes and finished ones, with every task's minAvailable. Woken by an
-edit of the group.
+groupReady: pods on nodes and finished ones, placed >= minMember, and placed[task] >= minAvailable
+of every task. Woken by an edit of the group.
+
+preemptable, reclaimable: a veto. Single pods may leave a group only while
+placed - leaving >= minMember, and placed[task] - leaving[task] >= minAvailable of their tasks;
+a group that would fall below leaves as a whole or stays. Of groups that leave whole, no opinion.
+kube-batch's and Volcano's gang plugin has the first of the two sums, counted once a session and
+not as victims are chosen, and lets every pod of a group with minMember 1 go, the last included.
+A refused victim is asked for again in the next session in which somebody claims; the answer
+changes when a pod of the group starts, ends or leaves.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.framework.state import GroupState, Victim
 
 
 class Gang:
@@ -18,3 +28,21 @@ class Gang:
         return sum(placed.values()) >= group.min_member and all(
             placed[shape.task.name] >= shape.task.min_available for shape in group.tasks
         )
+
+    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+        return None if victim.whole or _stays_a_gang(victim) else False
+
+    def reclaimable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+        return self.preemptable(session, claimant, victim)
+
+
+def _stays_a_gang(victim: Victim) -> bool:
+    """Whether the group still has all that it needs when these pods have left."""
+    group = victim.group
+    leaving = Counter(pod.spec.task for pod in victim.pods)
+    if sum(group.placed.values()) - leaving.total() < group.min_member:
+        return False
+    least = {shape.task.name: shape.task.min_available for shape in group.tasks}
+    return all(
+        group.placed.get(task, 0) - count >= least.get(task, 0) for task, count in leaving.items()
+    )

@@ -1,26 +1,51 @@
-"""leastAllocated and binpack (score): which of the nodes that fit is best; 0 to 1000.
+"""The score plugins: which of the nodes that fit is best, each 0 to 1000 and in integers.
 
-leastAllocated spreads: the mean, over the dimensions asked for, of what stays free
-(Kubernetes' NodeResourcesFit, LeastAllocated). binpack fills up: the part of the node's gpus in
-use afterwards, so that whole nodes stay free for gangs (Volcano's binpack, for `gpu` alone); a pod
-without gpus is not its business. Integers throughout.
+after = what the node has in use once the pod is there, total = what it has.
+
+leastAllocated: mean of (total - after) / total over the dimensions that the pod asks for: spreads.
+mostAllocated: mean of after / total over the same: fills nodes up.
+balancedAllocation: 1 - |after(cpu) / total(cpu) - after(memory) / total(memory)|: no node is to run
+out of one while much of the other is left; a node without both has 0.
+binpack: weighted mean of after / total over the dimensions with a weight that the pod asks for, by
+default gpu alone, so that nodes with gpus are filled up and whole ones stay free for gangs.
+
+The first three are Kubernetes' NodeResourcesFit and NodeResourcesBalancedAllocation, kube-batch's
+nodeorder; there cpu and memory always count, and unstated requests count as 100m and 200Mi, here
+nothing is made up. binpack is Volcano's. A plugin's `weight` multiplies its score; by default
+leastAllocated and binpack are on. They refuse nothing, so nothing wakes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from batchq.api.notation import Malformed
+from batchq.api.objects import Value
 from batchq.api.quantity import PODS
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
 
 BEST = 1000
+_LARGEST_WEIGHT = 1000
+
+
+def _asked_of(shape: TaskShape, node: NodeState) -> list[str]:
+    """The dimensions that count: asked for, there, and not the slot that every pod takes."""
+    return [name for name in shape.requests if name != PODS and node.total.get(name)]
+
+
+def _part_after(shape: TaskShape, node: NodeState, name: str) -> int:
+    """The part of a node's resource that is in use with the pod, 0 to BEST if it fits."""
+    total = node.total[name]
+    return (total - node.free[name] + shape.requests.get(name, 0)) * BEST // total
 
 
 class LeastAllocated:
     name = "leastAllocated"
 
     def score(self, session: Session, shape: TaskShape, node: NodeState) -> int:
-        asked = [name for name in shape.requests if name != PODS and node.total.get(name)]
+        asked = _asked_of(shape, node)
         if not asked:
             return BEST
         left = sum(
@@ -29,16 +54,50 @@ class LeastAllocated:
         return left // len(asked)
 
 
-class BinPack:
-    """`resource` is packed; by default gpu."""
-
-    name = "binpack"
-
-    def __init__(self, resource: str = "gpu") -> None:
-        self.resource = resource
+class MostAllocated:
+    name = "mostAllocated"
 
     def score(self, session: Session, shape: TaskShape, node: NodeState) -> int:
-        asked, has = shape.requests.get(self.resource, 0), node.total.get(self.resource, 0)
-        if not asked or not has:
+        asked = _asked_of(shape, node)
+        if not asked:
             return 0
-        return (has - node.free[self.resource] + asked) * BEST // has
+        return sum(_part_after(shape, node, name) for name in asked) // len(asked)
+
+
+class BalancedAllocation:
+    name = "balancedAllocation"
+
+    def score(self, session: Session, shape: TaskShape, node: NodeState) -> int:
+        if not node.total.get("cpu") or not node.total.get("memory"):
+            return 0
+        cpu, memory = (_part_after(shape, node, name) for name in ("cpu", "memory"))
+        return BEST - abs(cpu - memory)
+
+
+class BinPackArguments(Value, frozen=True):
+    """`resource` alone, or several by `weights`."""
+
+    resource: str = ""
+    weights: dict[str, int] = {}
+
+
+class BinPack:
+    name = "binpack"
+    arguments = BinPackArguments
+
+    def __init__(self, arguments: BinPackArguments) -> None:
+        if arguments.resource and arguments.weights:
+            raise Malformed(("weights",), "expected either resource or weights, found both")
+        for name, weight in arguments.weights.items():
+            if not 1 <= weight <= _LARGEST_WEIGHT:
+                text = f"expected a weight from 1 to {_LARGEST_WEIGHT}, found {weight}"
+                raise Malformed(("weights", name), text)
+        self.weights: Mapping[str, int] = arguments.weights or {arguments.resource or "gpu": 1}
+
+    def score(self, session: Session, shape: TaskShape, node: NodeState) -> int:
+        asked = [name for name in self.weights if shape.requests.get(name) and node.total.get(name)]
+        if not asked:
+            return 0
+        weights = sum(self.weights[name] for name in asked)
+        parts = sum(self.weights[name] * _part_after(shape, node, name) for name in asked)
+        return parts // weights

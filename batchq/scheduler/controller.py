@@ -12,7 +12,7 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.reasons import Finish, Leaving
 from batchq.framework.dependencies import WANTED, never_met
 from batchq.framework.eligibility import stops_of
-from batchq.framework.ledger import charge_with_count
+from batchq.framework.ledger import is_booked
 from batchq.framework.moves import (
     create_pods,
     evict,
@@ -24,6 +24,7 @@ from batchq.framework.moves import (
     roll_back,
     stop_leftovers,
 )
+from batchq.framework.pledges import awaits_victims, keep_rooms
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
@@ -35,6 +36,7 @@ from batchq.scheduler.external import (
     reported_progress,
     runs_enough,
 )
+from batchq.scheduler.pledges import follow_pledges
 from batchq.scheduler.progress import Progress, remaining_reservation
 from batchq.scheduler.timers import (
     lease_over_at,
@@ -53,8 +55,10 @@ def settle(session: Session) -> None:
             _settle_group(statement, group)
             _settle_charge(statement, group)
             statement.commit()
+    follow_pledges(session)
     leave_where_cut(session)
     leave_where_impossible(session)
+    keep_rooms(session)
     # Last: a group that has just left must not leave pods behind in the story.
     _create_what_lacks(session)
 
@@ -89,7 +93,7 @@ def _settle_group(statement: Statement, group: GroupState) -> None:
 
 def _settle_charge(statement: Statement, group: GroupState) -> None:
     """Pods that ended since the last session still count in the ledger: let it follow."""
-    if statement.intents or charge_with_count(group) == group.status.charge:
+    if statement.intents or is_booked(group, statement.session.ledger.owed(group)):
         return
     statement.session.touched[group.uid] = group
     statement.say(intents.Settle(group=group.key))
@@ -139,6 +143,8 @@ def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_pending(statement: Statement, group: GroupState) -> None:
+    if group.reserved and _leaves_by_order(statement, group):
+        return
     dependency = never_met(group, statement.session.groups)
     if dependency is not None:
         message = f"waits for {dependency.name} {WANTED[dependency.condition]}, which it never will"
@@ -187,8 +193,9 @@ def _leaves_by_order(statement: Statement, group: GroupState) -> bool:
         roll_back(statement, group, Leaving.SUSPENDED)
         return True
     for name, policy in stops_of(statement.session, group):
-        if policy == "HoldAndDrain":
-            roll_back(statement, group, Leaving.QUEUE_STOPPED, f"queue {name} is drained")
+        if policy == "HoldAndDrain" or group.phase == PodGroupPhase.PENDING:
+            how = "drained" if policy == "HoldAndDrain" else "stopped"
+            roll_back(statement, group, Leaving.QUEUE_STOPPED, f"queue {name} is {how}")
             return True
     return False
 
@@ -229,8 +236,9 @@ def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> No
             move_group(statement, group, PodGroupPhase.UNKNOWN)
         case PodGroupPhase.IN_QUEUE, False:
             since = status.in_queue_at if status.in_queue_at is not None else now_ms
-            # Whoever has claimed it has started to: the claim has a clock of its own.
-            waits = not status.claim.is_open
+            # Whoever has claimed it has started to: the claim has a clock of its own. And while
+            # victims are awaited, the clock stands.
+            waits = not status.claim.is_open and not awaits_victims(statement.session, group)
             if waits and since + settings.in_queue_timeout_ms <= now_ms:
                 roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, "did not start in time")
         case PodGroupPhase.UNKNOWN, False:

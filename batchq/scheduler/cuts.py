@@ -5,9 +5,9 @@ from __future__ import annotations
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Leaving
-from batchq.api.resources import Amounts, larger, minus, of_pod, plus, total
+from batchq.api.resources import Amounts, minus, of_pod, plus, total
 from batchq.api.transaction import CLUSTER, POD_GROUPS
-from batchq.framework.ledger import charge_with_count, counted, scopes_of, title_of
+from batchq.framework.ledger import charge_with_count, falls_by, title_of
 from batchq.framework.moves import roll_back
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -17,15 +17,17 @@ from batchq.framework.statement import Statement
 def leave_where_cut(session: Session) -> None:
     """Scope by scope: the cluster, queues, namespaces."""
     in_queue = [
-        group
-        for group in session.groups.values()
-        if group.phase == PodGroupPhase.IN_QUEUE and group.status.reservation
+        group for group in session.groups.values() if _may_leave(group) and group.status.reservation
     ]
     if not in_queue:
         return
     in_queue.sort(key=session.group_key, reverse=True)
-    for scope in sorted({scope for group in in_queue for scope in scopes_of(group)}):
-        _cut(session, scope, [group for group in in_queue if scope in scopes_of(group)])
+    last_first: dict[str, list[GroupState]] = {}
+    for group in in_queue:
+        for scope in group.scopes:
+            last_first.setdefault(scope, []).append(group)
+    for scope in sorted(last_first):
+        _cut(session, scope, last_first[scope])
 
 
 def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
@@ -35,7 +37,7 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
             return
         charge = charge_with_count(group)
         short = next((name for name in excess if charge.get(name)), None)
-        if short is None or group.phase != PodGroupPhase.IN_QUEUE:
+        if short is None or not _may_leave(group):
             continue
         limit = describe_quantity(short, session.ledger.limit(scope, short) or 0)
         message = (
@@ -47,6 +49,13 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
             roll_back(statement, group, reason, message)
             statement.commit()
         excess = minus(excess, charge)
+
+
+def _may_leave(group: GroupState) -> bool:
+    """InQueue, or Pending with a reservation: nothing that runs is lost."""
+    return group.phase == PodGroupPhase.IN_QUEUE or (
+        group.phase == PodGroupPhase.PENDING and group.reserved
+    )
 
 
 def _excess(session: Session, scope: str) -> Amounts:
@@ -77,14 +86,6 @@ def _leaving(session: Session, scope: str) -> Amounts:
         if group.is_external:
             # What it holds without a reservation is a claim that is being stopped.
             stopping = group.held
-        if stopping and scope in scopes_of(group):
-            leaving = plus(leaving, _falls_by(group, stopping))
+        if stopping and scope in group.scopes:
+            leaving = plus(leaving, falls_by(group, stopping))
     return leaving
-
-
-def _falls_by(group: GroupState, stopping: Amounts) -> Amounts:
-    """What a group's charge falls by when these pods end; a reservation stays."""
-    rest = minus(group.held, stopping)
-    if group.reserved:
-        return minus(group.charge(), larger(rest, group.status.reservation))
-    return minus(charge_with_count(group), counted(rest) if rest else {})

@@ -47,7 +47,8 @@ class Cycle:
         next cycle then sees what became of it.
         """
         started_at = self._clock.now_ms()
-        session = self._scheduler.decide(self._store.snapshot(), started_at)
+        snapshot = self._store.snapshot()
+        session = self._scheduler.decide(snapshot, started_at)
         transactions = transactions_of(session)
         commit = Commit()
         if transactions:
@@ -56,6 +57,7 @@ class Cycle:
                 request_id=self._ids.new_uid(),
                 epoch=epoch,
                 overcommit=self._scheduler.settings.overcommit,
+                seen=snapshot.revision,
             )
         return CycleReport(
             session=session,

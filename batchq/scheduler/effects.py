@@ -15,8 +15,8 @@ from batchq.api import intents
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
 from batchq.api.names import counted
-from batchq.api.objects import Node, Pod, PodGroup
-from batchq.api.resources import describe, of_pod
+from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
+from batchq.api.resources import Amounts, describe, of_pod
 from batchq.api.transaction import (
     Charge,
     Delivery,
@@ -25,7 +25,13 @@ from batchq.api.transaction import (
     Write,
     node_scope,
 )
-from batchq.framework.ledger import charge_with_count, scopes_of
+from batchq.framework.ledger import (
+    charge_with_count,
+    holders_in_store,
+    holders_of,
+    is_booked,
+)
+from batchq.framework.pledges import owed_by_scope, victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
@@ -39,18 +45,52 @@ def transactions_of(session: Session) -> list[Transaction]:
     frees: list[Transaction] = []
     moves: list[Transaction] = []
     takes: list[Transaction] = []
+    tied = {uid for uids in session.joined for uid in uids}
+    parts: dict[str, Transaction] = {}
     for group in session.touched.values():
         transaction = _of_group(session, group, by_group.get(group.key, []))
         if transaction is None:
             continue
-        if _grows(group):
+        if group.uid in tied:
+            parts[group.uid] = transaction
+        elif _grows(session, group):
             takes.append(transaction)
         elif any(charge.checked for charge in transaction.charges):
             # It binds within what it gave back: others may count on the rest of that.
             moves.append(transaction)
         else:
             frees.append(transaction)
-    return [*result, *frees, *moves, *takes]
+    return [*result, *frees, *moves, *_joined(session, parts), *takes]
+
+
+def _joined(session: Session, parts: dict[str, Transaction]) -> list[Transaction]:
+    """One transaction for a claimant and its victims, and whoever else is tied to these.
+
+    Nobody is evicted for a claimant that has not been promised the room, and nothing is promised
+    that nobody was evicted for.
+    """
+    knots: list[list[str]] = []
+    for uids in session.joined:
+        tied = [knot for knot in knots if any(uid in knot for uid in uids)]
+        merged = dict.fromkeys([uid for knot in tied for uid in knot] + list(uids))
+        knots = [knot for knot in knots if knot not in tied] + [list(merged)]
+    found = []
+    for knot in knots:
+        together = [parts[uid] for uid in knot if uid in parts]
+        if together:
+            found.append(_merged(together))
+    return found
+
+
+def _merged(parts: list[Transaction]) -> Transaction:
+    return Transaction(
+        subject=parts[0].subject,
+        writes=tuple(write for part in parts for write in part.writes),
+        charges=tuple(charge for part in parts for charge in part.charges),
+        limits=tuple(limit for part in parts for limit in part.limits),
+        deliveries=tuple(delivery for part in parts for delivery in part.deliveries),
+        events=tuple(event for part in parts for event in part.events),
+    )
 
 
 def _by_group(decided: Sequence[Intent]) -> dict[str, list[Intent]]:
@@ -80,10 +120,7 @@ def _of_group(session: Session, group: GroupState, story: list[Intent]) -> Trans
         for uid in {**before, **after}
         if before.get(uid) is not after.get(uid)
     ]
-    charge = charge_with_count(group)
-    status = group.status
-    if status.charge != charge:
-        status = _set(status, charge=charge)
+    status = _booked(session, group)
     if status is group.record.status and not changed and group.uid not in session.expired:
         return None
     return Transaction(
@@ -108,6 +145,18 @@ def _of_group(session: Session, group: GroupState, story: list[Intent]) -> Trans
     )
 
 
+def _booked(session: Session, group: GroupState) -> PodGroupStatus:
+    """The group's status, with what the ledger counts for it."""
+    status, owed = group.status, session.ledger.owed(group)
+    if not is_booked(group, owed):
+        charge = charge_with_count(group)
+        path = group.chain[1:-1] if charge else ()
+        status = _set(status, charge=charge, charge_path=path)
+    if status.pledge.owed != owed:
+        status = _set(status, pledge=_set(status.pledge, owed=owed_by_scope(owed)))
+    return status
+
+
 def _write_group(session: Session, group: GroupState, value: PodGroup) -> Write:
     gone = group.uid in session.expired
     return Write(
@@ -122,19 +171,62 @@ def _write_pod(uid: str, old: Pod | None, new: Pod | None) -> Write:
     return Write(kind="Pod", key=uid, expect=0 if old is None else old.metadata.revision, value=new)
 
 
-def _grows(group: GroupState) -> bool:
-    """Whether the group is charged more than before in any dimension."""
-    was = group.record.status.charge
-    return any(units > was.get(name, 0) for name, units in charge_with_count(group).items())
+def _grows(session: Session, group: GroupState) -> bool:
+    """Whether the group counts for more than before in any dimension of any scope."""
+    stored = group.record.status
+    if not stored.pledge.owed:
+        was = stored.charge
+        return any(units > was.get(name, 0) for name, units in charge_with_count(group).items())
+    before = _sums(holders_in_store(group.record))
+    return any(_grows_from(before, held) for held in _holders(session, group).values())
+
+
+def _grows_from(before: dict[str, Amounts], held: tuple[tuple[str, ...], Amounts]) -> bool:
+    """Whether a holder counts for more than the group did there: moved from one holder to another
+    is not grown, and must not be refused where a limit has been cut meanwhile.
+    """
+    scopes, amounts = held
+    return any(
+        units > before.get(scope, {}).get(name, 0)
+        for scope in scopes
+        for name, units in amounts.items()
+    )
+
+
+def _follows_its_victims(session: Session, group: GroupState) -> bool:
+    """Whether a claimant counts for more only where its victims count for less by now.
+
+    No sum grows by that, and no limit that has been cut meanwhile may refuse it.
+    """
+    stored, pledge = group.record.status, group.status.pledge
+    if any(units > stored.charge.get(name, 0) for name, units in charge_with_count(group).items()):
+        return False
+    if pledge.stands:
+        return pledge.holds == stored.pledge.holds
+    return stored.pledge.stands and not victims_left(session, stored.pledge)
+
+
+def _sums(holders: dict[str, tuple[tuple[str, ...], Amounts]]) -> dict[str, Amounts]:
+    return {scope: amounts for scopes, amounts in holders.values() for scope in scopes}
+
+
+def _holders(session: Session, group: GroupState) -> dict[str, tuple[tuple[str, ...], Amounts]]:
+    owed = session.ledger.owed(group)
+    return holders_of(group.uid, group.scopes, charge_with_count(group), owed)
 
 
 def _group_charges(session: Session, group: GroupState) -> list[Charge]:
-    holder = f"group:{group.uid}"
-    amounts = charge_with_count(group)
     charges = []
-    if amounts != group.record.status.charge:
-        scopes = scopes_of(group) if amounts else ()
-        charges.append(Charge(holder=holder, scopes=scopes, amounts=amounts, checked=_grows(group)))
+    if not is_booked(group, session.ledger.owed(group)):
+        grows = _grows(session, group) and not _follows_its_victims(session, group)
+        holders = _holders(session, group)
+        former = holders_in_store(group.record)
+        before = _sums(former)
+        charges += [Charge(holder=holder) for holder in former if holder not in holders]
+        for holder, held in holders.items():
+            checked = grows and _grows_from(before, held)
+            scopes, amounts = held
+            charges.append(Charge(holder=holder, scopes=scopes, amounts=amounts, checked=checked))
     if group.phase in TERMINAL and group.record.status.phase not in TERMINAL:
         charges.append(Charge(holder=f"object:{group.uid}"))
     return charges
@@ -173,6 +265,11 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
             case intents.AdmitGroup():
                 reserved = describe(group.status.reservation)
                 lines.append(("Admitted", f"admission {intent.admission}, reserved {reserved}"))
+            case intents.Pledge():
+                told = f"{counted(len(intent.victims), 'victim')} owe their room ({intent.action})"
+                lines.append(("Pledged", told))
+            case intents.EndPledge():
+                lines.append(("PledgeEnded", "nothing is kept for the group any more"))
             case intents.RollBack():
                 lines.append((intent.reason, intent.message or "back to Pending"))
             case intents.MoveGroup():

@@ -33,6 +33,7 @@ class Scheduler:
         session = self.open(snapshot, now_ms)
         settle(session)
         session.line_up()
+        session.begin_actions()
         if "enqueue" not in session.actions:
             _let_all_in(session)
         for action in self.actions:

@@ -12,6 +12,7 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.framework.contact import binding_held_until, since
 from batchq.framework.eligibility import pause_ms
+from batchq.framework.pledges import awaits_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 
@@ -92,9 +93,12 @@ def _instants(session: Session, groups: Iterable[GroupState]) -> Iterator[int]:
     for node in session.nodes.values():
         if node.ready and node.record.status.heartbeat is not None:
             yield since(session, node.record.status.heartbeat) + settings.node_timeout_ms
+    for clock in session.plugin_clocks:
+        yield from clock(session)
     for group in groups:
         if group.uid not in session.expired:
             yield from _of_group(session, group)
+            yield from _of_budget(session, group)
 
 
 def _of_group(session: Session, group: GroupState) -> Iterator[int]:
@@ -112,13 +116,22 @@ def _of_group(session: Session, group: GroupState) -> Iterator[int]:
         yield status.backoff_until
     if status.claim.is_open and (over_at := status.claim.over_at) is not None:
         yield over_at
+    if status.pledge.stands and status.pledge.expires is not None and group.phase not in TERMINAL:
+        yield status.pledge.expires
     yield from _of_pods(session, group)
+
+
+def _of_budget(session: Session, group: GroupState) -> Iterator[int]:
+    """When evictions leave the window of the budget: others may follow them."""
+    if session.settings.eviction_budget is not None:
+        for at in group.status.evictions.recent:
+            yield int(at) + session.settings.eviction_window_ms
 
 
 def _of_wait(session: Session, group: GroupState, since: int) -> Iterator[int]:
     """InQueue, and not Running yet: for a consumer, or for nodes."""
     timeout_ms = session.settings.in_queue_timeout_ms
-    if group.status.claim.is_open:
+    if group.status.claim.is_open or awaits_victims(session, group):
         return
     yield since + timeout_ms
     if not group.is_external and not session.group_ready(group):

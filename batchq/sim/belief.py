@@ -13,18 +13,24 @@ from msgspec import structs
 
 from batchq.api.claims import grace_of
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.names import shown
 from batchq.api.objects import (
+    DEFAULT,
     Dependency,
     GroupClaim,
+    Metadata,
+    Pledge,
     Pod,
     PodGroup,
     PodGroupStatus,
+    Queue,
     Task,
     full_name,
 )
 from batchq.errors import InvalidInput
 from batchq.framework.ledger import charge_with_count
 from batchq.framework.state import GroupState
+from batchq.framework.tree import QueueTree
 from batchq.scheduler.progress import Progress, remaining_reservation
 from batchq.sim.world import DescribedPod, World
 
@@ -37,6 +43,10 @@ class Believed:
 
     def __init__(self, world: World) -> None:
         self._start_at = world.start_at
+        self._places = world.places
+        queues = [obj for obj in world.objects if isinstance(obj, Queue)]
+        # A described one takes the place of the `default` that is there anyway.
+        self._tree = QueueTree([Queue(metadata=Metadata(name=DEFAULT)), *queues])
         groups = _bound_dependencies(world.groups)
         groups = [self._admitted(group) for group in groups]
         by_key = {full_name(group): group for group in groups}
@@ -53,6 +63,10 @@ class Believed:
             seen[pod.metadata.uid] = described
             pods[pod.status.group_uid].append(pod)
         self.pods = {uid: tuple(found) for uid, found in pods.items()}
+        self._by_name = {full_name(pod): pod for found in pods.values() for pod in found}
+        self._by_key = by_key
+        #: Victim's uid -> its claimant. Each is pledged once.
+        self._pledged_to: dict[str, str] = {}
         self.groups = [self._charged(group) for group in groups]
 
     # --- groups ----------------------------------------------------------------------------
@@ -68,6 +82,8 @@ class Believed:
                 "reserved_at": reserved_at,
                 "in_queue_at": _first(status.in_queue_at, reserved_at),
             }
+        elif status.phase == PodGroupPhase.PENDING and status.pledge.stands:
+            changes["reserved_at"] = _first(status.reserved_at, self._start_at)
         if status.phase == PodGroupPhase.UNKNOWN:
             changes["unknown_at"] = _first(status.unknown_at, self._start_at)
         if status.phase in TERMINAL:
@@ -93,8 +109,66 @@ class Believed:
                 reservation = remaining_reservation(state, Progress.of(state))
             group = _with(group, structs.replace(group.status, reservation=reservation))
         group = _with(group, structs.replace(group.status, claim=_claim_of(group)))
+        group = _with(group, structs.replace(group.status, pledge=self._pledge_of(group)))
         charge = charge_with_count(GroupState(group, pods, 0))
-        return _with(group, structs.replace(group.status, charge=charge))
+        path = self._tree.chain(group.spec.queue)[1:-1] if charge else ()
+        return _with(group, structs.replace(group.status, charge=charge, charge_path=path))
+
+    def _pledge_of(self, group: PodGroup) -> Pledge:
+        """What a world says is pledged to a group, with what follows from its victims' names."""
+        pledge = group.status.pledge
+        if not pledge.stands:
+            return pledge
+        holds: dict[str, int] = {}
+        groups: list[str] = []
+        for name in pledge.victims:
+            uid, fence, owner = self._victim(group, name)
+            if uid in self._pledged_to:
+                raise self._no_victim(group, f"{name} is pledged to {self._pledged_to[uid]} too")
+            self._pledged_to[uid] = full_name(group)
+            holds[uid] = fence
+            groups.append(owner)
+        return structs.replace(
+            pledge,
+            claimant=full_name(group),
+            holds=holds,
+            groups=tuple(dict.fromkeys(groups)),
+            whole=tuple(uid for uid in dict.fromkeys(groups) if self._leaves_whole(uid, holds)),
+            made_at=_first(pledge.made_at, self._start_at),
+        )
+
+    def _victim(self, claimant: PodGroup, name: str) -> tuple[str, int, str]:
+        """The uid of a victim, its attempt or admission, and the uid of its group."""
+        pod, outside = self._by_name.get(name), self._by_key.get(name)
+        if pod is not None:
+            if pod.status.group_uid == claimant.metadata.uid:
+                raise self._no_victim(claimant, f"{name} is a pod of the group itself")
+            return pod.metadata.uid, pod.status.attempt, pod.status.group_uid
+        if outside is not None and outside.spec.controller == "external" and outside != claimant:
+            return outside.metadata.uid, outside.status.admission, outside.metadata.uid
+        raise self._no_victim(
+            claimant,
+            "expected the namespace/name of another group's Pod, or of another external PodGroup,"
+            f" that is described, found {shown(name)}",
+        )
+
+    def _no_victim(self, claimant: PodGroup, text: str) -> InvalidInput:
+        where = self._places["PodGroup", full_name(claimant)]
+        return InvalidInput(
+            f"{where}: PodGroup {full_name(claimant)}: status.pledge.victims: {text}"
+        )
+
+    def _leaves_whole(self, uid: str, holds: Mapping[str, int]) -> bool:
+        """Whether a group that lost these pods would be left with fewer than it needs."""
+        group = next(one for one in self._by_key.values() if one.metadata.uid == uid)
+        stays = [
+            pod
+            for pod in self.pods[uid]
+            if pod.metadata.uid not in holds
+            and pod.status.phase in (*ON_NODE, PodPhase.SUCCEEDED)
+            and not pod.status.terminating
+        ]
+        return len(stays) < GroupState(group, (), 0).min_member
 
     def _with_start(self, group: PodGroup, pods: tuple[Pod, ...]) -> PodGroupStatus:
         """A running group runs since its minMember-th pod started."""

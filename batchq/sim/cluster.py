@@ -59,6 +59,8 @@ class Ended(Struct, frozen=True, kw_only=True):
 
     phases: dict[str, str]
     granted: dict[str, bool]
+    #: Why pods were told to stop, and how many.
+    stopped: dict[str, int]
     events: int
     starts: int
     rested_at: int
@@ -130,6 +132,7 @@ class Cluster:
                 for group in self.server.store.snapshot().groups
             },
             granted=self._granted,
+            stopped=dict(self._judge.stopped),
             events=self._events,
             starts=self._truth.starts,
             rested_at=self.clock.now_ms(),

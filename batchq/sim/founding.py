@@ -16,10 +16,9 @@ from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Transaction, Write, node_scope
 from batchq.changes import create, found_defaults
 from batchq.changes.records import object_charge
-from batchq.framework.ledger import scopes_of
+from batchq.framework.ledger import holders_in_store
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState
 from batchq.ports import IdSource
 from batchq.sim.belief import Believed
 from batchq.sim.world import World
@@ -42,7 +41,9 @@ def found(world: World, requests: IdSource) -> DescribedStore:
     for obj in world.objects:
         present = _as_heard_of(obj, now_ms)
         uid = obj.metadata.uid
-        write(store, requests, create(store, present, now_ms=now_ms, uid=uid, described=True))
+        # In part: reading the world has judged its queues together.
+        created = create(store, present, now_ms=now_ms, uid=uid, described=True, in_part=True)
+        write(store, requests, created)
     believed = Believed(world)
     for group in believed.groups:
         write(store, requests, _stated(group, believed.pods[group.metadata.uid]))
@@ -62,14 +63,10 @@ def _stated(group: PodGroup, pods: tuple[Pod, ...]) -> Transaction:
     charges = [_pod_charge(pod) for pod in pods if pod.status.phase in ON_NODE]
     if group.status.phase not in TERMINAL:
         charges.append(structs.replace(object_charge(group), checked=False))
-    if group.status.charge:
-        charges.append(
-            Charge(
-                holder=f"group:{group.metadata.uid}",
-                scopes=scopes_of(GroupState(group, (), 0)),
-                amounts=group.status.charge,
-            )
-        )
+    charges += [
+        Charge(holder=holder, scopes=scopes, amounts=amounts)
+        for holder, (scopes, amounts) in holders_in_store(group).items()
+    ]
     return Transaction(
         subject=key_of(group),
         writes=tuple(

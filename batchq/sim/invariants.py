@@ -15,7 +15,7 @@ from batchq.api.objects import Node, Pod, PodGroup, full_name
 from batchq.api.resources import Amounts, of_pod, plus
 from batchq.api.transaction import Ledger
 from batchq.errors import InvariantBroken
-from batchq.framework.ledger import charge_with_count
+from batchq.framework.ledger import charge_with_count, holders_in_store
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.scheduler.progress import Progress
@@ -93,7 +93,7 @@ class Watch:
             if not pods and self._found_right.get(uid) is record:
                 continue
             group = GroupState(record, pods, 0)
-            check_charge(group, charges.get(f"group:{group.uid}", ((), {}))[1])
+            check_charge(group, charges)
             # What an external group runs on is not in the world.
             if group.phase == PodGroupPhase.RUNNING and not group.is_external:
                 check_gang(group)
@@ -157,11 +157,21 @@ def oversubscribed(store: MemoryStore) -> dict[tuple[str, str], int]:
     return over
 
 
-def check_charge(group: GroupState, charged: Mapping[str, int]) -> None:
+def check_charge(
+    group: GroupState, charges: Mapping[str, tuple[tuple[str, ...], dict[str, int]]]
+) -> None:
     """The ledger counts for a group what its objects say. Raises InvariantBroken."""
     expected = charge_with_count(group)
-    if {name: units for name, units in expected.items() if units} != charged:
-        raise InvariantBroken(f"{group.key} is charged {charged}, and holds {expected}")
+    if expected != group.status.charge:
+        raise InvariantBroken(
+            f"{group.key} is charged {dict(group.status.charge)}, and holds {expected}"
+        )
+    for holder, (scopes, amounts) in holders_in_store(group.record).items():
+        if charges.get(holder) != (scopes, {n: u for n, u in amounts.items() if u}):
+            raise InvariantBroken(
+                f"{group.key} should count as {holder} for {amounts} in {', '.join(scopes)},"
+                f" and does for {charges.get(holder)}"
+            )
 
 
 def check_gang(group: GroupState) -> None:

@@ -6,6 +6,7 @@ machine given more than it has. Here is judged what the server holds, and what i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from batchq.api.facts import Fact
@@ -22,6 +23,7 @@ from batchq.api.objects import Object, Pod, PodGroup, full_name
 from batchq.api.resources import of_pod, plus
 from batchq.api.transaction import Commit, Transaction, Write, fence_of, phase_of
 from batchq.errors import InvariantBroken
+from batchq.framework.ledger import holders_in_store
 from batchq.framework.settings import Settings
 from batchq.framework.state import GroupState
 from batchq.sim.invariants import check_charge, check_gang, oversubscribed, recount
@@ -42,6 +44,8 @@ class Judge:
         #: is seen to have; and its group is charged for it by the next session.
         self._forgot = False
         self._fences: dict[tuple[str, str], str] = {}
+        #: Why pods were told to stop, and how many.
+        self.stopped: Counter[str] = Counter()
         #: Uid -> key of each group whose submission was acknowledged.
         self.promised: dict[str, str] = {}
 
@@ -98,6 +102,11 @@ class Judge:
         start, finish = phase_of(before), phase_of(write.value)
         if start != finish and (start, finish) not in _MOVES[write.kind]:
             raise InvariantBroken(f"{what} went from {start} to {finish}")
+        match before, write.value:
+            case Pod(status=was), Pod(status=now) if now.terminating and not was.terminating:
+                self.stopped[now.reason] += 1
+            case _:
+                pass
 
     # --- every event ----------------------------------------------------------------------------
 
@@ -130,9 +139,9 @@ class Judge:
                 if pod.status.phase in ON_NODE:
                     expected[f"pod:{pod.metadata.uid}"] = of_pod(pod.spec.requests)
         for group in snapshot.groups:
-            uid, charge = group.metadata.uid, group.status.charge
-            if charge:
-                expected[f"group:{uid}"] = {name: units for name, units in charge.items() if units}
+            uid = group.metadata.uid
+            for holder, (_, charge) in holders_in_store(group).items():
+                expected[holder] = {name: units for name, units in charge.items() if units}
             if group.status.phase not in TERMINAL:
                 expected[f"object:{uid}"] = {"podgroups": 1000}
         found = {
@@ -155,7 +164,8 @@ class Judge:
             uid, status = group.metadata.uid, group.status
             there.add(uid)
             self._look_at_fence("PodGroup", uid, group)
-            if status.reserved_at is not None and status.phase not in ADMITTED:
+            waits = status.phase == PodGroupPhase.PENDING and status.pledge.stands
+            if status.reserved_at is not None and status.phase not in ADMITTED and not waits:
                 raise InvariantBroken(f"{full_name(group)} is {status.phase} with a reservation")
             live: dict[str, int] = {}
             for pod in snapshot.pods.get(uid, ()):
@@ -195,7 +205,7 @@ class Judge:
             if status.phase in TERMINAL and not status.charge:
                 continue
             group = GroupState(record, snapshot.pods.get(record.metadata.uid, ()), 0)
-            check_charge(group, charges.get(f"group:{group.uid}", ((), {}))[1])
+            check_charge(group, charges)
             match status.phase:
                 case PodGroupPhase.RUNNING:
                     check_gang(group)

@@ -13,13 +13,11 @@ from msgspec import Struct
 
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import Queue
-from batchq.api.quantity import format_quantity
+from batchq.api.quantity import PODS, format_quantity
 from batchq.api.reasons import Verdict, Waiting, ranked
-from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, plus
-from batchq.framework.ledger import ROOT
+from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, total
 from batchq.framework.line import blockers
-from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
+from batchq.framework.queue_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.ports import Clock, Store
@@ -101,7 +99,12 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 def story_of(report: CycleReport, time_s: int) -> CycleStory:
     """One cycle's decisions as the report tells them: those that the store has taken."""
-    refused = {refusal.transaction.subject for refusal in report.commit.refused}
+    refused = {
+        write.key
+        for refusal in report.commit.refused
+        for write in refusal.transaction.writes
+        if write.kind == "PodGroup"
+    }
     story = CycleStory(
         time=time_s,
         reserved=[],
@@ -122,10 +125,14 @@ def story_of(report: CycleReport, time_s: int) -> CycleStory:
 def _tell(story: CycleStory, session: Session, intent: intents.Intent) -> None:
     match intent:
         case intents.AdmitGroup(group=group):
-            # Without checks both happen at once; a reservation from the file was made before.
+            # Without checks both happen at once; a claimant has reserved before.
             if session.by_key[group].record.status.reserved_at is None:
                 story.reserved.append(group)
             story.admitted.append(group)
+        case intents.ReserveQuota(group=group):
+            story.reserved.append(group)
+        case intents.Pledge(group=group, victims=victims):
+            story.pledged[group] = list(victims)
         case intents.RollBack(group=group, reason=reason):
             story.requeued.append(Requeued(group, reason))
         case intents.CreatePods(pods=pods):
@@ -165,7 +172,7 @@ def outcome_of(
             group.key: _group_outcome(session, group, refusals.get(group.uid), positions)
             for group in groups
         },
-        queues={name: _queue_outcome(session, name) for name in session.queues},
+        queues=_queue_outcomes(session),
     )
 
 
@@ -222,14 +229,24 @@ def _why_it_ended(group: GroupState) -> list[Reason]:
     ]
 
 
-def _queue_outcome(session: Session, name: str) -> QueueOutcome:
-    live: Amounts = {}
-    promise: Amounts = {}
+def _queue_outcomes(session: Session) -> dict[str, QueueOutcome]:
+    """Every queue with what the groups in it and below it hold; the root has all there are."""
+    live: dict[str, list[Amounts]] = {name: [] for name in session.queues}
+    promise: dict[str, list[Amounts]] = {name: [] for name in session.queues}
     for group in session.groups.values():
-        if name in (group.queue, ROOT):
-            live = plus(live, group.held)
-            promise = plus(promise, minus(group.charge(), group.held))
-    dimensions = _dimensions(session)
+        held, charge = group.held, group.charge()
+        for name in group.chain if charge else ():
+            if name in session.queues:
+                live[name].append(held)
+                promise[name].append(minus(charge, held))
+    return {
+        name: _queue_outcome(session, name, live=total(live[name]), promise=total(promise[name]))
+        for name in session.queues
+    }
+
+
+def _queue_outcome(session: Session, name: str, *, live: Amounts, promise: Amounts) -> QueueOutcome:
+    dimensions = resources_named(session)
     deserved = deserved_of_queues(session).get(name, {})
     return QueueOutcome(
         deserved={dim: _limit(dim, deserved.get(dim, 0)) for dim in dimensions},
@@ -239,23 +256,10 @@ def _queue_outcome(session: Session, name: str) -> QueueOutcome:
     )
 
 
-def _dimensions(session: Session) -> list[str]:
-    """Every dimension that a node or a queue names, in order."""
-    named: set[str] = set()
-    for node in session.nodes.values():
-        named |= set(node.record.spec.resources)
-    for queue in session.queues.values():
-        named |= _named_by(queue.record)
-    return sorted(named)
-
-
-def _named_by(queue: Queue) -> set[str]:
-    spec = queue.spec
-    return {*spec.capability, *spec.deserved, *spec.guarantee}
-
-
 def _limit(resource: str, units: int) -> str | None:
-    return None if units >= UNLIMITED_PODS else format_quantity(resource, units)
+    """Only the pods of nodes can be without a limit."""
+    unlimited = resource == PODS and units >= UNLIMITED_PODS
+    return None if unlimited else format_quantity(resource, units)
 
 
 def _amounts(amounts: Amounts, dimensions: list[str]) -> dict[str, str]:

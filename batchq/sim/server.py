@@ -141,6 +141,7 @@ class Server:
         request_id: str,
         epoch: int | None = None,
         overcommit: int = 1000,
+        seen: int | None = None,
     ) -> Commit:
         before = self.revision
         if epoch is not None and self.run.led_since is None:
@@ -151,7 +152,11 @@ class Server:
             transactions,
             epoch,
             lambda: self.store.commit(
-                transactions, request_id=request_id, epoch=epoch, overcommit=overcommit
+                transactions,
+                request_id=request_id,
+                epoch=epoch,
+                overcommit=overcommit,
+                seen=seen,
             ),
         )
         if self.revision != before:
@@ -332,6 +337,7 @@ class FaultyStore:
         request_id: str,
         epoch: int | None = None,
         overcommit: int = 1000,
+        seen: int | None = None,
     ) -> Commit:
         meanwhile, self.before_commit = self.before_commit, None
         if meanwhile is not None:
@@ -341,7 +347,11 @@ class FaultyStore:
         def commit() -> Commit:
             answers.append(
                 self._server.commit(
-                    transactions, request_id=request_id, epoch=epoch, overcommit=overcommit
+                    transactions,
+                    request_id=request_id,
+                    epoch=epoch,
+                    overcommit=overcommit,
+                    seen=seen,
                 )
             )
             if answers[0] != answers[-1]:

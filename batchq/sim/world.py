@@ -8,12 +8,13 @@ that a Timeline applies later. Without timestamps it is the epoch. A group witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct, structs
 
 from batchq.api import validate
-from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, key_of, kind_of
+from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, key_of, kind_of
+from batchq.changes import first_contradiction
 from batchq.config.documents import Document, read_documents
 from batchq.errors import InvalidInput
 from batchq.sim.clock import whole_second
@@ -30,7 +31,10 @@ class DescribedPod(Struct, frozen=True, kw_only=True):
 
 
 class World(Struct, frozen=True, kw_only=True):
-    """Everything that a file describes, in its order; `start_at` is time 0, in milliseconds."""
+    """Everything that a file describes, in its order; `start_at` is time 0, in milliseconds.
+
+    `places`: (kind, key) -> where in the file it stands, for messages.
+    """
 
     objects: tuple[Object, ...]
     groups: tuple[PodGroup, ...]
@@ -38,6 +42,7 @@ class World(Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     start_at: int
     documents: int
+    places: Mapping[tuple[str, str], str] = {}
 
 
 def read_world(text: str | bytes, source: str) -> World:
@@ -52,6 +57,7 @@ def read_world(text: str | bytes, source: str) -> World:
     objects: list[Object] = []
     pods: list[DescribedPod] = []
     seen: dict[tuple[str, str], str] = {}
+    places: dict[tuple[str, str], str] = {}
     for document in documents:
         if document.data.get("kind") == KIND:
             steps += read_steps(document)
@@ -64,6 +70,8 @@ def read_world(text: str | bytes, source: str) -> World:
         if isinstance(obj, PodGroup):
             _check_once(seen, ("uid", obj.metadata.uid), document)
         objects.append(obj)
+        places[kind_of(obj), key_of(obj)] = _place_of(document)
+    _check_queues(objects, places)
     return World(
         objects=tuple(obj for obj in objects if not isinstance(obj, PodGroup)),
         groups=tuple(obj for obj in objects if isinstance(obj, PodGroup)),
@@ -72,6 +80,7 @@ def read_world(text: str | bytes, source: str) -> World:
         steps=tuple(sorted(steps, key=lambda step: step.after_ms)),
         start_at=_latest([*objects, *(described.pod for described in pods)]),
         documents=len(documents),
+        places=places,
     )
 
 
@@ -80,15 +89,28 @@ def _read(document: Document) -> Object:
     try:
         validate.check(obj, described=True)
         check_runtimes(obj)
-        if isinstance(obj, PodGroup) and obj.status.pledge:
-            raise InvalidInput(
-                f"PodGroup {full_name(obj)}: status.pledge is not available in this version;"
-                " leave it out: nothing is preempted"
-            )
     except InvalidInput as problem:
         raise InvalidInput(f"{document.where()}: {problem.message}", hint=problem.hint) from None
     uid = obj.metadata.uid or str(document.place)
     return structs.replace(obj, metadata=structs.replace(obj.metadata, uid=uid))
+
+
+def _place_of(document: Document) -> str:
+    line = document.line_of(("metadata", "name"))
+    return f"{document.where()}, line {line}" if line else document.where()
+
+
+def _check_queues(objects: Iterable[Object], places: Mapping[tuple[str, str], str]) -> None:
+    """What `apply` would refuse of queues beside each other is no world, whatever their order.
+
+    Raises InvalidInput.
+    """
+    queues = [obj for obj in objects if isinstance(obj, Queue)]
+    contradiction = first_contradiction(queues)
+    if contradiction is not None:
+        name, problem = contradiction
+        where = places["Queue", name]
+        raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint)
 
 
 def _described_pod(document: Document, pod: Pod) -> DescribedPod:

@@ -26,7 +26,7 @@ from batchq.api.transaction import (
     phase_of,
     stop_of,
 )
-from batchq.store.keys import KIND_NAMES
+from batchq.store.keys import KIND_NAMES, LAST_CHANGE
 from batchq.store.rules import MOST, NOTHING, Held, held_by
 
 #: Every object begins so; the script puts the revision behind it.
@@ -77,9 +77,13 @@ def read_ledger(stored: Mapping[bytes, bytes]) -> Ledger:
     return {scope: sums[scope] for scope in sorted(sums)}
 
 
-def read_limit(stored: bytes) -> dict[str, int]:
-    """The limits of one scope."""
-    return {name: int(units) for name, units in _LIMIT.decode(stored).items()}
+def read_limits(stored: Mapping[bytes, bytes]) -> dict[str, dict[str, int]]:
+    """The limits of every scope, from the fields of the limits."""
+    return {
+        field.decode(): {name: int(units) for name, units in _LIMIT.decode(amounts).items()}
+        for field, amounts in stored.items()
+        if field.decode() != LAST_CHANGE
+    }
 
 
 def read_delivery(stored: bytes) -> tuple[tuple[int, int], Delivery]:

@@ -155,7 +155,7 @@ def read_books(store: RedisStore) -> Books | None:
             objects=_with_changes(snapshot, changes),
             ledger=codec.read_ledger(ledger),
             charges={holder.decode(): codec.read_charge(charges[holder]) for holder in charges},
-            limits={scope.decode(): codec.read_limit(limits[scope]) for scope in limits},
+            limits=codec.read_limits(limits),
             standing=snapshot.standing,
         )
     return None

@@ -93,6 +93,11 @@ BELL = f"{_TAG}:bell"
 COUNTS = f"{_TAG}:counts"
 
 
+#: Beside the scopes among the limits: the revision of their last change, nodes' left out. No scope
+#: has a space in it. `lua/limits.lua` writes and compares it.
+LAST_CHANGE = "last change"
+
+
 def _permanent(name: str, type_: str, holds: str) -> Key:
     return Key(name=name, type=type_, ttl_s=None, holds=holds)
 
@@ -117,7 +122,9 @@ TABLE: tuple[Key, ...] = (
     _permanent(EVENTS, "stream", "the latest events, as JSON"),
     _permanent(LEDGER, "hash", "'<scope> <resource>' -> the sum of the charges in that scope"),
     _permanent(CHARGES, "hash", "holder -> JSON [scopes, [[resource, amount], …]]"),
-    _permanent(LIMITS, "hash", "scope -> JSON {resource: amount}"),
+    _permanent(
+        LIMITS, "hash", f"scope -> JSON {{resource: amount}}; '{LAST_CHANGE}' -> its revision"
+    ),
     _permanent(OUTBOX, "hash", "'<pod>-<attempt>' -> '<revision> <place> <JSON>', until delivered"),
     _permanent(BELL, "stream", "which nodes have left something in their inbox: node"),
     _permanent(COUNTS, "hash", "what is counted for ever: superseded facts, unreadable ones"),

@@ -28,7 +28,9 @@ from batchq.store.rules import (
     commit_of,
     held_by,
     holds_node,
+    is_of_node,
     refuse_charges,
+    refuse_outdated,
     refuse_write,
     weigh,
     well_formed,
@@ -49,6 +51,8 @@ class MemoryStore:
         self._sums: Ledger = {}
         self._charges: dict[str, Held] = {}
         self._limits: dict[str, dict[str, int]] = {}
+        #: The revision at which limits were last changed, nodes' left out.
+        self._limits_changed_at = 0
         self._outbox: dict[tuple[str, int], Delivery] = {}
         self._leases: dict[str, int] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -107,12 +111,13 @@ class MemoryStore:
         request_id: str,
         epoch: int | None = None,
         overcommit: int = 1000,
+        seen: int | None = None,
     ) -> Commit:
         """Apply each transaction whole or not at all, in order (see `ports.Store`)."""
         for transaction in transactions:
             well_formed(transaction)
         if request_id not in self._answered:
-            answers = tuple(self._answer(one, epoch, overcommit) for one in transactions)
+            answers = tuple(self._answer(one, epoch, overcommit, seen) for one in transactions)
             self._answered[request_id] = (answers, self._revision)
             if len(self._answered) > REQUESTS_KEPT:
                 self._answered.popitem(last=False)
@@ -138,7 +143,9 @@ class MemoryStore:
         self._leases[pod] = until_ms
         self._shelf.set_leases(dict(self._leases))
 
-    def _answer(self, transaction: Transaction, epoch: int | None, overcommit: int) -> Answer:
+    def _answer(
+        self, transaction: Transaction, epoch: int | None, overcommit: int, seen: int | None
+    ) -> Answer:
         if epoch is not None and epoch != self._epoch:
             return Answer(word=Word.EPOCH, subject=str(self._epoch))
         for write in transaction.writes:
@@ -148,6 +155,9 @@ class MemoryStore:
             if refused is not None:
                 return refused
         weighed = weigh(transaction.charges, self._held)
+        refused = refuse_outdated(weighed, seen, self._limits_changed_at)
+        if refused is not None:
+            return refused
         stated = {limit.scope: limit.amounts for limit in transaction.limits}
         refused = refuse_charges(
             weighed,
@@ -182,6 +192,8 @@ class MemoryStore:
                 self._limits.pop(limit.scope, None)
             else:
                 self._limits[limit.scope] = dict(limit.amounts)
+            if not is_of_node(limit.scope):
+                self._limits_changed_at = self._revision
         for delivery in transaction.deliveries:
             self._outbox[delivery.pod, delivery.attempt] = delivery
         self._events.extend(transaction.events)

@@ -226,6 +226,7 @@ class RedisStore:
         request_id: str,
         epoch: int | None = None,
         overcommit: int = 1000,
+        seen: int | None = None,
     ) -> Commit:
         """Apply each transaction whole or not at all, in order (see `ports.Store`).
 
@@ -249,6 +250,7 @@ class RedisStore:
                     self._changes_kept,
                     EVENTS_KEPT,
                     keys.LIMITS,
+                    "" if seen is None else seen,
                 ),
             )
             some, revision = codec.read_answers(reply)

@@ -32,6 +32,9 @@ from batchq.errors import InvalidInput, InvariantBroken
 #: No sum of the ledger passes this: above it, Lua's numbers skip integers.
 MOST = 2**53 - 1
 
+#: What a transaction is in conflict with that was decided on under other limits.
+THE_LIMITS = "the limits"
+
 #: What a holder counts for: its scopes, and its amounts without zeros, ordered by dimension.
 Held: TypeAlias = tuple[tuple[str, ...], dict[str, int]]
 NOTHING: Held = ((), {})
@@ -61,6 +64,8 @@ def well_formed(transaction: Transaction) -> Transaction:
         if any(" " in scope for scope in charge.scopes):
             raise _broken(transaction, f"charges {charge.holder} in a scope with a space in it")
     for limit in limits:
+        if " " in limit.scope:
+            raise _broken(transaction, f"limits {limit.scope}, a scope with a space in it")
         if any(units < 0 for units in (limit.amounts or {}).values()):
             raise _broken(transaction, f"limits {limit.scope} to a negative amount")
     return transaction
@@ -187,6 +192,26 @@ def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed
     return Weighed(plus=plus, minus=minus, growths=growths)
 
 
+def is_of_node(scope: str) -> bool:
+    """Whether it is a node's. Such limits are no policy: single sums are held against them here,
+    and nothing is decided by several of them together.
+    """
+    return scope.startswith("node:")
+
+
+def refuse_outdated(weighed: Weighed, seen: int | None, changed_at: int) -> Answer | None:
+    """Why nothing may grow that was decided on at revision `seen`, as limits have changed since.
+
+    Rules that weigh several limits against each other, as guarantees of siblings are, hold in the
+    decision alone; what they weigh must still be what it was. (The sums, too: only one leader lets
+    them grow, and `epoch` says which.)
+    """
+    if seen is None or changed_at <= seen:
+        return None
+    grows = any(checked and not is_of_node(scope) for checked, scope, _, _ in weighed.growths)
+    return Answer(word=Word.CONFLICT, subject=THE_LIMITS) if grows else None
+
+
 def refuse_charges(
     weighed: Weighed,
     seen: Callable[[str, str], int],
@@ -195,13 +220,17 @@ def refuse_charges(
 ) -> Answer | None:
     """The first growth that would pass its limit, as sums stand once the transaction has happened.
 
+    What grows by no more than the same transaction takes away there leaves the sum as it is, or
+    smaller, and is not refused: not even where a limit has been cut meanwhile.
+
     `seen` is a sum as it stands now. The answer's `seen` counts the transaction's other charges.
     """
     for checked, scope, name, more in weighed.growths:
         added = weighed.plus[scope, name]
-        rest = seen(scope, name) - weighed.minus.get((scope, name), 0)
+        taken = weighed.minus.get((scope, name), 0)
+        rest = seen(scope, name) - taken
         limit = _limit_of(scope, name, weighed, seen, limits, overcommit) if checked else MOST
-        if added > limit - rest:
+        if added > taken and added > limit - rest:
             need = min(more, MOST)
             return Answer(
                 word=Word.LIMIT,
@@ -230,7 +259,7 @@ def _limit_of(
         return min(MOST, units * overcommit // 1000)
     stated = (limits(scope) or {}).get(name)
     if stated is None:
-        return 0 if scope.startswith("node:") else MOST
+        return 0 if is_of_node(scope) else MOST
     return min(MOST, stated)
 
 

@@ -22,7 +22,7 @@ READ_ONLY = frozenset(
     | {"completion"}
 )
 #: Of these, what changes something after all.
-CHANGES = frozenset({"set", "open", "cordon", "uncordon", "drain"})
+CHANGES = frozenset({"set", "open", "cordon", "uncordon", "drain", "apply", "stop", "resume"})
 #: How long an example may follow something is no matter for a test.
 FOLLOWS = frozenset({"-f", "--follow"})
 

@@ -20,10 +20,19 @@ def test_the_shipped_file_is_valid_and_says_the_defaults() -> None:
     done = CliRunner().invoke(main, ["config", "check", str(SHIPPED)])
     assert done.output == (
         f"{SHIPPED} is a valid configuration\n"
-        "actions: enqueue, allocate\n"
-        "plugins: gates, dependencies, quota, capacity, gang, priority, predicates,"
-        " leastAllocated, binpack\n"
+        "actions: enqueue, allocate, reclaim, preempt\n"
+        "plugins: gates, dependencies, quota, capacity, gang, priority, proportion,"
+        " predicates, leastAllocated, binpack, conformance, hygiene\n"
     )
+
+
+def test_settings_of_a_plugin_that_is_not_on_are_noted(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.yaml"
+    file.write_text("pluginConfig: {sla: {waitingTime: 1h}, binpack: {resource: cpu}}\n")
+    done = CliRunner().invoke(main, ["config", "check", str(file)])
+    assert done.exit_code == 0
+    assert done.stderr == "note: pluginConfig.sla has no effect: plugins does not name sla\n"
+    assert "sla" not in done.stdout.splitlines()[2]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +43,8 @@ def test_the_shipped_file_is_valid_and_says_the_defaults() -> None:
         "schedulePeriod: 250ms\novercommit: 1.25\nnodeTimeout: 90s\n",
         "plugins: [gates, {name: leastAllocated, weight: 3}]\n",
         "plugins: [gates, binpack]\npluginConfig:\n  binpack: {resource: 'gpu'}\n",
+        "minRuntime: 90s\nevictionBudget: {pods: 10, window: 1h}\n",
+        "evictionBudget: {pods: 3}\n",
     ],
 )
 def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
@@ -52,21 +63,43 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
         (
             "actions:\n- enqueue\n- alocate\n",
             (
-                "line 3: actions[1]: there is no action 'alocate'; known: allocate, enqueue;"
-                " did you mean 'allocate'?"
+                "line 3: actions[1]: there is no action 'alocate'; known: allocate, enqueue,"
+                " preempt, reclaim; did you mean 'allocate'?"
             ),
         ),
         (
             "plugins: [gates]\nactions: enqueue,zzz\n",
-            "line 2: actions[1]: there is no action 'zzz'; known: allocate, enqueue",
+            (
+                "line 2: actions[1]: there is no action 'zzz'; known: allocate, enqueue, preempt,"
+                " reclaim"
+            ),
         ),
         (
             "schedulePeriod: 1s\nplugins:\n- gates\n- gangs\n",
             (
-                "line 4: plugins[1]: there is no plugin 'gangs'; known: binpack, capacity,"
-                " dependencies, gang, gates, leastAllocated, predicates, priority, quota;"
-                " did you mean 'gang'?"
+                "line 4: plugins[1]: there is no plugin 'gangs'; known: balancedAllocation,"
+                " binpack, capacity, conformance, dependencies, drf, gang, gates, hygiene,"
+                " leastAllocated, mostAllocated, overcommit, predicates, priority, proportion,"
+                " quota, sla; did you mean 'gang'?"
             ),
+        ),
+        (
+            "plugins: [gates]\npluginConfig:\n  sla:\n    waitTime: 1h\n",
+            (
+                "line 4: pluginConfig.sla.waitTime: there is no such field;"
+                " did you mean 'waitingTime'?"
+            ),
+        ),
+        (
+            "pluginConfig:\n  sla:\n    waitingTime: soon\n",
+            (
+                "line 3: pluginConfig.sla.waitingTime: expected a duration such as 90s, 2h or 1d,"
+                " found 'soon'"
+            ),
+        ),
+        (
+            "pluginConfig:\n  gangs: {}\n",
+            "line 2: pluginConfig.gangs: there is no such plugin; did you mean 'gang'?",
         ),
         (
             "shedulePeriod: 1s\n",

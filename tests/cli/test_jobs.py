@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from batchq.api.objects import QueuePreemption
 from tests.builders import a_priority, a_queue, a_quota
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
@@ -18,8 +19,12 @@ from tests.harness.server import Server
 
 @pytest.fixture
 def busy(stage: Stage) -> Stage:
-    """Queue a has 8 cpu: one group runs on 6 of them, two wait, one is gated."""
-    stage.furnish(a_queue("a", capability={"cpu": 8}), a_priority("high", 100))
+    """Queue a has 8 cpu: one group runs on 6 of them, two wait, one is gated.
+
+    Nobody takes anybody's place in it; the higher priority only goes ahead in line.
+    """
+    never = QueuePreemption(within_queue="Never")
+    stage.furnish(a_queue("a", capability={"cpu": 8}, preemption=never), a_priority("high", 100))
     client = stage.client
     client.submit(command=["sleep"], name="runs", queue="a", cpus=3, replicas=2)
     stage.turn()
@@ -178,10 +183,11 @@ def test_describe_in_json_has_the_verdicts(batchq: Batchq, busy: Stage) -> None:
 
 def test_describe_shows_other_kinds(batchq: Batchq, busy: Stage) -> None:
     queue = batchq("describe", "queue", "a").lines
-    assert "Capability:  cpu 8" in queue
-    assert "Used:        cpu 6" in queue
-    assert "Admitted:    1 group" in queue
+    assert "Admitted:    1 group, 1 running" in queue
     assert "Pending:     3 groups, cpu 9" in queue
+    place = queue.index("Resources:")
+    assert cells(queue[place + 2])[:4] == ["cpu", "6", "-", "8"]
+    assert cells(queue[place + 2])[7] == "8"
     place = queue.index("In line:")
     assert [cells(line)[:2] for line in queue[place + 1 : place + 3]] == [
         ["1.", "default/jumps"],
@@ -303,7 +309,7 @@ def test_a_narrow_terminal_shows_whole_names_and_why(
 def test_queues_shows_what_is_held_and_what_waits(batchq: Batchq, busy: Stage) -> None:
     done = batchq("queues")
     a = cells(done.lines[1])
-    assert a[:7] == ["a", "1", "cpu 8", "cpu 6", "1", "3", "cpu 9"]
+    assert a == ["a", "1", "cpu 6/8", "-", "-", "0.75", "3"]
     assert json.loads(batchq("queues", "-o", "json").out)["items"][0]["used"]["cpu"] == "6"
 
 

@@ -33,6 +33,21 @@ def test_apply_says_what_it_did_to_each_object(batchq: Batchq, stage: Stage) -> 
     ]
 
 
+def test_apply_warns_of_groups_in_a_queue_that_others_now_stand_below(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("apply", "-f", "-", stdin=QUEUES)
+    batchq("submit", "--name", "x", "--queue", "a", "--", "true")
+    below = "{apiVersion: batchq/v1, kind: Queue, metadata: {name: c}, spec: {parent: a}}"
+    done = batchq("apply", "-f", "-", stdin=below)
+    assert (done.code, done.lines) == (0, ["queue c created"])
+    assert done.err == (
+        "warning: Queue a now stands above c, and still has 1 unfinished pod group: only queues"
+        " with none below them hold groups, so what waits there stays Misconfigured; cancel it and"
+        " submit it to a queue below\n"
+    )
+
+
 def test_a_dry_run_of_apply_changes_nothing(batchq: Batchq, stage: Stage) -> None:
     before = stage.names()
     done = batchq("apply", "-f", "-", "--dry-run", stdin=QUEUES)

@@ -62,6 +62,20 @@ def test_an_unchecked_charge_may_pass_a_limit_and_a_checked_one_may_stay(store: 
     assert len(ask(store, 4, charging(charge("group:a", "queue:q", checked=True, cpu=12)))) == 1
 
 
+def test_what_grows_by_no_more_than_its_transaction_gives_back_stays_where_a_limit_was_cut(
+    store: AnyStore,
+) -> None:
+    ask(store, 1, limiting("queue:q", cpu=10), charging(charge("group:a", "queue:q", cpu=12)))
+    gives = Charge(holder="group:a")
+    as_much = charge("group:b", "queue:q", checked=True, cpu=12)
+    too_much = charge("group:b", "queue:q", checked=True, cpu=13)
+    assert ask(store, 2, charging(gives, too_much)) == [
+        Answer(word=Word.LIMIT, subject="queue:q", resource="cpu", need=13, limit=10, seen=0)
+    ]
+    assert ask(store, 3, charging(gives, as_much)) == []
+    assert store.ledger() == {"queue:q": {"cpu": 12}}
+
+
 def test_a_holder_that_moves_to_another_scope_grows_there(store: AnyStore) -> None:
     ask(store, 1, limiting("node:n2", cpu=3), charging(charge("pod:a", "node:n1", cpu=4)))
     moved = charging(charge("pod:a", "node:n2", checked=True, cpu=4))

@@ -7,6 +7,7 @@ thinks of, the contract is what both say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import redis
 from hypothesis import HealthCheck, given, settings
@@ -90,11 +91,14 @@ TRANSACTIONS = st.builds(
     deliveries=st.lists(DELIVERIES, max_size=1).map(tuple),
     events=st.lists(EVENTS, max_size=1).map(tuple),
 )
-COMMITS = st.lists(
+#: Transactions, overcommit, the leader's epoch, and the revision seen.
+Asked: TypeAlias = tuple[Sequence[Transaction], int, int | None, int | None]
+COMMITS: st.SearchStrategy[list[Asked]] = st.lists(
     st.tuples(
         st.lists(TRANSACTIONS, max_size=5),
         st.sampled_from([1, 999, 1000, 1001, 1500, 7_777_777]),
         st.sampled_from([None, 0, 1]),
+        st.one_of(st.none(), st.integers(0, 12)),
     ),
     min_size=1,
     max_size=5,
@@ -108,15 +112,17 @@ COMMITS = st.lists(
 )
 @given(commits=COMMITS)
 def test_memory_and_server_are_of_one_mind(
-    commits: Sequence[tuple[Sequence[Transaction], int, int | None]],
+    commits: Sequence[Asked],
     open_redis: Callable[[], RedisStore],
     raw: redis.Redis,
 ) -> None:
     raw.flushall()
     memory, real = MemoryStore(), open_redis()
-    for number, (asked, overcommit, epoch) in enumerate(commits):
+    for number, (asked, overcommit, epoch, seen) in enumerate(commits):
         told = [
-            store.commit(asked, request_id=str(number), overcommit=overcommit, epoch=epoch)
+            store.commit(
+                asked, request_id=str(number), overcommit=overcommit, epoch=epoch, seen=seen
+            )
             for store in (memory, real)
         ]
         assert told[0] == told[1]
@@ -150,14 +156,16 @@ def counted(memory: MemoryStore) -> dict[str, dict[str, int]]:
 @settings(max_examples=100, deadline=None)
 @given(commits=COMMITS)
 def test_a_refused_transaction_leaves_no_trace(
-    commits: Sequence[tuple[Sequence[Transaction], int, int | None]],
+    commits: Sequence[Asked],
 ) -> None:
     asked, applied = MemoryStore(), MemoryStore()
-    for number, (some, overcommit, epoch) in enumerate(commits):
+    for number, (some, overcommit, epoch, seen) in enumerate(commits):
         commit: Commit = asked.commit(
-            some, request_id=str(number), overcommit=overcommit, epoch=epoch
+            some, request_id=str(number), overcommit=overcommit, epoch=epoch, seen=seen
         )
-        applied.commit(commit.applied, request_id=str(number), overcommit=overcommit, epoch=epoch)
+        applied.commit(
+            commit.applied, request_id=str(number), overcommit=overcommit, epoch=epoch, seen=seen
+        )
     assert asked.snapshot() == applied.snapshot()
     assert asked.ledger() == applied.ledger()
     assert asked.charges() == applied.charges()

@@ -1,17 +1,18 @@
 """From a seed to a drama: a small cluster, what people ask of it, and what goes wrong.
 
 The groups are gangs, arrays and pairs with retries, cancels, dependencies, suspensions, priorities,
-limits and walltimes. For each group it is known how it may end, whatever goes wrong on the way.
+limits and walltimes; they preempt each other, and queues take back what they lent. For each group
+it is known how it may end, whatever goes wrong on the way.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from batchq.api.objects import Dependency, Object, PodGroup, Retry
+from batchq.api.objects import Dependency, Object, PodGroup, QueuePreemption, Retry
 from batchq.api.transaction import Transaction
 from batchq.changes import cancel, create, resume, suspend
 from batchq.config.model import SchedulerConfig
@@ -48,6 +49,12 @@ SETTINGS = Settings(
 CONFIG = SchedulerConfig(settings=SETTINGS)
 
 CHAOS_MS = 90_000
+#: Everybody somewhere, or all in the way of each other.
+_QUEUES = (
+    ("default", "default", "capped", "strict"),
+    ("default", "capped", "strict", "lender", "borrower"),
+    ("lender", "borrower"),
+)
 COMPLETED, FAILED, CANCELLED = "Completed", "Failed", "Cancelled"
 
 
@@ -66,8 +73,10 @@ def drama_of(seed: int, *, restores: bool = True) -> tuple[Drama, dict[str, froz
     lost_for_good = dice.random() < 0.2
     room = 4 * (len(nodes) - (1 if lost_for_good else 0))
     meant: list[Meant] = []
-    for k in range(dice.randint(3, 7)):
-        meant.append(_group(dice, f"g{k}", room, meant))
+    queues = dice.choice(_QUEUES)
+    crowd = 4 if "default" not in queues else 0
+    for k in range(dice.randint(3, 7) + crowd):
+        meant.append(_group(dice, f"g{k}", room, meant, queues))
     forgets = restores and dice.random() < 0.3
     requests, ends = _requests(dice, meant, forgets=forgets)
     faults = _faults(dice, sorted(nodes), lost_for_good=lost_for_good, forgets=forgets)
@@ -88,7 +97,12 @@ def drama_of(seed: int, *, restores: bool = True) -> tuple[Drama, dict[str, froz
 
 def _objects(dice: random.Random) -> tuple[Object, ...]:
     capped = a_queue("capped", capability={"cpu": dice.choice((4, 6))}, max_pod_groups=3)
-    found: list[Object] = [capped, a_queue("strict", strict=True), a_priority("high", 100)]
+    lender = a_queue("lender", deserved=amounts(cpu=dice.choice((4, 6))))
+    # What is more important takes room even while its queue borrows.
+    preemption = QueuePreemption(borrowing=dice.choice(("Never", 50)))
+    borrower = a_queue("borrower", deserved=amounts(cpu=2), preemption=preemption)
+    found: list[Object] = [capped, a_queue("strict", strict=True), lender, borrower]
+    found += [a_priority("high", 100), a_priority("middle", 50)]
     if dice.random() < 0.5:
         found.append(a_quota(cpu=dice.choice((4, 8))))
     return tuple(found)
@@ -97,10 +111,12 @@ def _objects(dice: random.Random) -> tuple[Object, ...]:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def _group(dice: random.Random, name: str, room: int, before: list[Meant]) -> Meant:
+def _group(
+    dice: random.Random, name: str, room: int, before: list[Meant], queues: Sequence[str]
+) -> Meant:
     cpu = dice.choice((1, 1, 2))
     pods = dice.randint(1, min(4, room // cpu, 4 // cpu))
-    spec: dict[str, object] = {"queue": dice.choice(("default", "default", "capped", "strict"))}
+    spec: dict[str, object] = {"queue": dice.choice(queues)}
     shape = dice.choice(("gang", "gang", "array", "elastic"))
     if shape == "array":
         spec["min_member"] = 1
@@ -123,8 +139,8 @@ def _group(dice: random.Random, name: str, room: int, before: list[Meant]) -> Me
         other = dice.choice(before)
         condition = dice.choice(("ok", "any", "failed"))
         spec["depends_on"] = (Dependency(name=other.group.metadata.name, condition=condition),)
-    if dice.random() < 0.3:
-        spec["priority_class_name"] = "high"
+    if dice.random() < 0.4:
+        spec["priority_class_name"] = dice.choice(("high", "middle"))
     if spec.get("min_member", pods) == pods:
         spec.pop("min_member", None)
     grace = dice.choice((0, 1_000, 5_000))

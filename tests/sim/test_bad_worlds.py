@@ -13,9 +13,12 @@ from tests.sim.worlds import (
     manifest,
     node,
     outcome,
+    phases,
     pod,
     queue,
+    reasons,
     refusal,
+    refused_steps,
     timeline,
 )
 
@@ -42,9 +45,70 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
     "an unknown field": ([group("a", minMembers=2)], "did you mean 'minMember'"),
     "an unknown kind": ([manifest("PodGruop", "a")], "did you mean 'PodGroup'"),
     "a runtime that is none": ([group("a", runtime="soon")], "annotation batchq/runtime"),
-    "what is not built yet": ([queue("q", parent="p")], "is not available in this version"),
+    "what is not built yet": (
+        [queue("q", admissionChecks=["c"])],
+        "is not available in this version",
+    ),
+    "a parent that is not there": (
+        [queue("research"), queue("q", parent="reserach")],
+        "Queue q: spec.parent: there is no queue 'reserach'",
+    ),
+    "queues in a circle": (
+        [queue("b", parent="a"), queue("a", parent="b")],
+        "Queue a: spec.parent goes in a circle: a -> b -> a",
+    ),
+    "a queue that is its own parent": ([queue("a", parent="a")], "cannot be its own parent"),
+    "a root below another": (
+        [queue("a"), queue("root", parent="a")],
+        "Queue root: spec.parent: the root queue stands above all others",
+    ),
+    "seventeen queues below each other": (
+        [queue("q1"), *(queue(f"q{number}", parent=f"q{number - 1}") for number in range(2, 18))],
+        "Queue q17: spec.parent: expected at most 16 queues one below the other, found more: q1 >",
+    ),
+    "more guaranteed than the parent is": (
+        [
+            queue("a", parent="p", guarantee={"cpu": 2}),
+            queue("p", guarantee={"cpu": 3}),
+            queue("b", parent="p", guarantee={"cpu": 2}),
+        ],
+        "Queue p: spec.guarantee.cpu: expected at least 4, what the queues below it are guaranteed",
+    ),
+    "more deserved than the root does": (
+        [queue("a", deserved={"cpu": 4}), queue("root", deserved={"cpu": 3})],
+        "Queue root: spec.deserved.cpu: expected at least 4, what the queues below it deserve",
+    ),
+    "more guaranteed than deserved": (
+        [queue("a", guarantee={"cpu": 2}, deserved={"cpu": 1})],
+        "Queue a: spec.guarantee.cpu: expected at most its deserved of 1, found 2",
+    ),
     "a check": ([manifest("AdmissionCheck", "c", {})], "are not available in this version"),
-    "a pledge": ([group("a", status={"pledge": {"claimant": "b"}})], "not available"),
+    "a pledge of nobody known": (
+        [group("a", status={"pledge": {"victims": ["default/b-main-0"]}})],
+        (
+            "PodGroup default/a: status.pledge.victims: expected the namespace/name of another"
+            " group's Pod, or of another external PodGroup, that is described, found"
+            " 'default/b-main-0'"
+        ),
+    ),
+    "a pledge of one's own pod": (
+        [
+            node("n"),
+            group("a", status={"pledge": {"victims": ["default/a-t-0"]}}),
+            pod("a-t-0", "a", phase="Running", node="n"),
+        ],
+        "PodGroup default/a: status.pledge.victims: default/a-t-0 is a pod of the group itself",
+    ),
+    "a pod that is pledged to two": (
+        [
+            node("n"),
+            group("a", status={"pledge": {"victims": ["default/v-t-0"]}}),
+            group("b", status={"pledge": {"victims": ["default/v-t-0"]}}),
+            group("v", status={"phase": "Running"}),
+            pod("v-t-0", "v", phase="Running", node="n"),
+        ],
+        "PodGroup default/b: status.pledge.victims: default/v-t-0 is pledged to default/a too",
+    ),
     "an unknown step": ([timeline({"at": 0, "failPods": "a"})], "did you mean 'failPod'"),
     "a step without a time": ([timeline({"failNode": "n1"})], "expected when"),
     "a step at no time": ([timeline({"at": "soon", "failNode": "n1"})], "expected a duration"),
@@ -96,6 +160,51 @@ def test_a_step_that_cannot_be_done_is_named_with_its_line_and_time() -> None:
 def test_what_is_no_world_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         play(text, "world", config=SchedulerConfig())
+
+
+def test_a_contradiction_of_queues_names_the_place_wherever_it_stands() -> None:
+    manifests = [
+        queue("team", parent="org", guarantee={"cpu": 2}),
+        node("n1"),
+        queue("org", guarantee={"cpu": 1}),
+    ]
+    sentence = (
+        "Queue org: spec.guarantee.cpu: expected at least 2, what the queues below it are"
+        " guaranteed (team 2), found 1"
+    )
+    assert refusal(*manifests) == f"world, line 21: {sentence}"
+    assert refusal(*manifests[::-1]) == f"world, line 4: {sentence}"
+
+
+def test_queues_may_stand_before_the_one_above_them_and_below_a_default_not_described() -> None:
+    result = outcome(
+        queue("team", parent="org", guarantee={"cpu": 1}),
+        queue("org", parent="default"),
+        node("n1"),
+        group("a", queue="team", runtime="1s"),
+        group("b", queue="org", runtime="1s"),
+        group("c", runtime="1s"),
+    )
+    assert phases(result) == {"a": "Completed", "b": "Pending", "c": "Pending"}
+    assert [reasons(result, name) for name in "bc"] == [["Misconfigured"], ["Misconfigured"]]
+
+
+def test_a_step_that_contradicts_the_queues_is_refused_and_the_world_goes_on() -> None:
+    assert refused_steps(
+        node("n1"),
+        queue("org", guarantee={"cpu": 1}),
+        timeline(
+            {"at": 0, "apply": queue("team", parent="org", guarantee={"cpu": 2})},
+            {"at": "1s", "apply": queue("team", parent="org", guarantee={"cpu": 1})},
+            {"at": "2s", "delete": "Queue/org"},
+        ),
+    ) == (
+        (
+            "world.yaml, line 22: apply at 0s: Queue org: spec.guarantee.cpu: expected at least 2,"
+            " what the queues below it are guaranteed (team 2), found 1"
+        ),
+        "world.yaml, line 43: delete at 2s: Queue org still has 1 queue below it: team",
+    )
 
 
 def test_a_world_may_lack_commands() -> None:

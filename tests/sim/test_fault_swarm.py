@@ -24,6 +24,15 @@ def test_everything_that_can_go_wrong_does_in_some_seed() -> None:
     assert met == set(get_args(drama.AnyFault))
 
 
+def test_groups_take_each_others_room_within_a_queue_and_between_queues_in_some_seed() -> None:
+    met: set[str] = set()
+    for seed in range(SEEDS):
+        met |= set(play(seed).stopped)
+        if {"Preempted", "Reclaimed"} <= met:
+            return
+    pytest.fail(f"pods of {SEEDS} seeds were told to stop, but only for {sorted(met)}")
+
+
 def test_a_seed_tells_the_same_story_each_time() -> None:
     first: list[str] = []
     second: list[str] = []

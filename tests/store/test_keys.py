@@ -79,9 +79,12 @@ def test_a_deleted_world_leaves_only_what_is_bounded(
         "{bq}:counts",
         "{bq}:epoch",
         "{bq}:events",
+        "{bq}:limits",
         "{bq}:revision",
         "{bq}:server",
     ]
+    # When there last was a change of limits is remembered: what was decided before may come yet.
+    assert raw.hkeys("{bq}:limits") == [b"last change"]
 
 
 def test_the_change_stream_is_bounded(redis_store: RedisStore, raw: redis.Redis) -> None:

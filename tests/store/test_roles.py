@@ -212,11 +212,19 @@ def a_write(kind: str) -> Write:
     return Write(kind=kind, key=key_of(WRITTEN[kind]), expect=0, value=WRITTEN[kind])
 
 
-def commit(guarded: GuardedServer, user: str, *, epoch: int | None = None, **asked: Any) -> Commit:
+def commit(
+    guarded: GuardedServer,
+    user: str,
+    *,
+    epoch: int | None = None,
+    seen: int | None = None,
+    **asked: Any,
+) -> Commit:
     store = RedisStore(guarded.url_of(user))
     try:
         transaction = Transaction(subject="test", **asked)
-        return store.commit([transaction], request_id=f"r{next(REQUESTS)}", epoch=epoch)
+        request = f"r{next(REQUESTS)}"
+        return store.commit([transaction], request_id=request, epoch=epoch, seen=seen)
     finally:
         store.close()
 
@@ -278,6 +286,18 @@ def test_a_submitter_is_held_to_limits_that_it_may_not_write(guarded: GuardedSer
     charge = Charge(holder="h", scopes=("namespace:x",), amounts={"cpu": 2}, checked=True)
     [refused] = commit(guarded, "submitter", charges=(charge,)).refused
     assert (refused.answer.word, refused.answer.limit) == (Word.LIMIT, 1)
+
+
+@pytest.mark.parametrize("user", ["submitter", "operator", "scheduler"])
+def test_when_limits_last_changed_is_compared_for_whoever_may_only_read_it(
+    guarded: GuardedServer, user: str
+) -> None:
+    limits = (Limit(scope="namespace:x", amounts={"cpu": 1}),)
+    commit(guarded, "operator", writes=(a_write("Queue"),), limits=limits)
+    charge = Charge(holder="h", scopes=("namespace:x",), amounts={"cpu": 1}, checked=True)
+    [refused] = commit(guarded, user, seen=0, charges=(charge,)).refused
+    assert (refused.answer.word, refused.answer.subject) == (Word.CONFLICT, "the limits")
+    assert commit(guarded, user, seen=1, charges=(charge,)).refused == ()
 
 
 @pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "operator"])

@@ -16,8 +16,11 @@ class Run(Struct, kw_only=True):
     pid: int
     began_at: float
     last_at: float
-    #: `done`, `failed`, or empty if it never came to its end.
+    #: `done`, `failed`, `saved`, or empty if it never came to its end.
     end: str = ""
+    #: Why it was told to stop, and why the run before it was; empty if it heard of nothing.
+    told: str = ""
+    after: str = ""
     found_another: bool = False
 
     def __str__(self) -> str:
@@ -46,8 +49,13 @@ def runs_of(text: str) -> list[Run]:
         )
         run.last_at = float(at)
         run.found_another = run.found_another or word == "twice"
-        if word in ("done", "failed"):
+        if word in ("done", "failed", "saved"):
             run.end = word
+        match word.split(":"):
+            case ["told", reason]:
+                run.told = reason
+            case ["after", reason]:
+                run.after = reason
     return list(runs.values())
 
 

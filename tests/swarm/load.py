@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
@@ -23,8 +23,28 @@ UNFINISHED = 7
 KEPT = "60s"
 _LOOKS_EVERY_S = 0.3
 _FINISHED = ("Completed", "Failed", "Cancelled")
-#: Of pods that succeed: one process, one that ends by SIGKILL only, or a parent and its child.
-_HABITS = ("ends", "stubborn", "family")
+#: Of pods that succeed: one process, one that ends by SIGKILL only, a parent and its child, or one
+#: that writes a checkpoint when it has to stop.
+_HABITS = ("ends", "stubborn", "family", "saves")
+#: A cluster of nine cpus, of which either queue may have all that the other leaves.
+QUEUES = """
+apiVersion: batchq/v1
+kind: Queue
+metadata: {name: left}
+spec: {deserved: {cpu: 4}}
+---
+apiVersion: batchq/v1
+kind: Queue
+metadata: {name: right}
+spec: {deserved: {cpu: 5}}
+---
+apiVersion: batchq/v1
+kind: PriorityClass
+metadata: {name: high}
+spec: {value: 10}
+"""
+_QUEUES = ("left", "left", "right")
+_CLASSES = ("", "", "high")
 #: How often each kind is drawn.
 _WEIGHTS = {
     "single": 3,
@@ -49,6 +69,9 @@ class Design(Struct, frozen=True, kw_only=True):
     manner: str = "ends"
     ends: tuple[str, ...] = ("Completed",)
     after: str = ""
+    queue: str = "default"
+    priority: str = ""
+    grace: str = "1s"
     #: Cancelled so long after it was submitted.
     cancel_after_s: float | None = None
 
@@ -58,14 +81,17 @@ class Design(Struct, frozen=True, kw_only=True):
         template = {
             "command": [*python, str(diaries), str(self.tenths), self.manner],
             "requests": {"cpu": 1},
-            "terminationGrace": "1s",
+            "terminationGrace": self.grace,
         }
         spec: dict[str, object] = {
+            "queue": self.queue,
             "minMember": self.min_member,
             "retry": {"limit": 1, "backoff": "200ms"},
             "ttlAfterFinished": KEPT,
             "tasks": [{"name": "main", "replicas": self.replicas, "template": template}],
         }
+        if self.priority:
+            spec["priorityClassName"] = self.priority
         if self.after:
             spec["dependsOn"] = [{"name": self.after}]
         return {
@@ -82,7 +108,13 @@ def designs(chance: random.Random) -> Iterator[Sequence[Design]]:
     while True:
         number += 1
         kind = chance.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))[0]
-        yield _design(chance, kind, f"{kind}-{number}")
+        queue, priority = chance.choice(_QUEUES), chance.choice(_CLASSES)
+        # Who saves takes a second; who does not end is killed as soon as that.
+        grace = chance.choice(("1s", "3s"))
+        yield [
+            structs.replace(design, queue=queue, priority=priority, grace=grace)
+            for design in _design(chance, kind, f"{kind}-{number}")
+        ]
 
 
 def _design(chance: random.Random, kind: str, name: str) -> list[Design]:

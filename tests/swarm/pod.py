@@ -1,6 +1,6 @@
 """What the pods of a swarm run: started with nothing but the standard library.
 
-    pod.py FOLDER TENTHS MANNER      MANNER: ends, fails, fails-once, stubborn or family
+    pod.py FOLDER TENTHS MANNER      MANNER: ends, fails, fails-once, stubborn, family or saves
 
 The pod writes down its start, that it is alive ten times a second, and its end with its exit code,
 each as one line of `<monotonic seconds> <pid> <pod uid> <attempt> <word>`. While it lives it holds
@@ -8,7 +8,9 @@ a lock on its diary, which the kernel takes from it at its death: whoever finds 
 at the same time as another, and writes `twice` instead of `start`.
 
 A stubborn pod does not end at SIGTERM; in a family the first process only waits for its child, as
-a shell does.
+a shell does. A pod that saves writes at SIGTERM what its stop file says, `told:<reason>`, goes on
+for a second as if it wrote a checkpoint, and ends with `saved`. A pod that was sent back before
+writes why after its start: `after:<reason>`.
 """
 
 from __future__ import annotations
@@ -19,13 +21,20 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+#: How long a pod takes to write its checkpoint.
+SAVES_TENTHS = 10
 
 
 def main(folder: str, tenths: int, manner: str) -> int:
     """Keep the diary for as long as the pod is to live; its exit code."""
     if manner == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    told_to_stop: list[int] = []
+    if manner == "saves":
+        signal.signal(signal.SIGTERM, lambda number, _: told_to_stop.append(number))
     if manner == "family" and (child := os.fork()):
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     path = Path(folder, os.environ["BATCHQ_POD"])
@@ -41,12 +50,26 @@ def main(folder: str, tenths: int, manner: str) -> int:
         write("start")
     except BlockingIOError:
         write("twice")
+    if os.environ["BATCHQ_STOP_REASON"]:
+        write(f"after:{os.environ['BATCHQ_STOP_REASON']}")
     for _ in range(tenths):
         select.select([], [], [], 0.1)
         write("alive")
+        if told_to_stop:
+            return save(write)
     fails = manner == "fails" or (manner == "fails-once" and not failed_before)
     write("failed" if fails else "done")
     return 3 if fails else 0
+
+
+def save(write: Callable[[str], None]) -> int:
+    """What a job does with its grace."""
+    write(f"told:{Path(os.environ['BATCHQ_STOP_FILE']).read_text().strip()}")
+    for _ in range(SAVES_TENTHS):
+        select.select([], [], [], 0.1)
+        write("alive")
+    write("saved")
+    return 1
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tests.swarm import judge
 from tests.swarm.cast import AGENTS, Cast
 from tests.swarm.chaos import Chaos
 from tests.swarm.diary import read_runs, twice_at_once
-from tests.swarm.load import Load
+from tests.swarm.load import QUEUES, Load
 
 _TURN_S = 0.02
 _TELLS_EVERY = 10
@@ -37,6 +37,8 @@ class Report(Struct, frozen=True, kw_only=True):
     groups: dict[str, int]
     pods: int
     runs: int
+    #: Why pods that ran a second time had been stopped; Preempted and Reclaimed among them.
+    resumed: dict[str, int]
     unasked: dict[str, int]
     lost: list[str]
     twice: list[str]
@@ -55,6 +57,10 @@ class Report(Struct, frozen=True, kw_only=True):
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.struck.items())),
             f"{sum(self.groups.values())} groups, {self.pods} pods, {self.runs} runs",
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.groups.items())),
+            *(
+                f"  {count:5}  runs after {reason}"
+                for reason, count in sorted(self.resumed.items())
+            ),
             *(f"  {count:5}  ended unasked, {what}" for what, count in self.unasked.items()),
             f"{len(self.lost)} lost, {len(self.twice)} twice at once",
             f"{len(self.left_over)} left over, {len(self.broken)} broken",
@@ -97,6 +103,7 @@ def _swarm(
     diaries = machine.root / "diaries"
     diaries.mkdir()
     _tend_until(cast, lambda: _ready(machine), within_s=_READY_WITHIN_S)
+    machine.batchq("apply", "-f", str(machine.file("queues.yaml", QUEUES)))
     load = Load(machine.url, diaries, seed=seed)
     chaos = Chaos(cast, seed=seed, every_s=every_s)
     load.start()
@@ -129,6 +136,7 @@ def _swarm(
         ),
         pods=sum(design.replicas for design in load.submitted.values()),
         runs=sum(len(of_pod) for of_pod in runs.values()),
+        resumed=dict(Counter(run.after for each in runs.values() for run in each if run.after)),
         unasked=dict(cast.unasked),
         lost=judge.lost(load.submitted, load.ended, runs),
         twice=twice_at_once(runs),

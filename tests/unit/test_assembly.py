@@ -20,31 +20,87 @@ _DAY_MS = 86_400_000
 
 
 def test_the_builtin_actions_and_plugins_are_known() -> None:
-    assert known_actions() == ["allocate", "enqueue"]
-    assert known_plugins() == sorted(entry.name for entry in DEFAULT_PLUGINS)
+    assert known_actions() == ["allocate", "enqueue", "preempt", "reclaim"]
+    in_the_box = ["drf", "sla", "overcommit", "mostAllocated", "balancedAllocation"]
+    assert known_plugins() == sorted([*(entry.name for entry in DEFAULT_PLUGINS), *in_the_box])
 
 
 def test_an_unknown_action_is_refused_with_those_that_are_known_and_the_nearest() -> None:
     with pytest.raises(InvalidInput) as caught:
         assemble(SchedulerConfig(actions=("enqueu", "allocate")))
     assert caught.value.message == (
-        "there is no action 'enqueu'; known actions: allocate, enqueue; did you mean enqueue?"
+        "there is no action 'enqueu'; known actions: allocate, enqueue, preempt, reclaim;"
+        " did you mean enqueue?"
     )
 
 
 def test_an_unknown_plugin_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InvalidInput, match="there is no plugin 'drf'; known plugins: binpack, "):
-        assemble(SchedulerConfig(plugins=(PluginEntry(name="drf"),)))
+    with pytest.raises(InvalidInput, match="there is no plugin 'tdm'; known plugins: balanced"):
+        assemble(SchedulerConfig(plugins=(PluginEntry(name="tdm"),)))
 
 
-def test_settings_that_a_plugin_does_not_take_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="pluginConfig of binpack does not fit"):
-        assemble(SchedulerConfig(plugin_config={"binpack": {"colour": "red"}}))
+WRONG_SETTINGS: dict[str, tuple[str, dict[str, object], str]] = {
+    "a setting that there is not": (
+        "binpack",
+        {"colour": "red"},
+        "pluginConfig.binpack.colour: there is no such field; known: resource, weights",
+    ),
+    "a weight of nothing": (
+        "binpack",
+        {"weights": {"gpu": 0}},
+        "pluginConfig.binpack.weights.gpu: expected a weight from 1 to 1000, found 0",
+    ),
+    "one resource and several": (
+        "binpack",
+        {"resource": "gpu", "weights": {"cpu": 1}},
+        "pluginConfig.binpack.weights: expected either resource or weights, found both",
+    ),
+    "a waiting time that is no time": (
+        "sla",
+        {"waitingTime": "soon"},
+        ("pluginConfig.sla.waitingTime: expected a duration such as 90s, 2h or 1d, found 'soon'"),
+    ),
+    "a factor below zero": (
+        "overcommit",
+        {"resources": {"gpu": -1}},
+        (
+            "pluginConfig.overcommit.resources.gpu: expected a number from 0 to 1000 with at most"
+            " three decimals, found -1"
+        ),
+    ),
+    "namespaces that are one word": (
+        "conformance",
+        {"namespaces": "system"},
+        "pluginConfig.conformance.namespaces: expected a list, found 'system'",
+    ),
+    "a plugin that takes none": (
+        "gang",
+        {"size": 3},
+        (
+            "pluginConfig.gang: does not fit the plugin: it was given size"
+            " (Gang() takes no arguments)"
+        ),
+    ),
+    "a plugin that there is not": (
+        "gangs",
+        {},
+        "pluginConfig.gangs: there is no such plugin; did you mean 'gang'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SETTINGS)
+def test_settings_that_a_plugin_does_not_take_are_refused(case: str) -> None:
+    name, settings, message = WRONG_SETTINGS[case]
+    with pytest.raises(InvalidInput) as caught:
+        assemble(SchedulerConfig(plugin_config={name: settings}))
+    assert caught.value.message == message
 
 
 def test_a_plugin_gets_its_own_settings() -> None:
     scheduler = assemble(SchedulerConfig(plugin_config={"binpack": {"resource": "cpu"}}))
-    assert [getattr(plugin, "resource", None) for plugin, _ in scheduler.plugins][-1] == "cpu"
+    weights = [getattr(plugin, "weights", None) for plugin, _ in scheduler.plugins]
+    assert [one for one in weights if one] == [{"cpu": 1}]
 
 
 @pytest.fixture

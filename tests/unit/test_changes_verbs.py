@@ -11,7 +11,7 @@ from msgspec import structs
 from batchq import changes
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.manifest import decode
-from batchq.api.objects import Metadata, Node, Pod, PodGroup, PodSpec, PodStatus
+from batchq.api.objects import Metadata, Node, Pledge, Pod, PodGroup, PodSpec, PodStatus
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.errors import Conflict, NotFound, Rejected
 from batchq.store.memory import MemoryStore
@@ -152,6 +152,24 @@ def test_a_finished_group_goes_with_its_pods(store: MemoryStore) -> None:
     commit(store, changes.delete(store, "PodGroup", "default/a", now_ms=NOW))
     assert store.get("PodGroup", "default/a") is None
     assert store.list("Pod") == ()
+    assert store.ledger() == {}
+
+
+def test_a_claimant_goes_with_all_that_it_counts_for(store: MemoryStore) -> None:
+    make(store, "PodGroup", "a")
+    owed = {"queue:default": {"cpu": 1000}}
+    pledge = Pledge(claimant="default/a", victims=("default/v-w-0",), owed=owed)
+    status = structs.replace(group(store).status, charge={"cpu": 3000}, pledge=pledge)
+    put(store, "PodGroup", structs.replace(group(store), status=status))
+    held = [
+        Charge(holder="group:uid-of-a", scopes=("cluster",), amounts={"cpu": 3000}),
+        Charge(
+            holder="group:uid-of-a:queue:default", scopes=("queue:default",), amounts={"cpu": 2000}
+        ),
+    ]
+    commit(store, Transaction(subject="a", charges=tuple(held)))
+    commit(store, changes.cancel(store, "default/a", now_ms=NOW))
+    commit(store, changes.delete(store, "PodGroup", "default/a", now_ms=NOW))
     assert store.ledger() == {}
 
 

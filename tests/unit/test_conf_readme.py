@@ -49,6 +49,8 @@ def struct_in(kind: inspect.Type) -> tuple[type[Struct] | None, bool]:
             return cls, False
         case inspect.VarTupleType(item_type=inspect.StructType(cls=cls)):
             return cls, True
+        case inspect.UnionType(types=(inspect.StructType(cls=cls), inspect.NoneType())):
+            return cls, False
         case _:
             return None, False
 
@@ -61,7 +63,8 @@ def type_words(kind: inspect.Type) -> str:
             members = [each for each in types if not isinstance(each, inspect.NoneType)]
             return " or ".join(sorted((type_words(each) for each in members), reverse=True))
         case inspect.LiteralType(values=values):
-            return ", ".join(f"`{value}`" for value in values)
+            # The empty word is the default of some: it stands for none of them.
+            return ", ".join(f"`{value}`" for value in values if value)
         case inspect.EnumType(cls=cls):
             return ", ".join(f"`{member.value}`" for member in cls)
         case inspect.VarTupleType(item_type=item):

@@ -65,7 +65,10 @@ def test_the_world_is_played_to_its_end_through_the_failure_of_a_machine() -> No
         "Completed",
     )
     sent_back = [item for cycle in outcome.cycles for item in cycle.requeued]
-    assert [(item.group, item.reason) for item in sent_back] == [("lab/train", "RecoveryTimeout")]
+    assert [(item.group, item.reason) for item in sent_back] == [
+        ("default/night-1", "Preempted"),
+        ("lab/train", "RecoveryTimeout"),
+    ]
     admitted = [group for cycle in outcome.cycles for group in cycle.admitted]
     # The urgent one goes before the one that came first.
     assert admitted.index("default/hotfix") < admitted.index("default/night-2")

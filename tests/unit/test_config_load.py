@@ -18,7 +18,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 def test_without_a_file_everything_is_at_its_default() -> None:
     assert load_config(None) == SchedulerConfig()
     assert read_config("", "scheduler.yaml") == SchedulerConfig()
-    assert SchedulerConfig().actions == ("enqueue", "allocate")
+    assert SchedulerConfig().actions == ("enqueue", "allocate", "reclaim", "preempt")
     assert [entry.name for entry in SchedulerConfig().plugins] == [
         "gates",
         "dependencies",
@@ -26,9 +26,12 @@ def test_without_a_file_everything_is_at_its_default() -> None:
         "capacity",
         "gang",
         "priority",
+        "proportion",
         "predicates",
         "leastAllocated",
         "binpack",
+        "conformance",
+        "hygiene",
     ]
 
 
@@ -54,6 +57,8 @@ def test_every_setting_arrives() -> None:
     backoffMost: 1h
     nodeMemory: 2h
     overcommit: 1.25
+    minRuntime: 3m
+    evictionBudget: {pods: 10, window: 1h}
     plugins: [gang, {name: binpack, weight: 5}]
     pluginConfig: {binpack: {resource: gpu}}
     """
@@ -72,8 +77,18 @@ def test_every_setting_arrives() -> None:
             backoff_most_ms=3_600_000,
             node_memory_ms=7_200_000,
             overcommit=1250,
+            min_runtime_ms=180_000,
+            eviction_budget=10,
+            eviction_window_ms=3_600_000,
         ),
     )
+
+
+def test_a_budget_is_printed_with_its_window_and_none_as_null() -> None:
+    budget = read_config("evictionBudget: {pods: 10}", "scheduler.yaml")
+    assert as_written(budget)["evictionBudget"] == {"pods": 10, "window": "10m"}
+    assert as_written(SchedulerConfig())["evictionBudget"] is None
+    assert read_config("evictionBudget: null", "scheduler.yaml") == SchedulerConfig()
 
 
 def test_what_is_printed_is_the_same_configuration() -> None:
@@ -115,6 +130,25 @@ WRONG = {
             " three"
             " decimals, found -1"
         ),
+    ),
+    "a budget that lets nobody be evicted": (
+        "evictionBudget:\n  pods: 0\n",
+        (
+            "scheduler.yaml, line 2: evictionBudget.pods: expected at least 1, or no"
+            " evictionBudget at all, found 0"
+        ),
+    ),
+    "a budget without its number": (
+        "evictionBudget: {window: 1m}\n",
+        "scheduler.yaml, line 1: evictionBudget.pods: this field is required",
+    ),
+    "a budget's window that is none": (
+        "evictionBudget: {pods: 1, window: 0s}\n",
+        "scheduler.yaml, line 1: evictionBudget.window: expected at least 1s, found 0s",
+    ),
+    "a budget that is a number": (
+        "evictionBudget: 10\n",
+        "scheduler.yaml, line 1: evictionBudget: expected a mapping, found 10",
     ),
     "no action": (
         "actions: []\n",

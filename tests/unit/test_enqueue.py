@@ -211,7 +211,7 @@ def test_a_pending_group_has_no_pods_and_an_admitted_one_has_min_member() -> Non
 
 
 def test_without_a_queue_order_all_groups_stand_in_one_line() -> None:
-    plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "capacity")
+    plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "proportion")
     groups = [a_group(f"a{n}", queue="a", created=n) for n in range(3)]
     decided = decide(
         a_node(cpu=4),

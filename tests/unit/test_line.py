@@ -235,6 +235,8 @@ def test_an_admission_that_asks_for_more_moves_the_share_of_every_queue() -> Non
         a_group("array", 9, queue="a", min_member=1),
         a_group("y", 1, queue="b"),
         a_group("z", 2, queue="c"),
+        # By `reclaim` the array would take back what z has just got beyond what c deserves.
+        config=SchedulerConfig(actions=("enqueue", "allocate")),
     )
     assert decided.admitted == ["default/array", "default/y", "default/z"]
 
@@ -303,7 +305,7 @@ def test_without_a_queue_order_the_gangs_of_all_queues_are_placed_in_one_line() 
         a_queue("b"),
         a_group("second", queue="a", created=2, status=_in_queue(cpu=1, pods=1)),
         a_group("first", queue="b", created=1, status=_in_queue(cpu=1, pods=1)),
-        config=_without("capacity"),
+        config=_without("proportion"),
     )
     assert decided.bound == {"default/first-w-0": "n1"}
 
@@ -317,7 +319,7 @@ def test_in_one_line_a_strict_head_stops_everybody_behind_it() -> None:
         a_group("small", 1, queue="b", created=1),
         a_group("head", 3, queue="a", created=2),
         a_group("behind", 1, queue="b", created=3),
-        config=_without("capacity"),
+        config=_without("proportion"),
     )
     assert decided.admitted == ["default/small"]
     assert decided.reasons("behind") == ["WaitingForTurn"]

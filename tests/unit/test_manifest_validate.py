@@ -174,6 +174,42 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
         {"deserved": {"cpu": 2}, "capability": {"cpu": 1}},
         "Queue x: spec.deserved.cpu: expected at most its capability of 1, found 2",
     ),
+    "a queue below itself": (
+        "Queue",
+        {"parent": "x"},
+        (
+            "Queue x: spec.parent: a queue cannot be its own parent; name another one, or leave it"
+            " out"
+        ),
+    ),
+    "a priority to borrow up to that is none": (
+        "Queue",
+        {"preemption": {"borrowing": 1_000_000_001}},
+        (
+            "Queue x: spec.preemption.borrowing: expected a number from -1000000000 to 1000000000,"
+            " found 1000000001"
+        ),
+    ),
+    "too many resources guaranteed": (
+        "Queue",
+        {"guarantee": {f"r{number}": 1 for number in range(65)}},
+        "Queue x: spec.guarantee: expected at most 64, found 65",
+    ),
+    "too many resources deserved": (
+        "Queue",
+        {"deserved": {f"r{number}": 1 for number in range(65)}},
+        "Queue x: spec.deserved: expected at most 64, found 65",
+    ),
+    "guaranteed groups": (
+        "Queue",
+        {"guarantee": {"podgroups": 1}},
+        "Queue x: spec.guarantee.podgroups: groups are no resource; spec.maxPodGroups limits them",
+    ),
+    "more guaranteed than allowed": (
+        "Queue",
+        {"guarantee": {"cpu": 2}, "capability": {"cpu": "500m"}},
+        "Queue x: spec.guarantee.cpu: expected at most its capability of 500m, found 2",
+    ),
     "a priority beyond the bounds": (
         "PriorityClass",
         {"value": 2_000_000_000},
@@ -241,37 +277,6 @@ def test_only_a_described_world_can_do_without_commands() -> None:
 
 
 NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
-    "a parent": (
-        "Queue",
-        {"parent": "org"},
-        (
-            "spec.parent org is not available in this version; leave it out: all queues stand side"
-            " by side"
-        ),
-    ),
-    "a guarantee": (
-        "Queue",
-        {"guarantee": {"cpu": 1}},
-        "spec.guarantee is not available in this version; use capability and weight",
-    ),
-    "a deserved part": (
-        "Queue",
-        {"deserved": {"cpu": 1}},
-        "spec.deserved is not available in this version; use capability and weight",
-    ),
-    "preemption": (
-        "Queue",
-        {"preemption": {"withinQueue": "Never"}},
-        "spec.preemption is not available in this version; leave it out: nothing is preempted",
-    ),
-    "protection from reclaim": (
-        "Queue",
-        {"reclaimable": False},
-        (
-            "spec.reclaimable false is not available in this version; leave it out: nothing is"
-            " reclaimed"
-        ),
-    ),
     "checks": (
         "Queue",
         {"admissionChecks": ["licence"]},
@@ -320,11 +325,50 @@ def test_what_is_not_built_yet_is_refused_by_name(case: str) -> None:
     assert problem(obj, described=True).endswith(f"x: {message}")
 
 
+def test_the_root_queue_has_no_parent() -> None:
+    data = {"apiVersion": "batchq/v1", "kind": "Queue", "metadata": {"name": "root"}}
+    check(decode({**data, "spec": {"capability": {"cpu": 4}, "deserved": {"cpu": 4}}}))
+    assert problem(decode({**data, "spec": {"parent": "org"}})) == (
+        "Queue root: spec.parent: the root queue stands above all others and has no parent; leave"
+        " it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"parent": "Team A"},
+            (
+                "Queue x: spec.parent: expected at most 253 lower-case letters, digits, '-' and"
+                " '.', with a letter or digit at both ends, found 'Team A'"
+            ),
+        ),
+        (
+            {"guarantee": {"a b": 0}},
+            "Queue x: spec.guarantee: expected a name such as gpu or example.com/gpu, found 'a b'",
+        ),
+        (
+            {"deserved": {"-": 1}},
+            "Queue x: spec.deserved: expected a name such as gpu or example.com/gpu, found '-'",
+        ),
+    ],
+)
+def test_a_queue_names_what_there_can_be(spec: Any, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read("Queue", spec)
+    assert caught.value.message == message
+
+
 def test_what_is_built_is_accepted() -> None:
     queue = {
-        "parent": "root",
+        "parent": "org",
         "weight": 0,
+        "guarantee": {"cpu": 1, "gpu": 0},
+        "deserved": {"cpu": 2},
         "capability": {"cpu": 4},
+        "reclaimable": False,
+        "preemption": {"withinQueue": "Never", "reclaim": "LowerPriority", "borrowing": -5},
         "maxPodGroups": 3,
         "overcommit": 1.5,
         "strategy": {"type": "StrictFIFO"},

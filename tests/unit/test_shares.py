@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.framework.shares import Share, deserved_by_weight, share_of
+from batchq.framework.shares import Part, Share, share_of, water_fill
 
 
 @pytest.mark.parametrize(
-    ("sentence", "available", "demands", "deserved"),
+    ("sentence", "amount", "wanted", "given_out"),
     [
         ("equal weights, equal parts", 10, [(1, 10), (1, 10)], [5, 5]),
         ("twice the weight, twice as much", 9, [(2, 9), (1, 9)], [6, 3]),
@@ -19,23 +21,130 @@ from batchq.framework.shares import Share, deserved_by_weight, share_of
         ("weight 0 deserves nothing", 10, [(0, 10), (1, 4)], [0, 4]),
         ("nobody gets more than is asked for", 10, [(1, 1), (1, 2)], [1, 2]),
         ("fractions round down", 10, [(1, 9), (1, 9), (1, 9)], [3, 3, 3]),
+        ("of nothing there is nothing", 0, [(1, 9), (2, 9)], [0, 0]),
+        ("among nobody nothing is shared", 10, [], []),
     ],
 )
 def test_water_filling(
-    sentence: str, available: int, demands: list[tuple[int, int]], deserved: list[int]
+    sentence: str, amount: int, wanted: list[tuple[int, int]], given_out: list[int]
 ) -> None:
-    given_out = deserved_by_weight({"cpu": available}, [(w, {"cpu": cap}) for w, cap in demands])
-    assert [one["cpu"] for one in given_out] == deserved
+    assert water_fill(amount, [Part(weight, 0, cap) for weight, cap in wanted])[0] == given_out
 
 
-@given(st.integers(0, 1000), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 500))))
-def test_nothing_is_given_out_twice_and_nobody_gets_more_than_asked(
-    available: int, demands: list[tuple[int, int]]
+@pytest.mark.parametrize(
+    ("sentence", "amount", "parts", "given_out"),
+    [
+        ("a floor lifts, and the others share the rest", 12, [(1, 6, 9), (1, 0, 9)], [6, 6]),
+        ("a floor that weight passes is no matter", 12, [(1, 2, 9), (1, 0, 9)], [6, 6]),
+        ("a high floor is taken from the others", 10, [(1, 8, 9), (1, 0, 9)], [8, 2]),
+        ("a floor holds without demand, and is not shared", 10, [(1, 4, 0), (1, 0, 9)], [4, 6]),
+        ("weight 0 has its floor and no more", 10, [(0, 3, 9), (1, 0, 9)], [3, 7]),
+        ("floors hold where there is not enough for them", 5, [(1, 4, 9), (1, 3, 9)], [4, 3]),
+        (
+            "who starts to rise late",
+            15,
+            [(1, 5, 9), (2, 0, 9), (1, 0, 1)],
+            [5, 9, 1],
+        ),
+        (
+            "two floors, one passed by the level",
+            16,
+            [(2, 4, 20), (1, 4, 20), (1, 1, 20)],
+            [8, 4, 4],
+        ),
+    ],
+)
+def test_water_filling_above_floors(
+    sentence: str, amount: int, parts: list[tuple[int, int, int]], given_out: list[int]
 ) -> None:
-    given_out = deserved_by_weight({"cpu": available}, [(w, {"cpu": cap}) for w, cap in demands])
-    parts = [one.get("cpu", 0) for one in given_out]
-    assert sum(parts) <= available
-    assert all(part <= cap for part, (_, cap) in zip(parts, demands, strict=True))
+    assert water_fill(amount, [Part(*part) for part in parts])[0] == given_out
+
+
+def test_what_nobody_wants_is_told() -> None:
+    assert water_fill(10, [Part(1, 0, 3), Part(1, 0, 4)]) == ([3, 4], 3)
+
+
+def test_a_fraction_that_rounding_leaves_is_not_unwanted() -> None:
+    assert water_fill(10, [Part(1, 0, 9), Part(1, 0, 9), Part(1, 0, 9)]) == ([3, 3, 3], None)
+
+
+def test_enough_for_all_and_nothing_left_is_enough() -> None:
+    assert water_fill(7, [Part(1, 0, 3), Part(1, 0, 4)]) == ([3, 4], 0)
+
+
+def test_levels_a_hair_apart_are_told_apart() -> None:
+    # The first is full at 0.333333000001, the second at 0.333333333333.
+    parts = [Part(1_000_003, 0, 333_334), Part(3, 0, 1)]
+    assert water_fill(333_335, parts) == ([333_334, 1], 0)
+
+
+_PARTS = st.lists(st.builds(Part, st.integers(0, 5), st.integers(0, 60), st.integers(0, 500)))
+_UNEVEN = st.lists(st.builds(Part, st.integers(0, 10**6), st.integers(0, 9), st.integers(0, 2**53)))
+
+
+def _filled_simply(amount: int, parts: list[Part]) -> list[int]:
+    """Raise everybody by weight until the next one is full or its floor is reached; again."""
+    level = Fraction(0)
+
+    def at(height: Fraction) -> list[Fraction]:
+        return [
+            max(Fraction(one.floor), min(Fraction(one.cap), one.weight * height)) for one in parts
+        ]
+
+    while True:
+        rest = amount - sum(at(level))
+        if rest < 0:
+            return [part.floor for part in parts]
+        rising = [
+            part.weight
+            for part in parts
+            if part.weight and part.floor <= part.weight * level < part.cap
+        ]
+        bends = [
+            Fraction(units, part.weight)
+            for part in parts
+            for units in (part.floor, part.cap)
+            if part.weight and Fraction(units, part.weight) > level
+        ]
+        ends = [*bends, *([level + Fraction(rest, sum(rising))] if rising else [])]
+        if not ends or (rising and min(ends) == level):
+            return [int(units) for units in at(level)]
+        if rising and rest == 0:
+            return [int(units) for units in at(level)]
+        level = min(ends)
+
+
+@given(st.integers(0, 1000), _PARTS)
+def test_the_level_is_that_of_filling_step_by_step(amount: int, parts: list[Part]) -> None:
+    assert water_fill(amount, parts)[0] == _filled_simply(amount, parts)
+
+
+@given(st.integers(0, 2**53), _UNEVEN)
+def test_so_it_is_among_large_and_uneven_weights(amount: int, parts: list[Part]) -> None:
+    assert water_fill(amount, parts)[0] == _filled_simply(amount, parts)
+
+
+@given(st.integers(0, 1000), _PARTS)
+def test_nothing_is_given_out_twice_and_only_a_floor_exceeds_what_is_asked(
+    amount: int, parts: list[Part]
+) -> None:
+    given_out, unwanted = water_fill(amount, parts)
+    assert sum(given_out) + (unwanted or 0) <= max(amount, sum(part.floor for part in parts))
+    for units, part in zip(given_out, parts, strict=True):
+        assert part.floor <= units <= max(part.floor, part.cap)
+
+
+@given(st.integers(0, 1000), _PARTS, st.randoms(use_true_random=False))
+def test_the_order_of_the_parts_does_not_matter(
+    amount: int, parts: list[Part], chance: object
+) -> None:
+    order = list(range(len(parts)))
+    chance.shuffle(order)  # type: ignore[attr-defined]
+    plain, shuffled = water_fill(amount, parts), water_fill(amount, [parts[at] for at in order])
+    assert shuffled == ([plain[0][at] for at in order], plain[1])
+
+
+# --- Shares -----------------------------------------------------------------------------------
 
 
 def test_the_share_is_that_of_the_dominant_dimension() -> None:
@@ -47,12 +156,27 @@ def test_pods_and_the_count_of_groups_are_left_apart() -> None:
     assert share_of({"cpu": 1, "pods": 9, "podgroups": 9}, {"cpu": 2, "pods": 1}).rounded() == 0.5
 
 
+def test_pods_count_where_nothing_but_groups_is_left_apart() -> None:
+    share = share_of({"cpu": 1, "pods": 9}, {"cpu": 2, "pods": 10}, apart={"podgroups"})
+    assert share.rounded() == 0.9
+
+
 def test_holding_what_is_not_deserved_is_an_infinite_share() -> None:
     assert share_of({"cpu": 1}, {}).rounded() == "inf"
+    assert share_of({"cpu": 1, "gpu": 1}, {"cpu": 9, "gpu": 0}).rounded() == "inf"
+
+
+def test_deserving_and_holding_nothing_of_a_resource_says_nothing() -> None:
+    assert share_of({"cpu": 1, "gpu": 0}, {"cpu": 2, "gpu": 0}).rounded() == 0.5
 
 
 def test_a_queue_without_anything_counts_as_served() -> None:
     assert share_of({}, {}).rounded() == 1.0
+    assert share_of({"cpu": 0}, {"cpu": 0, "pods": 7}).rounded() == 1.0
+
+
+def test_who_deserves_and_holds_nothing_has_a_share_of_nothing() -> None:
+    assert share_of({}, {"cpu": 4}).rounded() == 0.0
 
 
 def test_shares_are_compared_exactly() -> None:

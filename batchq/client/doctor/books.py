@@ -22,8 +22,7 @@ from batchq.api.transaction import (
 )
 from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
 from batchq.client.doctor.state import State
-from batchq.framework.ledger import scopes_of
-from batchq.framework.state import GroupState
+from batchq.framework.ledger import holders_in_store, title_of
 from batchq.store.rules import MOST, Held
 
 _READS = "reading (`+@read +multi +exec`) of batchq's keys"
@@ -73,8 +72,8 @@ def charges_of(state: State) -> dict[str, Held]:
         if node.status.ready:
             expected[f"node:{node.metadata.name}"] = ((CAPACITY,), capacity_of(node))
     for group in state.groups():
-        uid, scopes = group.metadata.uid, scopes_of(GroupState(group, (), 0))
-        expected[f"group:{uid}"] = (scopes, dict(group.status.charge))
+        uid = group.metadata.uid
+        expected |= holders_in_store(group)
         if group.status.phase not in TERMINAL:
             scope = objects_scope(group.metadata.namespace)
             expected[f"object:{uid}"] = ((scope,), {POD_GROUPS: ONE_GROUP})
@@ -142,7 +141,7 @@ def _differing_charges(
             expected.get(holder, nothing),
             found.get(holder, nothing),
         )
-        subject = titles.get(holder, holder)
+        subject = _title(holder, titles)
         for name in sorted({*should, *does}):
             if should.get(name, 0) != does.get(name, 0):
                 yield _difference(
@@ -172,6 +171,18 @@ def _titles(state: State) -> dict[str, str]:
     for pod in state.pods():
         titles[f"pod:{pod.metadata.uid}"] = f"Pod {full_name(pod)}"
     return titles
+
+
+def _title(holder: str, titles: Mapping[str, str]) -> str:
+    """Also of `group:<uid>:<scope>`: so a group is charged where those that it waits for to end
+    are charged beside it.
+    """
+    kind, _, rest = holder.partition(":")
+    uid, _, scope = rest.partition(":")
+    group = titles.get(f"{kind}:{uid}")
+    if holder in titles or group is None:
+        return titles.get(holder, holder)
+    return f"{group} (in {title_of(scope)})"
 
 
 def _told(name: str, units: int | None) -> str:

@@ -10,10 +10,11 @@
 --           delivery [field, JSON]
 --           event    JSON
 --       2 the leader's epoch or '', 3 overcommit in thousandths, 4 seconds to remember the answers,
---       5 changes kept, 6 events kept, 7 the key of the limits, for those who may only read them.
+--       5 changes kept, 6 events kept, 7 the key of the limits, for those who may only read them,
+--       8 the revision of the snapshot that it was decided on, or ''.
 -- Answers: JSON [revision, [answer, ...]]; an answer is [ok], [conflict | fenced | move, object],
---       [epoch, current] or [limit, scope, resource, need, limit, seen]. Asked again with the same
---       request, it answers the same and applies nothing.
+--       [conflict, the limits], [epoch, current] or [limit, scope, resource, need, limit, seen].
+--       Asked again with the same request, it answers the same and applies nothing.
 local answered = redis.call('GET', KEYS[1])
 if answered then return answered end
 -- A server that may not write (full, read-only) says so here, before anything has been written.
@@ -68,11 +69,6 @@ local function count(field, difference)
   end
 end
 
--- Sets the field, or removes it where the value is ''.
-local function put(hash, field, value)
-  if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
-end
-
 -- Whether nobody has led yet since the server was started: an epoch from before may have been
 -- given to somebody else, in what the server has forgotten.
 local function is_leaderless()
@@ -98,7 +94,7 @@ local function transact(writes, charges, limits, deliveries, events)
   for field, units in pairs(minus) do count(field, -units) end
   for field, units in pairs(plus) do count(field, units) end
   for _, charge in ipairs(charges) do put(KEYS[7], charge[1], charge[2]) end
-  for _, limit in ipairs(limits) do put(KEYS[8], limit[1], limit[2]) end
+  set_limits(limits)
   local revision = redis.call('GET', KEYS[3])
   for place, delivery in ipairs(deliveries) do
     redis.call('HSET', KEYS[9], delivery[1], revision .. ' ' .. place .. ' ' .. delivery[2])

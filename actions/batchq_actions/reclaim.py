@@ -1,0 +1,225 @@
+"""reclaim: between queues, those who hold less than they deserve take back what others borrow.
+
+A victim's queue, and each queue above it below the one that it has in common with the claimant's,
+is above what it deserves in a dimension that the claimant lacks, and stays at or above what is
+guaranteed to it; the claimant's side ends at or below what it deserves, so it is no victim for
+them. Equal queues leave each other alone. After gangs, pods beyond minMember claim one by one,
+from such pods of others or from groups no larger than what their queue lacks: so queues end even.
+
+Sources: Kueue's reclaimWithinCohort, Volcano's reclaim with the capacity plugin; kube-batch's
+reclaim evicted for ever (docs/faults.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from batchq.api.resources import Amounts, minus, plus
+from batchq.api.transaction import queue_scope
+from batchq.framework.claiming import (
+    ExtraClaim,
+    GangClaim,
+    dimensions_of,
+    elastic_claimants,
+    gang_claimants,
+)
+from batchq.framework.extras import waiting_extras
+from batchq.framework.moves import shape_at
+from batchq.framework.queue_shares import deserved_of_queues
+from batchq.framework.search import Decision, find_victims
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, Victim
+from batchq_actions.claims import let_happen, serve_claimants, try_claim
+
+POINT = "reclaimable"
+#: So many pods of one group claim in one session at most; the next goes on.
+_MOST_EXTRAS = 1_000
+
+
+class Reclaim:
+    """Victims of other queues."""
+
+    name = "reclaim"
+
+    def execute(self, session: Session) -> None:
+        if len(session.queues) < 2:
+            return
+        borrowers = _Borrowers(session)
+        serve_claimants(
+            session,
+            gang_claimants(session),
+            lambda _, group: _serve_gang(session, group, borrowers),
+        )
+        serve_claimants(
+            session,
+            elastic_claimants(session),
+            lambda _, group: _serve_extras(session, group, borrowers),
+        )
+
+
+class _Borrowers:
+    """The queues that hold more than they deserve of anything; found anew after each decision."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._decided = -1
+        self._names: list[str] = []
+
+    def others(self, queue: str) -> list[str]:
+        """All but one."""
+        if self._decided != len(self._session.joined):
+            self._decided = len(self._session.joined)
+            self._names = self._find()
+        return [name for name in self._names if name != queue]
+
+    def _find(self) -> list[str]:
+        session, found = self._session, []
+        deserved = deserved_of_queues(session)
+        for name, holding in session.ledger.holding.items():
+            if not holding or name not in session.queues:
+                continue
+            sums, right = session.ledger.sums.get(queue_scope(name), {}), deserved.get(name, {})
+            over = [one for one, units in sums.items() if one in right and units > right[one]]
+            if dimensions_of(session, name, over):
+                found.append(name)
+        return found
+
+
+def _serve_gang(session: Session, group: GroupState, borrowers: _Borrowers) -> None:
+    need = minus(group.reservation, session.ledger.charged(group))
+    if not _may_reclaim(session, group, need, group.reservation):
+        return
+    queues = borrowers.others(group.queue)
+    if queues:
+        claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
+        try_claim(session, claim, queues, action=Reclaim.name)
+
+
+def _may_reclaim(session: Session, group: GroupState, need: Amounts, asked: Amounts) -> bool:
+    """Whether its queue takes anything back at all, and could end as it has to."""
+    queue = session.queues.get(group.queue)
+    if queue is None or queue.record.spec.preemption.reclaim == "Never":
+        return False
+    return not _ends_above(session, group.queue, need, asked) or _borrows(session, group)
+
+
+def _borrows(session: Session, group: GroupState) -> bool:
+    return session.queues[group.queue].record.spec.preemption.borrowing != "Never"
+
+
+def _ends_above(session: Session, queue: str, need: Amounts, asked: Iterable[str]) -> bool:
+    """Whether a queue would hold more than it deserves in a dimension that is asked for."""
+    deserved = deserved_of_queues(session).get(queue, {})
+    scope = queue_scope(queue)
+    return any(
+        name in deserved and session.ledger.used(scope, name) + need.get(name, 0) > deserved[name]
+        for name in dimensions_of(session, queue, asked)
+    )
+
+
+class _FromOthers:
+    """The rule of both claims; `need` is the growth of the claimant's queue."""
+
+    claimant: GroupState
+    need: Amounts
+    asked: Amounts
+
+    def may_take(self, session: Session, victim: Victim) -> bool:
+        """Of another queue, agreed by the policies, and not while borrowing but as allowed."""
+        group = victim.group
+        if group.queue == self.claimant.queue:
+            return False
+        if not self._is_within(session, victim) and not self._may_borrow(session, victim):
+            return False
+        return session.vote(POINT, self.claimant, victim)
+
+    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+        """Looked at with each victim: what others hold does not change where this one ends."""
+        return True
+
+    def _is_within(self, session: Session, victim: Victim) -> bool:
+        mine, _ = session.tree.divide(self.claimant.queue, victim.group.queue)
+        return not any(_ends_above(session, name, self.need, self.asked) for name in mine)
+
+    def _may_borrow(self, session: Session, victim: Victim) -> bool:
+        most = session.queues[self.claimant.queue].record.spec.preemption.borrowing
+        priority = victim.group.priority
+        return most != "Never" and priority < self.claimant.priority and priority <= most
+
+
+@dataclass(frozen=True)
+class GangFromOthers(_FromOthers, GangClaim):
+    need: Amounts
+    asked: Amounts
+
+
+# --- Pods beyond minMember ------------------------------------------------------------------------
+
+
+def _serve_extras(session: Session, group: GroupState, borrowers: _Borrowers) -> None:
+    """As many pods as the rule allows, in one decision.
+
+    What works for some pods works for fewer, so the largest number is found by halving.
+    """
+    claims = _growing_claims(session, group)
+    queues = borrowers.others(group.queue) if claims else []
+    if not queues:
+        return
+    works: tuple[ExtrasFromOthers, Decision] | None = None
+    least, most = 1, len(claims)
+    while least <= most:
+        middle = (least + most + 1) // 2
+        decision = find_victims(session, claims[middle - 1], queues)
+        if decision is None:
+            most = middle - 1
+        else:
+            works, least = (claims[middle - 1], decision), middle + 1
+    if works is not None:
+        let_happen(session, *works, action=Reclaim.name)
+
+
+def _growing_claims(session: Session, group: GroupState) -> list[ExtrasFromOthers]:
+    """For one more pod, for two, and so on, while its queue stays within what it deserves."""
+    claims: list[ExtrasFromOthers] = []
+    asked: Amounts = {}
+    lacks = _lacks(session, group)
+    for count, extra in enumerate(waiting_extras(session, group), start=1):
+        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        asked = plus(asked, shape.requests)
+        if not _may_reclaim(session, group, asked, asked) or count > _MOST_EXTRAS:
+            break
+        claims.append(ExtrasFromOthers(group, count, asked, asked, lacks))
+    return claims
+
+
+def _lacks(session: Session, group: GroupState) -> Amounts:
+    """What the queue lacks to what it deserves."""
+    deserved = deserved_of_queues(session).get(group.queue, {})
+    used = session.ledger.sums.get(queue_scope(group.queue), {})
+    return {
+        name: max(0, deserved[name] - used.get(name, 0))
+        for name in dimensions_of(session, group.queue, deserved)
+    }
+
+
+@dataclass(frozen=True)
+class ExtrasFromOthers(_FromOthers, ExtraClaim):
+    """`lacks`: no whole group that is larger may go for single pods."""
+
+    need: Amounts
+    asked: Amounts
+    lacks: Amounts
+
+    def may_take(self, session: Session, victim: Victim) -> bool:
+        """As a gang, but for large groups."""
+        if victim.whole and not self._is_small(session, victim.group):
+            return False
+        return super().may_take(session, victim)
+
+    def _is_small(self, session: Session, group: GroupState) -> bool:
+        charge = session.ledger.charged(group)
+        return all(
+            charge[name] <= self.lacks.get(name, 0)
+            for name in dimensions_of(session, self.claimant.queue, charge)
+        )

@@ -1,0 +1,282 @@
+"""How queues stand: what each may have and holds, who borrows from whom, and who would go first.
+
+Read off a session that was opened to be looked at. What a queue holds is what the groups in it and
+in all queues below it are charged: `used` is what their pods have on nodes (live), `reserved` what
+is kept for them beyond that (promise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Pod, Queue
+from batchq.api.quantity import PODS
+from batchq.api.resources import Amounts, minus, of_pod, plus, total
+from batchq.api.transaction import POD_GROUPS, queue_scope
+from batchq.framework.candidates import share_path, victim_key
+from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.framework.tree import ROOT, QueueTree
+
+__all__ = ["ROOT", "FirstToGo", "Lien", "QueueView", "Stop"]
+
+
+class Stop(Struct, frozen=True):
+    """A queue that is stopped, and how: Hold or HoldAndDrain."""
+
+    queue: str
+    policy: str
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """A queue as lists show it. Amounts are in integer units; counts and sums are of its subtree.
+
+    `charged` is used + reserved, and what the ledger counts; `borrowed` what of it is above
+    `deserved`. `share` is charged / deserved where that is most, a number or "inf".
+    """
+
+    queue: Queue
+    parent: str
+    children: tuple[str, ...]
+    #: Queues between the root and this one.
+    depth: int
+    used: Amounts
+    reserved: Amounts
+    charged: Amounts
+    borrowed: Amounts
+    pending_groups: int
+    pending: Amounts
+    admitted_groups: int
+    running_groups: int
+    deserved: Amounts
+    #: What it states; of a queue with children at least the sum of theirs.
+    guarantee: Amounts
+    share: float | str
+    #: The stops that hold for it: its own and its ancestors', the highest first.
+    stops: tuple[Stop, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.queue.metadata.name
+
+    @property
+    def resources(self) -> list[str]:
+        """What it holds, deserves or is limited in, by name; pods only where they are deserved."""
+        spec = self.queue.spec
+        there = {
+            resource
+            for amounts in (self.charged, self.deserved)
+            for resource, units in amounts.items()
+            if units and resource not in (PODS, POD_GROUPS)
+        }
+        return sorted({*there, *spec.deserved, *spec.guarantee, *spec.capability})
+
+
+class Lien(Struct, frozen=True):
+    """A queue at the other end of a loan, and how much of each resource is or could be lent."""
+
+    queue: str
+    amounts: Amounts
+
+
+class FirstToGo(Struct, frozen=True, kw_only=True):
+    """A group that would have to give: all of it, or so many pods beyond its minMember."""
+
+    key: str
+    queue: str
+    priority: int
+    whole: bool
+    pods: int
+    gives: Amounts
+    started_at: int | None
+
+
+def queue_views(session: Session) -> list[QueueView]:
+    """Every queue, each before the queues below it, siblings by name."""
+    tree = session.tree
+    sums = _Sums(session)
+    deserved = deserved_of_queues(session)
+    return [_view(session, tree, sums, deserved, name) for name in _in_tree_order(session)]
+
+
+def lenders(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Lien]:
+    """Of what the queue borrows: which queues beside it and its ancestors deserve more than they
+    hold.
+    """
+    by_name = {view.name: view for view in views}
+    borrowed = by_name[name].borrowed
+    found = []
+    for other in _beside(tree, name):
+        view = by_name[other]
+        rest = _only(_resources(minus(view.deserved, view.charged)), borrowed)
+        if rest:
+            found.append(Lien(other, rest))
+    return found
+
+
+def borrowers(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Lien]:
+    """Of what the queue deserves and does not hold: which queues beside it and its ancestors hold
+    more than they deserve.
+    """
+    by_name = {view.name: view for view in views}
+    lent = _resources(minus(by_name[name].deserved, by_name[name].charged))
+    found = []
+    for other in _beside(tree, name):
+        over = _only(by_name[other].borrowed, lent)
+        if over:
+            found.append(Lien(other, over))
+    return found
+
+
+def first_to_go(session: Session, name: str) -> list[FirstToGo]:
+    """What holds room in a queue, in the order in which claimants would be given it.
+
+    As a search for victims does (batchq.framework.candidates): pods beyond minMember first, then
+    whole groups; among these the lowest priority, the queue with the largest share, the youngest
+    start, the uid. What is leaving already is left out; whom a policy protects is not.
+    """
+    there = [
+        group
+        for group in session.groups.values()
+        if name in group.chain and group.phase not in TERMINAL and group.charge()
+    ]
+    there = [group for group in there if not _is_leaving(session, group)]
+    there.sort(key=victim_key)
+    there.sort(key=lambda group: share_path(session, group.queue), reverse=True)
+    there.sort(key=lambda group: group.priority)
+    extras = [(group, _beyond_minimum(group)) for group in there]
+    return [
+        *(_gives(group, pods, whole=False) for group, pods in extras if pods),
+        *(_gives(group, _on_nodes(group), whole=True) for group in there),
+    ]
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+class _Sums:
+    """Counts and sums per queue, each group counted in its queue and in all above it."""
+
+    def __init__(self, session: Session) -> None:
+        self.used: dict[str, Amounts] = {}
+        self.pending: dict[str, Amounts] = {}
+        self.waiting: dict[str, int] = {}
+        self.admitted: dict[str, int] = {}
+        self.running: dict[str, int] = {}
+        for group in session.groups.values():
+            self._count(group)
+        for queue in session.queues.values():
+            asked = total(group.reservation for group in queue.line)
+            for name in session.tree.chain(queue.name):
+                self.pending[name] = plus(self.pending.get(name, {}), asked)
+                self.waiting[name] = self.waiting.get(name, 0) + len(queue.line)
+
+    def _count(self, group: GroupState) -> None:
+        held, phase = group.held, group.phase
+        for name in group.chain:
+            if held:
+                self.used[name] = plus(self.used.get(name, {}), held)
+            if phase in ADMITTED:
+                self.admitted[name] = self.admitted.get(name, 0) + 1
+            if phase == PodGroupPhase.RUNNING:
+                self.running[name] = self.running.get(name, 0) + 1
+
+
+def _view(
+    session: Session,
+    tree: QueueTree,
+    sums: _Sums,
+    deserved: Mapping[str, Amounts],
+    name: str,
+) -> QueueView:
+    charged = dict(session.ledger.sums.get(queue_scope(name), {}))
+    used, rightful = sums.used.get(name, {}), deserved.get(name, {})
+    return QueueView(
+        queue=session.queues[name].record,
+        parent=tree.parent_of.get(name, "" if name == ROOT else ROOT),
+        children=tree.children_of.get(name, ()),
+        depth=max(0, len(tree.chain(name)) - (1 if ROOT in session.queues else 2)),
+        used=used,
+        reserved=_resources(minus(charged, used)),
+        charged=charged,
+        borrowed=_resources(minus(charged, rightful)),
+        pending_groups=sums.waiting.get(name, 0),
+        pending=sums.pending.get(name, {}),
+        admitted_groups=sums.admitted.get(name, 0),
+        running_groups=sums.running.get(name, 0),
+        deserved=rightful,
+        guarantee=dict(tree.guarantee(name)),
+        share=share_of_queue(session, name).rounded(),
+        stops=_stops(session, tree.chain(name)),
+    )
+
+
+def _in_tree_order(session: Session) -> list[str]:
+    """The queues that are there, each before those below it."""
+    below = session.tree.children_of
+    found: list[str] = []
+    waiting = [ROOT]
+    while waiting:
+        name = waiting.pop()
+        found.append(name)
+        waiting.extend(reversed(below.get(name, ())))
+    # `default` comes with every session; in a world that leaves it out it stands last.
+    rest = set(session.queues).difference(found)
+    return [*(name for name in found if name in session.queues), *sorted(rest)]
+
+
+def _stops(session: Session, chain: Iterable[str]) -> tuple[Stop, ...]:
+    records = [session.queues[name].record for name in chain if name in session.queues]
+    return tuple(
+        Stop(record.metadata.name, record.spec.stop_policy)
+        for record in records
+        if record.spec.stop_policy != "None"
+    )
+
+
+def _beside(tree: QueueTree, name: str) -> list[str]:
+    """The siblings of a queue and of its ancestors, the nearest first."""
+    return [other for one in reversed(tree.chain(name)) for other in tree.siblings(one)]
+
+
+def _resources(amounts: Amounts) -> Amounts:
+    """Without counts of pods and groups, which nobody borrows."""
+    return {name: units for name, units in amounts.items() if name not in (PODS, POD_GROUPS)}
+
+
+def _only(amounts: Amounts, where: Mapping[str, int]) -> Amounts:
+    return {name: units for name, units in sorted(amounts.items()) if where.get(name)}
+
+
+def _is_leaving(session: Session, group: GroupState) -> bool:
+    return group.uid in session.pledged or any(
+        pod.status.terminating or pod.metadata.uid in session.pledged for pod in _on_nodes(group)
+    )
+
+
+def _on_nodes(group: GroupState) -> list[Pod]:
+    pods = [pod for pod in group.current() if pod.status.phase in ON_NODE]
+    return sorted(pods, key=lambda pod: (group.shape_of(pod).first, pod.spec.index))
+
+
+def _beyond_minimum(group: GroupState) -> list[Pod]:
+    ended = sum(pod.status.phase == PodPhase.SUCCEEDED for pod in group.current())
+    return _on_nodes(group)[max(0, group.min_member - ended) :]
+
+
+def _gives(group: GroupState, pods: list[Pod], *, whole: bool) -> FirstToGo:
+    gives = group.charge() if whole else total(of_pod(pod.spec.requests) for pod in pods)
+    return FirstToGo(
+        key=group.key,
+        queue=group.queue,
+        priority=group.priority,
+        whole=whole,
+        pods=len(pods),
+        gives=_resources(gives),
+        started_at=group.status.started_at,
+    )

@@ -1,0 +1,248 @@
+"""Whom a claimant could take, and in which order: what this session did, what ends anyway, victims.
+
+Pods beyond minMember come before whole groups; within each the lowest priority, then the queue with
+the largest share as it is by then, then the youngest start, then uid. Whether a victim may be taken
+is asked of the policies when its turn comes, about the state as it is by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.objects import Pod
+from batchq.framework.queue_shares import share_of_queue
+from batchq.framework.session import Session
+from batchq.framework.shares import Share
+from batchq.framework.state import GroupState, Victim
+
+Ask = Callable[[Victim], bool]
+
+
+def undoable(
+    session: Session, claimant: GroupState, queues: Iterable[str]
+) -> Iterator[tuple[Victim, bool]]:
+    """What this session admitted or bound in these queues and may take back: pods, then groups.
+
+    True with a group that goes back to how it was, False with a single pod. Groups about which
+    the session has decided with others' fate in hand stay.
+    """
+    by_queue = _undoable_by_queue(session)
+    lines = [by_queue[name] for name in queues if name in by_queue]
+    if not lines:
+        return
+    fixed = {claimant.uid, *(uid for uids in session.joined for uid in uids)}
+    for whole, _, victim in heapq.merge(*lines, key=lambda entry: entry[:2]):
+        if victim.group.uid not in fixed and _still_stands(session, victim):
+            yield victim, whole
+
+
+def _still_stands(session: Session, victim: Victim) -> bool:
+    """Whether what was found has not been taken back meanwhile."""
+    group = victim.group
+    if victim.pods:
+        return all(group.pods.get(pod.metadata.uid) is pod for pod in victim.pods)
+    return group.status is not (session.former or {})[group.uid][0]
+
+
+def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Victim]]]:
+    """Found once for an action, which does nothing itself that could be taken back."""
+    if session.undoable is not None:
+        return session.undoable
+    found: dict[str, list[tuple[bool, Any, Victim]]] = {}
+    for uid, (status, former) in (session.former or {}).items():
+        group = session.groups[uid]
+        if group.phase in TERMINAL:
+            continue
+        mine = found.setdefault(group.queue, [])
+        new = [pod for pod in group.pods.values() if _is_new(pod, former.get(pod.metadata.uid))]
+        was_admitted = status.phase == PodGroupPhase.PENDING and group.phase != status.phase
+        if new and not was_admitted and _was_ready(session, group, new):
+            mine += [
+                (False, victim_key(group, pod), Victim(group, (pod,), whole=False)) for pod in new
+            ]
+        elif new or was_admitted:
+            mine.append((True, victim_key(group), Victim(group, tuple(new), whole=True)))
+    for mine in found.values():
+        mine.sort(key=lambda entry: entry[:2])
+    session.undoable = found
+    return found
+
+
+def _is_new(pod: Pod, former: Pod | None) -> bool:
+    if pod.status.phase not in ON_NODE or pod.status.terminating:
+        return False
+    return former is None or former.status.attempt != pod.status.attempt
+
+
+def _was_ready(session: Session, group: GroupState, new: list[Pod]) -> bool:
+    """Whether the group had enough without these pods."""
+    placed = dict(group.placed)
+    for pod in new:
+        placed[pod.spec.task] -= 1
+    return sum(placed.values()) >= group.min_member and all(
+        placed[shape.task.name] >= shape.task.min_available for shape in group.tasks
+    )
+
+
+def ending(session: Session) -> list[tuple[GroupState, Pod]]:
+    """Pods that were told to stop and are owed to nobody, the first to end first.
+
+    Those of a claimant are not: in the ledger they count as what it has been promised itself.
+    """
+    found = [
+        (_ends_at(pod), pod.metadata.uid, group, pod)
+        for group in session.groups.values()
+        if not group.status.pledge.stands
+        for pod in group.pods.values()
+        if pod.status.terminating
+        and pod.status.phase in ON_NODE
+        and pod.metadata.uid not in session.pledged
+    ]
+    found.sort(key=lambda item: item[:2])
+    return [(group, pod) for _, _, group, pod in found]
+
+
+def _ends_at(pod: Pod) -> int:
+    return (pod.status.terminating_at or 0) + pod.spec.termination_grace
+
+
+def start_of(group: GroupState) -> int:
+    """Since when a group runs, or has been InQueue."""
+    status = group.status
+    known = (status.started_at, status.in_queue_at, status.reserved_at)
+    return next((at for at in known if at is not None), 0)
+
+
+def victim_key(group: GroupState, pod: Pod | None = None) -> tuple[Any, ...]:
+    """The order of victims of one queue: a group's own pods by their priority, too."""
+    if pod is None:
+        return (group.priority, -start_of(group), group.order, 0)
+    own = (_priority(group, pod), _place(group, pod))
+    return (group.priority, -_start_of_pod(pod), group.order, *own)
+
+
+def _in_turn(group: GroupState, pods: list[Pod]) -> Iterable[tuple[int, Pod]]:
+    """A group's pods in its own order: priority, youngest start, index; with the starts of
+    all of them, the youngest first, by which groups are compared with each other.
+    """
+    starts = sorted((_start_of_pod(pod) for pod in pods), reverse=True)
+    pods.sort(key=lambda pod: (_priority(group, pod), -_start_of_pod(pod), _place(group, pod)))
+    return zip(starts, pods, strict=True)
+
+
+def _start_of_pod(pod: Pod) -> int:
+    known = (pod.status.started_at, pod.status.bound_at)
+    return next((at for at in known if at is not None), 0)
+
+
+def _priority(group: GroupState, pod: Pod) -> int:
+    return group.priority if pod.spec.priority is None else pod.spec.priority
+
+
+def _place(group: GroupState, pod: Pod) -> int:
+    return group.shape_of(pod).first + pod.spec.index
+
+
+class Pool:
+    """The victims of some queues, in order; owned by one search."""
+
+    def __init__(self, session: Session, claimant: GroupState, queues: Iterable[str]) -> None:
+        self._session = session
+        self._claimant = claimant
+        self._queues = [name for name in queues if session.ledger.holding.get(name)]
+
+    def extras(self, ask: Ask) -> Iterator[Victim]:
+        """Pods beyond minMember, one at a time; whoever takes one asks for the next."""
+        heaps: dict[str, list[tuple[Any, int, Victim]]] = {}
+        for name in self._queues:
+            entries = [
+                ((group.priority, -start, group.order), place, Victim(group, (pod,), whole=False))
+                for group in self._groups(name)
+                if group.is_elastic
+                for place, (start, pod) in enumerate(_in_turn(group, self._stoppable(group)))
+            ]
+            if entries:
+                entries.sort(key=lambda entry: entry[:2])
+                heaps[name] = entries
+        yield from self._in_order(heaps, ask)
+
+    def groups(self, ask: Ask) -> Iterator[Victim]:
+        """Whole groups."""
+        heaps: dict[str, list[tuple[Any, int, Victim]]] = {}
+        for name in self._queues:
+            entries = [
+                (victim_key(group), 0, Victim(group, tuple(self._stoppable(group)), whole=True))
+                for group in self._groups(name)
+            ]
+            if entries:
+                entries.sort(key=lambda entry: entry[:2])
+                heaps[name] = entries
+        yield from self._in_order(heaps, ask)
+
+    def _groups(self, queue: str) -> list[GroupState]:
+        """Groups of the queue that hold something and have not been decided about.
+
+        Whom others have made way for in this session is not sent off in the same breath.
+        """
+        former = self._session.former or {}
+        served = {uids[0] for uids in self._session.joined}
+        return [
+            group
+            for group in self._session.ledger.holding[queue].values()
+            if group is not self._claimant
+            and group.uid not in served
+            and group.phase not in TERMINAL
+            # What this session has admitted is undone, not evicted.
+            and not (
+                group.uid in former
+                and former[group.uid][0].phase == PodGroupPhase.PENDING
+                and not former[group.uid][0].pledge.stands
+            )
+        ]
+
+    def _stoppable(self, group: GroupState) -> list[Pod]:
+        """Pods that hold a node and have not been told to stop."""
+        return [
+            pod
+            for pod in group.pods.values()
+            if pod.status.phase in ON_NODE and not pod.status.terminating
+        ]
+
+    def _in_order(
+        self, heaps: dict[str, list[tuple[Any, int, Victim]]], ask: Ask
+    ) -> Iterator[Victim]:
+        while heaps:
+            name = self._next_queue(heaps)
+            _, _, victim = heapq.heappop(heaps[name])
+            if not heaps[name]:
+                del heaps[name]
+            if self._is_there(victim) and ask(victim):
+                yield victim
+
+    def _next_queue(self, heaps: dict[str, list[tuple[Any, int, Victim]]]) -> str:
+        if len(heaps) == 1:
+            return next(iter(heaps))
+        lowest = min(heap[0][0][0] for heap in heaps.values())
+        names = [name for name, heap in heaps.items() if heap[0][0][0] == lowest]
+        if len(names) == 1:
+            return names[0]
+        shares = {name: share_path(self._session, name) for name in names}
+        most = max(shares.values())
+        return min(
+            (name for name in names if shares[name] == most), key=lambda name: heaps[name][0][:2]
+        )
+
+    def _is_there(self, victim: Victim) -> bool:
+        """Whether there is still something to take."""
+        group = victim.group
+        if not victim.whole:
+            return victim.pods[0].metadata.uid in group.pods
+        return group.reserved or any(pod.metadata.uid in group.pods for pod in victim.pods)
+
+
+def share_path(session: Session, queue: str) -> tuple[Share, ...]:
+    """The shares of a queue and those above it, the highest first."""
+    return tuple(share_of_queue(session, name) for name in session.tree.chain(queue)[1:])

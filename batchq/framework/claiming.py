@@ -1,0 +1,164 @@
+"""Claimants: who may have others evicted, and what it would take for them to fit.
+
+Two sorts. A *gang*: a Pending group that only limits refuse, or an InQueue one that no node takes;
+it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group that runs already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import Pod
+from batchq.api.quantity import PODS
+from batchq.api.reasons import Waiting
+from batchq.api.transaction import POD_GROUPS
+from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras
+from batchq.framework.gangs import bind_until_ready
+from batchq.framework.growth import over_any_limit
+from batchq.framework.moves import admit, create_pods
+from batchq.framework.placement import gang_of, slots_for
+from batchq.framework.pledges import enter_room
+from batchq.framework.search import Fit, room_taken
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.statement import Statement
+from batchq.framework.wanted import wanted_ordinals
+
+#: A Pending group claims only if nothing else than a lack of room keeps it waiting.
+_LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
+
+
+def gang_claimants(session: Session) -> list[GroupState]:
+    """Groups that wait for nothing but room, by queue, in order; not those that are promised any.
+
+    A group that is refused as not the first of its line, or for what no room helps, claims nothing.
+    """
+    if session.binding_refused is not None:
+        return []
+    return [
+        group
+        for group in session.groups.values()
+        if not group.status.pledge.stands
+        and _waits_for_room(session, group)
+        and may_evict(session, group)
+    ]
+
+
+def _waits_for_room(session: Session, group: GroupState) -> bool:
+    match group.phase:
+        case PodGroupPhase.PENDING:
+            # An action that comes before enqueue goes by what was said in the session before.
+            verdicts = session.refusals.get(group.uid, group.status.reasons)
+            return bool(verdicts) and all(verdict.reason in _LACK for verdict in verdicts)
+        case PodGroupPhase.IN_QUEUE:
+            return not group.is_external and not session.group_ready(group)
+        case _:
+            return False
+
+
+def may_evict(session: Session, group: GroupState) -> bool:
+    """Whether its priority class lets it take anything from others."""
+    wanted = group.record.spec.priority_class_name
+    for item in session.snapshot.priority_classes:
+        if item.metadata.name == wanted or (not wanted and item.spec.default):
+            return item.spec.preemption_policy != "Never"
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class GangClaim:
+    """minMember pods of a group, admitted and placed."""
+
+    claimant: GroupState
+
+    def fit(self, session: Session) -> Fit:
+        """Try it; see `batchq.framework.search`."""
+        group = self.claimant
+        # What is reserved already is asked about, too: a described world may hold more than fits.
+        asked = [] if group.reserved else session.refusals_at("admissible", group)
+        verdicts = asked or over_any_limit(session, group)
+        if verdicts:
+            lacking = (verdict.resource for verdict in verdicts if verdict.resource)
+            return Fit(fits=False, lacking=frozenset(lacking))
+        if group.is_external:
+            return Fit(fits=True)
+        gang = gang_of(session, group)
+        if not any(group.placed.values()):
+            for shape, count in gang:
+                if slots_for(session, shape, count) < count:
+                    return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+        with Statement(session) as statement:
+            start_gang(statement, group)
+            if session.group_ready(group):
+                return Fit(fits=True, room=room_taken(_new_pods(session, group)))
+        return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+
+
+def start_gang(statement: Statement, group: GroupState) -> None:
+    """Admit a claimant that is not yet, and bind what finds room."""
+    session = statement.session
+    enter_room(statement, group)
+    if group.phase == PodGroupPhase.PENDING:
+        admit(statement, group, reservation=group.reservation)
+        create_pods(statement, group, wanted_ordinals(group))
+    if not group.is_external:
+        bind_until_ready(session, statement, group)
+
+
+def _new_pods(session: Session, group: GroupState) -> list[Pod]:
+    """Pods that have been bound at this instant."""
+    return [
+        pod
+        for pod in group.current()
+        if pod.status.phase == PodPhase.BOUND and pod.status.bound_at == session.now_ms
+    ]
+
+
+# --- Pods beyond minMember ------------------------------------------------------------------------
+
+
+def elastic_claimants(session: Session) -> list[GroupState]:
+    """Groups that run with fewer pods than they would like."""
+    if session.binding_refused is not None:
+        return []
+    return [
+        group
+        for group in session.groups.values()
+        if group.is_elastic
+        and is_admitted(group)
+        and not group.is_external
+        and not group.status.pledge.stands
+        and group.queue in session.queues
+        and session.group_ready(group)
+        and next(iter(waiting_extras(session, group)), None) is not None
+        and may_evict(session, group)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraClaim:
+    """So many more pods of a group."""
+
+    claimant: GroupState
+    count: int
+
+    def fit(self, session: Session) -> Fit:
+        """Try it; see `batchq.framework.search`."""
+        group = self.claimant
+        with Statement(session) as statement:
+            bound, lacking = start_extras(statement, group, self.count)
+            if len(bound) == self.count:
+                return Fit(fits=True, room=room_taken(bound))
+        return Fit(fits=False, lacking=lacking)
+
+
+def dimensions_of(session: Session, queue: str, names: Iterable[str]) -> list[str]:
+    """Of these, those in which a queue's holding is compared with what it deserves.
+
+    The number of groups never is; the number of pods where the queue says what it deserves.
+    """
+    record = session.tree.records.get(queue)
+    stated = record.spec.deserved if record is not None else {}
+    return [name for name in names if name != POD_GROUPS and (name != PODS or name in stated)]

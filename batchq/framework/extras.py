@@ -1,0 +1,77 @@
+"""Pods beyond minMember: which ones wait, and binding some of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from batchq.api.objects import Pod
+from batchq.framework.gangs import pending_pods
+from batchq.framework.growth import over_limit_with
+from batchq.framework.moves import bind, create_pods, pod_of, shape_at
+from batchq.framework.placement import find_node, tasks_in_order
+from batchq.framework.session import Key, Session
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState
+from batchq.framework.statement import Statement
+from batchq.framework.wanted import beyond
+
+
+def waiting_extras(session: Session, group: GroupState) -> Iterator[Pod | int]:
+    """Pods without a node, and the ordinals of those that do not exist yet, in pods' order."""
+    pending = ((session.pod_key(group, pod), pod) for pod in pending_pods(session, group))
+    for _, extra in heapq.merge(pending, _unborn(session, group), key=lambda pair: pair[0]):
+        yield extra
+
+
+def _unborn(session: Session, group: GroupState) -> Iterator[tuple[Key, Pod | int]]:
+    for shape in tasks_in_order(session, group):
+        # The pods of a task differ by their index alone.
+        *head, _ = session.pod_key(group, pod_of(group, shape.first))
+        for ordinal in beyond(group, shape):
+            yield (*head, ordinal - shape.first), ordinal
+
+
+def start_extras(
+    statement: Statement, group: GroupState, count: int
+) -> tuple[list[Pod], frozenset[str]]:
+    """Bind up to `count` more pods of a group; those, and what the next one lacks."""
+    session = statement.session
+    bound: list[Pod] = []
+    lacking: frozenset[str] = frozenset()
+    refused: set[str] = set()
+    for extra in list(islice(waiting_extras(session, group), count + len(group.pods))):
+        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        if len(bound) == count:
+            break
+        if shape.task.name in refused:
+            continue
+        over = over_limit_with(session, group, shape)
+        node = None if over else find_node(session, shape)
+        if node is None:
+            refused.add(shape.task.name)
+            lacking = lacking or (
+                frozenset(verdict.resource for verdict in over)
+                or lacking_on_nodes(session, [(shape, 1)])
+            )
+            continue
+        pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
+        bound.append(bind(statement, group, pod, node.name))
+    return bound, lacking
+
+
+def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) -> frozenset[str]:
+    """The dimensions in which nodes are too full for these pods; all that they ask for, if each
+    dimension by itself would do.
+    """
+    wanted = list(wanted)
+    short = set()
+    for shape, count in wanted:
+        for name, units in shape.requests.items():
+            free = (node.free.get(name, 0) for node in session.nodes.values() if node.open)
+            if sum(max(0, one) // units for one in free) < count:
+                short.add(name)
+    if short:
+        return frozenset(short)
+    return frozenset(name for shape, _ in wanted for name in shape.requests)

@@ -1,0 +1,57 @@
+"""Placing a gang: minMember pods of a group, with every task's minAvailable, one after the other.
+
+The caller owns the Statement and decides what becomes of a gang that did not find room for all.
+"""
+
+from __future__ import annotations
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod
+from batchq.api.reasons import Verdict
+from batchq.framework.growth import over_limit_with
+from batchq.framework.moves import bind
+from batchq.framework.placement import explain_no_node, find_node
+from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState
+from batchq.framework.statement import Statement
+
+
+def bind_until_ready(session: Session, statement: Statement, group: GroupState) -> list[Verdict]:
+    """Bind what fits until the group is ready; else what nodes and limits say against the rest."""
+    refused: list[TaskShape] = []
+    for pod in least_first(session, group):
+        shape = group.shape_of(pod)
+        if shape in refused:
+            continue
+        node = find_node(session, shape)
+        if node is None:
+            refused.append(shape)
+            continue
+        if over := over_limit_with(session, group, shape):
+            return over
+        bind(statement, group, pod, node.name)
+        if session.group_ready(group):
+            break
+    return [explain_no_node(session, shape) for shape in refused]
+
+
+def least_first(session: Session, group: GroupState) -> list[Pod]:
+    """Pending pods, those that make up each task's minAvailable first."""
+    first: list[Pod] = []
+    rest: list[Pod] = []
+    placed = dict(group.placed)
+    for pod in pending_pods(session, group):
+        task = group.shape_of(pod).task
+        if placed[task.name] < task.min_available:
+            placed[task.name] += 1
+            first.append(pod)
+        else:
+            rest.append(pod)
+    return first + rest
+
+
+def pending_pods(session: Session, group: GroupState) -> list[Pod]:
+    """Its pods without a node, by priority, task, index."""
+    pods = [pod for pod in group.current() if pod.status.phase == PodPhase.PENDING]
+    return sorted(pods, key=lambda pod: session.pod_key(group, pod))

@@ -1,0 +1,267 @@
+"""Pledges: what victims owe to claimants, read from the records at the start of a session.
+
+A pledge is stored with its claimant. While one of its victims has not ended, the claimant waits,
+counts in the ledger for what its victims leave (batchq.framework.ledger), and the room that it is
+to take is kept for it, node by node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from batchq.api import intents
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.objects import Pledge, Pod
+from batchq.api.resources import Amounts, minus, named, of_pod, plus, smaller, total
+from batchq.framework.ledger import ByScope, charge_with_count, counted, falls_by
+from batchq.framework.state import GroupState
+
+if TYPE_CHECKING:
+    from batchq.framework.session import Session
+    from batchq.framework.statement import Statement
+
+
+def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
+    """Every claimant to which something is pledged, and its pledge."""
+    for group in session.groups.values():
+        if group.status.pledge.stands and group.phase not in TERMINAL:
+            yield group, group.status.pledge
+
+
+def keep_owing(session: Session) -> None:
+    """Let victims know to whom they are owed, before anything is charged."""
+    for claimant, pledge in standing_pledges(session):
+        note_pledge(session, claimant, pledge)
+
+
+def note_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
+    """Each victim is pledged once, and its claimant's charge follows its own."""
+    for uid in pledge.groups:
+        session.ledger.claimants.setdefault(uid, {})[claimant.uid] = claimant
+    for uid in pledge.holds:
+        session.pledged[uid] = claimant.uid
+
+
+def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
+    """The victims of a pledge that has ended owe nothing any more."""
+    for uid in pledge.groups:
+        session.ledger.claimants.get(uid, {}).pop(claimant.uid, None)
+    for uid in pledge.holds:
+        if session.pledged.get(uid) == claimant.uid:
+            del session.pledged[uid]
+
+
+def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tuple[Pod, ...]]]:
+    """The victims that have not ended: each group with its pledged pods; none, of an external
+    group whose claim still counts.
+    """
+    found: list[tuple[GroupState, tuple[Pod, ...]]] = []
+    for uid in pledge.groups:
+        group = session.groups.get(uid)
+        if group is None:
+            continue
+        if group.is_external:
+            if group.status.claim.is_open and pledge.holds.get(uid) == group.status.admission:
+                found.append((group, ()))
+            continue
+        pods = tuple(pod for pod in group.pods.values() if _still_there(pledge, pod))
+        if pods or leaves_whole(pledge, group):
+            found.append((group, pods))
+    return found
+
+
+def leaves_whole(pledge: Pledge, group: GroupState) -> bool:
+    """Whether all of a victim is to go, and it has not left yet: admitted anew, it has."""
+    return group.uid in pledge.whole and group.reserved and _same_admission(pledge, group)
+
+
+def _still_there(pledge: Pledge, pod: Pod) -> bool:
+    attempt = pledge.holds.get(pod.metadata.uid)
+    return attempt == pod.status.attempt and pod.status.phase in ON_NODE
+
+
+def _same_admission(pledge: Pledge, group: GroupState) -> bool:
+    """Whether the group has not left since it was pledged: any of its pods is one of then."""
+    return any(pod.metadata.uid in pledge.holds for pod in group.current())
+
+
+def owed_to(session: Session, claimant: GroupState) -> dict[str, Amounts]:
+    """Scope -> what the claimant's victims are still charged there; scopes of both only.
+
+    Never more than what is promised to the claimant: what its own pods hold counts in full.
+    """
+    owed: dict[str, Amounts] = {}
+    promised = claimant.status.pledge.extra or _promised(claimant)
+    mine = set(claimant.scopes)
+    for group, pods in victims_left(session, claimant.status.pledge):
+        amounts = _still_charged(claimant.status.pledge, group, pods)
+        for scope in group.scopes:
+            if scope in mine:
+                owed[scope] = plus(owed.get(scope, {}), amounts)
+    less = {scope: smaller(amounts, promised) for scope, amounts in owed.items()}
+    return {scope: named(amounts) for scope, amounts in less.items() if any(amounts.values())}
+
+
+def _promised(claimant: GroupState) -> Amounts:
+    """What the claimant is charged beyond what it holds."""
+    held = claimant.held
+    return minus(charge_with_count(claimant), counted(held) if held else {})
+
+
+def _still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> Amounts:
+    if group.is_external or leaves_whole(pledge, group):
+        return charge_with_count(group)
+    return falls_by(group, total(of_pod(pod.spec.requests) for pod in pods))
+
+
+def leaving(session: Session) -> dict[str, Amounts]:
+    """Scope -> what its sum falls by when all victims have ended, and their claimants count in
+    full.
+
+    Until then a queue that gives back to one claimant looks as if it still had too much, and
+    would have to give the same to the next.
+    """
+    claimants = _waiting_for_victims(session)
+    falls: dict[str, Amounts] = {}
+    for claimant in claimants:
+        pledge = claimant.status.pledge
+        for group, pods in victims_left(session, pledge):
+            amounts = _still_charged(pledge, group, pods)
+            for scope in group.scopes:
+                falls[scope] = plus(falls.get(scope, {}), amounts)
+    for claimant in claimants:
+        for scope, amounts in session.ledger.owed(claimant).items():
+            falls[scope] = minus(falls.get(scope, {}), amounts)
+    return falls
+
+
+def _waiting_for_victims(session: Session) -> list[GroupState]:
+    owners = session.ledger.claimants.values()
+    return list({one.uid: one for some in owners for one in some.values()}.values())
+
+
+def with_more_than_they_need(session: Session) -> list[GroupState]:
+    """Claimants whose victims leave more than is promised to them."""
+    return [
+        claimant
+        for claimant in _waiting_for_victims(session)
+        if minus(
+            total(
+                _still_charged(claimant.status.pledge, group, pods)
+                for group, pods in victims_left(session, claimant.status.pledge)
+            ),
+            counted(claimant.status.pledge.extra or _promised(claimant)),
+        )
+    ]
+
+
+def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
+    """Node -> what of the claimant's room is free there now; victims still hold the rest."""
+    there: dict[str, Amounts] = {}
+    for _, pods in victims_left(session, pledge):
+        for pod in pods:
+            node = pod.status.node
+            there[node] = plus(there.get(node, {}), of_pod(pod.spec.requests))
+    rooms = {node: minus(room, there.get(node, {})) for node, room in pledge.room.items()}
+    return {node: room for node, room in rooms.items() if room and node in session.nodes}
+
+
+# --- Rooms and moves --------------------------------------------------------------------------
+
+
+def keep_rooms(session: Session) -> None:
+    """Take what is kept for claimants off the nodes, until the session ends."""
+    for claimant, pledge in standing_pledges(session):
+        _take_room(session, claimant, kept_room(session, pledge))
+
+
+def _take_room(session: Session, claimant: GroupState, rooms: dict[str, Amounts]) -> None:
+    session.rooms[claimant.uid] = rooms
+    for name, room in rooms.items():
+        session.nodes[name].take(room)
+        session.node_changes.append(name)
+
+
+def _give_room(session: Session, claimant: GroupState) -> dict[str, Amounts]:
+    rooms = session.rooms.pop(claimant.uid, {})
+    for name, room in rooms.items():
+        session.nodes[name].give(room)
+        session.node_changes.append(name)
+    return rooms
+
+
+def enter_room(statement: Statement, claimant: GroupState) -> None:
+    """Let the claimant use what was kept for it."""
+    session = statement.session
+    rooms = _give_room(session, claimant)
+    if rooms:
+        statement.also_undo(lambda: _take_room(session, claimant, rooms))
+
+
+def make_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
+    """Victims owe their room to the claimant, which is kept for it from now on."""
+    note_pledge(statement.session, claimant, pledge)
+    statement.set_status(claimant, pledge=pledge)
+    resume_pledge(statement, claimant, pledge)
+    statement.say(intents.Pledge(group=claimant.key, victims=pledge.victims, action=pledge.action))
+
+
+def keep_room_anew(statement: Statement, claimant: GroupState) -> None:
+    """Victims have ended: keep what they have left for the claimant, too."""
+    session = statement.session
+    enter_room(statement, claimant)
+    _take_room(session, claimant, kept_room(session, claimant.status.pledge))
+    statement.also_undo(lambda: _drop_room(session, claimant))
+
+
+def resume_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
+    """Keep to a pledge that stands in the claimant's status."""
+    session = statement.session
+    note_pledge(session, claimant, pledge)
+    statement.also_undo(lambda: forget_pledge(session, claimant, pledge))
+    _take_room(session, claimant, kept_room(session, pledge))
+    statement.also_undo(lambda: _drop_room(session, claimant))
+    # Noted only now, its victims count for it.
+    session.ledger.recharge(claimant)
+
+
+def _drop_room(session: Session, claimant: GroupState) -> None:
+    _give_room(session, claimant)
+
+
+def end_pledge(statement: Statement, claimant: GroupState) -> None:
+    """Nothing is kept for the claimant any more; nothing happens if nothing was."""
+    pledge = claimant.status.pledge
+    if not pledge.stands:
+        return
+    session = statement.session
+    enter_room(statement, claimant)
+    forget_pledge(session, claimant, pledge)
+    statement.also_undo(lambda: note_pledge(session, claimant, pledge))
+    statement.set_status(claimant, pledge=Pledge())
+    statement.say(intents.EndPledge(group=claimant.key))
+
+
+def awaits_victims(session: Session, group: GroupState) -> bool:
+    """Whether a victim of what is pledged to the group has not ended yet."""
+    pledge = group.status.pledge
+    return pledge.stands and bool(victims_left(session, pledge))
+
+
+def gives_way_to(session: Session, group: GroupState) -> GroupState | None:
+    """The claimant before which this victim is not admitted again; None if there is none.
+
+    Nor before one that is admitted already and waits for the victim's pods to end: these would
+    count as what the victim reserves, and be promised twice.
+    """
+    for claimant in session.ledger.claimants.get(group.uid, {}).values():
+        is_pending = PodGroupPhase.PENDING in (claimant.phase, group.phase)
+        if is_pending and claimant.status.pledge.stands:
+            return claimant
+    return None
+
+
+def owed_by_scope(owed: ByScope) -> dict[str, Amounts]:
+    """As it is stored with the pledge: scopes in order, zeros left out."""
+    return {scope: dict(owed[scope]) for scope in sorted(owed) if owed[scope]}

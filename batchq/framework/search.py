@@ -1,0 +1,313 @@
+"""Finding victims: a trial on the session's own state, which is undone whatever comes of it.
+
+    nobody is evicted unless the claimant then reaches its minMember
+
+Victims leave the state one by one, as if their processes had ended; after each the claimant is
+tried against the limits and the nodes. What proves not to be needed is filled back, what was
+chosen last first. The idea, and the fill-back, are Kueue's (preemption.go, `minimalPreemptions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
+from batchq.api.resources import Amounts, of_pod, plus
+from batchq.framework.candidates import Pool, ending, undoable
+from batchq.framework.pledges import (
+    end_pledge,
+    keep_room_anew,
+    leaves_whole,
+    leaving,
+    resume_pledge,
+    victims_left,
+    with_more_than_they_need,
+)
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, Victim
+from batchq.framework.statement import Statement
+
+Kind = Literal["undo", "ending", "pod", "group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A victim of a trial, and how its group was before."""
+
+    kind: Kind
+    victim: Victim
+    former: tuple[PodGroupStatus, dict[str, Pod]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a trial stands: whether the claimant reaches what it claims, the room that it takes on
+    nodes if so, and the dimensions that it lacks if not.
+    """
+
+    fits: bool
+    room: dict[str, Amounts] = field(default_factory=dict)
+    lacking: frozenset[str] = frozenset()
+
+
+class Claim(Protocol):
+    """What a claimant wants, and from whom an action may take it."""
+
+    @property
+    def claimant(self) -> GroupState:
+        """Who claims."""
+
+    def fit(self, session: Session) -> Fit:
+        """Try it on the session as it is; leaves no trace."""
+
+    def may_take(self, session: Session, victim: Victim) -> bool:
+        """The action's own rule and the policies' votes, now."""
+
+    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+        """Whether the action may let it end like this, once the claimant fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Victims that suffice, none of them spare.
+
+    `undone`: what this session had done and takes back; `ending`: pods that stop anyway.
+    """
+
+    room: dict[str, Amounts]
+    undone: list[Taken]
+    ending: list[Victim]
+    victims: list[Victim]
+
+
+def find_victims(session: Session, claim: Claim, queues: list[str]) -> Decision | None:
+    """The victims in these queues that let the claimant have what it claims; None if they would
+    not suffice, or if what stops anyway will. Nothing in the session has changed afterwards.
+    """
+    session.leaving = leaving(session)
+    try:
+        with Statement(session) as trial:
+            decision = _Trial(session, trial, claim).run(queues)
+        session.leaving = {}
+        spare = decision is not None and decision.victims and _fits_when_victims_end(session, claim)
+        return None if spare else decision
+    finally:
+        session.lacking, session.leaving = frozenset(), {}
+
+
+def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
+    """Whether the victims of others leave more than is pledged, and enough for this claim, too.
+
+    Several small claimants would each take a large victim otherwise, where one is enough for all.
+    """
+    claimants = with_more_than_they_need(session)
+    if not claimants:
+        return False
+    with Statement(session) as trial:
+        for claimant in claimants:
+            pledge = claimant.status.pledge
+            for group, pods in victims_left(session, pledge):
+                if leaves_whole(pledge, group):
+                    _send_off(trial, Victim(group, pods, whole=True))
+                for pod in pods:
+                    if pod.metadata.uid in group.pods:
+                        _drop(trial, Victim(group, (pod,), whole=False))
+        for group, pod in ending(session):
+            _drop(trial, Victim(group, (pod,), whole=False))
+        for claimant in claimants:
+            keep_room_anew(trial, claimant)
+        return claim.fit(session).fits and claim.ends_well(session, [])
+
+
+class _Trial:
+    """Owns the victims chosen so far; everything that it does is undone by its caller."""
+
+    def __init__(self, session: Session, statement: Statement, claim: Claim) -> None:
+        self._session = session
+        self._statement = statement
+        self._claim = claim
+        self._taken: list[Taken] = []
+        self._fit = Fit(fits=False)
+
+    def run(self, queues: list[str]) -> Decision | None:
+        if not self._is_enough() and not self._take_until_enough(queues):
+            return None
+        self._fill_back()
+        return self._decision()
+
+    # ----------------------------------------------------------------------------------------
+
+    def _is_enough(self) -> bool:
+        self._fit = self._claim.fit(self._session)
+        self._session.lacking = self._fit.lacking
+        return self._fit.fits and self._claim.ends_well(self._session, self._victims())
+
+    def _victims(self) -> list[Victim]:
+        return [taken.victim for taken in self._taken if taken.kind in ("pod", "group")]
+
+    def _take_until_enough(self, queues: list[str]) -> bool:
+        for victim, whole in undoable(self._session, self._claim.claimant, queues):
+            if self._claim.may_take(self._session, victim):
+                self._take("undo", victim, put_back if whole else unbind)
+                if self._is_enough():
+                    return True
+        stopping = ending(self._session)
+        for group, pod in stopping:
+            self._take("ending", Victim(group, (pod,), whole=False), _drop)
+        if stopping and self._is_enough():
+            return True
+        pool = Pool(self._session, self._claim.claimant, queues)
+        for victim in pool.extras(self._may_take):
+            self._take("pod", victim, _drop)
+            if self._is_enough():
+                return True
+        for victim in pool.groups(self._may_take):
+            self._take("group", victim, _send_off)
+            if self._is_enough():
+                return True
+        return False
+
+    def _may_take(self, victim: Victim) -> bool:
+        return self._claim.may_take(self._session, victim)
+
+    def _take(self, kind: Kind, victim: Victim, leave: Callable[[Statement, Victim], None]) -> None:
+        group = victim.group
+        self._taken.append(Taken(kind, victim, (group.status, dict(group.pods))))
+        leave(self._statement, victim)
+
+    def _fill_back(self) -> None:
+        """Give back what is not needed, the last chosen first.
+
+        The very last is: without it the claimant did not fit. Only pods that end anyway are
+        counted in all at once.
+        """
+        if not self._taken:
+            return
+        fit, last = self._fit, self._taken[-1]
+        for taken in reversed(self._taken[:]):
+            is_needed = taken is last and taken.kind != "ending"
+            if is_needed or self._is_part_of_a_group(taken):
+                continue
+            spare = self._taken
+            self._taken = [other for other in spare if other is not taken]
+            with Statement(self._session) as attempt:
+                _restore(attempt, taken)
+                if self._is_enough():
+                    fit = self._fit
+                    attempt.keep_in(self._statement)
+                else:
+                    self._taken = spare
+        self._fit = fit
+
+    def _is_part_of_a_group(self, taken: Taken) -> bool:
+        """A pod of a group that leaves whole cannot stay."""
+        return not taken.victim.whole and any(
+            other.kind == "group" and other.victim.group is taken.victim.group
+            for other in self._taken
+        )
+
+    def _decision(self) -> Decision:
+        whole = {t.victim.group.uid for t in self._taken if t.kind == "group"}
+        return Decision(
+            room=self._fit.room,
+            undone=[taken for taken in self._taken if taken.kind == "undo"],
+            ending=[taken.victim for taken in self._taken if taken.kind == "ending"],
+            victims=[
+                self._with_all_its_pods(taken.victim) if taken.kind == "group" else taken.victim
+                for taken in self._taken
+                if taken.kind == "group"
+                or (taken.kind == "pod" and taken.victim.group.uid not in whole)
+            ],
+        )
+
+    def _with_all_its_pods(self, whole: Victim) -> Victim:
+        """A group that leaves takes those of its pods along that were chosen before it was."""
+        former = [
+            pod
+            for taken in self._taken
+            if taken.kind == "pod" and taken.victim.group is whole.group
+            for pod in taken.victim.pods
+        ]
+        return Victim(whole.group, (*former, *whole.pods), whole=True)
+
+
+# --- How victims leave, in a trial ----------------------------------------------------------------
+
+
+def put_back(statement: Statement, victim: Victim) -> None:
+    """A group goes back to how it was when the actions began."""
+    _put(statement, victim.group, *_former(statement.session, victim.group))
+
+
+def unbind(statement: Statement, victim: Victim) -> None:
+    """A pod that was bound in this session never was."""
+    _, pods = _former(statement.session, victim.group)
+    uid = victim.pods[0].metadata.uid
+    if uid in pods:
+        statement.put_pod(victim.group, pods[uid])
+    else:
+        statement.drop_pod(victim.group, uid)
+
+
+def _drop(statement: Statement, victim: Victim) -> None:
+    """A pod has ended."""
+    statement.drop_pod(victim.group, victim.pods[0].metadata.uid)
+
+
+def _send_off(statement: Statement, victim: Victim) -> None:
+    """A group has left, and its processes have ended."""
+    group = victim.group
+    end_pledge(statement, group)
+    statement.set_status(
+        group,
+        phase=PodGroupPhase.PENDING,
+        reserved_at=None,
+        reservation={},
+        pledge=Pledge(),
+        claim=GroupClaim(),
+    )
+    for uid, pod in list(group.pods.items()):
+        if pod.status.phase in ON_NODE and not pod.status.terminating:
+            statement.drop_pod(group, uid)
+
+
+def _former(session: Session, group: GroupState) -> tuple[PodGroupStatus, dict[str, Pod]]:
+    known = (session.former or {}).get(group.uid)
+    return known if known is not None else (group.status, dict(group.pods))
+
+
+def _restore(statement: Statement, taken: Taken) -> None:
+    status, pods = taken.former
+    group = taken.victim.group
+    if taken.kind in ("ending", "pod") or (taken.kind == "undo" and not taken.victim.whole):
+        for pod in taken.victim.pods:
+            statement.put_pod(group, pods[pod.metadata.uid])
+    else:
+        _put(statement, group, status, pods)
+
+
+def _put(
+    statement: Statement, group: GroupState, status: PodGroupStatus, pods: dict[str, Pod]
+) -> None:
+    had_pledge = group.status.pledge.stands
+    for uid in [uid for uid in group.pods if uid not in pods]:
+        statement.drop_pod(group, uid)
+    for uid, pod in pods.items():
+        if group.pods.get(uid) is not pod:
+            statement.put_pod(group, pod)
+    if group.status is not status:
+        statement.put_status(group, status)
+    if status.pledge.stands and not had_pledge:
+        resume_pledge(statement, group, status.pledge)
+
+
+def room_taken(pods: list[Pod]) -> dict[str, Amounts]:
+    """Node -> what these pods ask for there."""
+    room: dict[str, Amounts] = {}
+    for pod in pods:
+        node = pod.status.node
+        room[node] = plus(room.get(node, {}), of_pod(pod.spec.requests))
+    return room

@@ -1,0 +1,250 @@
+"""Carrying a decision out: victims are told to stop, and owe their room to the claimant.
+
+What this session had done for others is taken back without a trace. If nothing has to end first,
+the claimant starts at once; else it has a pledge, and waits. All of it is one commit.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from batchq.api import intents
+from batchq.api.intents import Intent
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Pledge, Pod
+from batchq.api.quantity import PODS
+from batchq.api.reasons import Leaving
+from batchq.api.resources import Amounts, minus, of_pod, plus, times, total
+from batchq.api.times import MINUTE
+from batchq.framework.claiming import ExtraClaim, GangClaim, start_gang
+from batchq.framework.extras import start_extras
+from batchq.framework.moves import evict, reserve, roll_back
+from batchq.framework.pledges import make_pledge
+from batchq.framework.search import Claim, Decision, Taken, put_back, unbind
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, Victim
+from batchq.framework.statement import Statement
+
+#: So much longer than the longest grace a claimant waits for its victims.
+PATIENCE_MS = 1 * MINUTE
+_REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED}
+
+
+def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -> None:
+    """Let it happen."""
+    claimant = claim.claimant
+    with Statement(session) as statement:
+        _take_back(statement, decision.undone)
+        for victim in decision.victims:
+            _evict(statement, claimant, victim, action)
+        left = _still_there(decision)
+        if left or _claims_left(decision):
+            _promise(statement, claim, decision, left, action)
+        else:
+            _start(statement, claim)
+        statement.commit()
+    groups = (claimant, *(victim.group for victim in (*decision.victims, *decision.ending)))
+    session.joined.append(tuple(dict.fromkeys(group.uid for group in groups)))
+
+
+# --- What this session did ----------------------------------------------------------------------
+
+
+def _take_back(statement: Statement, undone: list[Taken]) -> None:
+    """All at once: each looks through everything that was said in this session."""
+    groups = {taken.victim.group.key for taken in undone if taken.victim.whole}
+    pods = [taken.victim.pods[0] for taken in undone if not taken.victim.whole]
+    uids = {pod.metadata.uid for pod in pods}
+    names: set[tuple[str, ...]] = {
+        (f"{pod.metadata.namespace}/{pod.metadata.name}",) for pod in pods
+    }
+    if pods:
+        statement.retract(lambda intent: not _is_about(intent, groups, uids, names))
+    elif groups:
+        _retract(statement, groups)
+    for taken in undone:
+        leave = put_back if taken.victim.whole else unbind
+        leave(statement, taken.victim)
+
+
+def _forget(statement: Statement, group: GroupState) -> None:
+    """As if the actions had not touched the group."""
+    _retract(statement, {group.key})
+    put_back(statement, Victim(group, (), whole=True))
+
+
+def _retract(statement: Statement, groups: set[str]) -> None:
+    statement.retract(
+        lambda intent: isinstance(intent, intents.SetNodeReady) or intent.group not in groups
+    )
+
+
+def _is_about(
+    intent: Intent, groups: set[str], uids: set[str], names: set[tuple[str, ...]]
+) -> bool:
+    """Whether it is about one of these groups, or brought one of these pods into being or to a
+    node.
+    """
+    match intent:
+        case intents.SetNodeReady():
+            return False
+        case intents.Bind(uid=uid) if uid in uids:
+            return True
+        case intents.CreatePods(pods=pods) if pods in names:
+            return True
+        case _:
+            return intent.group in groups
+
+
+# --- Victims ------------------------------------------------------------------------------------
+
+
+def _evict(statement: Statement, claimant: GroupState, victim: Victim, action: str) -> None:
+    session, group = statement.session, victim.group
+    former = (session.former or {}).get(group.uid)
+    if victim.whole and former is not None and any(_is_new(pod, former[1]) for pod in victim.pods):
+        _forget(statement, group)
+    stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]
+    running = [pod for pod in stopped if pod.status.phase in ON_NODE]
+    _note_cost(statement, group, running, whole=victim.whole)
+    reason, by = _REASONS[action], claimant.key
+    if victim.whole:
+        message = f"{_WHY[action]} {by} of queue {claimant.queue}, priority {claimant.priority}"
+        roll_back(statement, group, reason, message, by=by, action=action)
+        return
+    for pod in running:
+        evict(statement, group, pod, reason, by=by, action=action)
+
+
+_WHY = {"preempt": "made room for", "reclaim": "gave back what its queue had borrowed, for"}
+
+
+def _is_new(pod: Pod, former: dict[str, Pod]) -> bool:
+    before = former.get(pod.metadata.uid)
+    return before is None or before.status.attempt != pod.status.attempt
+
+
+def _note_cost(statement: Statement, group: GroupState, pods: list[Pod], *, whole: bool) -> None:
+    """How often a group had to go, and what work that threw away, in resource-seconds."""
+    session, spent = statement.session, group.status.evictions
+    lost: Amounts = dict(spent.lost)
+    for pod in pods:
+        started_at = pod.status.started_at
+        if started_at is not None:
+            seconds = max(0, session.now_ms - started_at) // 1000
+            lost = plus(lost, times(of_pod(pod.spec.requests), seconds))
+    window_ms = session.settings.eviction_window_ms
+    recent = {
+        at: count for at, count in spent.recent.items() if int(at) + window_ms > session.now_ms
+    }
+    if pods:
+        recent[str(session.now_ms)] = recent.get(str(session.now_ms), 0) + len(pods)
+    statement.set_status(
+        group,
+        evictions=msgspec.structs.replace(
+            spent,
+            groups=spent.groups + whole,
+            pods=spent.pods + len(pods),
+            lost={name: units for name, units in lost.items() if units},
+            recent=recent,
+        ),
+    )
+
+
+def evicted_recently(session: Session) -> int:
+    """Pods evicted by preempt and reclaim within the window of the budget."""
+    since = session.now_ms - session.settings.eviction_window_ms
+    return sum(
+        count
+        for group in session.groups.values()
+        for at, count in group.status.evictions.recent.items()
+        if int(at) > since
+    )
+
+
+def exceeds_budget(session: Session, decision: Decision) -> bool:
+    """Whether so many evictions have to wait. One decision may exceed an untouched budget."""
+    budget = session.settings.eviction_budget
+    cost = sum(len(victim.pods) for victim in decision.victims)
+    if budget is None or not cost:
+        return False
+    spent = evicted_recently(session)
+    return spent > 0 and spent + cost > budget
+
+
+# --- The claimant -------------------------------------------------------------------------------
+
+
+def _still_there(decision: Decision) -> list[tuple[GroupState, Pod]]:
+    """The victims' pods that have to end first."""
+    found = []
+    for victim in (*decision.victims, *decision.ending):
+        for former in victim.pods:
+            pod = victim.group.pods.get(former.metadata.uid)
+            if pod is not None and pod.status.phase in ON_NODE:
+                found.append((victim.group, pod))
+    return found
+
+
+def _claims_left(decision: Decision) -> list[GroupState]:
+    """External victims whose consumers have to be gone first."""
+    return [
+        victim.group
+        for victim in decision.victims
+        if victim.group.is_external and victim.group.status.claim.is_open
+    ]
+
+
+def _promise(
+    statement: Statement,
+    claim: Claim,
+    decision: Decision,
+    left: list[tuple[GroupState, Pod]],
+    action: str,
+) -> None:
+    session, claimant = statement.session, claim.claimant
+    outside = _claims_left(decision)
+    ends_at = [(pod.status.terminating_at or 0) + pod.spec.termination_grace for _, pod in left]
+    ends_at += [group.status.claim.over_at or session.now_ms for group in outside]
+    pledge = Pledge(
+        claimant=claimant.key,
+        action="preempt" if action == "preempt" else "reclaim",
+        victims=(
+            *(f"{pod.metadata.namespace}/{pod.metadata.name}" for _, pod in left),
+            *(group.key for group in outside),
+        ),
+        holds={
+            **{pod.metadata.uid: pod.status.attempt for _, pod in left},
+            **{group.uid: group.status.admission for group in outside},
+        },
+        groups=tuple(dict.fromkeys([group.uid for group, _ in left] + [g.uid for g in outside])),
+        whole=tuple(victim.group.uid for victim in decision.victims if victim.whole),
+        room=decision.room,
+        extra=_extra(claim, decision),
+        made_at=session.now_ms,
+        expires=max(session.now_ms, *ends_at) + PATIENCE_MS,
+    )
+    if not claimant.reserved:
+        reserve(statement, claimant, f"for when {len(pledge.victims)} victims have ended")
+    make_pledge(statement, claimant, pledge)
+
+
+def _extra(claim: Claim, decision: Decision) -> Amounts:
+    """What pods beyond minMember are to take beyond what the reservation promises already."""
+    if not isinstance(claim, ExtraClaim):
+        return {}
+    group = claim.claimant
+    grown = group.charge_holding(plus(group.held, total(decision.room.values())))
+    # Never empty: that would be a gang's.
+    return minus(grown, group.charge()) or {PODS: 0}
+
+
+def _start(statement: Statement, claim: Claim) -> None:
+    """Nothing has to end first."""
+    match claim:
+        case ExtraClaim(claimant=group, count=count):
+            start_extras(statement, group, count)
+        case GangClaim(claimant=group):
+            start_gang(statement, group)
+        case _:
+            raise TypeError(f"{claim} is no claim that could start")

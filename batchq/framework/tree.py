@@ -1,0 +1,100 @@
+"""The tree of queues: who stands below whom, and what is guaranteed to each.
+
+Every queue stands below `root`, directly or through others. Only leaves hold groups. A store keeps
+the tree sound (batchq.changes); where a described snapshot does not, a queue whose parent is
+missing or stands below itself counts as a child of the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from batchq.api.objects import Queue
+from batchq.api.resources import Amounts, larger, total
+from batchq.api.transaction import queue_scope
+
+#: The queue above all others; it has a limit only where one is stated for it.
+ROOT = "root"
+
+
+class QueueTree:
+    """Names and numbers only; built once for each snapshot.
+
+    `parent_of` has every queue but the root, `children_of` every queue that has some, in order.
+    """
+
+    def __init__(self, queues: Iterable[Queue]) -> None:
+        self.records = {queue.metadata.name: queue for queue in queues}
+        self.parent_of: dict[str, str] = {}
+        for name in sorted(self.records):
+            if name != ROOT:
+                self.parent_of[name] = self._sound_parent(name)
+        self.children_of: dict[str, tuple[str, ...]] = {}
+        for name, parent in self.parent_of.items():
+            self.children_of[parent] = (*self.children_of.get(parent, ()), name)
+        self._chains: dict[str, tuple[str, ...]] = {}
+        self._guarantees: dict[str, Amounts] = {}
+        self._below: dict[str, Amounts] = {}
+
+    def _sound_parent(self, name: str) -> str:
+        above = name
+        for _ in range(len(self.records) + 1):
+            above = self.records[above].spec.parent or ROOT
+            if above == ROOT:
+                return self.records[name].spec.parent or ROOT
+            if above not in self.records or above == name:
+                return ROOT
+        return ROOT
+
+    def chain(self, name: str) -> tuple[str, ...]:
+        """From the root down to the queue itself: `("root", "org", "team")`."""
+        known = self._chains.get(name)
+        if known is None:
+            above = () if name == ROOT else self.chain(self.parent_of.get(name, ROOT))
+            known = self._chains[name] = (*above, name)
+        return known
+
+    def scopes(self, name: str) -> tuple[str, ...]:
+        """Where a group of the queue is summed, of queues: the root's first."""
+        return tuple(queue_scope(one) for one in self.chain(name))
+
+    def is_leaf(self, name: str) -> bool:
+        """Whether it may hold groups."""
+        return name != ROOT and name not in self.children_of
+
+    def siblings(self, name: str) -> tuple[str, ...]:
+        """The other children of its parent."""
+        same = self.children_of.get(self.parent_of.get(name, ""), ())
+        return tuple(one for one in same if one != name)
+
+    def leaves_below(self, name: str) -> tuple[str, ...]:
+        """The leaves of its subtree; itself, if it is one."""
+        below = self.children_of.get(name)
+        if below is None:
+            return (name,)
+        return tuple(leaf for child in below for leaf in self.leaves_below(child))
+
+    def guarantee(self, name: str) -> Mapping[str, int]:
+        """What it states; of a queue with children at least what is guaranteed to these."""
+        known = self._guarantees.get(name)
+        if known is None:
+            record = self.records.get(name)
+            stated = record.spec.guarantee if record is not None else {}
+            known = self._guarantees[name] = larger(stated, self.guaranteed_below(name))
+        return known
+
+    def guaranteed_below(self, name: str) -> Mapping[str, int]:
+        """What is guaranteed to its children together."""
+        known = self._below.get(name)
+        if known is None:
+            children = self.children_of.get(name, ())
+            known = self._below[name] = total(self.guarantee(child) for child in children)
+        return known
+
+    def divide(self, left: str, right: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Each queue and its ancestors below the lowest common one, the highest first."""
+        first, second = self.chain(left), self.chain(right)
+        same = 0
+        while same < min(len(first), len(second)) and first[same] == second[same]:
+            same += 1
+        return first[same:], second[same:]

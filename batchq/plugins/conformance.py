@@ -1,0 +1,36 @@
+"""conformance (preemptable, reclaimable): nothing is taken from groups that keep the system going.
+
+A veto on every victim in one of `namespaces`, by default `system` and `kube-system`; of all others
+no opinion. After kube-batch's and Volcano's plugin of this name, which goes by the names of two
+priority classes as well. Whoever may submit to such a namespace is safe from preempt and reclaim:
+keep them closed. Nothing wakes what it refused: a group never leaves its namespace.
+"""
+
+from __future__ import annotations
+
+from batchq.api.names import label_problem
+from batchq.api.notation import Malformed
+from batchq.api.objects import Value
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, Victim
+
+
+class ConformanceArguments(Value, frozen=True):
+    namespaces: tuple[str, ...] = ("system", "kube-system")
+
+
+class Conformance:
+    name = "conformance"
+    arguments = ConformanceArguments
+
+    def __init__(self, arguments: ConformanceArguments) -> None:
+        for place, name in enumerate(arguments.namespaces):
+            if problem := label_problem(name):
+                raise Malformed(("namespaces", place), problem)
+        self._protected = frozenset(arguments.namespaces)
+
+    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+        return False if victim.group.namespace in self._protected else None
+
+    def reclaimable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+        return self.preemptable(session, claimant, victim)

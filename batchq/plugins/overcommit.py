@@ -1,0 +1,143 @@
+"""overcommit (admissible): rule 4 with a factor for each resource, and rule 3 with one per queue.
+
+Arguments: `resources: {gpu: 1.0}`, a factor for each resource; `factor: 1.2`, for all others;
+`queues: {team-a: 1.5}`, a factor on a queue's capability. All are absent by default, and what is
+absent is not this plugin's business.
+
+    cluster: ledger + r <= ready resources x factor(resource)
+    queue:   ledger(queue) + r <= capability(queue) x factor(queue), and below it likewise
+
+Volcano's plugin of this name has one factor for the whole cluster, and users asked for these two
+(#2255, #3635, #4530, #5687: cpu may be promised twice, gpus may not).
+
+How it goes together with the store: the store re-checks every growth against its own limits, the
+setting `overcommit` for the cluster and `spec.overcommit` for a queue, and so does `capacity`. Of
+two limits the smaller holds. So this plugin only tightens: to promise cpu twice and gpus once, set
+`overcommit: 2` and here `resources: {gpu: 1}`. It is asked when groups are admitted; pods beyond
+minMember go by the store's limits alone.
+
+Refuses in line, and what never fits (with every node that was seen within a day, ready or not) out
+of line as ExceedsMaxQuota. Woken when a charge falls, a queue changes, or a node comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from batchq.api.notation import write_form
+from batchq.api.objects import Factor, Value
+from batchq.api.quantity import PODS
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts, scaled
+from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.framework.growth import claim_of
+from batchq.framework.ledger import title_of
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.plugins.limits import never_fits
+
+
+class OvercommitArguments(Value, frozen=True):
+    factor: Factor | None = None
+    resources: dict[str, Factor] = {}
+    queues: dict[str, Factor] = {}
+
+
+class _Bound(NamedTuple):
+    """What a scope may hold now, and the most that it could ever hold."""
+
+    scope: str
+    now: Mapping[str, int]
+    ever: Mapping[str, int]
+
+
+class Overcommit:
+    name = "overcommit"
+    arguments = OvercommitArguments
+
+    def __init__(self, arguments: OvercommitArguments) -> None:
+        self._factor = arguments.factor
+        self._resources = arguments.resources
+        self._queues = arguments.queues
+
+    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        bounds = list(self._bounds(session, group))
+        never = [
+            verdict
+            for bound in bounds
+            for verdict in never_fits(
+                group,
+                bound.ever,
+                plugin=self.name,
+                subject=f"overcommit of {title_of(bound.scope)}",
+                absent=None,
+            )
+        ]
+        return never or [
+            verdict for bound in bounds for verdict in self._over(session, group, bound)
+        ]
+
+    def _bounds(self, session: Session, group: GroupState) -> Iterator[_Bound]:
+        for name in reversed(group.chain):
+            queue = session.queues.get(name)
+            if queue is not None and name in self._queues:
+                limits = scaled(queue.record.spec.capability, self._queues[name])
+                yield _Bound(queue_scope(name), now=limits, ever=limits)
+        if not group.is_external:
+            yield _Bound(
+                CLUSTER,
+                now=self._overcommitted(session.ready_resources),
+                ever=self._overcommitted(session.known_resources),
+            )
+
+    def _overcommitted(self, resources: Mapping[str, int]) -> Amounts:
+        """What the nodes have times the factors, of resources that have one.
+
+        Pods are slots on machines, which `factor` for all resources does not multiply.
+        """
+        factors = {
+            name: self._resources.get(name, None if name == PODS else self._factor)
+            for name in resources
+        }
+        return {
+            name: units * factor // 1000
+            for name, units in resources.items()
+            if (factor := factors[name]) is not None
+        }
+
+    def _over(self, session: Session, group: GroupState, bound: _Bound) -> list[Verdict]:
+        of_cluster = bound.scope == CLUSTER
+        verdicts = []
+        for resource, need in claim_of(group).items():
+            limit = bound.now.get(resource)
+            if limit is None:
+                continue
+            seen = session.ledger.without(group, bound.scope, resource)
+            if seen + need > limit:
+                verdicts.append(
+                    Verdict(
+                        plugin=self.name,
+                        reason=(
+                            Waiting.WAITING_FOR_RESOURCES
+                            if of_cluster
+                            else Waiting.WAITING_FOR_QUOTA
+                        ),
+                        subject=title_of(bound.scope),
+                        resource=resource,
+                        need=need,
+                        limit=limit,
+                        seen=seen,
+                        detail=f"overcommit is {self._written(bound.scope, resource)} here",
+                        in_line=True,
+                    )
+                )
+        return verdicts
+
+    def _written(self, scope: str, resource: str) -> object:
+        factor = (
+            self._resources.get(resource, self._factor)
+            if scope == CLUSTER
+            else self._queues[scope.removeprefix(queue_scope(""))]
+        )
+        return write_form("factor", factor)

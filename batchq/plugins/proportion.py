@@ -1,0 +1,84 @@
+"""proportion (queueOrder, reclaimable): queues come first, and get back, by what they deserve.
+
+queueOrder: share = max over dimensions of ledger / deserved (batchq.framework.shares), where what a
+queue deserves comes from what it states, and else from its weight by water-filling, level by level
+(batchq.framework.queue_shares). The lowest share comes first, counting what this pass has admitted;
+in a tree the session compares level by level from the root. The method is max-min fairness, as in
+kube-batch's plugin of this name, but for each dimension by itself and without rounding.
+
+reclaimable, one of those that agree: the victim's queue and each of its ancestors below the one
+that it has in common with the claimant's,
+
+    is above deserved, before this victim and without what it is giving back to others already, in
+    a dimension that the claimant lacks,
+    has ledger - victim >= guarantee in every dimension that the victim gives back,
+    and is not `reclaimable: false`;
+
+else a refusal. `pods` counts as a dimension of deserved only where the queue's own `deserved` names
+it. kube-batch asks for all dimensions at once, after the victim: there a queue that asks for cpu
+alone is never above what it deserves of memory, and can keep the whole cluster. That the claimant's
+queue ends at or below deserved, so that it is no victim in turn, is for the action to see to.
+
+A refused victim is asked for again in the next session in which somebody claims; the answer
+changes when a charge, a queue or the ready nodes change, and as victims are chosen.
+"""
+
+from __future__ import annotations
+
+from batchq.api.resources import Amounts
+from batchq.api.transaction import queue_scope
+from batchq.framework.claiming import dimensions_of
+from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
+from batchq.framework.session import Session
+from batchq.framework.shares import Share
+from batchq.framework.state import GroupState, QueueState, Victim
+from batchq.plugins.victims import given_back
+
+
+class Proportion:
+    name = "proportion"
+
+    def queue_order(self, session: Session, queue: QueueState) -> Share:
+        return share_of_queue(session, queue.name)
+
+    def reclaimable(self, session: Session, claimant: GroupState, victim: Victim) -> bool:
+        _, giving = session.tree.divide(claimant.queue, victim.group.queue)
+        gives = given_back(victim)
+        return bool(giving) and all(
+            _may_be_taken_from(session, queue)
+            and _has_too_much(session, queue)
+            and _keeps_its_guarantee(session, queue, gives)
+            for queue in giving
+        )
+
+
+def _may_be_taken_from(session: Session, queue: str) -> bool:
+    state = session.queues.get(queue)
+    return state is None or state.record.spec.reclaimable
+
+
+def _has_too_much(session: Session, queue: str) -> bool:
+    """Whether it is above deserved in a dimension that the claimant lacks.
+
+    In a dimension that no node and no queue names there is nothing to share out.
+    """
+    deserved = deserved_of_queues(session).get(queue, {})
+    return any(
+        _keeps(session, queue, resource) > deserved[resource]
+        for resource in dimensions_of(session, queue, session.lacking)
+        if resource in deserved
+    )
+
+
+def _keeps_its_guarantee(session: Session, queue: str, gives: Amounts) -> bool:
+    guarantee = session.tree.guarantee(queue)
+    return all(
+        _keeps(session, queue, resource) - units >= guarantee.get(resource, 0)
+        for resource, units in gives.items()
+    )
+
+
+def _keeps(session: Session, queue: str, resource: str) -> int:
+    """What it holds, without what it is giving back to others already."""
+    scope = queue_scope(queue)
+    return session.ledger.used(scope, resource) - session.leaving.get(scope, {}).get(resource, 0)

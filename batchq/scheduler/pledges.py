@@ -1,0 +1,73 @@
+"""Pledges from session to session: what was promised is kept to, and ends.
+
+A claimant's pledge ends when it has been placed; when it loses its reservation; or with that when
+its victims have not ended in time. Whatever a pledge may evict and has not, every session evicts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Pledge
+from batchq.api.reasons import Leaving
+from batchq.framework.moves import evict, roll_back
+from batchq.framework.pledges import end_pledge, leaves_whole, standing_pledges, victims_left
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.framework.statement import Statement
+
+_REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED, "": Leaving.PREEMPTED}
+_LATE = "the victims that it was promised the room of did not end in time"
+
+
+def follow_pledges(session: Session) -> None:
+    """Let every claimant and its victims follow what has happened to the other."""
+    for claimant, pledge in list(standing_pledges(session)):
+        with Statement(session) as statement:
+            _follow(statement, claimant, pledge)
+            statement.commit()
+
+
+def _follow(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
+    session = statement.session
+    is_admitted = claimant.phase != PodGroupPhase.PENDING
+    # Without the action enqueue, groups are admitted without a reservation.
+    has_left = not is_admitted and not claimant.reserved
+    if has_left or (is_admitted and not pledge.extra and session.group_ready(claimant)):
+        end_pledge(statement, claimant)
+        return
+    if pledge.expires is not None and pledge.expires <= session.now_ms:
+        _give_up(statement, claimant)
+        return
+    left = victims_left(session, pledge)
+    for group, pods in left:
+        if leaves_whole(pledge, group):
+            reason = _REASONS[pledge.action]
+            message = f"made room for {claimant.key}"
+            roll_back(statement, group, reason, message, by=claimant.key, action=pledge.action)
+            continue
+        for pod in pods:
+            reason = _REASONS[pledge.action]
+            evict(statement, group, pod, reason, by=claimant.key, action=pledge.action)
+    if not left and pledge.made_at is not None:
+        _start_clock(statement, claimant, pledge)
+
+
+def _give_up(statement: Statement, claimant: GroupState) -> None:
+    """With the pledge a claimant loses its reservation; what runs already goes on without."""
+    if claimant.phase in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE):
+        roll_back(statement, claimant, Leaving.IN_QUEUE_TIMEOUT, _LATE)
+    else:
+        end_pledge(statement, claimant)
+
+
+def _start_clock(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
+    """The time for which victims were awaited does not count towards inQueueTimeout."""
+    waited = statement.session.now_ms - (pledge.made_at or 0)
+    since = claimant.status.in_queue_at
+    statement.set_status(
+        claimant,
+        pledge=msgspec.structs.replace(pledge, made_at=None),
+        in_queue_at=None if since is None else since + waited,
+    )

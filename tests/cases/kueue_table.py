@@ -1,0 +1,130 @@
+"""What batchq does with Kueue's cases: one row for each case, variant and row of the file.
+
+The rows are literal: what is expected here does not follow from what the file says, nor from what
+batchq does today. docs/peers-cases-kueue.md explains whatever is not `same`.
+"""
+
+from __future__ import annotations
+
+from tests.cases.peers import Row, differs, later, not_applicable, same
+
+#: K36 under every setting of Kueue's: who is deserved something first, else the older queue.
+_BY_SHARE = [
+    "old",
+    "new",
+    "new_high_pri",
+    "recently_evicted",
+    "old_borrowing",
+    "high_pri_borrowing",
+    "new_borrowing",
+    "evicted_borrowing",
+    "high_pri_borrowing_more",
+]
+
+TABLE: dict[str, Row] = {
+    "K01": same(
+        preempt={"z-low": "preempt"}, pending={"in": "WaitingForPreemption"}, starts=["in"]
+    ),
+    "K03": same(pending={"in": "WaitingForQuota"}),
+    "K04": same(
+        preempt={"y-mid": "preempt"}, pending={"in": "WaitingForPreemption"}, starts=["in"]
+    ),
+    "K06": same(
+        preempt={"c2-mid": "reclaim"}, pending={"in": "WaitingForPreemption"}, starts=["in"]
+    ),
+    "K07": same(pending={"in": "WaitingForQuota"}),
+    "K09": differs(pending={"in": "WaitingForQuota"}),
+    "K10/1": same(
+        preempt={"a-best-effort-low": "reclaim"},
+        pending={"in": "WaitingForPreemption"},
+        starts=["in"],
+    ),
+    "K10/2": same(pending={"in": "WaitingForQuota"}),
+    "K12": same(
+        preempt={"lend2-mid": "reclaim"}, pending={"in": "WaitingForPreemption"}, starts=["in"]
+    ),
+    "K13": same(pending={"in": "ExceedsMaxQuota"}),
+    "K15": same(
+        preempt={"admitted2": "reclaim"}, pending={"in": "WaitingForPreemption"}, starts=["in"]
+    ),
+    "K16": same(
+        preempt={"admitted2": "reclaim"}, pending={"in": "WaitingForPreemption"}, starts=["in"]
+    ),
+    "K18": same(
+        preempt={"b1": "reclaim"},
+        pending={"c-incoming": "WaitingForPreemption"},
+        starts=["c-incoming"],
+    ),
+    "K19": same(pending={"a-incoming": "WaitingForQuota"}),
+    "K21/1": differs(pending={"a-incoming": "WaitingForQuota"}),
+    "K21/2": same(pending={"b-incoming": "WaitingForQuota"}),
+    "K22/1": same(pending={"new": "WaitingForQuota"}),
+    "K22/2": same(pending={"new": "ExceedsMaxQuota"}),
+    "K24/1": same(admit=["wl1", "wl2"]),
+    "K24/2": same(admit=["wl1"], pending={"wl2": "WaitingForQuota"}),
+    "K25/1": same(admit=["b1-pending"], pending={"a2-pending": "WaitingForQuota"}),
+    "K25/2": same(pending={"a2-pending": "WaitingForQuota", "b1-pending": "WaitingForQuota"}),
+    "K25/3": same(pending={"a2-pending": "WaitingForQuota", "b1-pending": "WaitingForQuota"}),
+    "K27": same(pending={"incoming": "WaitingForQuota"}),
+    "K28": same(admit=["guaranteed"], pending={"best-effort": "WaitingForQuota"}),
+    "K30": differs(
+        preempt={"wl-rest-admitted": "reclaim"},
+        pending={"wl-hero": "WaitingForPreemption", "wl-tiny-pending": "WaitingForQuota"},
+        starts=["wl-hero", "wl-tiny-pending"],
+    ),
+    "K31": differs(admit=["c1"], pending={"b1": "WaitingForQuota"}),
+    "K33/1": same(order=["w2", "w1"]),
+    "K33/2": same(order=["w1", "w2"]),
+    "K33/3": same(order=["w2", "w1"]),
+    "K33/4": differs(order=["w2", "w1"]),
+    "K33/5": same(order=["w2", "w1"]),
+    "K33/6": same(order=["a", "b"]),
+    "K34/BestEffortFIFO/1": not_applicable,
+    "K34/BestEffortFIFO/2": same(
+        preempt={"quick": "preempt", "slow": "preempt"},
+        pending={"head": "WaitingForPreemption"},
+        starts=["head"],
+    ),
+    "K34/BestEffortFIFO/3": not_applicable,
+    "K34/BestEffortFIFO/4": not_applicable,
+    "K34/BestEffortFIFO/5": not_applicable,
+    "K34/BestEffortFIFO/6": not_applicable,
+    "K34/BestEffortFIFO/7": not_applicable,
+    "K34/BestEffortFIFO/8": same(admit=["follower"], pending={"head": "WaitingForQuota"}),
+    "K34/BestEffortFIFO/9": same(admit=["follower"], pending={"head": "WaitingForQuota"}),
+    "K34/BestEffortFIFO/10": not_applicable,
+    "K34/StrictFIFO/1": not_applicable,
+    "K34/StrictFIFO/2": same(pending={"follower": "WaitingForTurn", "head": "WaitingForQuota"}),
+    "K34/both/1": not_applicable,
+    "K34/bulk_example": same(
+        admit=["cpu-1", "cpu-2"],
+        pending={
+            "gpu-1": "WaitingForQuota",
+            "gpu-2": "WaitingForQuota",
+            "gpu-3": "WaitingForQuota",
+        },
+        starts=["gpu-1", "gpu-2", "gpu-3", "gpu-4"],
+    ),
+    "K36/1": differs(order=_BY_SHARE),
+    "K36/2": differs(order=_BY_SHARE),
+    "K36/3": differs(order=_BY_SHARE),
+    "K36/4": differs(order=_BY_SHARE),
+    "K37/evict": later,
+    "K37/delay_rules/1": later,
+    "K37/delay_rules/2": later,
+    "K37/delay_rules/3": later,
+    "K37/wake/1": later,
+    "K37/wake/2": later,
+    "K39/rows/1": same(admit=["w"]),
+    "K39/rows/2": later,
+    "K39/rows/3": later,
+    "K39/rows/4": later,
+    "K39/rows/5": later,
+    "K39/rows/6": later,
+    "K39/rows/7": later,
+    "K39/rows/8": later,
+    "K39/rows/9": later,
+    "K40/rows/1": not_applicable,
+    "K40/rows/2": not_applicable,
+    "K40/sync/1": later,
+}

@@ -1,0 +1,125 @@
+"""Playing a case of Volcano's, and what came of it in the words of its `expect`.
+
+`binds` is where the sessions of the first instant put pods, `waits` why those wait whom
+they left waiting, and `phase` the groups' phases by then; `evict` is who was evicted within a
+minute, by name, and `then` who was bound, and where, once the victims had ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from batchq.api.reasons import Verdict, Waiting
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.framework.session import Plugin, Session
+from batchq.framework.state import GroupState
+from batchq.scheduler.scheduler import Scheduler
+from batchq.sim.report import Outcome
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.cases.peers import HORIZON_S, Data, told_reason
+from tests.cases.volcano_world import actions_of, name_of, owner_of, world_of
+
+
+class RefusesOne:
+    """A policy of somebody else's that never lets one group in; stands in for Volcano's `-1`."""
+
+    name = "rejecter"
+    per_group = True
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        if group.key != self._key:
+            return []
+        return [Verdict(plugin=self.name, reason=Waiting.WAITING_FOR_QUOTA, detail="never")]
+
+
+def played(
+    world: Iterable[Data], config: Data, *, cycles: int, beside: Iterable[Plugin] = ()
+) -> Outcome:
+    """What `cycles` sessions make of the world; `beside`: plugins that batchq does not have."""
+    ours = assemble(read_config(yaml.safe_dump(config), "config"))
+    theirs = tuple((plugin, 1) for plugin in beside)
+    scheduler = Scheduler(
+        actions=ours.actions, plugins=(*ours.plugins, *theirs), settings=ours.settings
+    )
+    text = yaml.safe_dump_all(list(world), sort_keys=False)
+    result = Stage(read_world(text, "case"), scheduler).run(cycles, bounded=False)
+    assert result.refused == 0, "the store refused what a session decided"
+    assert result.refused_steps == ()
+    return result.outcome
+
+
+def came_of(case: Mapping[str, Any], waiting: str = "") -> Data:
+    """What comes of a case that is a world, under the default plugins and its own actions."""
+    beside = [RefusesOne("ns1/pga")] if "rejecter" in case.get("hooks", ()) else []
+    came = told(world_of(case, waiting), {"actions": actions_of(case)}, beside=beside)
+    left_out = {"phase"} - set(case["expect"]) | {key for key in came if not came[key]}
+    return {key: value for key, value in came.items() if key not in left_out}
+
+
+def told(world: list[Data], config: Data, *, beside: Iterable[Plugin] = ()) -> Data:
+    """A world's `binds`, `evict` and `then`, as far as there is anything to tell; and `phase`."""
+    beside = tuple(beside)
+    whole = played(world, config, cycles=200, beside=beside)
+    at_once = [cycle for cycle in whole.cycles if cycle.time == 0]
+    minute = [cycle for cycle in whole.cycles if cycle.time <= HORIZON_S]
+    first = played(world, config, cycles=len(at_once), beside=beside)
+    came = {
+        "binds": {pod: node for cycle in at_once for pod, node in cycle.bound.items()},
+        "evict": sorted(evicted.pod for cycle in minute for evicted in cycle.evicted),
+        "then": {
+            pod: node for cycle in minute[len(at_once) :] for pod, node in cycle.bound.items()
+        },
+    }
+    phases = {name: group.phase for name, group in first.podgroups.items()}
+    return {key: value for key, value in came.items() if value} | {
+        "waits": _waits(world, first),
+        "phase": phases,
+    }
+
+
+def _waits(world: Iterable[Data], first: Outcome) -> dict[str, str]:
+    """Why those still wait who had no pods from the start."""
+    ran = {
+        f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+        for item in world
+        if item["kind"] == "PodGroup" and item.get("status", {}).get("phase") == "Running"
+    }
+    return {
+        name: told_reason(group.reasons)
+        for name, group in first.podgroups.items()
+        if group.phase == "Pending" and name not in ran
+    }
+
+
+# --- Volcano's own results, beside ours ----------------------------------------------------------
+
+
+def agrees(case: Mapping[str, Any], came: Data) -> bool:
+    """Whether a world came to what Volcano expects of it.
+
+    Whom it expects to be Inqueue is let in here, and may have pods and run by then.
+    """
+    expect = case["expect"]
+    evicted = sorted(name_of(pod) for pod in expect.get("evict", ()))
+    checks = [came.get("evict", []) == evicted]
+    if "binds" in expect:
+        binds = {name_of(pod): node for pod, node in expect["binds"].items()}
+        checks.append(came.get("binds", {}) == binds)
+    for group, nodes in expect.get("pipelined", {}).items():
+        own = [name_of(pod["id"]) for pod in case["pods"] if owner_of(pod) == group]
+        placed = [came.get("then", {}).get(pod) for pod in own]
+        checks.append(all(node in nodes for node in placed))
+    for group, phase in expect.get("phase", {}).items():
+        found = came["phase"][name_of(group)]
+        checks.append(found in ({"InQueue", "Running"} if phase == "Inqueue" else {phase}))
+    if "session_jobs" in expect:
+        checks.append(sorted(came["phase"]) == expect["session_jobs"])
+    return all(checks)

@@ -1,0 +1,127 @@
+"""A small cluster on real processes on which groups take each other's room, and what they tell."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import ExitStack
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Evictions, Pod
+from batchq.daemon import embedded
+from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
+from tests.swarm.diary import Run, read_runs
+from tests.swarm.load import Design
+
+#: Long enough to be there until it is told to go: no test waits for its end.
+FOR_EVER = 100_000
+
+CLASSES = """
+apiVersion: batchq/v1
+kind: PriorityClass
+metadata: {name: high}
+spec: {value: 10}
+"""
+
+
+def two_queues(a: str, b: str) -> str:
+    """Queues a and b, each with such a spec."""
+    return f"""
+apiVersion: batchq/v1
+kind: Queue
+metadata: {{name: a}}
+spec: {a}
+---
+apiVersion: batchq/v1
+kind: Queue
+metadata: {{name: b}}
+spec: {b}
+"""
+
+
+class Cluster:
+    """A server, a scheduler and agents with quick settings; a context manager."""
+
+    def __init__(self, machine: Machine, *objects: str, schedulers: int = 1) -> None:
+        self.machine = machine
+        self.diaries = machine.root / "diaries"
+        self.diaries.mkdir()
+        self._closing = ExitStack()
+        embedded.ensure_server(machine.home)
+        self.client = self._closing.enter_context(machine.client())
+        self.schedulers: list[subprocess.Popen[str]] = []
+        self.agents: dict[str, subprocess.Popen[str]] = {}
+        for _ in range(schedulers):
+            self.start_scheduler()
+            until(lambda: self.client.schedulers().leader is not None, what="a scheduler leads")
+        for number, text in enumerate((CLASSES, *objects)):
+            machine.batchq("apply", "-f", str(machine.file(f"objects-{number}.yaml", text)))
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def start_scheduler(self) -> None:
+        """One more, with the quick settings and the actions and plugins that everybody has."""
+        config = ("--config", str(self.machine.quick))
+        self.schedulers.append(self.machine.start("scheduler", *config))
+
+    def agent(self, name: str, cpus: int = 2) -> None:
+        """A node with so many cpus, once it is ready."""
+        self.agents[name] = self.machine.agent(name, f"cpu={cpus},memory=512Mi")
+
+    def kill_leader(self) -> None:
+        """`kill -9`."""
+        with self.machine.store() as store:
+            leader = store.leader()
+        assert leader is not None
+        kill(int(leader.identity.split(":")[1]))
+
+    def kill_server(self) -> None:
+        """`kill -9`; it is back at once, with what it has written."""
+        server = embedded.running_server(self.machine.home)
+        assert server is not None
+        kill(server.pid)
+        embedded.ensure_server(self.machine.home)
+
+    def submit(self, design: Design) -> None:
+        """A group whose pods keep diaries."""
+        self.client.submit(design.manifest(self.diaries))
+
+    def runs(self) -> dict[str, list[Run]]:
+        """What the pods wrote, by their names; no entry for one that never began."""
+        return read_runs(self.diaries)
+
+    def runs_of(self, name: str) -> list[list[Run]]:
+        """The same of the pods of one group."""
+        return [runs for pod, runs in self.runs().items() if pod.startswith(f"{name}-main-")]
+
+    def begins(self, name: str, pods: int) -> None:
+        """Wait until so many pods of a group have begun."""
+        until(lambda: len(self.runs_of(name)) >= pods, what=f"{pods} pods of {name} have begun")
+
+    def resumes(self, name: str) -> None:
+        """Wait until all pods of a group that have run run again."""
+        until(lambda: all(len(runs) >= 2 for runs in self.runs_of(name)), what=f"{name} runs again")
+
+    def is_promised(self, name: str) -> bool:
+        """Whether something is pledged to a group."""
+        return group(self.client, name).status.pledge.stands
+
+    def spent(self, name: str) -> Evictions:
+        """What evictions have cost a group."""
+        return group(self.client, name).status.evictions
+
+    def completed(self, *names: str, within_s: float = 60.0) -> None:
+        """Wait until all these groups are."""
+        for name in names:
+            until(
+                lambda name=name: phase(self.client, name) == "Completed",  # type: ignore[misc]
+                within_s=within_s,
+                what=f"{name} is completed",
+            )
+
+    def held(self, name: str) -> list[Pod]:
+        """The pods of a group that are on a node."""
+        return [pod for pod in pods_of(self.client, name) if pod.status.phase in ON_NODE]

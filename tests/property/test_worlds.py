@@ -1,0 +1,65 @@
+"""Seeded worlds in which groups take from each other: the rules hold after every session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from batchq.sim.report import as_json
+from tests.worlds.making import described
+from tests.worlds.play import failures_of, play
+from tests.worlds.rules import Broken, Course
+
+SEEDS = 150
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 25))
+def test_no_seed_breaks_a_rule_of_preempt_and_reclaim(first: int) -> None:
+    failures = [one for one in failures_of(range(first, first + 25), processes=1) if one]
+    assert [f"python -m tests.worlds --seed {one.seed}: {one.why}" for one in failures] == []
+
+
+def test_the_worlds_are_such_that_both_actions_evict_pods_and_whole_groups() -> None:
+    met = set()
+    for seed in range(40):
+        for cycle in play(described(seed)).cycles:
+            left = {item.group for item in cycle.requeued}
+            for item in cycle.evicted:
+                if item.action:
+                    of = item.pod.split("-t")[0]
+                    met.add((item.action, "whole" if of in left else "pod"))
+    assert met >= {("preempt", "whole"), ("reclaim", "pod"), ("reclaim", "whole")}
+
+
+def test_a_pod_that_is_taken_twice_for_the_same_gang_is_noticed() -> None:
+    course = Course(static=True)
+    course.taken["default/claimant", "default/victim-t-0"] = 2
+    with pytest.raises(Broken, match="victim-t-0 was evicted 2 times for default/claimant"):
+        course.nobody_is_evicted_twice_for_the_same()
+
+
+_TELL = """
+from batchq.sim.report import as_json
+from tests.worlds.making import described
+from tests.worlds.play import play
+for seed in range(8):
+    print(as_json(play(described(seed))))
+"""
+
+
+def test_a_world_comes_to_the_same_under_any_hash_seed() -> None:
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", _TELL],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "42")
+    }
+    assert len(told) == 1
+    assert as_json(play(described(0))) in told.pop()

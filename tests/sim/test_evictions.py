@@ -1,0 +1,432 @@
+"""Who has to go for whom, in described worlds: preempt, reclaim, and what is promised meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchq.sim.report import Outcome
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    bound,
+    evicted,
+    group,
+    manifest,
+    node,
+    of,
+    outcome,
+    phases,
+    pod,
+    priority,
+    queue,
+    reasons,
+    requeued,
+    timeline,
+)
+
+ALL = "actions: [enqueue, allocate, reclaim, preempt]"
+
+
+def running(name: str, pods: int = 1, cpu: Any = 1, on: str = "n1", **more: Any) -> list[Manifest]:
+    """A group of which every pod runs since the instant 0."""
+    status = {"phase": "Running", "reservedAt": 0}
+    one = group(name, pods, cpu, status=status, **more)
+    each = [
+        pod(f"{name}-t-{index}", name, index, phase="Running", node=on, startedAt=0)
+        for index in range(pods)
+    ]
+    return [one, *each]
+
+
+def pledged(came: Outcome) -> list[tuple[int, dict[str, list[str]]]]:
+    return [(cycle.time, cycle.pledged) for cycle in came.cycles if cycle.pledged]
+
+
+def test_the_more_important_gang_takes_the_room_and_the_victim_comes_back_later() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        group("low", 4, runtime="300s", grace="10s"),
+        timeline({"at": "60s", "apply": group("hi", 2, runtime="100s", priorityClassName="high")}),
+        config=ALL,
+    )
+    victims = [f"default/low-t-{index}" for index in range(4)]
+    assert evicted(came) == [(60, [(name, "Preempted") for name in victims])]
+    assert requeued(came) == [(60, [("default/low", "Preempted")])]
+    assert pledged(came) == [(60, {"default/hi": victims})]
+    assert admitted(came) == [
+        (0, ["default/low"]),
+        (70, ["default/hi"]),
+        (170, ["default/low"]),
+    ]
+    assert phases(came) == {"hi": "Completed", "low": "Completed"}
+
+
+def test_an_equal_is_no_victim() -> None:
+    came = outcome(node("n1", 4), *running("first", 4), group("second", 2), config=ALL)
+    assert evicted(came) == []
+    assert reasons(came, "second") == ["WaitingForResources"]
+
+
+def test_nobody_is_evicted_for_a_gang_that_would_not_start_even_then() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        priority("higher", 20),
+        *running("low", 2),
+        *running("other", 2, priorityClassName="higher"),
+        group("gang", 3, priorityClassName="high"),
+        config=ALL,
+    )
+    assert evicted(came) == []
+
+
+def test_a_victim_that_proves_not_to_be_needed_is_spared() -> None:
+    """Kueue's `minimal set excludes low priority`."""
+    came = outcome(
+        node("n1", 6),
+        priority("z", -1),
+        priority("x", 1),
+        *running("z-low", 1, 1, priorityClassName="z"),
+        *running("y-mid", 1, 2),
+        *running("x-high", 1, 3, priorityClassName="x"),
+        group("in", 1, 2, priorityClassName="x"),
+        config=ALL,
+    )
+    assert evicted(came)[0] == (0, [("default/y-mid-t-0", "Preempted")])
+
+
+def test_pods_beyond_min_member_go_before_whole_groups() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("elastic", 3, minMember=2),
+        *running("low", 1),
+        group("hi", 1, priorityClassName="high"),
+        config=ALL,
+    )
+    assert evicted(came)[0] == (0, [("default/elastic-t-0", "Preempted")])
+    assert phases(came)["elastic"] == "Running"
+
+
+def test_of_an_array_only_the_less_important_gives_pods() -> None:
+    came = outcome(node("n1", 4), *running("array", 4, minMember=1), group("equal", 1), config=ALL)
+    assert evicted(came) == []
+
+
+def test_an_elastic_group_gives_pods_to_its_equals() -> None:
+    came = outcome(
+        node("n1", 4), *running("elastic", 4, minMember=2), group("equal", 2), config=ALL
+    )
+    assert evicted(came)[0] == (
+        0,
+        [("default/elastic-t-0", "Preempted"), ("default/elastic-t-1", "Preempted")],
+    )
+
+
+def test_of_equal_pods_the_one_that_started_last_goes() -> None:
+    came = outcome(
+        node("n1", 2),
+        priority("high", 10),
+        group("a", 2, status={"phase": "Running", "reservedAt": 0}, minMember=1),
+        pod("a-t-0", "a", 0, phase="Running", node="n1", startedAt=0),
+        pod("a-t-1", "a", 1, phase="Running", node="n1", startedAt=50),
+        group("hi", 1, priorityClassName="high"),
+        config=ALL,
+    )
+    assert evicted(came)[0] == (0, [("default/a-t-1", "Preempted")])
+
+
+def test_what_this_session_has_admitted_is_taken_back_without_a_trace() -> None:
+    """The large one comes first in line and does not fit; the small one took the rest."""
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("old", 2, cpu=1),
+        group("small", 2, 1),
+        group("large", 4, 1, priorityClassName="high", grace="1s"),
+        config=ALL,
+        cycles=1,
+    )
+    (cycle,) = came.cycles
+    assert cycle.admitted == []
+    assert cycle.created == []
+    assert cycle.bound == {}
+    assert [item.pod for item in cycle.evicted] == ["default/old-t-0", "default/old-t-1"]
+
+
+def test_what_ends_anyway_is_waited_for_before_anybody_is_evicted() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("low", 2),
+        group("leaving", 2),
+        *(
+            pod(
+                f"leaving-t-{index}",
+                "leaving",
+                index,
+                phase="Running",
+                node="n1",
+                startedAt=0,
+                terminating=True,
+            )
+            for index in range(2)
+        ),
+        group("hi", 2, priorityClassName="high"),
+        config=ALL,
+        cycles=1,
+    )
+    assert evicted(came) == []
+    assert pledged(came) == [(0, {"default/hi": ["default/leaving-t-0", "default/leaving-t-1"]})]
+
+
+def test_what_victims_leave_is_kept_for_the_claimant() -> None:
+    """A third group that comes while the victims stop, and would fit into what they leave."""
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("low", 4, grace="20s"),
+        group("hi", 2, priorityClassName="high", runtime="50s"),
+        timeline({"at": "10s", "apply": group("late", 4, priorityClassName="high")}),
+        config=ALL,
+    )
+    assert (20, ["default/hi"]) in admitted(came)
+    assert all("default/late" not in names for time, names in admitted(came) if time < 70)
+
+
+def test_its_victims_are_not_admitted_again_before_the_claimant() -> None:
+    came = outcome(
+        node("n1", 4),
+        node("n2", 1),
+        priority("high", 10),
+        *running("low", 2, 2, grace="20s"),
+        group("hi", 1, 4, priorityClassName="high", runtime="50s"),
+        timeline({"at": "5s", "apply": node("n3", 4)}),
+        config=ALL,
+    )
+    times = {name: time for time, names in admitted(came) for name in names}
+    assert times["default/hi"] <= times["default/low"]
+
+
+def test_a_class_that_preempts_nobody_waits() -> None:
+    never = manifest("PriorityClass", "polite", {"value": 10, "preemptionPolicy": "Never"})
+    came = outcome(
+        node("n1", 4),
+        never,
+        *running("low", 4),
+        group("hi", 2, priorityClassName="polite"),
+        config=ALL,
+    )
+    assert evicted(came) == []
+
+
+def test_a_queue_whose_policy_is_never_preempts_nothing() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        queue("q", preemption={"withinQueue": "Never"}),
+        *running("low", 4, queue="q"),
+        group("hi", 2, priorityClassName="high", queue="q"),
+        config=ALL,
+    )
+    assert evicted(came) == []
+
+
+def test_a_gang_in_queue_that_no_node_takes_claims_nodes() -> None:
+    """The cluster's sum would do, no single node does."""
+    came = outcome(
+        node("n1", 2),
+        node("n2", 2),
+        priority("high", 10),
+        *running("a", 1, on="n1", grace="5s"),
+        *running("b", 1, on="n2", grace="5s"),
+        group("wide", 1, 2, priorityClassName="high"),
+        config=ALL,
+    )
+    assert admitted(came)[0] == (0, ["default/wide"])
+    assert len(evicted(came)[0][1]) == 1
+    assert bound(came)[0] == (5, {"default/wide-t-0": "n1"})
+    assert (5, {"default/a-t-0": "n2"}) in bound(came)
+
+
+# --- Between queues -------------------------------------------------------------------------------
+
+
+def test_a_lender_takes_back_what_it_lent() -> None:
+    came = outcome(
+        node("n1", 8),
+        queue("a", deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 4}),
+        *running("borrower-1", 4, queue="b", grace="5s"),
+        *running("borrower-2", 4, queue="b", grace="5s"),
+        group("lender", 3, queue="a", runtime="10s"),
+        config=ALL,
+    )
+    assert evicted(came)[0][1][0] == ("default/borrower-1-t-0", "Reclaimed")
+    assert (5, ["default/lender"]) in admitted(came)
+
+
+def test_equal_queues_leave_each_other_alone() -> None:
+    came = outcome(
+        node("n1", 8),
+        queue("a"),
+        queue("b"),
+        *running("one", 4, queue="a"),
+        *running("two", 4, queue="b"),
+        group("three", 2, queue="a"),
+        group("four", 2, queue="b"),
+        config=ALL,
+    )
+    assert evicted(came) == []
+
+
+def test_a_queue_that_is_not_reclaimable_keeps_what_it_borrows() -> None:
+    came = outcome(
+        node("n1", 8),
+        queue("a", deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 4}, reclaimable=False),
+        *running("borrower", 8, queue="b"),
+        group("lender", 3, queue="a"),
+        config=ALL,
+    )
+    assert evicted(came) == []
+
+
+def test_no_queue_falls_below_its_guarantee() -> None:
+    came = outcome(
+        node("n1", 8),
+        queue("a", deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 4}, guarantee={"cpu": 4}),
+        *running("borrower", 6, queue="b"),
+        group("lender", 3, queue="a"),
+        config=ALL,
+    )
+    assert evicted(came) == [], "the gang of 6 would leave 0, and 4 are guaranteed"
+
+
+def test_who_would_borrow_in_turn_takes_nothing_back() -> None:
+    came = outcome(
+        node("n1", 8),
+        queue("a", deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 4}),
+        *running("borrower", 8, queue="b"),
+        group("large", 5, queue="a"),
+        config=ALL,
+    )
+    assert evicted(came) == []
+
+
+def test_extras_claim_until_queues_are_even() -> None:
+    came = outcome(
+        node("n1", 10),
+        queue("a"),
+        queue("b"),
+        *running("array", 10, queue="a", minMember=1, grace="10s"),
+        timeline({"at": "60s", "apply": group("other", 20, minMember=1, queue="b")}),
+        config=ALL,
+        cycles=60,
+    )
+    assert [(time, len(pods)) for time, pods in evicted(came)] == [(60, 1), (70, 4)]
+    assert came.queues["a"].allocated["cpu"] == "5"
+    assert came.queues["b"].allocated["cpu"] == "5"
+
+
+def test_a_guarantee_that_nobody_uses_is_kept_free() -> None:
+    came = outcome(
+        node("n1", 8),
+        queue("a", guarantee={"cpu": 4}),
+        queue("b"),
+        group("greedy", 8, minMember=1, queue="b"),
+        config=ALL,
+    )
+    assert came.queues["b"].allocated["cpu"] == "4"
+
+
+# --- Hygiene and promises -------------------------------------------------------------------------
+
+
+def test_a_group_that_has_only_just_started_is_spared_until_it_has_run_long_enough() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("low", 4, grace="5s"),
+        group("hi", 2, priorityClassName="high"),
+        config=f"{ALL}\nminRuntime: 2m",
+    )
+    assert evicted(came)[0][0] == 120
+
+
+def test_the_eviction_budget_spreads_what_is_not_urgent() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("one", 2, grace="1s"),
+        *running("two", 2, grace="1s"),
+        group("hi-1", 2, priorityClassName="high"),
+        timeline({"at": "60s", "apply": group("hi-2", 2, priorityClassName="high")}),
+        config=f"{ALL}\nevictionBudget: {{pods: 3, window: 10m}}",
+    )
+    assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 2), (600, 2)]
+
+
+def test_a_victim_that_does_not_end_does_not_bind_its_claimant_for_ever() -> None:
+    """The victim's node falls silent; its pod is written off, and the claimant starts elsewhere."""
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("low", 4, grace="10s"),
+        group("hi", 4, priorityClassName="high", runtime="10s"),
+        timeline({"at": "5s", "failNode": "n1"}, {"at": "50s", "recoverNode": "n1"}),
+        config=ALL,
+    )
+    assert of(came, "hi").phase == "Completed"
+
+
+def test_a_claimant_that_is_cancelled_or_suspended_gives_the_room_back() -> None:
+    came = outcome(
+        node("n1", 4),
+        priority("high", 10),
+        *running("low", 4, grace="30s"),
+        group("hi", 4, priorityClassName="high"),
+        timeline({"at": "5s", "suspend": "default/hi"}),
+        config=ALL,
+    )
+    assert phases(came) == {"hi": "Pending", "low": "Running"}
+    assert reasons(came, "hi")[0] == "Suspended"
+    assert admitted(came) == [(5, ["default/low"])], "beside its own pods that still stop"
+
+
+def test_a_pledge_that_a_file_states_is_kept_to() -> None:
+    claimant = group(
+        "hi",
+        2,
+        status={
+            "phase": "Pending",
+            "reservedAt": 0,
+            "pledge": {"victims": ["default/low-t-0", "default/low-t-1"]},
+        },
+        runtime="10s",
+    )
+    came = outcome(node("n1", 2), *running("low", 2, grace="7s"), claimant, config=ALL)
+    assert evicted(came)[0] == (
+        0,
+        [("default/low-t-0", "Preempted"), ("default/low-t-1", "Preempted")],
+    )
+    assert (7, ["default/hi"]) in admitted(came)
+
+
+def test_a_claimant_in_a_queue_that_holds_too_much_has_room_made_in_the_queue_too() -> None:
+    """Evicting `small` frees a node, and leaves the queue as full as it was."""
+    came = outcome(
+        node("n1", 3),
+        node("n2", 4),
+        priority("high", 1),
+        queue("q", capability={"cpu": 6}),
+        *running("small", 1, 1, queue="q"),
+        *running("big", 1, 4, on="n2", queue="q"),
+        group("claims", 1, 3, priorityClassName="high", queue="q", status={"phase": "InQueue"}),
+        config=ALL,
+    )
+    assert evicted(came)[0] == (0, [("default/big-t-0", "Preempted")])
+    assert phases(came)["claims"] == "Running"

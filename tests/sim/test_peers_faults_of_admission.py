@@ -1,0 +1,229 @@
+"""What kube-batch, Volcano and Kueue are complained about at admission, in small worlds: not here.
+
+docs/faults.md names these tests, and others, complaint by complaint.
+"""
+
+from __future__ import annotations
+
+from tests.sim.test_evictions import ALL, pledged, running
+from tests.sim.test_peers_faults import HIGH, labelled, task
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    bound,
+    created,
+    evicted,
+    group,
+    node,
+    outcome,
+    phases,
+    queue,
+    quota,
+    reasons,
+    requeued,
+    timeline,
+)
+
+
+def test_a_waiting_group_claims_room_without_having_a_single_pod() -> None:
+    """Volcano refuses the group at its enqueue, and whoever has no pods preempts nobody."""
+    came = outcome(
+        node("n1", 4),
+        HIGH,
+        *running("low", 4, grace="10s"),
+        group("hi", 2, priorityClassName="high"),
+        config=ALL,
+    )
+    assert pledged(came)[0][0] == 0
+    assert created(came) == [(10, ["default/hi-t-0", "default/hi-t-1"])]
+    assert bound(came) == [(10, {"default/hi-t-0": "n1", "default/hi-t-1": "n1"})]
+
+
+def test_a_waiting_group_reclaims_though_the_cluster_is_full() -> None:
+    came = outcome(
+        node("n1", 4),
+        node("n2", 4),
+        queue("one"),
+        queue("two"),
+        *running("array", 4, queue="one", minMember=1, grace="5s"),
+        *running("more", 4, on="n2", queue="one", minMember=1, grace="5s"),
+        group("new", 1, queue="two"),
+        config=ALL,
+    )
+    assert evicted(came) == [(0, [("default/array-t-0", "Reclaimed")])]
+    assert (5, ["default/new"]) in admitted(came)
+
+
+def test_many_that_are_in_queue_do_not_hold_up_the_more_important() -> None:
+    """What they reserve, and cannot use, fills the cluster's ledger."""
+    came = outcome(
+        labelled("n1", 2, disk="hdd"),
+        labelled("n2", 2, disk="ssd"),
+        HIGH,
+        *running("works", 2, priorityClassName="high"),
+        *(
+            group(
+                f"low-{number}",
+                tasks=task({"cpu": 1}, nodeSelector={"disk": "hdd"}),
+                status={"phase": "InQueue", "reservedAt": 0},
+            )
+            for number in range(2)
+        ),
+        group("hi", tasks=task({"cpu": 2}, nodeSelector={"disk": "ssd"}), priorityClassName="high"),
+        config=ALL,
+        cycles=3,
+    )
+    assert requeued(came) == [(0, [("default/low-0", "Preempted"), ("default/low-1", "Preempted")])]
+    assert bound(came) == [(0, {"default/hi-t-0": "n2"})]
+    assert evicted(came) == [], "none of them has a pod on a node"
+
+
+def of_small_ones(strategy: str) -> list[Manifest]:
+    """Every ten seconds comes a small group, and one that needs everything came before them."""
+    small = [
+        {"at": f"{10 * n}s", "apply": group(f"s{n}", 2, queue="q", runtime="20s")}
+        for n in range(1, 10)
+    ]
+    return [
+        node("n1", 4),
+        queue("q", strategy={"type": strategy}),
+        group("first", 2, queue="q", runtime="20s"),
+        group("second", 2, queue="q", runtime="30s"),
+        timeline(
+            {"at": "1s", "apply": group("big", 4, queue="q", runtime="10s")},
+            *small,
+        ),
+    ]
+
+
+def test_under_strict_fifo_a_stream_of_small_groups_does_not_starve_a_big_one() -> None:
+    came = outcome(*of_small_ones("StrictFIFO"), config=ALL)
+    assert admitted(came)[:3] == [
+        (0, ["default/first", "default/second"]),
+        (30, ["default/big"]),
+        (40, ["default/s1", "default/s2"]),
+    ]
+
+
+def test_best_effort_fifo_lets_small_groups_pass_until_the_stream_ends() -> None:
+    """That is what it is for; who does not want it names StrictFIFO."""
+    came = outcome(*of_small_ones("BestEffortFIFO"), config=ALL)
+    assert admitted(came)[1] == (20, ["default/s1"])
+    assert admitted(came)[-1] == (120, ["default/big"])
+
+
+def test_what_is_in_queue_and_can_not_start_gives_its_quota_back() -> None:
+    """Two nodes have a cpu left each, and the group needs two on one."""
+    came = outcome(
+        node("n1", 2),
+        node("n2", 2),
+        queue("q", capability={"cpu": 4}),
+        *running("a", 1, queue="q"),
+        *running("b", 1, on="n2", queue="q"),
+        group("stuck", 1, 2, queue="q"),
+        group("small", 2, 1, queue="q"),
+        config=ALL,
+        cycles=6,
+    )
+    assert admitted(came)[:2] == [(0, ["default/stuck"]), (300, ["default/small"])]
+    assert requeued(came)[0] == (300, [("default/stuck", "InQueueTimeout")])
+
+
+def test_resources_that_a_group_does_not_name_do_not_keep_it_out() -> None:
+    came = outcome(
+        node("n1", 8, gpu=1),
+        queue("q", capability={"cpu": 8, "gpu": 1}),
+        *running("trains", 1, queue="q", tasks=task({"cpu": 1, "gpu": 1})),
+        group("names-none", 4, queue="q"),
+        group("names-zero", queue="q", tasks=task({"cpu": 1, "gpu": 0})),
+        config=ALL,
+    )
+    assert admitted(came) == [(0, ["default/names-none", "default/names-zero"])]
+
+
+def test_a_queue_that_deserves_nothing_uses_what_is_idle() -> None:
+    came = outcome(node("n1", 4), queue("q", weight=0), group("all", 4, queue="q"), config=ALL)
+    assert phases(came) == {"all": "Running"}
+    assert came.queues["q"].deserved["cpu"] == "0"
+
+
+def test_a_finished_group_holds_nothing() -> None:
+    done = {"phase": "Completed", "reservedAt": 0}
+    came = outcome(
+        node("n1", 4),
+        queue("q", capability={"cpu": 4}, maxPodGroups=1),
+        group("done", 4, queue="q", minResources={"cpu": 4}, status=done),
+        group("next", 4, queue="q"),
+        config=ALL,
+    )
+    assert admitted(came) == [(0, ["default/next"])]
+
+
+def test_who_is_refused_by_one_plugin_is_charged_by_none() -> None:
+    """`refused` is within its namespace's quota, and above what is left to its queue."""
+    came = outcome(
+        node("n1", 8),
+        quota("default", cpu=5),
+        queue("q", capability={"cpu": 4}),
+        *running("works", 1, queue="q"),
+        group("refused", 4, queue="q"),
+        group("next", 3, queue="q"),
+        config=ALL,
+    )
+    assert admitted(came) == [(0, ["default/next"])]
+
+
+def test_a_group_without_stated_resources_is_asked_about_what_its_pods_need() -> None:
+    """Volcano admits a group without minResources whatever it is going to need."""
+    came = outcome(node("n1", 4), group("first", 3), group("second", 3), config=ALL)
+    assert admitted(came) == [(0, ["default/first"])]
+    assert reasons(came, "second") == ["WaitingForResources"]
+
+
+def test_what_evicted_pods_still_hold_is_nobody_elses() -> None:
+    """Kueue gives the quota to the next while the processes of the former go on."""
+    came = outcome(
+        node("n1", 4),
+        HIGH,
+        *running("low", 4, grace="20s"),
+        timeline(
+            {"at": "5s", "suspend": "default/low"},
+            {"at": "6s", "apply": group("next", 4, priorityClassName="high")},
+        ),
+        config=ALL,
+    )
+    assert evicted(came) == [(5, [(f"default/low-t-{n}", "Suspended") for n in range(4)])]
+    assert (25, ["default/next"]) in admitted(came)
+
+
+def test_who_does_not_recover_gives_everything_back_and_comes_again() -> None:
+    """Kueue stopped such a workload, and went on counting its quota."""
+    came = outcome(
+        node("n1", 2),
+        node("n2", 2),
+        queue("q", capability={"cpu": 4}),
+        group("broken", 2, 2, queue="q"),
+        group("next", 2, 1, queue="q", runtime="60s"),
+        timeline({"at": "10s", "failNode": "n1"}, {"at": "400s", "recoverNode": "n1"}),
+        config=ALL,
+    )
+    assert requeued(came) == [(310, [("default/broken", "RecoveryTimeout")])]
+    assert admitted(came) == [
+        (0, ["default/broken"]),
+        (340, ["default/next"]),
+        (400, ["default/broken"]),
+    ]
+    assert phases(came) == {"broken": "Running", "next": "Completed"}
+
+
+def test_a_thousandth_of_a_cpu_too_many_is_too_many() -> None:
+    """kube-batch lets 4009m fit into 4000m, and 1002m four times."""
+    came = outcome(
+        node("n1", 4),
+        group("one", 1, "4001m"),
+        group("four", 4, "1001m"),
+        group("exact", 4, "1000m"),
+        config=ALL,
+    )
+    assert admitted(came) == [(0, ["default/exact"])]
+    assert reasons(came, "four") == ["ExceedsMaxQuota"]

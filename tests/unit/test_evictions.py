@@ -1,0 +1,140 @@
+"""Evictions that went wrong once, each in the smallest world that showed it."""
+
+from __future__ import annotations
+
+import yaml
+
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    bound,
+    evicted,
+    group,
+    node,
+    outcome,
+    phases,
+    pod,
+    priority,
+    queue,
+    requeued,
+    timeline,
+)
+
+ALL = "actions: [enqueue, allocate, reclaim, preempt]\n"
+
+
+def running(
+    name: str, pods: int, on: str, *, of: int | None = None, **more: object
+) -> list[Manifest]:
+    """A group that runs with its first pods on a node; `of` is how many it would like."""
+    status = {"phase": "Running", "startedAt": 0}
+    return [
+        group(name, of or pods, status=status, **more),  # type: ignore[arg-type]
+        *(
+            pod(f"{name}-t-{index}", name, index, phase="Running", node=on, startedAt=0)
+            for index in range(pods)
+        ),
+    ]
+
+
+def pledged(*manifests: Manifest, config: str = ALL) -> list[dict[str, list[str]]]:
+    return [c.pledged for c in outcome(*manifests, config=config).cycles if c.pledged]
+
+
+def test_a_group_that_leaves_whole_owes_the_pods_too_that_were_chosen_before_it_was() -> None:
+    world = [
+        node("n1", 2),
+        priority("high", 10),
+        *running("victim", 2, "n1", grace="5s", minMember=1),
+        group("claimant", 2, priorityClassName="high"),
+    ]
+    assert pledged(*world) == [{"default/claimant": ["default/victim-t-0", "default/victim-t-1"]}]
+    assert phases(outcome(*world, config=ALL))["claimant"] == "Running"
+
+
+def test_without_enqueue_a_claimant_keeps_what_was_pledged_to_it_until_its_victims_end() -> None:
+    world = [
+        node("n1", 3),
+        priority("high", 10),
+        *running("victim", 3, "n1", grace="5s"),
+        group("claimant", 1, priorityClassName="high", status={"phase": "InQueue"}),
+    ]
+    told = outcome(*world, config="actions: [allocate, preempt]\n")
+    assert [len(cycle.pledged) for cycle in told.cycles if cycle.pledged] == [1]
+    assert evicted(told)[0][0] == 0
+    assert (5, {"default/claimant-t-0": "n1"}) in bound(told)
+
+
+def test_a_victim_is_not_admitted_again_on_pods_that_it_owes_to_one_who_runs_already() -> None:
+    world = [
+        node("n1", 6),
+        queue("lender"),
+        queue("borrower", weight=0),
+        *running("claimant", 1, "n1", of=6, queue="lender", minMember=1),
+        *running("victim", 5, "n1", queue="borrower", grace="30s"),
+    ]
+    told = outcome(*world, config=ALL, cycles=6)
+    assert requeued(told) == [(0, [("default/victim", "Reclaimed")])]
+    assert [time for time, groups in admitted(told) if "default/victim" in groups] == []
+
+
+def test_a_queue_that_gives_back_to_one_is_not_taken_below_its_guarantee_by_the_next() -> None:
+    world = [
+        node("n1", 10),
+        queue("giver", guarantee={"cpu": 4}, deserved={"cpu": 4}),
+        queue("one", deserved={"cpu": 3}),
+        queue("other", deserved={"cpu": 3}),
+        *running("first", 4, "n1", queue="giver", grace="30s"),
+        *running("second", 6, "n1", queue="giver", grace="30s"),
+        group("a", 3, queue="one"),
+        group("b", 3, queue="other", created=1),
+    ]
+    told = outcome(*world, config=ALL, cycles=1)
+    assert len(requeued(told)) == 1
+    assert len(requeued(told)[0][1]) == 1
+
+
+def test_pods_that_others_made_room_for_come_before_what_is_set_aside_for_a_strict_head() -> None:
+    world = [
+        node("n1", 6),
+        queue("lender"),
+        queue("borrower"),
+        queue("strict", strategy={"type": "StrictFIFO"}),
+        *running("claimant", 1, "n1", of=2, queue="lender", minMember=1, grace="0s"),
+        *running("victim", 5, "n1", queue="borrower", minMember=1, grace="5s"),
+        timeline({"at": "2s", "apply": group("head", 4, queue="strict", created=2)}),
+    ]
+    told = outcome(*world, config=ALL, cycles=8)
+    assert (5, {"default/claimant-t-1": "n1"}) in [
+        (time, {pod: on for pod, on in pods.items() if "claimant" in pod})
+        for time, pods in bound(told)
+    ]
+
+
+def test_what_a_reservation_promises_already_is_not_promised_twice_to_pods_beyond_it() -> None:
+    small = {"name": "small", "replicas": 2, "template": {"requests": {"cpu": 1}}}
+    large = {"name": "large", "replicas": 1, "template": {"requests": {"cpu": 2}}}
+    world = [
+        node("n1", 5),
+        priority("high", 10),
+        queue("lender", weight=3, preemption={"borrowing": 5}),
+        queue("borrower", weight=0),
+        *running("victim", 2, "n1", queue="borrower", minMember=1, grace="5s"),
+        group(
+            "claimant",
+            tasks=[small, large],
+            queue="lender",
+            minMember=1,
+            minResources={"cpu": 3},
+            priorityClassName="high",
+        ),
+    ]
+    scheduler = assemble(read_config(ALL, "config"))
+    stage = Stage(read_world(yaml.safe_dump_all(world), "world"), scheduler)
+    told = stage.run(1, bounded=False).outcome
+    assert [time for time, _ in evicted(told)] == [0]
+    assert stage.store.ledger()["cluster"]["cpu"] == 5000

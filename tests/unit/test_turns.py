@@ -1,0 +1,107 @@
+"""Which queue is served next, by hand-worked examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchq.assembly import assemble
+from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.framework.moves import admit, create_pods
+from batchq.framework.queue_shares import note_admission
+from batchq.framework.session import Session
+from batchq.framework.statement import Statement
+from batchq.framework.turns import Turns
+from batchq.framework.wanted import wanted_ordinals
+from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot, amounts, decide
+
+_SCHEDULER = assemble(SchedulerConfig())
+
+
+def _session(*objects: Any) -> Session:
+    return _SCHEDULER.open(a_snapshot(*objects), 0)
+
+
+def _admit(session: Session, name: str) -> None:
+    group = session.by_key[f"default/{name}"]
+    with Statement(session) as statement:
+        admit(statement, group, reservation=group.reservation)
+        create_pods(statement, group, wanted_ordinals(group))
+        statement.commit()
+    note_admission(session, group)
+
+
+def _tree() -> list[Any]:
+    return [a_queue("x"), a_queue("x1", parent="x"), a_queue("x2", parent="x"), a_queue("y")]
+
+
+def test_a_charge_moves_the_shares_of_every_queue_above_it() -> None:
+    waiting = [a_group(f"in-{name}", queue=name) for name in ("x1", "x2", "y")]
+    session = _session(a_node(cpu=9), *_tree(), *waiting)
+    turns = Turns(session, ["x1", "x2", "y"])
+    assert turns.next() == "x1"
+    _admit(session, "in-x1")
+    # x2 holds nothing yet, but x does.
+    assert turns.next() == "y"
+    _admit(session, "in-y")
+    assert turns.next() == "x2"
+
+
+def test_a_tree_is_served_level_by_level() -> None:
+    groups = [
+        a_group(f"{name}-{place}", queue=name) for name in ("x1", "x2", "y") for place in range(3)
+    ]
+    decided = decide(a_node(cpu=4), *_tree(), *groups)
+    assert decided.admitted == ["default/x1-0", "default/y-0", "default/x2-0", "default/y-1"]
+
+
+def test_an_admission_elsewhere_may_move_what_a_queue_deserves_and_so_its_turn() -> None:
+    session = _session(
+        a_node(cpu=16),
+        *(a_queue("a", weight=3), a_queue("b"), a_queue("c", deserved=amounts(cpu=4))),
+        *a_running_group("of-b", cpu=3, queue="b"),
+        *a_running_group("of-c", cpu=2, queue="c"),
+        *(a_group(f"more-{place}", queue="b") for place in range(9)),
+        a_group("wide", 8, queue="a", min_member=1),
+    )
+    turns = Turns(session, ["b", "c"])
+    assert turns.next() == "b"  # 3 of 11, and c 2 of 4
+    _admit(session, "wide")
+    assert turns.next() == "c"  # 3 of 4, and c 2 of 4
+
+
+def test_what_is_undone_gives_a_turn_back() -> None:
+    session = _session(a_node(cpu=9), *_tree(), a_group("g", queue="x1"), a_group("h", queue="y"))
+    turns = Turns(session, ["x1", "y"])
+    group = session.by_key["default/g"]
+    with Statement(session) as statement:
+        admit(statement, group, reservation=group.reservation)
+        assert turns.next() == "y"
+    assert turns.next() == "x1"
+
+
+def test_a_queue_that_is_done_leaves_its_level_to_the_others() -> None:
+    session = _session(a_node(cpu=9), *_tree())
+    turns = Turns(session, ["x1", "x2", "y"])
+    served = []
+    while (name := turns.next()) is not None:
+        served.append(name)
+        turns.drop(name)
+    assert served == ["x1", "x2", "y"]
+
+
+def test_a_queue_above_others_that_has_a_turn_itself_goes_before_them() -> None:
+    turns = Turns(_session(*_tree()), ["x1", "x", "y"])
+    served = []
+    while (name := turns.next()) is not None:
+        served.append(name)
+        turns.drop(name)
+    assert served == ["x", "x1", "y"]
+
+
+def test_one_line_for_all_stands_at_the_root_and_needs_no_key() -> None:
+    plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "proportion")
+    session = assemble(SchedulerConfig(plugins=plugins)).open(a_snapshot(a_node(cpu=1)), 0)
+    turns = Turns(session, ["root"])
+    assert turns.next() == "root"
+    turns.drop("root")
+    assert turns.next() is None

@@ -1,0 +1,224 @@
+"""Who may be taken: gang, priority, conformance, hygiene and drf, each asked by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import QueuePreemption
+from batchq.scheduler.timers import next_due_at
+from tests.builders import a_group, a_node, a_priority, a_queue
+from tests.unit.voting import answer, opened, running, some_pods, two_tasks, whole
+
+BOTH = ("preemptable", "reclaimable")
+
+# --- gang -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", BOTH)
+def test_pods_beyond_min_member_may_leave_one_by_one_and_the_others_not(point: str) -> None:
+    session = opened(*running("v", 3, minimum=2), a_group("c"), plugins=("gang",))
+    assert answer(session, point, "c", some_pods(session, "v", 2)) is None
+    assert answer(session, point, "c", some_pods(session, "v", 1, 2)) is False
+
+
+@pytest.mark.parametrize("point", BOTH)
+def test_a_gang_leaves_as_a_whole_or_stays(point: str) -> None:
+    session = opened(*running("v", 2), a_group("c"), plugins=("gang",))
+    assert answer(session, point, "c", some_pods(session, "v", 1)) is False
+    assert answer(session, point, "c", whole(session, "v")) is None
+
+
+def test_the_last_pod_of_an_array_is_not_one_beyond_min_member() -> None:
+    session = opened(*running("v", 1, minimum=1, replicas=5), a_group("c"), plugins=("gang",))
+    assert answer(session, "preemptable", "c", some_pods(session, "v", 0)) is False
+
+
+def test_a_pod_that_has_been_chosen_before_counts_no_more() -> None:
+    session = opened(*running("v", 3, minimum=2), a_group("c"), plugins=("gang",))
+    group = session.by_key["default/v"]
+    victim = some_pods(session, "v", 1)
+    leaving = group.pods["v-1-2"]
+    group.exchange("v-1-2", leaving, None)
+    assert answer(session, "preemptable", "c", victim) is False
+
+
+def test_a_pod_that_terminates_already_is_none_that_stays() -> None:
+    group, first, second, third = running("v", 3, minimum=2)
+    ending = structs.replace(third, status=structs.replace(third.status, terminating=True))
+    session = opened(group, first, second, ending, a_group("c"), plugins=("gang",))
+    assert answer(session, "preemptable", "c", some_pods(session, "v", 1)) is False
+
+
+def test_a_task_keeps_its_min_available_though_the_group_has_enough() -> None:
+    session = opened(*two_tasks("v", least=2, lead=1, work=3), a_group("c"), plugins=("gang",))
+    assert answer(session, "preemptable", "c", some_pods(session, "v", 0, task="lead")) is False
+    assert answer(session, "preemptable", "c", some_pods(session, "v", 2, task="work")) is None
+    two = some_pods(session, "v", 1, 2, task="work")
+    assert answer(session, "preemptable", "c", two) is None
+    three = some_pods(session, "v", 0, 1, 2, task="work")
+    assert answer(session, "preemptable", "c", three) is False
+
+
+# --- priority -------------------------------------------------------------------------------
+
+CLASSES = (a_priority("low", 1), a_priority("mid", 5), a_priority("high", 9))
+
+#: Claimant's class, victim's class -> may a gang be taken, its extras, an array's pods?
+BY_CLASS = {
+    ("high", "mid"): (True, True, True),
+    ("mid", "mid"): (False, True, False),
+    ("low", "mid"): (False, False, False),
+}
+
+
+def by_class(session: Any, point: str) -> tuple[bool | None, bool | None, bool | None]:
+    return (
+        answer(session, point, "c", whole(session, "gang")),
+        answer(session, point, "c", some_pods(session, "elastic", 2)),
+        answer(session, point, "c", some_pods(session, "array", 1)),
+    )
+
+
+def of_classes(claimant: str, victim: str, **preemption: Any) -> Any:
+    named: dict[str, Any] = {"priority_class_name": victim, "queue": "b"}
+    return opened(
+        *CLASSES,
+        a_queue("a", preemption=QueuePreemption(**preemption)),
+        a_queue("b"),
+        *running("gang", 2, **named),
+        *running("elastic", 3, minimum=2, **named),
+        *running("array", 2, minimum=1, **named),
+        a_group("c", priority_class_name=claimant, queue="a"),
+        plugins=("priority",),
+    )
+
+
+@pytest.mark.parametrize(("claimant", "victim"), BY_CLASS)
+def test_priority_agrees_to_what_is_less_important(claimant: str, victim: str) -> None:
+    session = of_classes(claimant, victim)
+    assert by_class(session, "preemptable") == BY_CLASS[claimant, victim]
+
+
+@pytest.mark.parametrize(("claimant", "victim"), BY_CLASS)
+def test_between_queues_lower_priority_is_the_rule_of_one_queue(claimant: str, victim: str) -> None:
+    session = of_classes(claimant, victim, reclaim="LowerPriority")
+    assert by_class(session, "reclaimable") == BY_CLASS[claimant, victim]
+
+
+def test_between_queues_the_default_is_that_priority_does_not_matter() -> None:
+    assert by_class(of_classes("low", "high"), "reclaimable") == (True, True, True)
+
+
+def test_a_queue_that_never_reclaims_is_refused_everybody() -> None:
+    session = of_classes("high", "low", reclaim="Never")
+    assert by_class(session, "reclaimable") == (False, False, False)
+
+
+# --- conformance ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", BOTH)
+@pytest.mark.parametrize("namespace", ["system", "kube-system"])
+def test_nothing_is_taken_from_what_keeps_the_system_going(point: str, namespace: str) -> None:
+    victims = (*running("v", namespace=namespace), *running("w", namespace="systems"))
+    session = opened(*victims, a_group("c"), plugins=("conformance",))
+    assert answer(session, point, "c", whole(session, "v", namespace)) is False
+    assert answer(session, point, "c", whole(session, "w", "systems")) is None
+
+
+def test_the_protected_namespaces_can_be_named() -> None:
+    victims = (*running("v", namespace="system"), *running("w", namespace="ops"))
+    session = opened(
+        *victims,
+        a_group("c"),
+        plugins=("conformance",),
+        plugin_config={"conformance": {"namespaces": ["ops"]}},
+    )
+    assert answer(session, "preemptable", "c", whole(session, "v", "system")) is None
+    assert answer(session, "preemptable", "c", whole(session, "w", "ops")) is False
+
+
+# --- hygiene --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", BOTH)
+def test_who_has_run_for_less_than_min_runtime_is_no_victim(point: str) -> None:
+    world = (*running("v", started=10_000), a_group("c"))
+    early = opened(*world, plugins=("hygiene",), now_ms=39_999, min_runtime_ms=30_000)
+    assert answer(early, point, "c", whole(early, "v")) is False
+    late = opened(*world, plugins=("hygiene",), now_ms=40_000, min_runtime_ms=30_000)
+    assert answer(late, point, "c", whole(late, "v")) is None
+
+
+def test_without_min_runtime_nobody_is_protected() -> None:
+    session = opened(*running("v", started=10), a_group("c"), plugins=("hygiene",), now_ms=10)
+    assert answer(session, "preemptable", "c", whole(session, "v")) is None
+
+
+def test_a_group_that_is_in_queue_and_does_not_run_is_not_protected() -> None:
+    world = (*running("v", phase=PodGroupPhase.IN_QUEUE), a_group("c"))
+    session = opened(*world, plugins=("hygiene",), min_runtime_ms=30_000)
+    assert answer(session, "preemptable", "c", whole(session, "v")) is None
+
+
+def test_the_end_of_a_protection_wakes_a_session() -> None:
+    early, late = running("v", started=10_000), running("w", started=5_000)
+    world = (a_node(cpu=4), *early, *late, a_group("c"))
+    session = opened(*world, plugins=("hygiene",), now_ms=36_000, min_runtime_ms=30_000)
+    assert next_due_at(session) == 40_000
+    ended = running("e", started=10_000, phase=PodGroupPhase.COMPLETED)[0]
+    session = opened(ended, plugins=("hygiene",), now_ms=36_000, min_runtime_ms=30_000)
+    assert next_due_at(session) == 7 * 86_400_000
+    session = opened(*world, plugins=("hygiene",), now_ms=36_000)
+    assert next_due_at(session) is None
+
+
+# --- drf ------------------------------------------------------------------------------------
+
+
+def test_drf_takes_extra_pods_as_long_as_the_victim_keeps_as_much_as_the_claimant_gets() -> None:
+    world = (
+        a_node(cpu=8, memory="8Gi"),
+        *running("v", 4, minimum=1),
+        a_group("one", cpu=3),
+        a_group("two", cpu="3001m"),
+    )
+    session = opened(*world, plugins=("drf",))
+    assert answer(session, "preemptable", "one", some_pods(session, "v", 3)) is True
+    assert answer(session, "preemptable", "two", some_pods(session, "v", 3)) is False
+    assert answer(session, "preemptable", "one", some_pods(session, "v", 2, 3)) is False
+
+
+def test_drf_compares_the_dominant_share_of_each() -> None:
+    """3 of 8 cpu is less than 7 of 16 GiB: the dimensions differ, the shares compare."""
+    world = (a_node(cpu=8, memory="16Gi"), *running("v", 4, minimum=1))
+    memory = a_group("m", min_resources={"memory": 7 * 2**30})
+    less = a_group("l", min_resources={"memory": 6 * 2**30})
+    session = opened(*world, memory, less, plugins=("drf",))
+    assert answer(session, "preemptable", "m", some_pods(session, "v", 3)) is False
+    assert answer(session, "preemptable", "l", some_pods(session, "v", 3)) is True
+
+
+def test_what_leaves_whole_keeps_no_share_and_drf_refuses() -> None:
+    session = opened(a_node(cpu=8), *running("v", 4), a_group("c", cpu=1), plugins=("drf",))
+    assert answer(session, "preemptable", "c", whole(session, "v")) is False
+
+
+def test_drf_orders_groups_by_what_they_hold_of_the_cluster() -> None:
+    world = (
+        a_node(cpu=8, gpu=2),
+        *running("much", 4, minimum=1),
+        *running("little", 1, minimum=1, replicas=9),
+        a_group("nothing", created=7),
+    )
+    session = opened(*world, plugins=("drf",))
+    in_order = sorted(session.groups.values(), key=session.group_key)
+    assert [group.key for group in in_order] == [
+        "default/nothing",
+        "default/little",
+        "default/much",
+    ]

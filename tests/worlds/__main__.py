@@ -1,0 +1,97 @@
+"""The command line of the seeded worlds.
+
+    python -m tests.worlds --seeds 5000            five thousand, from 0 on, on all cores
+    python -m tests.worlds --seeds 500 --first 7000
+    python -m tests.worlds --seed 1234             one, with its story session by session
+    python -m tests.worlds --seed 1234 --write DIR the smallest world that still shows what is
+                                                   wrong, as DIR/world.yaml and DIR/scheduler.yaml,
+                                                   for `batchq simulate`
+
+Exit code 0 if every rule held in every seed, 1 if not; each failure names the command that
+replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from msgspec import to_builtins
+
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.worlds.making import Described, described
+from tests.worlds.play import MOST_SESSIONS, failure_of_world, failures_of, smaller
+
+_MOST_SHOWN = 30
+
+
+def main() -> int:
+    """Play what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.worlds")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="replay this one, and tell its story")
+    parser.add_argument("--write", type=Path, help="where to write its smallest world")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        return _replay(asked.seed, asked.write)
+    return _swarm(asked)
+
+
+def _replay(seed: int, folder: Path | None) -> int:
+    world = described(seed)
+    found = failure_of_world(world)
+    if folder is not None:
+        world = smaller(world)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "world.yaml").write_text(world.text)
+        (folder / "scheduler.yaml").write_text(world.config_text)
+    _tell_story(world)
+    if found is None:
+        _tell(f"seed {seed}: every rule holds")
+        return 0
+    _tell(f"seed {seed}: {found.why}\n{found.trace}")
+    return 1
+
+
+def _tell_story(world: Described) -> None:
+    scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+    stage = Stage(read_world(world.text, f"seed {world.seed}"), scheduler)
+    for cycle in stage.run(MOST_SESSIONS, bounded=True).outcome.cycles:
+        told = {what: value for what, value in to_builtins(cycle).items() if value}
+        _tell(" ".join(f"{what}={value}" for what, value in told.items()))
+
+
+def _swarm(asked: argparse.Namespace) -> int:
+    seeds = range(asked.first, asked.first + asked.seeds)
+    began = time.monotonic()
+    failed = 0
+    for found in failures_of(seeds, processes=asked.processes):
+        if found is None:
+            continue
+        failed += 1
+        if failed <= _MOST_SHOWN:
+            _tell(f"seed {found.seed}: {found.why}")
+            _tell(f"    python -m tests.worlds --seed {found.seed}")
+    took_s = time.monotonic() - began
+    _tell(
+        f"{asked.seeds} seeds from {asked.first}, {failed} failed, in {took_s:.1f} s"
+        f" ({took_s * 1000 / max(1, asked.seeds):.1f} ms each)"
+    )
+    return 1 if failed else 0
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Playing seeded worlds: one with its story, or many on all cores; and making them smaller."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from msgspec import Struct, structs
+
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.errors import BatchqError
+from batchq.framework.session import Action, Session
+from batchq.framework.snapshot import Snapshot
+from batchq.scheduler.scheduler import Scheduler
+from batchq.sim.report import Outcome, as_json
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.worlds.crashes import DoubtfulStage
+from tests.worlds.fair import fair_world, shares_have_converged
+from tests.worlds.making import Described, described
+from tests.worlds.rules import AFTER_EVERY_SESSION, AT_REST, Broken, Course
+from tests.worlds.traces import state_of
+
+#: Sessions of a world; long before its end nobody may be evicted any more.
+MOST_SESSIONS = 50
+QUIET_SESSIONS = 12
+MOST_REFUSED = 2
+
+
+class Failure(Struct, frozen=True):
+    """A seed that went wrong, and how."""
+
+    seed: int
+    why: str
+    trace: str
+
+
+@dataclass(frozen=True)
+class Judged(Scheduler):
+    """A scheduler that is looked at after every session."""
+
+    course: Course = field(default_factory=lambda: Course(static=False))
+    last: list[Session] = field(default_factory=list)
+
+    def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
+        before = self.open(snapshot, now_ms)
+        after = super().decide(snapshot, now_ms)
+        self.last[:] = [after]
+        for rule in AFTER_EVERY_SESSION:
+            rule(before, after)
+        self.course.follow(before, after)
+        return after
+
+
+@dataclass(frozen=True)
+class Traceless:
+    """An action that must leave the session as it was if it decides nothing."""
+
+    action: Action
+
+    @property
+    def name(self) -> str:
+        return self.action.name
+
+    def execute(self, session: Session) -> None:
+        """What claimants tried in vain is not to be seen afterwards."""
+        before, decided = state_of(session), len(session.joined)
+        self.action.execute(session)
+        if len(session.joined) > decided:
+            return
+        after = state_of(session)
+        for what, value in before.items():
+            if after[what] != value:
+                raise Broken(f"{self.name} decided nothing and changed {what}: {after[what]}")
+
+
+def judged(world: Described) -> Judged:
+    """The scheduler that the world asks for, under observation."""
+    scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+    actions = tuple(
+        Traceless(action) if action.name in ("preempt", "reclaim") else action
+        for action in scheduler.actions
+    )
+    return Judged(
+        actions, scheduler.plugins, scheduler.settings, course=Course(static=world.static)
+    )
+
+
+def play(world: Described) -> Outcome:
+    """Play a world. Raises Broken or InvariantBroken."""
+    scheduler = judged(world)
+    stage = Stage(read_world(world.text, f"seed {world.seed}"), scheduler)
+    played = stage.run(MOST_SESSIONS, bounded=True)
+    # A transaction that both takes and gives may come before one that it counts on; the next
+    # session mends that. What is refused again and again was decided against the store's rules.
+    if played.refused > MOST_REFUSED:
+        raise Broken(f"the store refused {played.refused} of what the sessions decided")
+    if not played.exhausted:
+        for rule in AT_REST:
+            rule(scheduler.last[0])
+    course = scheduler.course
+    if world.static and played.exhausted and course.last_eviction > MOST_SESSIONS - QUIET_SESSIONS:
+        raise Broken(f"evictions go on in session {course.last_eviction} of a static world")
+    return played.outcome
+
+
+def play_in_doubt(world: Described) -> None:
+    """Play a world in which commits are refused at first. Raises Broken or InvariantBroken."""
+    quiet = structs.replace(world, static=False)
+    scheduler = judged(quiet)
+    stage = DoubtfulStage(read_world(world.text, f"seed {world.seed}"), scheduler, world.seed)
+    played = stage.run(2 * MOST_SESSIONS, bounded=True)
+    if not played.exhausted:
+        for rule in AT_REST:
+            rule(scheduler.last[0])
+
+
+def play_shuffled(world: Described, told: Outcome) -> None:
+    """The order of documents decides nothing. Raises Broken."""
+    documents = [*world.manifests]
+    random.Random(world.seed).shuffle(documents)
+    shuffled = play(structs.replace(world, manifests=documents))
+    if as_json(shuffled) != as_json(told):
+        raise Broken("the same documents in another order come to something else")
+
+
+def play_fair(seed: int) -> None:
+    """Queues that always want more end as their weights say. Raises Broken."""
+    world, wanted = fair_world(seed)
+    shares_have_converged(play(world), wanted)
+
+
+def failure_of_world(world: Described) -> Failure | None:
+    """What is wrong with a world, whatever it is: a swarm goes on with the next one."""
+    try:
+        told = play(world)
+        if world.seed % 2 == 0:
+            play_in_doubt(world)
+        if world.seed % 8 == 5:
+            play_shuffled(world, told)
+        if world.seed % 4 == 1:
+            play_fair(world.seed)
+    except Exception as wrong:  # a crash anywhere is a finding, as a broken rule is
+        return Failure(world.seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
+    return None
+
+
+def failure_of(seed: int) -> Failure | None:
+    """What is wrong with a seed."""
+    return failure_of_world(described(seed))
+
+
+def failures_of(seeds: Iterable[int], *, processes: int) -> Iterator[Failure | None]:
+    """What is wrong with each seed, in order, on so many processes."""
+    if processes == 1:
+        yield from map(failure_of, seeds)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap(failure_of, seeds, chunksize=10)
+
+
+# --- Smaller worlds -------------------------------------------------------------------------------
+
+
+def smaller(world: Described) -> Described:
+    """As few documents as still show what is wrong with a world that fails."""
+    failure = failure_of_world(world)
+    if failure is None:
+        return world
+    kind, place = _kind(failure.why), 0
+    while place < len(world.manifests):
+        left = [*world.manifests[:place], *world.manifests[place + 1 :]]
+        attempt = structs.replace(world, manifests=left)
+        try:
+            found = failure_of_world(attempt)
+        except BatchqError:
+            found = None
+        if found is not None and _kind(found.why) == kind:
+            world = attempt
+        else:
+            place += 1
+    return world
+
+
+def _kind(why: str) -> str:
+    """What is wrong, whoever it concerns."""
+    return re.sub(r"[a-z-]+/[\w-]+|[\d.]+|q\d\w*|\{.*\}|\bt\d\b", "_", why)

@@ -1,0 +1,325 @@
+"""The rules of preempt and reclaim, each as a function that says what it holds.
+
+A rule about one session gets the session as it was opened on the snapshot (`before`) and the one
+that has decided (`after`). It raises Broken with the story.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from batchq.api import intents
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.reasons import Waiting
+from batchq.api.resources import Amounts, larger, of_pod, plus
+from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.framework.extras import waiting_extras
+from batchq.framework.growth import over_any_limit, over_limit_with
+from batchq.framework.line import blockers
+from batchq.framework.moves import shape_at
+from batchq.framework.placement import find_node
+from batchq.framework.pledges import awaits_victims, gives_way_to
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.tree import ROOT
+
+PROTECTED = frozenset({"system", "kube-system"})
+
+
+class Broken(AssertionError):
+    """A rule does not hold; the message says which, and for whom."""
+
+
+def evictions(session: Session) -> list[intents.Evict]:
+    """Pods that preempt and reclaim have told to stop in this session."""
+    return [intent for intent in session.intents if isinstance(intent, intents.Evict) and intent.by]
+
+
+# --- After every session --------------------------------------------------------------------------
+
+
+def no_limit_is_passed(before: Session, after: Session) -> None:
+    """In every scope the ledger is at most the limit, unless it was above it before."""
+    for scope, sums in after.ledger.sums.items():
+        for resource, units in sums.items():
+            limit = after.ledger.limit(scope, resource)
+            if limit is None or (scope == CLUSTER and resource == POD_GROUPS):
+                continue
+            if units > max(limit, before.ledger.used(scope, resource)):
+                raise Broken(f"{scope} holds {units} of {resource}, and may hold {limit}")
+
+
+def what_is_guaranteed_is_left(before: Session, after: Session) -> None:
+    """Rule 3: below each queue, what its children hold, or are guaranteed if that is more, fits."""
+    tree = after.tree
+    for parent, children in tree.children_of.items():
+        scope = queue_scope(parent)
+        for resource in sorted({name for child in children for name in tree.guarantee(child)}):
+            of = scope
+            if parent == ROOT and after.ledger.limit(scope, resource) is None:
+                of = CLUSTER
+                if any(group.is_external for group in after.groups.values()):
+                    continue
+            limit = after.ledger.limit(of, resource)
+            if limit is None:
+                continue
+            was, now = (
+                one.ledger.used(of, resource)
+                + sum(
+                    max(0, tree.guarantee(child).get(resource, 0)
+                        - one.ledger.used(queue_scope(child), resource))
+                    for child in children
+                )
+                for one in (before, after)
+            )  # fmt: skip
+            if now > max(limit, was):
+                raise Broken(
+                    f"below {parent}, {now} of {resource} are held or guaranteed, of {limit}"
+                )
+
+
+def every_victim_is_owed_to_the_one_it_was_evicted_for(before: Session, after: Session) -> None:
+    """Nobody is evicted without a pledge that names it, and each pod is pledged once."""
+    owners: dict[str, str] = {}
+    for group in after.groups.values():
+        for uid in group.status.pledge.holds:
+            if uid in owners:
+                raise Broken(f"{uid} is pledged to {owners[uid]} and to {group.key}")
+            owners[uid] = group.key
+        has_left = group.phase == PodGroupPhase.PENDING and not group.reserved
+        if group.status.pledge.stands and has_left:
+            raise Broken(f"{group.key} has a pledge and no reservation")
+    for intent in evictions(after):
+        if owners.get(intent.uid) != intent.by:
+            owner = owners.get(intent.uid, "nobody")
+            raise Broken(f"{intent.pod} was evicted for {intent.by}, and is owed to {owner}")
+
+
+def only_those_go_who_may_be_taken(before: Session, after: Session) -> None:
+    """preempt: whole groups of lower priority only; reclaim: never from reclaimable: false; never
+    from protected namespaces, nor for a class that takes nothing.
+    """
+    left = {one.group for one in after.intents if isinstance(one, intents.RollBack)}
+    for intent in evictions(after):
+        victim, claimant = after.by_key[intent.group], after.by_key[intent.by]
+        if victim.namespace in PROTECTED:
+            raise Broken(f"{victim.key} is protected, and {intent.pod} was evicted")
+        if claimant.record.spec.priority_class_name == "polite":
+            raise Broken(f"{claimant.key} may take nothing, and {intent.pod} was evicted for it")
+        if intent.action == "preempt":
+            _only_the_less_important(victim, claimant, whole=victim.key in left)
+        else:
+            _only_from_lenders(after, victim, claimant)
+
+
+def _only_the_less_important(victim: GroupState, claimant: GroupState, *, whole: bool) -> None:
+    strictly = whole or victim.is_array
+    if victim.queue != claimant.queue:
+        raise Broken(f"{claimant.key} preempted {victim.key} of another queue")
+    if victim.priority > claimant.priority or (strictly and victim.priority == claimant.priority):
+        raise Broken(
+            f"{claimant.key} of priority {claimant.priority} preempted {victim.key} of priority"
+            f" {victim.priority}{', whole' if whole else ''}"
+        )
+
+
+def _only_from_lenders(after: Session, victim: GroupState, claimant: GroupState) -> None:
+    if victim.queue == claimant.queue:
+        raise Broken(f"{claimant.key} reclaimed from its own queue")
+    _, giving = after.tree.divide(claimant.queue, victim.queue)
+    for queue in giving:
+        if not after.queues[queue].record.spec.reclaimable:
+            raise Broken(f"{claimant.key} reclaimed from {queue}, which is not reclaimable")
+
+
+def nobody_is_reclaimed_from_below_its_guarantee(before: Session, after: Session) -> None:
+    """What victims' queues hold once victims have ended is at least what is guaranteed to them."""
+    taken = [intent for intent in evictions(after) if intent.action == "reclaim"]
+    if any(intent.action == "preempt" for intent in evictions(after)):
+        return
+    for intent in taken:
+        victim, claimant = after.by_key[intent.group], after.by_key[intent.by]
+        gives = victim.pods[intent.uid].spec.requests
+        for queue in after.tree.divide(claimant.queue, victim.queue)[1]:
+            for resource, units in after.tree.guarantee(queue).items():
+                rest = sum(
+                    _charge_once_all_have_ended(group).get(resource, 0)
+                    for group in after.groups.values()
+                    if queue in group.chain
+                )
+                if gives.get(resource) and rest < units:
+                    raise Broken(
+                        f"{queue} is guaranteed {units} of {resource}, and keeps {rest} when"
+                        f" {intent.pod} has been reclaimed for {claimant.key}"
+                    )
+
+
+def _charge_once_all_have_ended(group: GroupState) -> Amounts:
+    held: Amounts = {}
+    for pod in group.pods.values():
+        if pod.status.phase in ON_NODE and not pod.status.terminating:
+            held = plus(held, of_pod(pod.spec.requests))
+    return larger(held, group.status.reservation) if group.reserved else held
+
+
+def a_gang_stays_whole_or_leaves_whole(before: Session, after: Session) -> None:
+    """No group loses pods to others below what it needs, unless it leaves with all of them."""
+    for key in sorted({intent.group for intent in evictions(after)}):
+        group = after.by_key[key]
+        if is_admitted(group):
+            least = {shape.task.name: shape.task.min_available for shape in group.tasks}
+            if sum(group.placed.values()) < group.min_member or any(
+                group.placed.get(task, 0) < units for task, units in least.items()
+            ):
+                raise Broken(f"{key} was left with {group.placed}, and needs {group.min_member}")
+        else:
+            stays = [
+                pod.metadata.name
+                for pod in group.pods.values()
+                if pod.status.phase in ON_NODE and not pod.status.terminating
+            ]
+            if stays or group.reserved:
+                raise Broken(f"{key} left for another, and {stays or 'its reservation'} stayed")
+
+
+AFTER_EVERY_SESSION = (
+    no_limit_is_passed,
+    what_is_guaranteed_is_left,
+    every_victim_is_owed_to_the_one_it_was_evicted_for,
+    only_those_go_who_may_be_taken,
+    nobody_is_reclaimed_from_below_its_guarantee,
+    a_gang_stays_whole_or_leaves_whole,
+)
+
+
+# --- When nothing happens any more ----------------------------------------------------------------
+
+
+def nobody_waits_for_room_that_is_there(last: Session) -> None:
+    """Work conservation: no group that is in line could be admitted, and no waiting pod bound."""
+    for group in last.groups.values():
+        if group.phase == PodGroupPhase.PENDING:
+            refusals = last.refusals.get(group.uid, ())
+            waits_behind = any(one.reason == Waiting.WAITING_FOR_TURN for one in refusals)
+            if not waits_behind and not blockers(last, group):
+                raise Broken(f"{group.key} waits, and nothing keeps it from being admitted")
+            only_room = {Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES}
+            if (
+                refusals
+                and {one.reason for one in refusals} <= only_room
+                and not over_any_limit(last, group)
+                and not last.refusals_at("admissible", group)
+            ):
+                raise Broken(f"{group.key} is refused for room, and there is room")
+        elif is_admitted(group) and not group.is_external and last.group_ready(group):
+            for task in _bindable(last, group):
+                raise Broken(f"a pod of {group.key}, task {task}, waits, and a node takes it")
+
+
+def _bindable(session: Session, group: GroupState) -> Iterator[str]:
+    if session.binding_refused is not None or gives_way_to(session, group) is not None:
+        return
+    for extra in waiting_extras(session, group):
+        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        fits = find_node(session, shape) is not None
+        if fits and not over_limit_with(session, group, shape):
+            yield shape.task.name
+
+
+def no_promise_is_left(last: Session) -> None:
+    """When nothing happens any more, nobody waits for victims."""
+    for group in last.groups.values():
+        if group.status.pledge.stands and group.phase not in TERMINAL:
+            waits = "victims that do not end" if awaits_victims(last, group) else "nothing"
+            raise Broken(f"{group.key} still has a pledge, and waits for {waits}")
+
+
+AT_REST = (nobody_waits_for_room_that_is_there, no_promise_is_left)
+
+
+# --- Over the sessions of a world -----------------------------------------------------------------
+
+
+_BY_THE_CLOCK = frozenset({"InQueueTimeout", "RecoveryTimeout", "Unschedulable"})
+
+
+class Course:
+    """What happened from session to session of one world; owns the story of its claimants."""
+
+    def __init__(self, *, static: bool) -> None:
+        self._static = static
+        self._promised: dict[str, frozenset[str]] = {}
+        #: (claimant, pod) -> how often it was evicted for it.
+        self.taken: Counter[tuple[str, str]] = Counter()
+        #: (claimant, victim's group).
+        self._between: set[tuple[str, str]] = set()
+        self.sessions = 0
+        self.last_eviction = 0
+
+    def follow(self, before: Session, after: Session) -> None:
+        """Look at one more session."""
+        self.sessions += 1
+        self._note_evictions(after)
+        if self._static:
+            self.nobody_is_evicted_twice_for_the_same()
+            self._claimants_start(before, after)
+
+    def _note_evictions(self, after: Session) -> None:
+        if any(
+            isinstance(intent, intents.RollBack) and intent.reason in _BY_THE_CLOCK
+            for intent in after.intents
+        ):
+            # Whom the clock sends away asks for less while it pauses, and for more again later:
+            # what queues deserve follows.
+            self.taken.clear()
+            self._between.clear()
+        for intent in evictions(after):
+            self.last_eviction = self.sessions
+            # Pods beyond minMember come and go with what their queue deserves, one by one.
+            if not after.by_key[intent.by].status.pledge.extra:
+                self.taken[intent.by, intent.pod] += 1
+                self._between.add((intent.by, intent.group))
+
+    def nobody_is_evicted_twice_for_the_same(self) -> None:
+        """In a static world a claimant takes a victim once, and no two groups take in turns."""
+        for (claimant, pod), times in self.taken.items():
+            if times > 1:
+                raise Broken(f"{pod} was evicted {times} times for {claimant}")
+        for one, other in self._between:
+            if (other, one) in self._between:
+                raise Broken(f"{one} and {other} make way for each other in turns")
+
+    def _claimants_start(self, before: Session, after: Session) -> None:
+        """A pledge ends because its claimant has what it was promised, or had to give way."""
+        for group in before.groups.values():
+            pledge = group.status.pledge
+            now = after.groups[group.uid]
+            if not pledge.stands or now.status.pledge.stands:
+                continue
+            for intent in after.intents:
+                if isinstance(intent, intents.RollBack) and intent.group == group.key:
+                    if intent.reason in ("Preempted", "Reclaimed"):
+                        break
+                    raise Broken(
+                        f"{group.key} had victims evicted, and left for {intent.reason}:"
+                        f" {intent.message}"
+                    )
+            else:
+                self._has_what_it_was_promised(before, after, group, now)
+
+    def _has_what_it_was_promised(
+        self, before: Session, after: Session, group: GroupState, now: GroupState
+    ) -> None:
+        if not is_admitted(now):
+            raise Broken(f"{group.key} lost its pledge, and is {now.phase}")
+        if not now.is_external and not after.group_ready(now):
+            raise Broken(f"{group.key} lost its pledge, and has {now.placed}")
+        pledge = group.status.pledge
+        wanted = sum(room["pods"] for room in pledge.room.values()) // 1000 if pledge.extra else 0
+        gained = sum(now.placed.values()) - sum(group.placed.values())
+        # Pods that were bound just now may be taken back for somebody else's claim: as undone, they
+        # cost nothing. Pods may have found room elsewhere while it was made for them.
+        waiting = next(iter(waiting_extras(after, now)), None)
+        if gained < wanted and waiting is not None and not after.joined:
+            raise Broken(f"{group.key} was promised {wanted} more pods, and got {gained}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.line import standing_aside
+from batchq.framework.line import blockers, standing_aside
 from batchq.framework.pledges import awaits_victims
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
 from batchq.framework.search import Claim, Decision, find_victims
@@ -71,7 +71,20 @@ def let_happen(session: Session, claim: Claim, decision: Decision, *, action: st
     if was_pending and claim.claimant.phase != PodGroupPhase.PENDING:
         note_admission(session, claim.claimant)
     _tell_what_it_waits_for(session, claim.claimant)
+    for taken in decision.undone:
+        _tell_whom_it_made_way_for(session, taken.victim.group, claim.claimant)
     return True
+
+
+def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: GroupState) -> None:
+    """Of a group whose admission was taken back: what stands against it now."""
+    if group.phase != PodGroupPhase.PENDING:
+        return
+    detail = f"was about to be admitted, and gave way to {claimant.key}"
+    gave_way = Verdict(
+        plugin="pledge", reason=Waiting.WAITING_FOR_TURN, detail=detail, in_line=True
+    )
+    session.refuse(group, (*blockers(session, group), gave_way))
 
 
 def _tell_what_it_waits_for(session: Session, group: GroupState) -> None:

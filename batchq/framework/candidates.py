@@ -19,6 +19,8 @@ from batchq.framework.shares import Share
 from batchq.framework.state import GroupState, Victim
 
 Ask = Callable[[Victim], bool]
+#: Later than any instant in milliseconds.
+_NOT_STARTED = 2**60
 
 
 def undoable(
@@ -110,10 +112,14 @@ def _ends_at(pod: Pod) -> int:
 
 
 def start_of(group: GroupState) -> int:
-    """Since when a group runs, or has been InQueue."""
+    """Since when a group runs. One that has not started is younger than all that have: no work
+    is lost with it (volcano 3670).
+    """
     status = group.status
-    known = (status.started_at, status.in_queue_at, status.reserved_at)
-    return next((at for at in known if at is not None), 0)
+    if status.started_at is not None:
+        return status.started_at
+    known = (status.in_queue_at, status.reserved_at)
+    return _NOT_STARTED + next((at for at in known if at is not None), 0)
 
 
 def victim_key(group: GroupState, pod: Pod | None = None) -> tuple[Any, ...]:
@@ -134,8 +140,9 @@ def _in_turn(group: GroupState, pods: list[Pod]) -> Iterable[tuple[int, Pod]]:
 
 
 def _start_of_pod(pod: Pod) -> int:
-    known = (pod.status.started_at, pod.status.bound_at)
-    return next((at for at in known if at is not None), 0)
+    if pod.status.started_at is not None:
+        return pod.status.started_at
+    return _NOT_STARTED + (pod.status.bound_at or 0)
 
 
 def _priority(group: GroupState, pod: Pod) -> int:

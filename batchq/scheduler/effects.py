@@ -266,8 +266,8 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
                 reserved = describe(group.status.reservation)
                 lines.append(("Admitted", f"admission {intent.admission}, reserved {reserved}"))
             case intents.Pledge():
-                told = f"{counted(len(intent.victims), 'victim')} owe their room ({intent.action})"
-                lines.append(("Pledged", told))
+                victims = counted(len(intent.victims), "victim")
+                lines.append(("Pledged", f"promised the room of {victims} ({intent.action})"))
             case intents.EndPledge():
                 lines.append(("PledgeEnded", "nothing is kept for the group any more"))
             case intents.RollBack():

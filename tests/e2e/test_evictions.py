@@ -73,6 +73,10 @@ def test_a_more_important_gang_takes_the_room_and_the_victims_save_and_come_back
         assert (low["evicted"]["reason"], low["evicted"]["message"]) == ("Preempted", told)
         assert (low["evictions"]["groups"], low["evictions"]["pods"]) == (1, 4)
 
+        events = cluster.client.events(kind="PodGroup", key="default/high")
+        pledged = [event.message for event in events if event.reason == "Pledged"]
+        assert pledged == ["promised the room of 4 victims (preempt)"]
+
         cluster.client.cancel("high")
         cluster.completed("low")
         second = [runs[1] for runs in cluster.runs_of("low")]

@@ -63,11 +63,20 @@ def test_a_gang_has_min_member_pods_on_nodes_or_none(world: list[Any]) -> None:
 
 @given(worlds())
 def test_nobody_waits_who_could_be_admitted_unless_it_is_not_its_turn(world: list[Any]) -> None:
-    session = decide(*world).session
+    # Without reclaim and preempt: what they take back is offered again by the next session.
+    session = decide(*world, config=SchedulerConfig(actions=("enqueue", "allocate"))).session
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING:
             reasons = [verdict.reason for verdict in session.refusals[group.uid]]
             assert blockers(session, group) or reasons == [Waiting.WAITING_FOR_TURN]
+
+
+@given(worlds())
+def test_everybody_who_waits_is_told_why(world: list[Any]) -> None:
+    session = decide(*world).session
+    for group in session.groups.values():
+        if group.phase == PodGroupPhase.PENDING:
+            assert session.refusals.get(group.uid), group.key
 
 
 @given(worlds())

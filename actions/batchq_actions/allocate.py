@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import start_extras, waiting_extras
@@ -25,6 +25,8 @@ from batchq.framework.pledges import (
     end_pledge,
     enter_room,
     gives_way_to,
+    hold_room,
+    room_of,
     standing_pledges,
 )
 from batchq.framework.session import Session
@@ -72,6 +74,7 @@ def _place_gangs(session: Session, queues: dict[str, deque[GroupState]]) -> None
 
 
 def _place_gang(session: Session, group: GroupState) -> None:
+    before = {uid for uid, pod in group.pods.items() if pod.status.phase in ON_NODE}
     with Statement(session) as statement:
         enter_room(statement, group)
         refusals = bind_until_ready(session, statement, group)
@@ -80,8 +83,10 @@ def _place_gang(session: Session, group: GroupState) -> None:
             statement.commit()
             return
         session.refuse(group, refusals)
-        if _has_waited_long(session, group):
-            statement.hold()
+        on_nodes = (pod for pod in group.pods.values() if pod.status.phase in ON_NODE)
+        found = room_of(pod for pod in on_nodes if pod.metadata.uid not in before)
+    if _has_waited_long(session, group) and group.uid not in session.rooms:
+        hold_room(session, group, found)
 
 
 def _has_waited_long(session: Session, group: GroupState) -> bool:
@@ -137,7 +142,7 @@ def _keep_promises(session: Session) -> None:
             with Statement(session) as statement:
                 end_pledge(statement, group)
                 pods = sum(room[PODS] for room in pledge.room.values()) // ONE_POD
-                start_extras(statement, group, pods)
+                start_extras(statement, group, pods, pledge.plan)
                 statement.commit()
     session.ledger.aside = aside
 

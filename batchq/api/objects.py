@@ -293,6 +293,8 @@ class Pledge(Value, frozen=True):
     whole: tuple[str, ...] = ()
     #: Node -> what the claimant is to take there.
     room: dict[str, Amounts] = {}
+    #: Number of a pod in the claimant -> the node on which it is to be.
+    plan: dict[str, str] = {}
     #: Of an elastic claim: what the pods beyond minMember that it is for ask for.
     extra: Amounts = {}
     #: Scope -> what the victims were charged there when the ledger was last written: the claimant

@@ -20,7 +20,7 @@ from batchq.framework.growth import over_any_limit
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.placement import gang_of, slots_for
 from batchq.framework.pledges import enter_room
-from batchq.framework.search import Fit, room_taken
+from batchq.framework.search import Fit, fit_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
@@ -85,14 +85,15 @@ class GangClaim:
         if group.is_external:
             return Fit(fits=True)
         gang = gang_of(session, group)
-        if not any(group.placed.values()):
-            for shape, count in gang:
-                if slots_for(session, shape, count) < count:
-                    return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
         with Statement(session) as statement:
+            # What is kept for it already is its own.
+            enter_room(statement, group)
+            nothing_placed = not any(group.placed.values())
+            if nothing_placed and any(slots_for(session, *part) < part[1] for part in gang):
+                return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
             start_gang(statement, group)
             if session.group_ready(group):
-                return Fit(fits=True, room=room_taken(_new_pods(session, group)))
+                return fit_of(group, _new_pods(session, group))
         return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
 
 
@@ -150,7 +151,7 @@ class ExtraClaim:
         with Statement(session) as statement:
             bound, lacking = start_extras(statement, group, self.count)
             if len(bound) == self.count:
-                return Fit(fits=True, room=room_taken(bound))
+                return fit_of(group, bound)
         return Fit(fits=False, lacking=lacking)
 
 

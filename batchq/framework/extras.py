@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from batchq.api.objects import Pod
-from batchq.framework.gangs import pending_pods
+from batchq.framework.gangs import node_for, pending_pods
 from batchq.framework.growth import over_limit_with
 from batchq.framework.moves import bind, create_pods, pod_of, shape_at
-from batchq.framework.placement import find_node, tasks_in_order
+from batchq.framework.placement import tasks_in_order
 from batchq.framework.session import Key, Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
@@ -34,7 +34,10 @@ def _unborn(session: Session, group: GroupState) -> Iterator[tuple[Key, Pod | in
 
 
 def start_extras(
-    statement: Statement, group: GroupState, count: int
+    statement: Statement,
+    group: GroupState,
+    count: int,
+    plan: Mapping[str, str] | None = None,
 ) -> tuple[list[Pod], frozenset[str]]:
     """Bind up to `count` more pods of a group; those, and what the next one lacks."""
     session = statement.session
@@ -48,7 +51,8 @@ def start_extras(
         if shape.task.name in refused:
             continue
         over = over_limit_with(session, group, shape)
-        node = None if over else find_node(session, shape)
+        ordinal = extra if isinstance(extra, int) else shape.first + extra.spec.index
+        node = None if over else node_for(session, shape, plan or {}, ordinal)
         if node is None:
             refused.add(shape.task.name)
             lacking = lacking or (

@@ -5,6 +5,8 @@ The caller owns the Statement and decides what becomes of a gang that did not fi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict
@@ -13,7 +15,7 @@ from batchq.framework.moves import bind
 from batchq.framework.placement import explain_no_node, find_node
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
-from batchq.framework.state import GroupState
+from batchq.framework.state import GroupState, NodeState
 from batchq.framework.statement import Statement
 
 
@@ -24,7 +26,7 @@ def bind_until_ready(session: Session, statement: Statement, group: GroupState) 
         shape = group.shape_of(pod)
         if shape in refused:
             continue
-        node = find_node(session, shape)
+        node = node_for(session, shape, group.status.pledge.plan, shape.first + pod.spec.index)
         if node is None:
             refused.append(shape)
             continue
@@ -34,6 +36,21 @@ def bind_until_ready(session: Session, statement: Statement, group: GroupState) 
         if session.group_ready(group):
             break
     return [explain_no_node(session, shape) for shape in refused]
+
+
+def node_for(
+    session: Session, shape: TaskShape, plan: Mapping[str, str], ordinal: int
+) -> NodeState | None:
+    """The node that was planned for a pod when victims were chosen, if it takes it; else the best.
+
+    Small pods on the best nodes might leave no node for a large one, and others have been evicted
+    for all of them.
+    """
+    if plan and session.binding_refused is None:
+        node = session.nodes.get(plan.get(str(ordinal), ""))
+        if node is not None and session.refused_by(shape, node) is None:
+            return node
+    return find_node(session, shape)
 
 
 def least_first(session: Session, group: GroupState) -> list[Pod]:

@@ -7,7 +7,7 @@ to take is kept for it, node by node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from batchq.api import intents
@@ -174,6 +174,21 @@ def keep_rooms(session: Session) -> None:
     """Take what is kept for claimants off the nodes, until the session ends."""
     for claimant, pledge in standing_pledges(session):
         _take_room(session, claimant, kept_room(session, pledge))
+
+
+def room_of(pods: Iterable[Pod]) -> dict[str, Amounts]:
+    """Node -> what these pods ask for there."""
+    room: dict[str, Amounts] = {}
+    for pod in pods:
+        node = pod.status.node
+        room[node] = plus(room.get(node, {}), of_pod(pod.spec.requests))
+    return room
+
+
+def hold_room(session: Session, group: GroupState, room: dict[str, Amounts]) -> None:
+    """Keep room for a group that waits, for the rest of this session only."""
+    if room:
+        _take_room(session, group, room)
 
 
 def _take_room(session: Session, claimant: GroupState, rooms: dict[str, Amounts]) -> None:

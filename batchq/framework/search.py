@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
-from batchq.api.resources import Amounts, of_pod, plus
+from batchq.api.resources import Amounts
 from batchq.framework.candidates import Pool, ending, undoable
 from batchq.framework.pledges import (
     end_pledge,
@@ -23,6 +23,7 @@ from batchq.framework.pledges import (
     leaves_whole,
     leaving,
     resume_pledge,
+    room_of,
     victims_left,
     with_more_than_they_need,
 )
@@ -45,11 +46,12 @@ class Taken:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """How a trial stands: whether the claimant reaches what it claims, the room that it takes on
-    nodes if so, and the dimensions that it lacks if not.
+    nodes if so, and which pod where, and the dimensions that it lacks if not.
     """
 
     fits: bool
     room: dict[str, Amounts] = field(default_factory=dict)
+    plan: dict[str, str] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
 
 
@@ -78,6 +80,7 @@ class Decision:
     """
 
     room: dict[str, Amounts]
+    plan: dict[str, str]
     undone: list[Taken]
     ending: list[Victim]
     victims: list[Victim]
@@ -213,6 +216,7 @@ class _Trial:
         whole = {t.victim.group.uid for t in self._taken if t.kind == "group"}
         return Decision(
             room=self._fit.room,
+            plan=self._fit.plan,
             undone=[taken for taken in self._taken if taken.kind == "undo"],
             ending=[taken.victim for taken in self._taken if taken.kind == "ending"],
             victims=[
@@ -304,10 +308,7 @@ def _put(
         resume_pledge(statement, group, status.pledge)
 
 
-def room_taken(pods: list[Pod]) -> dict[str, Amounts]:
-    """Node -> what these pods ask for there."""
-    room: dict[str, Amounts] = {}
-    for pod in pods:
-        node = pod.status.node
-        room[node] = plus(room.get(node, {}), of_pod(pod.spec.requests))
-    return room
+def fit_of(group: GroupState, pods: list[Pod]) -> Fit:
+    """That the claimant fits, with these pods where they are now."""
+    plan = {str(group.shape_of(pod).first + pod.spec.index): pod.status.node for pod in pods}
+    return Fit(fits=True, room=room_of(pods), plan=plan)

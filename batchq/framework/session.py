@@ -99,10 +99,9 @@ class Session:
         self.undoable: dict[str, list[Any]] | None = None
         #: Groups whose changes become true together or not at all, by uid.
         self.joined: list[tuple[str, ...]] = []
-        #: Claimant's uid -> node -> the room that is kept for it there in this session.
+        #: Group's uid -> node -> the room that is kept for it there in this session: what was
+        #: promised to it, or what a gang that waits for long has found.
         self.rooms: dict[str, dict[str, Amounts]] = {}
-        #: Undo what Statements hold for this session only.
-        self.undone_at_close: list[Callable[[], None]] = []
         #: What each queue asks for and deserves, once worked out.
         self.fair_shares: FairShares | None = None
         #: Why groups stand aside, once asked (batchq.framework.line).
@@ -248,8 +247,10 @@ class Session:
 
     def close(self) -> None:
         """End the turn: what was only held is undone."""
-        while self.undone_at_close:
-            self.undone_at_close.pop()()
+        while self.rooms:
+            _, rooms = self.rooms.popitem()
+            for name, room in rooms.items():
+                self.nodes[name].give(room)
 
     # ------------------------------------------------------------------------------------------
 

@@ -56,11 +56,6 @@ class Statement:
         while self._undo:
             self._undo.pop()()
 
-    def hold(self) -> None:
-        """Keep the moves for the rest of this session only: they take room, and come to nothing."""
-        self._open = False
-        self.session.undone_at_close.append(self.discard)
-
     # The three changes that everything else is made of ---------------------------------------
 
     def also_undo(self, undo: Callable[[], None]) -> None:

@@ -220,6 +220,7 @@ def _promise(
         groups=tuple(dict.fromkeys([group.uid for group, _ in left] + [g.uid for g in outside])),
         whole=tuple(victim.group.uid for victim in decision.victims if victim.whole),
         room=decision.room,
+        plan=decision.plan,
         extra=_extra(claim, decision),
         made_at=session.now_ms,
         expires=max(session.now_ms, *ends_at) + PATIENCE_MS,

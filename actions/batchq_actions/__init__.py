@@ -1,4 +1,4 @@
-"""What a session does, one file per verb; see README.md beside this file."""
+"""What a session does, one file per verb; see actions/README.md."""
 
 from __future__ import annotations
 

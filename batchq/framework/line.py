@@ -16,10 +16,10 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     if awaits_victims(session, group):
         # It has reserved what it asks for: that its victims hold it still is no second reason.
         return aside
-    return (*aside, *_gives_way(session, group), *_inadmissible(session, group))
+    return (*aside, *gives_way(session, group), *_inadmissible(session, group))
 
 
-def _gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """A victim keeps its place, but is not admitted again before its claimant."""
     claimant = gives_way_to(session, group)
     if claimant is None:

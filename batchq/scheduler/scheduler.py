@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.line import blockers, standing_aside
+from batchq.framework.line import blockers, gives_way, standing_aside
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.session import Action, Plugin, Session
 from batchq.framework.settings import Settings
@@ -67,7 +67,11 @@ def _let_all_in(session: Session) -> None:
         verdicts = (
             list(blockers(session, group))
             if group.is_external
-            else [*standing_aside(session, group), *_never(session, group)]
+            else [
+                *standing_aside(session, group),
+                *gives_way(session, group),
+                *_never(session, group),
+            ]
         )
         if verdicts:
             session.refuse(group, verdicts)

@@ -73,6 +73,13 @@ def what_is_guaranteed_is_left(before: Session, after: Session) -> None:
                 )
                 for one in (before, after)
             )  # fmt: skip
+            if after.snapshot.overbooked:
+                # A world that begins with too much has that again when a pledge ends early: until
+                # then a claimant and its victims were counted as one.
+                was += sum(
+                    before.ledger.owed(group).get(of, {}).get(resource, 0)
+                    for group in before.groups.values()
+                )
             if now > max(limit, was):
                 raise Broken(
                     f"below {parent}, {now} of {resource} are held or guaranteed, of {limit}"
@@ -256,6 +263,8 @@ class Course:
         self._between: set[tuple[str, str]] = set()
         self.sessions = 0
         self.last_eviction = 0
+        #: The last session in which the clock sent a group away.
+        self.last_sent_away = 0
 
     def follow(self, before: Session, after: Session) -> None:
         """Look at one more session."""
@@ -274,6 +283,7 @@ class Course:
             # what queues deserve follows.
             self.taken.clear()
             self._between.clear()
+            self.last_sent_away = self.sessions
         for intent in evictions(after):
             self.last_eviction = self.sessions
             # Pods beyond minMember come and go with what their queue deserves, one by one.

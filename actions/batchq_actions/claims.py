@@ -71,20 +71,25 @@ def let_happen(session: Session, claim: Claim, decision: Decision, *, action: st
     if was_pending and claim.claimant.phase != PodGroupPhase.PENDING:
         note_admission(session, claim.claimant)
     _tell_what_it_waits_for(session, claim.claimant)
-    for taken in decision.undone:
-        _tell_whom_it_made_way_for(session, taken.victim.group, claim.claimant)
+    gave_way = (*(taken.victim for taken in decision.undone), *decision.victims)
+    for victim in gave_way:
+        _tell_whom_it_made_way_for(session, victim.group, claim.claimant)
     return True
 
 
 def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: GroupState) -> None:
-    """Of a group whose admission was taken back: what stands against it now."""
+    """Of a group that is Pending again: what stands against it now."""
     if group.phase != PodGroupPhase.PENDING:
         return
-    detail = f"was about to be admitted, and gave way to {claimant.key}"
+    against = blockers(session, group)
+    if any(verdict.plugin == "pledge" for verdict in against):
+        session.refuse(group, against)
+        return
+    detail = f"gave way to {claimant.key} in this session"
     gave_way = Verdict(
         plugin="pledge", reason=Waiting.WAITING_FOR_TURN, detail=detail, in_line=True
     )
-    session.refuse(group, (*blockers(session, group), gave_way))
+    session.refuse(group, (*against, gave_way))
 
 
 def _tell_what_it_waits_for(session: Session, group: GroupState) -> None:

@@ -1,0 +1,500 @@
+"""Claimants, victims, preempt, reclaim, pledges and hygiene: the rules one by one, as worlds.
+
+Each test is named by what the rule says; what must come of its world was written down before it
+was played. Times are seconds; whoever says nothing of its grace takes 30.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchq.sim.report import Outcome
+from tests.sim.test_evictions import ALL, pledged
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    bound,
+    evicted,
+    group,
+    manifest,
+    node,
+    outcome,
+    phases,
+    pod,
+    priority,
+    queue,
+    quota,
+    reasons,
+    requeued,
+    timeline,
+)
+
+CLASSES = [priority(*one) for one in (("low", -1), ("mid", 5), ("high", 10), ("top", 20))]
+HI: Manifest = {"priorityClassName": "high"}
+
+
+def runs(
+    name: str,
+    pods: int = 1,
+    cpu: Any = 1,
+    *,
+    on: str = "n1",
+    since: int | list[int] = 0,
+    prio: str = "",
+    tasks: list[Manifest] | None = None,
+    **more: Any,
+) -> list[Manifest]:
+    """A group of which every pod runs, since an instant or each since its own."""
+    spec = {**more, **({"priorityClassName": prio} if prio else {})}
+    if tasks is not None:
+        spec["tasks"] = tasks
+    parts = [("t", pods)] if tasks is None else [(one["name"], one["replicas"]) for one in tasks]
+    each = []
+    for task, count in parts:
+        for index in range(count):
+            at = since if isinstance(since, int) else since[index]
+            status: Manifest = {"phase": "Running", "node": on, "startedAt": at}
+            one = pod(f"{name}-{task}-{index}", name, index, task=task, **status)
+            one["metadata"]["namespace"] = more.get("namespace", "default")
+            each.append(one)
+    return [group(name, pods, cpu, status={"phase": "Running", "reservedAt": 0}, **spec), *each]
+
+
+def stopping(name: str, pods: int) -> list[Manifest]:
+    """A group that left before the story begins; its pods still stop."""
+    status: Manifest = {"phase": "Running", "node": "n1", "startedAt": 0, "terminating": True}
+    return [group(name, pods), *(pod(f"{name}-t-{i}", name, i, **status) for i in range(pods))]
+
+
+def task(name: str, replicas: int, cpu: int = 1, prio: int | None = None, **more: Any) -> Manifest:
+    template: Manifest = {"requests": {"cpu": cpu}}
+    if prio is not None:
+        template["priority"] = prio
+    return {"name": name, "replicas": replicas, "template": template, **more}
+
+
+def asks(name: str, requests: Manifest, **spec: Any) -> Manifest:
+    """A group of one pod that asks for more than cpu."""
+    template = {"requests": requests}
+    return group(name, tasks=[{"name": "t", "replicas": 1, "template": template}], **spec)
+
+
+def ones(prefix: str, count: int, **more: Any) -> list[Manifest]:
+    """So many groups of one pod of one cpu."""
+    return [one for index in range(count) for one in runs(f"{prefix}{index}", **more)]
+
+
+def halves(deserved: int = 4, **policy: Any) -> list[Manifest]:
+    """Queues a and b that deserve the same."""
+    mine = {"preemption": policy} if policy else {}
+    return [queue("a", deserved={"cpu": deserved}, **mine), queue("b", deserved={"cpu": deserved})]
+
+
+def play(*manifests: Manifest, config: str = ALL, cycles: int | None = 40) -> Outcome:
+    return outcome(*CLASSES, *manifests, config=config, cycles=cycles)
+
+
+def gone(*manifests: Manifest, config: str = ALL) -> list[str]:
+    """Who is evicted by the first session, in alphabetical order."""
+    (cycle,) = play(*manifests, config=config, cycles=1).cycles
+    return sorted(item.pod.removeprefix("default/") for item in cycle.evicted)
+
+
+# --- Victims and their order ----------------------------------------------------------------------
+
+
+def test_pods_beyond_min_member_of_an_equal_go_before_a_less_important_group() -> None:
+    elastic = runs("elastic", 3, minMember=2, prio="high")
+    assert gone(node("n1", 4), *elastic, *runs("low"), group("hi", **HI)) == ["elastic-t-0"]
+
+
+def test_pods_beyond_min_member_of_a_more_important_group_stay() -> None:
+    elastic = runs("elastic", 3, minMember=2, prio="top")
+    assert gone(node("n1", 4), *elastic, *runs("low"), group("hi", **HI)) == ["low-t-0"]
+
+
+def test_a_task_keeps_the_pods_without_which_the_gang_would_not_be_one() -> None:
+    tasks = [task("a", 2, minAvailable=2), task("b", 2)]
+    elastic = runs("elastic", minMember=2, tasks=tasks)
+    assert gone(node("n1", 4), *elastic, group("hi", 2, **HI)) == ["elastic-b-0", "elastic-b-1"]
+
+
+def test_the_own_priority_of_pods_orders_the_pods_of_one_group() -> None:
+    elastic = runs("elastic", minMember=2, tasks=[task("a", 2, prio=9), task("b", 2, prio=5)])
+    assert gone(node("n1", 4), *elastic, group("hi", 2, **HI)) == ["elastic-b-0", "elastic-b-1"]
+
+
+def test_priority_is_the_groups_whatever_its_pods_state() -> None:
+    low = runs("low", tasks=[task("t", 2, prio=100)])
+    assert gone(node("n1", 2), *low, group("hi", **HI)) == ["low-t-0", "low-t-1"]
+
+
+def test_extras_go_lowest_priority_first_then_youngest_start() -> None:
+    old = runs("x", 3, minMember=1, since=[0, 0, 50])
+    assert gone(
+        node("n1", 6), *old, *runs("y", 3, minMember=1, since=[0, 0, 40]), group("hi", 2, **HI)
+    ) == ["x-t-2", "y-t-2"]
+    assert gone(
+        node("n1", 6), *old, *runs("y", 3, minMember=1, prio="low"), group("hi", 2, **HI)
+    ) == ["y-t-0", "y-t-1"]
+
+
+def test_equals_of_one_start_go_by_uid_which_is_a_number_if_it_is_a_place() -> None:
+    eleven = [one for index in range(11) for one in runs(f"g{99 - index}")]
+    assert gone(node("n1", 11), *eleven, group("hi", **HI)) == ["g99-t-0"]
+    assert gone(node("n1", 2), *runs("b", uid="u2"), *runs("a", uid="u1"), group("hi", **HI)) == [
+        "a-t-0"
+    ]
+
+
+def test_what_was_not_needed_is_filled_back_the_last_chosen_first() -> None:
+    """Chosen youngest first: 1, 2 and 3 of which 4 are needed; the 2 can stay."""
+    victims = [runs(name, 1, cpu, since=40 - 10 * cpu) for cpu, name in enumerate("abcd", 1)]
+    world = [one for victim in victims for one in victim]
+    assert gone(node("n1", 10), *world, group("hi", 1, 4, **HI)) == ["a-t-0", "c-t-0"]
+
+
+def test_an_extra_is_filled_back_when_a_whole_group_has_to_go_anyway() -> None:
+    elastic, whole = runs("elastic", 3, minMember=2), runs("whole", 1, 3, since=9)
+    assert gone(node("n1", 6), *elastic, *whole, group("hi", 1, 3, **HI)) == ["whole-t-0"]
+
+
+def test_the_queue_with_the_largest_share_gives_first_and_shares_move_with_each_victim() -> None:
+    queues = [queue(name, deserved={"cpu": 4}) for name in "abc"]
+    borrowers = [*ones("b", 7, queue="b", since=10), *ones("c", 5, queue="c", since=20)]
+    assert gone(node("n1", 12), *queues, *borrowers, group("in", 4, queue="a")) == [
+        "b0-t-0",
+        "b1-t-0",
+        "b2-t-0",
+        "c0-t-0",
+    ]
+
+
+def test_the_lowest_priority_goes_before_the_largest_share() -> None:
+    queues = [queue(name, deserved={"cpu": 4}) for name in "abc"]
+    borrowers = [*ones("b", 7, queue="b"), *ones("c", 5, queue="c", prio="low")]
+    assert gone(node("n1", 12), *queues, *borrowers, group("in", 1, queue="a")) == ["c0-t-0"]
+
+
+def test_shares_are_compared_level_by_level_from_the_root() -> None:
+    """x has three times what it deserves, its parent 6/5; d has 7/4, as its parent."""
+    queues = [
+        queue("t1", deserved={"cpu": 5}),
+        queue("t2", deserved={"cpu": 4}),
+        queue("x", parent="t1", deserved={"cpu": 2}),
+        queue("d", parent="t2", deserved={"cpu": 4}),
+        queue("a", deserved={"cpu": 2}),
+    ]
+    borrowers = [*ones("x", 6, queue="x", since=9), *ones("d", 7, queue="d")]
+    assert gone(node("n1", 13), *queues, *borrowers, group("in", 1, queue="a")) == ["d0-t-0"]
+
+
+def test_what_this_session_admitted_is_undone_without_eviction_budget_or_least_runtime() -> None:
+    came = play(
+        node("n1", 8),
+        *halves(),
+        *runs("b0", queue="b"),
+        group("first", 7, queue="a"),
+        group("lender", 3, queue="b"),
+        config=f"{ALL}\nminRuntime: 2m\nevictionBudget: {{pods: 1, window: 60s}}",
+    )
+    assert (evicted(came), pledged(came), requeued(came)) == ([], [], [])
+    assert admitted(came) == [(0, ["default/lender"])]
+    assert phases(came) == {"b0": "Running", "first": "Pending", "lender": "Running"}
+
+
+def test_what_terminates_already_counts_before_anybody_else_has_to_go() -> None:
+    elastic = runs("elastic", 2, minMember=1)
+    assert gone(node("n1", 4), *stopping("gone", 2), *elastic, group("hi", 2, **HI)) == []
+
+
+def test_two_claimants_divide_what_terminates() -> None:
+    world = [*stopping("gone", 4), group("h1", 2, **HI), group("h2", 2, **HI)]
+    came = play(node("n1", 4), *world)
+    assert evicted(came) == []
+    assert admitted(came)[0] == (30, ["default/h1", "default/h2"])
+
+
+def test_what_is_pledged_to_another_does_not_count() -> None:
+    came = play(
+        node("n1", 4),
+        *runs("l1", 2, since=9),
+        *runs("l2", 2),
+        group("h1", 2, **HI),
+        timeline({"at": "5s", "apply": group("h2", 2, **HI)}),
+    )
+    assert evicted(came) == [
+        (0, [("default/l1-t-0", "Preempted"), ("default/l1-t-1", "Preempted")]),
+        (5, [("default/l2-t-0", "Preempted"), ("default/l2-t-1", "Preempted")]),
+    ]
+    assert admitted(came) == [(30, ["default/h1"]), (35, ["default/h2"])]
+
+
+def test_one_large_victim_serves_two_claimants_and_a_second_is_spared() -> None:
+    came = play(
+        node("n1", 6),
+        *runs("large", 4, since=9),
+        *runs("spared", 2),
+        group("h1", 2, **HI),
+        group("h2", 2, **HI),
+    )
+    assert [sorted(pod for pod, _ in pods) for _, pods in evicted(came)] == [
+        [f"default/large-t-{index}" for index in range(4)]
+    ]
+    assert admitted(came) == [(30, ["default/h1", "default/h2"])]
+
+
+# --- preempt --------------------------------------------------------------------------------------
+
+
+def test_who_is_refused_by_its_namespaces_quota_takes_from_that_namespace() -> None:
+    came = play(
+        node("n1", 8),
+        quota("team", cpu=2),
+        *runs("own", 2, namespace="team"),
+        *runs("younger", 2, since=9),
+        group("hi", 2, namespace="team", **HI),
+    )
+    assert [item.pod for item in came.cycles[0].evicted] == ["team/own-t-0", "team/own-t-1"]
+    assert admitted(came)[0] == (30, ["team/hi"])
+
+
+def test_in_a_namespace_without_its_victims_a_claimant_counts_in_full() -> None:
+    came = play(
+        node("n1", 4),
+        quota("team", cpu=4),
+        *runs("low", 4),
+        group("hi", 2, namespace="team", **HI),
+        timeline(
+            {"at": "5s", "apply": node("n2", 8)},
+            {"at": "5s", "apply": group("three", 3, namespace="team")},
+            {"at": "6s", "apply": group("two", 2, namespace="team")},
+        ),
+    )
+    assert admitted(came)[:2] == [(6, ["team/two"]), (30, ["team/hi"])]
+    assert reasons(came, "three", "team") == ["WaitingForQuota"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "held", "wanted", "goes"),
+    [
+        ({}, 3, 4, ["l-t-0", "l-t-1", "l-t-2"]),
+        ({}, 4, 5, []),
+        ({"borrowing": 0}, 4, 5, ["l-t-0", "l-t-1", "l-t-2", "l-t-3"]),
+        ({"borrowing": -1}, 4, 5, []),
+    ],
+    ids=["ends at deserved", "would end above", "may borrow", "may not from these"],
+)
+def test_a_queue_that_would_end_above_deserved_preempts_only_as_borrowing_allows(
+    policy: Manifest, held: int, wanted: int, goes: list[str]
+) -> None:
+    """Another queue holds the rest but one."""
+    mine = queue("q", deserved={"cpu": 4}, **({"preemption": policy} if policy else {}))
+    others = runs("o", 7 - held, queue="b")
+    world = [mine, queue("b", deserved={"cpu": 4}), *runs("l", held, queue="q"), *others]
+    assert gone(node("n1", 8), *world, group("hi", wanted, queue="q", **HI)) == goes
+
+
+def test_a_victim_without_a_process_makes_room_at_once() -> None:
+    waits = group("waits", 1, 2, status={"phase": "InQueue", "reservedAt": 0})
+    others = [*runs("x", prio="top"), *runs("y", on="n2", prio="top")]
+    came = play(node("n1", 2), node("n2", 2), *others, waits, group("hi", 2, **HI))
+    assert evicted(came) == []
+    assert requeued(came)[0] == (0, [("default/waits", "Preempted")])
+    assert admitted(came)[0] == (0, ["default/hi"])
+
+
+# --- reclaim --------------------------------------------------------------------------------------
+
+
+def test_an_action_takes_a_claimant_only_if_its_own_victims_suffice() -> None:
+    own, others = runs("own", 2, queue="a", prio="low"), runs("b0", 6, queue="b", minMember=4)
+    assert gone(node("n1", 8), *halves(), *own, *others, group("hi", 4, queue="a", **HI)) == []
+
+
+@pytest.mark.parametrize(
+    ("victim", "goes"),
+    [
+        ({}, []),
+        ({"minMember": 1}, []),
+        ({"minMember": 2}, ["b0-t-0", "b0-t-1"]),
+        ({"minMember": 1, "prio": "low"}, ["b0-t-0", "b0-t-1"]),
+    ],
+    ids=["equal gang", "equal array", "equal elastic", "lower array"],
+)
+def test_a_queue_that_reclaims_by_lower_priority_spares_equals(
+    victim: dict[str, Any], goes: list[str]
+) -> None:
+    borrower = runs("b0", 8, queue="b", **victim)
+    lenders = halves(reclaim="LowerPriority")
+    assert gone(node("n1", 8), *lenders, *borrower, group("in", 2, queue="a")) == goes
+
+
+@pytest.mark.parametrize(
+    ("most", "goes"), [("Never", []), (-1, []), (0, [f"b1-t-{index}" for index in range(4)])]
+)
+def test_while_borrowing_victims_are_at_most_the_threshold(most: Any, goes: list[str]) -> None:
+    """The younger of b's groups is above it; c is idle."""
+    queues = [*halves(borrowing=most), queue("c", deserved={"cpu": 4})]
+    held = [*runs("a0", 4, queue="a", prio="top"), *runs("b1", 4, queue="b")]
+    younger = runs("b2", 4, queue="b", prio="mid", since=9)
+    world = [*queues, *held, *younger, group("hi", 4, queue="a", **HI)]
+    assert gone(node("n1", 12), *world) == goes
+
+
+TREE = [
+    queue("t1", deserved={"cpu": 6}),
+    queue("t2", deserved={"cpu": 6}),
+    queue("a", parent="t1", deserved={"cpu": 3}),
+    queue("b", parent="t1", deserved={"cpu": 3}),
+    queue("c", parent="t2", deserved={"cpu": 6}),
+]
+
+
+def test_under_an_ancestor_within_deserved_a_borrower_is_victim_for_its_siblings_only() -> None:
+    borrower = ones("a", 6, queue="a")
+    outside = [*runs("x", 6), group("in", 6, queue="c")]
+    assert gone(node("n1", 12), *TREE, *borrower, *outside) == [f"x-t-{i}" for i in range(6)]
+    assert gone(node("n1", 6), *TREE, *borrower, group("in", 3, queue="b")) == [
+        "a0-t-0",
+        "a1-t-0",
+        "a2-t-0",
+    ]
+
+
+def test_no_ancestor_of_the_victim_falls_below_its_guarantee_or_its_childrens_sum() -> None:
+    """The younger gang would leave 2 where 3 are guaranteed; the older one leaves 3."""
+    queues = [
+        queue("a", deserved={"cpu": 4}),
+        queue("t", deserved={"cpu": 4}),
+        queue("b1", parent="t", deserved={"cpu": 3}, guarantee={"cpu": 3}),
+        queue("b2", parent="t", deserved={"cpu": 1}),
+    ]
+    gangs = [*runs("three", 3, queue="b2", since=9), *runs("two", 2, queue="b2", since=1)]
+    world = [*queues, *runs("a0", 3, queue="a"), *gangs, group("in", 1, queue="a")]
+    assert gone(node("n1", 8), *world) == ["two-t-0", "two-t-1"]
+
+
+def test_who_is_above_deserved_only_in_what_the_claimant_does_not_lack_is_no_victim() -> None:
+    """b holds too much gpu, and gpus are free; cpu is what is lacking."""
+    queues = [
+        queue("a", deserved={"cpu": 4, "gpu": 4}),
+        queue("b", deserved={"cpu": 4, "gpu": 2}),
+        queue("c", deserved={"cpu": 0, "gpu": 0}, reclaimable=False),
+    ]
+    template = {"requests": {"cpu": 1, "gpu": 1}}
+    borrower = runs("b0", queue="b", tasks=[{"name": "t", "replicas": 4, "template": template}])
+    world = [*queues, *borrower, *runs("c0", 4, queue="c")]
+    claim = asks("in", {"cpu": 1, "gpu": 1}, queue="a")
+    assert gone(node("n1", 8, gpu=8), *world, claim) == []
+
+
+def test_the_claimants_queue_ends_within_deserved_in_every_dimension_requested() -> None:
+    queues = [queue("a", deserved={"cpu": 4, "gpu": 0}), queue("b", deserved={"cpu": 4, "gpu": 2})]
+    world = [node("n1", 8, gpu=2), *queues, *runs("b0", 8, queue="b", minMember=2)]
+    assert gone(*world, asks("in", {"cpu": 2, "gpu": 1}, queue="a")) == []
+    assert gone(*world, asks("in", {"cpu": 2}, queue="a")) == ["b0-t-0", "b0-t-1"]
+
+
+def test_not_reclaimable_protects_below_the_common_queue_only() -> None:
+    b0, claim = runs("b0", 8, queue="b", minMember=1), group("in", 2, queue="a")
+    above = queue("t", deserved={"cpu": 4}, reclaimable=False)
+    below = queue("b", parent="t", deserved={"cpu": 4})
+    assert gone(node("n1", 8), halves()[0], above, below, *b0, claim) == []
+    common = queue("t", reclaimable=False)
+    inside = [queue(name, parent="t", deserved={"cpu": 4}) for name in "ab"]
+    assert gone(node("n1", 8), common, *inside, *b0, claim) == ["b0-t-0", "b0-t-1"]
+
+
+def test_extras_take_whole_groups_no_larger_than_what_their_queue_lacks() -> None:
+    """The queue lacks 3; the younger gang is of 4."""
+    array = group("array", 4, minMember=1, queue="a", status={"phase": "Running", "reservedAt": 0})
+    starts = [array, pod("array-t-0", "array", phase="Running", node="n1", startedAt=0)]
+    gangs = [*runs("three", 3, queue="b"), *runs("four", 4, queue="b", since=9)]
+    seven = runs("seven", 7, queue="b")
+    assert gone(node("n1", 8), *halves(), *starts, *gangs) == [f"three-t-{i}" for i in range(3)]
+    assert gone(node("n1", 8), *halves(), *starts, *seven) == []
+
+
+# --- Pledges and hygiene --------------------------------------------------------------------------
+
+
+def test_under_reclaim_the_claimants_queue_counts_it_in_full_at_once() -> None:
+    came = play(
+        node("n1", 8), *halves(), *runs("b0", 8, queue="b"), group("in", 3, queue="a"), cycles=1
+    )
+    a, b = came.queues["a"], came.queues["b"]
+    assert (a.allocated["cpu"], a.reserved["cpu"], a.share) == ("0", "3", 0.75)
+    assert (b.allocated["cpu"], b.reserved["cpu"], b.share) == ("8", "0", 2.0)
+
+
+def test_the_claimant_is_in_queue_when_all_its_victims_have_ended() -> None:
+    victims = [*runs("l1", 2, grace="10s"), *runs("l2", 2, grace="40s")]
+    came = play(node("n1", 4), *victims, group("hi", 4, **HI))
+    assert admitted(came)[0] == (40, ["default/hi"])
+
+
+def test_what_was_free_on_the_claimants_node_is_kept_too() -> None:
+    came = play(
+        node("n1", 2),
+        node("n2", 2),
+        *runs("victim"),
+        *runs("other", on="n2", prio="top"),
+        group("wide", 1, 2, **HI),
+        timeline({"at": "5s", "apply": group("late", 1)}),
+    )
+    assert bound(came) == [(5, {"default/late-t-0": "n2"}), (30, {"default/wide-t-0": "n1"})]
+
+
+def test_a_pledge_ends_with_the_reservation_a_minute_after_the_longest_grace() -> None:
+    """Its node is no longer one that it may use, and the one that came is taken."""
+    zone = {"metadata": {"labels": {"zone": "a"}}}
+    template = {"requests": {"cpu": 1}, "nodeSelector": {"zone": "a"}}
+    came = play(
+        {**node("n1", 4), "metadata": {"name": "n1", "labels": {"zone": "a"}}},
+        *runs("low", 4, grace="10s"),
+        group("hi", tasks=[{"name": "t", "replicas": 4, "template": template}], **HI),
+        timeline(
+            {"at": "5s", "apply": node("n1", 4)},
+            {"at": "5s", "apply": manifest("Node", "n2", {"resources": {"cpu": 4}}, **zone)},
+            {"at": "5s", "apply": group("other", 4, priorityClassName="top")},
+        ),
+    )
+    assert admitted(came) == [(5, ["default/other"]), (10, ["default/hi"]), (70, ["default/low"])]
+    assert phases(came) == {"hi": "Pending", "low": "Running", "other": "Running"}
+
+
+def test_a_claimant_that_comes_back_counts_on_what_still_stops() -> None:
+    came = play(
+        node("n1", 4),
+        *runs("low", 4),
+        group("hi", 4, **HI),
+        timeline({"at": "5s", "suspend": "default/hi"}, {"at": "10s", "resume": "default/hi"}),
+    )
+    assert [time for time, _ in evicted(came)] == [0]
+    assert phases(came) == {"hi": "Running", "low": "Pending"}
+    assert [time for time, names in admitted(came) if "default/hi" in names] == [30]
+
+
+def test_a_decision_beyond_the_budget_waits_until_the_window_is_empty() -> None:
+    came = play(
+        node("n1", 5),
+        *runs("one", since=9, grace="1s"),
+        *runs("four", 4, grace="1s"),
+        group("first", 1, **HI),
+        timeline({"at": "10s", "apply": group("second", 4, **HI)}),
+        config=f"{ALL}\nevictionBudget: {{pods: 2, window: 60s}}",
+    )
+    assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 1), (60, 4)]
+
+
+def test_an_external_group_claims_what_its_queue_may_not_exceed() -> None:
+    external = group(
+        "outside", controller="external", tasks=[], minResources={"cpu": 2}, queue="q", **HI
+    )
+    own = runs("own", 4, queue="q")
+    came = play(node("n1", 8), queue("q", capability={"cpu": 4}), *own, external, cycles=6)
+    assert [len(pods) for _, pods in evicted(came)] == [4]
+    assert admitted(came)[0] == (30, ["default/outside"])

@@ -1,0 +1,495 @@
+"""What the norm says of queues, sentence by sentence, each in the smallest world that shows it.
+
+The sentence under test is the docstring; the numbers are worked out from it by hand.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from batchq.sim.report import Outcome
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    bound,
+    evicted,
+    group,
+    manifest,
+    node,
+    outcome,
+    phases,
+    pod,
+    priority,
+    queue,
+    reasons,
+    refusal,
+    requeued,
+    timeline,
+)
+
+WITHOUT_EVICTIONS = "actions: [enqueue, allocate]"
+WITH_EVICTIONS = "actions: [enqueue, allocate, reclaim, preempt]"
+STRICT = {"type": "StrictFIFO"}
+
+
+def running(
+    name: str, pods: int, *, replicas: int = 0, cpu: Any = 1, **more: Any
+) -> list[Manifest]:
+    """A group of which so many pods run on n1 since the instant 0."""
+    status = {"phase": "Running", "reservedAt": 0}
+    one = group(name, replicas or pods, cpu, status=status, **more)
+    each = [
+        pod(f"{name}-t-{index}", name, index, phase="Running", node="n1", startedAt=0)
+        for index in range(pods)
+    ]
+    return [one, *each]
+
+
+def external(name: str, cpu: int, **more: Any) -> Manifest:
+    """Stays InQueue until somebody claims it."""
+    return group(name, cpu=cpu, controller="external", minResources={"cpu": cpu}, **more)
+
+
+def came_of(*manifests: Manifest, **how: Any) -> Outcome:
+    return outcome(*manifests, **{"config": WITHOUT_EVICTIONS, **how})
+
+
+def deserved(came: Outcome, resource: str = "cpu") -> dict[str, str | None]:
+    every = {name: item.deserved[resource] for name, item in came.queues.items()}
+    return {name: amount for name, amount in every.items() if name != "default"}
+
+
+def in_order(came: Outcome) -> list[str]:
+    """The groups admitted, in the order decided."""
+    each = [name for _, names in admitted(came) for name in names]
+    return [name.removeprefix("default/") for name in each]
+
+
+def binds(came: Outcome) -> list[str]:
+    """The pods bound, in the order decided."""
+    return [name.removeprefix("default/") for _, pods in bound(came) for name in pods]
+
+
+def test_water_fills_by_weight_and_fractions_round_down() -> None:
+    """Where `deserved` is silent: water-filling by weight among siblings; fractions round down."""
+    asks = [group(f"g{name}", 1, "10m", queue=name) for name in "abc"]
+    came = came_of(node("n1", "10m"), queue("a"), queue("b", weight=2), queue("c", weight=4), *asks)
+    assert deserved(came) == {"a": "1m", "b": "2m", "c": "5m"}
+
+
+def test_each_is_capped_by_its_demand_and_its_capability_and_the_others_share_the_rest() -> None:
+    """Each capped by its demand and capability."""
+    came = came_of(
+        node("n1", 12),
+        *(queue("modest"), queue("capped", capability={"cpu": 3}), queue("greedy")),
+        group("m", 1, 1, queue="modest"),
+        *(group("c1", 1, 3, queue="capped"), group("c2", 1, 3, queue="capped")),
+        group("g", 1, 12, queue="greedy"),
+    )
+    assert deserved(came) == {"modest": "1", "capped": "3", "greedy": "8"}
+
+
+def test_a_guarantee_is_a_floor_within_the_filling_even_without_demand() -> None:
+    """Water-filling … with guarantee as floor."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("a", guarantee={"cpu": 6}), queue("b")),
+        *(group("b1", 1, 4, queue="b"), group("b2", 1, 4, queue="b")),
+    )
+    assert deserved(came) == {"a": "6", "b": "4"}
+
+
+def test_silent_children_share_what_those_that_state_leave_level_by_level() -> None:
+    """Over what the parent deserves less what siblings state."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("p", deserved={"cpu": 6}), queue("other")),
+        *(queue("stated", parent="p", deserved={"cpu": 2}),),
+        *(queue("x", parent="p"), queue("y", parent="p", weight=3)),
+        *(
+            group("gx", 1, 9, queue="x"),
+            group("gy", 1, 9, queue="y"),
+            group("go", 1, 9, queue="other"),
+        ),
+    )
+    assert deserved(came) == {"p": "6", "other": "4", "stated": "2", "x": "1", "y": "3"}
+
+
+def test_a_cordoned_node_is_deserved_by_nobody_but_counts_for_what_is_admitted() -> None:
+    """The root: ready, uncordoned nodes. Rule 4: ready resources."""
+    cordoned = manifest("Node", "n2", {"resources": {"cpu": 4}, "unschedulable": True})
+    unready = manifest("Node", "n3", {"resources": {"cpu": 4}}, status={"ready": False})
+    came = came_of(
+        *(node("n1", 4), cordoned, unready, queue("a")),
+        *(group("fits", 1, 4, queue="a"), group("too-large", 1, 5, queue="a")),
+    )
+    assert deserved(came) == {"a": "4"}
+    assert came.podgroups["default/too-large"].reasons[0].message == (
+        "needs cpu 5, and the cluster has 4 free (4 of 8 in use)"
+    )
+
+
+def test_who_stands_out_of_line_asks_for_nothing() -> None:
+    """Demand: ledger + in-line Pending reservations: gated, suspended, impossible ones are not."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("a"), queue("b")),
+        *(group("a1", 1, 1, queue="a"), group("waits", 1, 10, queue="b")),
+        group("gated", 1, 5, queue="a", schedulingGates=[{"name": "x"}]),
+        group("suspended", 1, 5, queue="a", suspend=True),
+        group("impossible", 1, 11, queue="a"),
+    )
+    assert deserved(came) == {"a": "1", "b": "9"}
+
+
+def test_what_terminates_is_still_in_the_ledger_and_so_in_the_demand() -> None:
+    """*live*: … or terminating, whatever the group's phase, until the process has ended."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("a"), queue("b"), group("a1", 1, 4, queue="a", grace="1000s")),
+        *(group("b1", 1, 6, queue="b"), group("b2", 1, 6, queue="b")),
+        timeline({"at": "10s", "suspend": "default/a1"}),
+        cycles=5,
+    )
+    assert phases(came)["a1"] == "Pending"
+    assert deserved(came) == {"a": "4", "b": "6"}
+    assert came.queues["a"].allocated["cpu"] == "4"
+
+
+def test_pods_of_admitted_groups_beyond_the_promise_are_demand() -> None:
+    """What admitted groups' ungated pods without a node ask for beyond their promise."""
+    came = came_of(
+        node("n1", 8),
+        *(queue("a", weight=3), queue("b")),
+        *(group(f"g{name}", 20, minMember=1, queue=name) for name in "ab"),
+    )
+    assert deserved(came) == {"a": "6", "b": "2"}
+
+
+def test_the_share_is_the_largest_ratio_and_infinite_where_nothing_is_deserved() -> None:
+    """Share = max of ledger/deserved …; x/0 = ∞; 1 if there is none; rounded to six places."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("third", deserved={"cpu": 3}), queue("nothing", weight=0), queue("idle")),
+        queue("unused", deserved={"cpu": 1}),
+        *(group("t", 1, 1, queue="third"), group("n", 1, 1, queue="nothing")),
+    )
+    shares = {name: item.share for name, item in came.queues.items() if name != "default"}
+    assert shares == {"third": 0.333333, "nothing": "inf", "idle": 1.0, "unused": 0.0}
+
+
+def test_queues_are_compared_level_by_level_from_the_root() -> None:
+    """In a tree level by level from the root: an idle queue waits where its parent has much."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("p", deserved={"cpu": 4}), queue("r", deserved={"cpu": 6})),
+        *(queue("p1", parent="p"), queue("p2", parent="p"), queue("r1", parent="r")),
+        *(*running("in-p2", 3, queue="p2"), *running("in-r1", 3, queue="r1")),
+        *(group(f"r-{place}", queue="r1") for place in (1, 2, 3)),
+        *(group(f"p-{place}", queue="p1") for place in (1, 2)),
+    )
+    assert in_order(came) == ["r-1", "r-2", "p-1", "r-3"]
+
+
+def test_elastic_pods_go_to_the_queue_with_the_lowest_share_looked_at_anew_after_each() -> None:
+    """After all gangs, elastic pods: the queue with the lowest share first."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("p", deserved={"cpu": 6}), queue("r", deserved={"cpu": 4})),
+        *(queue("p1", parent="p"), queue("p2", parent="p"), queue("r1", parent="r")),
+        *(group(name, 20, minMember=1, queue=name) for name in ("p1", "p2", "r1")),
+    )
+    gangs = ["r1-t-0", "p1-t-0", "p2-t-0"]
+    more = ["r1-t-1", "p1-t-1", "p2-t-1", "r1-t-2", "p1-t-2", "r1-t-3", "p2-t-2"]
+    assert binds(came) == gangs + more
+
+
+def test_of_equal_queues_the_older_one_comes_first_and_then_the_lower_uid() -> None:
+    """Every order ends in (queue time, uid); uids that are places compare as numbers."""
+    for stamps in ((10, "1", 5, "2"), (5, "10", 5, "9")):
+        of_b, of_a = stamps[:2], stamps[2:]
+        queues = [
+            manifest("Queue", name, {}, metadata={"creationTimestamp": at, "uid": uid})
+            for name, (at, uid) in (("b", of_b), ("a", of_a))
+        ]
+        came = came_of(node("n1", 1), *queues, group("gb", queue="b"), group("ga", queue="a"))
+        assert in_order(came) == ["ga"]
+
+
+def test_the_order_of_the_documents_does_not_matter() -> None:
+    """The same snapshot gives the same decisions in the same order."""
+    tree: list[tuple[str, Manifest]] = [
+        ("p", {"deserved": {"cpu": 6}}),
+        ("p1", {"parent": "p", "strategy": STRICT}),
+        ("p2", {"parent": "p", "guarantee": {"cpu": 1}}),
+        ("r", {"weight": 2}),
+    ]
+    asks = [("p1", 3, 3), ("p2", 9, 1), ("r", 9, 2), ("p1", 4, 4), ("r", 2, 2)]
+    world = [node("n1", 6), node("n2", 5)]
+    for place, (name, spec) in enumerate(tree):
+        stamp = {"creationTimestamp": 0, "uid": f"q{place}"}
+        world.append(manifest("Queue", name, spec, metadata=stamp))
+    for place, (name, pods, least) in enumerate(asks):
+        more: dict[str, Any] = {"queue": name, "uid": f"u{place}", "created": 0}
+        world.append(group(f"g{place}", pods, minMember=least, **more))
+    first = came_of(*world)
+    assert in_order(first) == ["g0", "g2", "g4", "g1"]
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(world, len(world))
+        again = came_of(*shuffled)
+        assert [cycle.bound for cycle in again.cycles] == [cycle.bound for cycle in first.cycles]
+        assert again.queues == first.queues
+
+
+def test_what_could_never_fit_beside_the_guarantees_of_siblings_exceeds_the_quota() -> None:
+    """1. capability of its queue and every ancestor, less siblings' guarantees."""
+    came = came_of(
+        node("n1", 20),
+        *(queue("p", capability={"cpu": 8}), queue("a", parent="p")),
+        queue("b", parent="p", guarantee={"cpu": 5}),
+        *(group("a3", 1, 3, queue="a"), group("a4", 1, 4, queue="a"), group("b5", 1, 5, queue="b")),
+    )
+    assert phases(came) == {"a3": "Running", "a4": "Pending", "b5": "Running"}
+    assert reasons(came, "a4") == ["ExceedsMaxQuota"]
+
+
+def test_borrowers_leave_free_what_is_guaranteed_to_siblings_and_not_used() -> None:
+    """3. also with Σ over n's siblings of max(0, guarantee − ledger) added."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("a"), queue("b", guarantee={"cpu": 4}), *running("in-b", 1, queue="b")),
+        *(group("a1", 1, 4, queue="a"), group("a2", 1, 2, queue="a"), group("a3", 1, 1, queue="a")),
+        group("elastic", 9, queue="a", minMember=1),
+    )
+    assert in_order(came) == ["a1", "a2"]
+    assert reasons(came, "a3") == ["WaitingForResources"]
+
+
+def test_within_ones_own_guarantee_those_of_others_do_not_matter() -> None:
+    """In a dimension in which ledger(n) + r exceeds guarantee(n): only there."""
+    came = came_of(
+        node("n1", 10, memory=10),
+        *(queue("a", guarantee={"cpu": 3}), queue("b", guarantee={"cpu": 7, "memory": 4})),
+        *(*running("x", 4, queue="default"), group("a1", 1, 3, queue="a")),
+        group("a2", 1, 1, queue="a"),
+    )
+    assert in_order(came) == ["a1"]
+    assert reasons(came, "a2") == ["WaitingForResources"]
+
+
+def test_elastic_pods_leave_guarantees_free_too_and_stay_within_every_ancestor() -> None:
+    """Every bind beyond the promise re-checks rules 2–4."""
+    came = came_of(
+        node("n1", 20),
+        *(queue("p", capability={"cpu": 5}, overcommit=1.5), queue("a", parent="p")),
+        queue("b", parent="p", guarantee={"cpu": 2}),
+        group("elastic", 20, queue="a", minMember=1),
+    )
+    assert binds(came) == [f"elastic-t-{place}" for place in range(5)]
+
+
+def test_groups_count_for_max_pod_groups_until_their_processes_have_ended() -> None:
+    """`maxPodGroups` (groups with a reservation or a charge), of ancestors too."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("p", maxPodGroups=1), queue("a", parent="p"), queue("b", parent="p")),
+        *(group("first", queue="a", grace="30s"), group("second", queue="b")),
+        timeline({"at": "10s", "suspend": "default/first"}),
+    )
+    assert admitted(came) == [(0, ["default/first"]), (40, ["default/second"])]
+
+
+def test_an_external_group_is_bound_by_the_root_only_where_that_states_a_capability() -> None:
+    """The root queue binds them only by a stated `capability`; left out of rule 4's ledger."""
+    free = came_of(node("n1", 4), external("e", 50), group("g", 1, 4), cycles=1)
+    assert in_order(free) == ["e", "g"]
+    stated = came_of(
+        *(node("n1", 4), queue("root", capability={"cpu": 20}), queue("a")),
+        *(queue("b", guarantee={"cpu": 8}), external("e13", 13, queue="a")),
+        external("e12", 12, queue="a"),
+        cycles=1,
+    )
+    assert in_order(stated) == ["e12"]
+    assert reasons(stated, "e13") == ["ExceedsMaxQuota"]
+
+
+def test_a_strict_head_sets_aside_what_its_queue_lacks_to_its_deserved() -> None:
+    """Min(r, max(0, deserved − ledger)) …, for the rest of each pass and asleep or not."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
+        *(*running("rs", 4, queue="s"), *running("rb", 2, queue="b")),
+        *(group("head", 1, 6, queue="s"), group("b1", queue="b"), group("b2", queue="b")),
+        group("b3", queue="b"),
+        timeline({"at": "20s", "apply": group("late", queue="b")}),
+    )
+    assert in_order(came) == ["b1", "b2"]
+
+
+def test_elastic_binds_of_others_leave_what_a_strict_head_has_set_aside() -> None:
+    """Groups and elastic binds of queues tried after it are tested as if that were charged."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
+        *(*running("el", 3, replicas=20, minMember=1, queue="b"), group("head", 1, 8, queue="s")),
+    )
+    assert binds(came) == ["el-t-3"]
+
+
+def test_a_strict_head_that_its_own_queue_refuses_sets_nothing_aside() -> None:
+    """Refused for cluster or ancestor resources."""
+    came = came_of(
+        node("n1", 10),
+        queue("s", strategy=STRICT, deserved={"cpu": 6}, capability={"cpu": 6}),
+        *(queue("b"), *running("rs", 4, queue="s"), group("head", 1, 4, queue="s")),
+        group("b1", 1, 6, queue="b"),
+    )
+    assert in_order(came) == ["b1"]
+
+
+@pytest.mark.parametrize(
+    ("config", "reclaim", "passes"),
+    [
+        pytest.param(WITH_EVICTIONS, "Never", ["within"], id="it reclaims from nobody"),
+        pytest.param(
+            WITH_EVICTIONS, "LowerPriority", ["within", "low"], id="only from lower priorities"
+        ),
+        pytest.param(WITHOUT_EVICTIONS, "Any", ["within"], id="without the reclaim action"),
+    ],
+)
+def test_a_best_effort_head_keeps_borrowers_from_what_it_could_not_take_back(
+    config: str, reclaim: str, passes: list[str]
+) -> None:
+    """A BestEffortFIFO head whose own request is within its queue's deserved does the same."""
+    came = outcome(
+        *(node("n1", 12), priority("low", -5), priority("high", 5)),
+        queue("a", deserved={"cpu": 5}, preemption={"reclaim": reclaim}),
+        *(queue("b", deserved={"cpu": 3}), queue("c", deserved={"cpu": 2})),
+        *running("rb", 8, queue="b", priorityClassName="high"),
+        *(group("head", 1, 5, queue="a"), group("within", 1, 2, queue="c")),
+        *(group("b1", queue="b"), group("low", queue="b", priorityClassName="low")),
+        config=config,
+    )
+    assert in_order(came) == passes
+    assert evicted(came) == []
+
+
+def test_a_best_effort_head_that_asks_for_more_than_its_queue_deserves_keeps_nothing() -> None:
+    """Whose own request is within its queue's deserved."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("a", deserved={"cpu": 5}), queue("b", deserved={"cpu": 3})),
+        *(*running("rb", 6, queue="b"), group("head", 1, 6, queue="a"), group("b1", queue="b")),
+    )
+    assert in_order(came) == ["b1"]
+
+
+def test_what_an_unreclaimable_queue_would_borrow_is_kept_and_what_others_would_is_not() -> None:
+    """Against groups that would borrow what it could not, by policy, take back from them."""
+    came = outcome(
+        node("n1", 10),
+        *(queue("a", deserved={"cpu": 5}), queue("b", deserved={"cpu": 3}, reclaimable=False)),
+        *(queue("c", weight=0), *running("rb", 6, queue="b"), group("head", 1, 5, queue="a")),
+        *(group("b1", queue="b"), group("c1", queue="c")),
+        config=WITH_EVICTIONS,
+    )
+    assert in_order(came) == ["c1"]
+
+
+def test_a_queue_that_moves_takes_along_what_it_holds() -> None:
+    """The ledger of a queue is the sum: of all that stands below it now."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("p", capability={"cpu": 5}), queue("a"), queue("p1", parent="p")),
+        group("a1", 1, 4, queue="a"),
+        timeline(
+            {"at": "10s", "apply": queue("a", parent="p")},
+            {"at": "20s", "apply": group("two", 1, 2, queue="p1")},
+            {"at": "21s", "apply": group("one", 1, 1, queue="p1")},
+        ),
+    )
+    assert admitted(came) == [(0, ["default/a1"]), (21, ["default/one"])]
+    assert came.queues["p"].allocated["cpu"] == "5"
+
+
+def test_when_a_capability_is_cut_groups_in_queue_leave_in_reverse_order_of_line() -> None:
+    """When InQueue groups no longer fit, they leave in reverse order of line; Running ones stay."""
+    came = came_of(
+        *(node("n1", 20), priority("high", 5), queue("p", capability={"cpu": 10})),
+        *(queue("a", parent="p"), queue("b", parent="p"), queue("elsewhere")),
+        *(group("runs", 1, 4, queue="a"), external("e1", 2, queue="a")),
+        external("e2", 2, queue="b"),
+        *(
+            external("e3", 2, queue="a", priorityClassName="high"),
+            external("e4", 2, queue="elsewhere"),
+        ),
+        timeline({"at": "10s", "apply": queue("p", capability={"cpu": 7})}),
+        cycles=4,
+    )
+    assert requeued(came) == [(10, [("default/e2", "CapacityCut"), ("default/e1", "CapacityCut")])]
+    assert phases(came)["runs"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ({"suspend": "default/head"}, "the head leaves the line"),
+        ({"apply": queue("s", strategy=STRICT, deserved={"cpu": 5})}, "less is deserved"),
+        ({"apply": queue("s", deserved={"cpu": 6})}, "not strict any more"),
+        ({"apply": queue("s", strategy=STRICT, deserved={"cpu": 6}, stopPolicy="Hold")}, "stopped"),
+    ],
+)
+def test_who_waits_for_what_is_set_aside_wakes_when_it_no_longer_is(
+    step: Manifest, why: str
+) -> None:
+    """Asleep: not evaluated again until an event that could change its Verdict."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
+        *(*running("rb", 4, queue="b"), group("head", 1, 7, queue="s"), group("b1", queue="b")),
+        timeline({"at": "10s", **step}),
+    )
+    assert admitted(came) == [(10, ["default/b1"])], why
+
+
+def test_stops_of_ancestors_apply_and_draining_sends_back_what_was_admitted() -> None:
+    """Ancestors' checks and stops apply; HoldAndDrain: Pending without a reservation."""
+    came = came_of(
+        node("n1", 10),
+        *(queue("p"), queue("a", parent="p"), group("a1", queue="a", grace="5s")),
+        timeline(
+            {"at": "10s", "apply": queue("p", stopPolicy="HoldAndDrain")},
+            {"at": "20s", "apply": group("a2", queue="a")},
+            {"at": "30s", "apply": queue("p", stopPolicy="Hold")},
+            {"at": "40s", "apply": queue("p")},
+        ),
+    )
+    assert requeued(came) == [(10, [("default/a1", "QueueStopped")])]
+    assert admitted(came) == [(0, ["default/a1"]), (40, ["default/a1", "default/a2"])]
+
+
+@pytest.mark.parametrize(
+    ("queues", "sentence"),
+    [
+        (
+            [queue("a", parent="b"), queue("b", parent="c"), queue("c", parent="a")],
+            "Queue a: spec.parent goes in a circle: a -> b -> c -> a",
+        ),
+        (
+            [
+                queue("p", deserved={"cpu": 3}),
+                queue("m", parent="p"),
+                *(queue(name, parent="m", guarantee={"cpu": 2}) for name in "xy"),
+            ],
+            "Queue p: spec.deserved.cpu: expected at least 4, what the queues below it are",
+        ),
+    ],
+)
+def test_queues_that_contradict_each_other_are_refused(
+    queues: list[Manifest], sentence: str
+) -> None:
+    """Children's sums within the parent's stated ones …: bad content for `simulate`."""
+    assert sentence in refusal(node("n1", 10), *queues)

@@ -26,7 +26,6 @@ from batchq.plugins.dependencies import Dependencies
 from batchq.plugins.drf import Drf
 from batchq.plugins.gang import Gang
 from batchq.plugins.gates import Gates
-from batchq.plugins.hygiene import Hygiene
 from batchq.plugins.nodeorder import BalancedAllocation, BinPack, LeastAllocated, MostAllocated
 from batchq.plugins.overcommit import Overcommit
 from batchq.plugins.predicates import Predicates
@@ -52,7 +51,6 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
     LeastAllocated.name: LeastAllocated,
     BinPack.name: BinPack,
     Conformance.name: Conformance,
-    Hygiene.name: Hygiene,
     # In the box, and off unless they are configured.
     Drf.name: Drf,
     Sla.name: Sla,
@@ -60,6 +58,11 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
     MostAllocated.name: MostAllocated,
     BalancedAllocation.name: BalancedAllocation,
 }
+
+#: Action -> the plugins' method that its victims are voted on by.
+_VOTES = {"preempt": POINTS["preemptable"], "reclaim": POINTS["reclaimable"]}
+#: Of the plugins in the box that have such a method, those that only ever refuse.
+_VETOES = frozenset({Gang.name, Conformance.name, Sla.name})
 
 
 def assemble(config: SchedulerConfig) -> Scheduler:
@@ -82,6 +85,19 @@ def assemble(config: SchedulerConfig) -> Scheduler:
         for entry in config.plugins
     )
     return Scheduler(actions=actions, plugins=plugins, settings=config.settings)
+
+
+def without_consent(config: SchedulerConfig) -> list[str]:
+    """The actions that will find no victims, as no plugin that is on ever agrees to one.
+
+    A plugin of others that has a say is taken to be one that agrees.
+    """
+    plugins = [plugin for plugin, _ in assemble(config).plugins if plugin.name not in _VETOES]
+    return [
+        action
+        for action in config.actions
+        if action in _VOTES and not any(hasattr(plugin, _VOTES[action]) for plugin in plugins)
+    ]
 
 
 def known_actions() -> list[str]:

@@ -15,7 +15,7 @@ from collections import deque
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
-from batchq.framework.extras import start_extras, waiting_extras
+from batchq.framework.extras import start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready, pending_pods
 from batchq.framework.growth import over_limit_with
 from batchq.framework.moves import bind, create_pods, shape_at
@@ -117,7 +117,9 @@ def _place_extras(session: Session, queues: dict[str, list[GroupState]]) -> None
         name: deque(
             _Extras(session, group)
             for group in groups
-            if session.group_ready(group) and gives_way_to(session, group) is None
+            if session.group_ready(group)
+            and gives_way_to(session, group) is None
+            and not waits_behind(session, group)
         )
         for name, groups in queues.items()
     }

@@ -68,6 +68,7 @@ def _serve_queues(session: Session) -> None:
             continue
         elif _is_strict(session, group):
             turns.drop(name)
+            session.strict_heads[name] = group
             _wait_behind(session, list(lines[name]))
             set_aside(session, group)
         elif name not in headed:
@@ -85,6 +86,7 @@ def _serve_one_line(session: Session) -> None:
         if _try(session, group) or not waits_in_line(session.refusals[group.uid]):
             continue
         if _is_strict(session, group):
+            session.strict_heads |= dict.fromkeys(session.queues, group)
             _wait_behind(session, list(line))
             set_aside(session, group)
             return

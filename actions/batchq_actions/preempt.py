@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchq.api.transaction import queue_scope
-from batchq.framework.claiming import GangClaim, dimensions_of, gang_claimants
-from batchq.framework.queue_shares import deserved_of_queues
+from batchq.framework.claiming import GangClaim, gang_claimants
+from batchq.framework.queue_shares import comparable, deserved_of_queues
+from batchq.framework.search import Claim, Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
-from batchq_actions.claims import serve_claimants, try_claim
+from batchq_actions.claims import let_happen, serve_claimants
 
 POINT = "preemptable"
 
@@ -36,8 +37,23 @@ def _serve(session: Session, group: GroupState) -> None:
         return
     if _has_victims(session, group):
         before = dict(session.ledger.sums.get(queue_scope(group.queue), {}))
-        claim = WithinQueue(claimant=group, held_before=before)
-        try_claim(session, claim, [group.queue], action=Preempt.name)
+        queues = [group.queue]
+        claim: Claim = WithinQueue(group, before)
+        decision = find_victims(session, claim, queues)
+        most = queue.record.spec.preemption.borrowing
+        if most != "Never":
+            borrowing = Borrowing(group, most)
+            other = find_victims(session, borrowing, queues)
+            if other is not None and (decision is None or _is_part_of(other, decision)):
+                claim, decision = borrowing, other
+        if decision is not None:
+            let_happen(session, claim, decision, action=Preempt.name)
+
+
+def _is_part_of(small: Decision, large: Decision) -> bool:
+    """Whether one takes nobody whom the other does not."""
+    all_of_them = {pod.metadata.uid for victim in large.victims for pod in victim.pods}
+    return {pod.metadata.uid for victim in small.victims for pod in victim.pods} < all_of_them
 
 
 def _has_victims(session: Session, claimant: GroupState) -> bool:
@@ -51,7 +67,9 @@ def _has_victims(session: Session, claimant: GroupState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WithinQueue(GangClaim):
-    """A gang's claim on its own queue; `held_before` is the queue's ledger before it."""
+    """A gang's claim on its own queue, which may not end above what it deserves, or not at more
+    than `held_before`, its ledger before.
+    """
 
     held_before: dict[str, int]
 
@@ -62,23 +80,35 @@ class WithinQueue(GangClaim):
         )
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Within what the queue deserves, or at no more than before, or borrowing as allowed."""
+        """Within what the queue deserves, or at no more than before."""
         group = self.claimant
         scope, ledger = queue_scope(group.queue), session.ledger
         deserved = deserved_of_queues(session).get(group.queue, {})
         own = ledger.counts_for(group, scope)
-        for name in dimensions_of(session, group.queue, group.reservation):
+        for name in comparable(session, group.reservation):
             need = max(own.get(name, 0), group.reservation[name])
             ends_at = ledger.used(scope, name) - own.get(name, 0) + need
             above = name in deserved and ends_at > deserved[name]
             if above and ends_at > self.held_before.get(name, 0):
-                return _may_borrow(session, group, victims)
+                return False
         return True
 
 
-def _may_borrow(session: Session, group: GroupState, victims: list[Victim]) -> bool:
-    most = session.queues[group.queue].record.spec.preemption.borrowing
-    return most != "Never" and all(
-        victim.group.priority < group.priority and victim.group.priority <= most
-        for victim in victims
-    )
+@dataclass(frozen=True, slots=True)
+class Borrowing(GangClaim):
+    """A gang's claim on its own queue, wherever that ends, on victims at most `most`."""
+
+    most: int
+
+    def may_take(self, session: Session, victim: Victim) -> bool:
+        """Of the same queue, unimportant enough, and agreed by the policies."""
+        priority = victim.group.priority
+        if victim.group.queue != self.claimant.queue:
+            return False
+        if priority >= self.claimant.priority or priority > self.most:
+            return False
+        return session.vote(POINT, self.claimant, victim)
+
+    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+        """The policy of the queue allows it to borrow for this."""
+        return True

@@ -15,21 +15,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from batchq.api.resources import Amounts, minus, plus
+from batchq.api.resources import Amounts, minus, of_pod, plus, total
 from batchq.api.transaction import queue_scope
 from batchq.framework.claiming import (
     ExtraClaim,
     GangClaim,
-    dimensions_of,
     elastic_claimants,
     gang_claimants,
 )
-from batchq.framework.extras import waiting_extras
+from batchq.framework.extras import start_extras, waiting_extras
 from batchq.framework.moves import shape_at
-from batchq.framework.queue_shares import deserved_of_queues
+from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.search import Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
+from batchq.framework.statement import Statement
+from batchq.framework.taking import exceeds
 from batchq_actions.claims import let_happen, serve_claimants, try_claim
 
 POINT = "reclaimable"
@@ -81,7 +82,7 @@ class _Borrowers:
                 continue
             sums, right = session.ledger.sums.get(queue_scope(name), {}), deserved.get(name, {})
             over = [one for one, units in sums.items() if one in right and units > right[one]]
-            if dimensions_of(session, name, over):
+            if comparable(session, over):
                 found.append(name)
         return found
 
@@ -114,7 +115,7 @@ def _ends_above(session: Session, queue: str, need: Amounts, asked: Iterable[str
     scope = queue_scope(queue)
     return any(
         name in deserved and session.ledger.used(scope, name) + need.get(name, 0) > deserved[name]
-        for name in dimensions_of(session, queue, asked)
+        for name in comparable(session, asked)
     )
 
 
@@ -171,7 +172,7 @@ def _serve_extras(session: Session, group: GroupState, borrowers: _Borrowers) ->
     while least <= most:
         middle = (least + most + 1) // 2
         decision = find_victims(session, claims[middle - 1], queues)
-        if decision is None:
+        if decision is None or (middle > 1 and exceeds(session, decision)):
             most = middle - 1
         else:
             works, least = (claims[middle - 1], decision), middle + 1
@@ -198,8 +199,7 @@ def _lacks(session: Session, group: GroupState) -> Amounts:
     deserved = deserved_of_queues(session).get(group.queue, {})
     used = session.ledger.sums.get(queue_scope(group.queue), {})
     return {
-        name: max(0, deserved[name] - used.get(name, 0))
-        for name in dimensions_of(session, group.queue, deserved)
+        name: max(0, deserved[name] - used.get(name, 0)) for name in comparable(session, deserved)
     }
 
 
@@ -218,8 +218,10 @@ class ExtrasFromOthers(_FromOthers, ExtraClaim):
         return super().may_take(session, victim)
 
     def _is_small(self, session: Session, group: GroupState) -> bool:
+        """Against what is still lacking, once the pods that fit already have it."""
+        with Statement(session) as statement:
+            bound, _ = start_extras(statement, self.claimant, self.count)
+        have = total(of_pod(pod.spec.requests) for pod in bound)
+        lacks = minus(self.lacks, have)
         charge = session.ledger.charged(group)
-        return all(
-            charge[name] <= self.lacks.get(name, 0)
-            for name in dimensions_of(session, self.claimant.queue, charge)
-        )
+        return all(charge[name] <= lacks.get(name, 0) for name in comparable(session, charge))

@@ -35,6 +35,13 @@ from batchq.errors import InvalidInput
 #: Where a field stands in its file, as a line number, if that is known.
 LineOf: TypeAlias = Callable[[Path], int | None]
 
+#: The API groups of other systems, as their manifests name them.
+_NEIGHBOURS = {
+    "kueue.x-k8s.io": "Kueue",
+    "volcano.sh": "Volcano",
+    "scheduling.incubator.k8s.io": "kube-batch",
+    "scheduling.sigs.dev": "kube-batch",
+}
 _TOP = ("apiVersion", "kind", "metadata", "spec", "status")
 _TEMPLATE_FIELDS = frozenset(PodTemplate.__struct_encode_fields__)
 _POD_FIELDS = frozenset(PodSpec.__struct_encode_fields__)
@@ -112,13 +119,25 @@ def _decode(data: object) -> Object:
 def _kind(manifest: Mapping[str, object]) -> str:
     version = manifest.get("apiVersion")
     if version != API_VERSION:
-        raise Malformed(("apiVersion",), f"expected {API_VERSION}, found {shown(version)}")
+        raise Malformed(
+            ("apiVersion",),
+            f"expected {API_VERSION}, found {shown(version)}{_translation(version)}",
+        )
     kind = manifest.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         near = notation.nearest(kind, KINDS) if isinstance(kind, str) else ""
         hint = f"; did you mean {near!r}?" if near else ""
         raise Malformed(("kind",), f"expected one of {', '.join(KINDS)}, found {shown(kind)}{hint}")
     return kind
+
+
+def _translation(version: object) -> str:
+    """Where somebody who brings a manifest of another system finds what its fields are here."""
+    group = version.partition("/")[0] if isinstance(version, str) else ""
+    for ending, system in _NEIGHBOURS.items():
+        if group == ending or group.endswith(f".{ending}"):
+            return f"; docs/coming-from.md says what stands for the fields of {system}"
+    return ""
 
 
 def _metadata(kind: str, data: object) -> Metadata:

@@ -156,7 +156,10 @@ def _read(kind: inspect.Type, data: object, path: Path, unfold: Mapping[type, Un
                 for name, item in mapping_at(data, path).items()
             }
         case inspect.UnionType(types=types):
-            return _read(_member_for(types, data), data, path, unfold)
+            member = _member_for(types, data)
+            if isinstance(member, inspect.LiteralType) and len(types) > 1:
+                return _word_or_number(types, member, data, path)
+            return _read(member, data, path, unfold)
         case inspect.RawType():
             return _read_raw(data, path)
         case _:
@@ -239,6 +242,17 @@ def _choice(values: tuple[str, ...], data: object, path: Path) -> str:
     near = nearest(word, values) if isinstance(word, str) else ""
     hint = f"; did you mean {near!r}?" if near else ""
     raise Malformed(path, f"expected one of {', '.join(values)}, found {shown(data)}{hint}")
+
+
+def _word_or_number(
+    types: tuple[inspect.Type, ...], member: inspect.LiteralType, data: object, path: Path
+) -> str:
+    """One of a few words, where a number would do as well (if one is among the types)."""
+    values = tuple(str(value) for value in member.values)
+    if data in values or not any(isinstance(kind, inspect.IntType) for kind in types):
+        return _choice(values, data, path)
+    wanted = " or ".join(("a whole number", *values))
+    raise Malformed(path, f"expected {wanted}, found {shown(data)}")
 
 
 def _read_raw(data: object, path: Path) -> msgspec.Raw:

@@ -320,6 +320,10 @@ class Evictions(Value, frozen=True):
     pods: int = 0
     lost: Amounts = {}
     recent: dict[str, int] = {}
+    #: The claimant that took something last, why, and when.
+    last_by: str = ""
+    last_reason: str = ""
+    last_at: Instant | None = None
 
 
 class PodGroupStatus(Value, frozen=True):

@@ -6,10 +6,12 @@ that everything already is as asked. The client commits the result to the live s
 anew when somebody else was faster: `Word.CONFLICT`), the simulator's timeline to its own.
 """
 
+from batchq.changes.concerns import Overpromised, concerns, overpromised
+from batchq.changes.differences import differences
 from batchq.changes.editing import apply, create, delete, found_defaults, in_order, update
 from batchq.changes.records import put_node
 from batchq.changes.refusals import explain_refusal
-from batchq.changes.tree import first_contradiction, parents_with_groups, settled
+from batchq.changes.tree import first_contradiction, settled
 from batchq.changes.verbs import (
     cancel,
     cordon,
@@ -22,17 +24,20 @@ from batchq.changes.verbs import (
 )
 
 __all__ = [
+    "Overpromised",
     "apply",
     "cancel",
+    "concerns",
     "cordon",
     "create",
     "delete",
+    "differences",
     "explain_refusal",
     "first_contradiction",
     "found_defaults",
     "in_order",
     "open_gate",
-    "parents_with_groups",
+    "overpromised",
     "put_node",
     "resume",
     "set_quota",

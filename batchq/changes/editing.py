@@ -34,6 +34,7 @@ from batchq.api.objects import (
     kind_of,
 )
 from batchq.api.transaction import Charge, Event, Transaction, Write
+from batchq.changes.differences import differences
 from batchq.changes.groups import (
     bind_dependencies,
     check_edit,
@@ -120,7 +121,8 @@ def update(
     if new == stored:
         return None
     _check_only_default(reader, new)
-    transaction = put(reader, new, expect=revision, event=_event(new, "Updated", now_ms))
+    event = _event(new, "Updated", now_ms, differences(stored, new))
+    transaction = put(reader, new, expect=revision, event=event)
     return transaction if in_part else settled(reader, transaction)
 
 

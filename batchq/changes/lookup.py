@@ -13,6 +13,7 @@ from batchq.ports import Reader
 T = TypeVar("T")
 
 _MOST_NAMED = 10
+_FEW = 5
 
 
 def title(obj: Object) -> str:
@@ -45,3 +46,9 @@ def instead(wanted: str, there: list[str]) -> str:
         return "there is none"
     more = f" and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""
     return f"there are: {', '.join(there[:_MOST_NAMED])}{more}"
+
+
+def few(names: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(names) - _FEW
+    return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")

@@ -28,7 +28,7 @@ from batchq.api.objects import DEFAULT, Amounts, Metadata, PodGroup, Queue, Queu
 from batchq.api.quantity import describe_quantity
 from batchq.api.resources import total
 from batchq.api.transaction import Transaction, Write
-from batchq.changes.lookup import instead
+from batchq.changes.lookup import few, instead
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.framework.tree import ROOT
 from batchq.ports import Reader
@@ -36,8 +36,6 @@ from batchq.ports import Reader
 #: How many queues stand below each other at most, the root not counted.
 MOST_LEVELS = 16
 MOST_QUEUES = 10_000
-
-_MOST_NAMED = 5
 
 Queues = Mapping[str, Queue]
 Children = Mapping[str, list[str]]
@@ -188,7 +186,7 @@ def _check_childless(name: str, after: Queues) -> None:
     below = sorted(other for other, queue in after.items() if queue.spec.parent == name)
     if below and name not in after:
         raise Conflict(
-            f"Queue {name} still has {counted(len(below), 'queue')} below it: {_few(below)}",
+            f"Queue {name} still has {counted(len(below), 'queue')} below it: {few(below)}",
             hint="delete them first, or give them another parent",
         )
 
@@ -256,13 +254,8 @@ def _too_little(
     ]
     return (
         f"spec.{field}.{resource}: expected at least {needed}, what the queues below it {verb}"
-        f" ({_few(named)}), found {describe_quantity(resource, stated[resource])}"
+        f" ({few(named)}), found {describe_quantity(resource, stated[resource])}"
     )
-
-
-def _few(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- others at the same moment --------------------------------------------------------------

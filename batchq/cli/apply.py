@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import click
 
-from batchq.api.objects import Object
-from batchq.cli.files import STDIN, read_objects
+from batchq.cli.files import STDIN, Content, read_content
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import reference, show_objects
+from batchq.client import Applied
 
 
 @click.command(
@@ -27,24 +27,31 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
     """Create the objects of a file that are not there, and change those that are.
 
     All of them or, if one is refused, none. Pods that name no workingDir start in the file's
-    folder.
+    folder. A queue whose stopPolicy the file does not name keeps the one it has.
+
+    What a queue says that its author may not have meant (more guaranteed than the machines have,
+    less allowed than is held) is told on stderr, and applied.
     """
-    objects = read_objects(filename, in_folder=filename != STDIN)
-    apply_objects(shared, objects, dry_run=dry_run, output=output)
+    content = read_content(filename, in_folder=filename != STDIN)
+    apply_content(shared, content, dry_run=dry_run, output=output)
 
 
-def apply_objects(
-    shared: Globals, objects: Sequence[Object], *, dry_run: bool, output: str
-) -> None:
-    """Apply them, and say what was done to each."""
+def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: str) -> None:
+    """Apply what a file holds, and say what was done to each."""
     with shared.connect() as client:
-        applied = client.apply(objects, dry_run=dry_run)
-    for one in applied:
-        if one.warning:
-            click.echo(f"warning: {one.warning}", err=True)
+        applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
+    warn(applied)
     if output != "text":
         show_objects([one.object for one in applied], output)
         return
     suffix = " (dry run)" if dry_run else ""
     for one in applied:
-        click.echo(f"{reference(one.object)} {one.effect}{suffix}")
+        changes = f": {one.changes}" if one.changes else ""
+        click.echo(f"{reference(one.object)} {one.effect}{suffix}{changes}")
+
+
+def warn(applied: Sequence[Applied]) -> None:
+    """What follows from a request that its author may not have meant, on stderr."""
+    for one in applied:
+        for warning in one.warnings:
+            click.echo(f"warning: {warning}", err=True)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from batchq.config.model import SchedulerConfig
 
 _FILE = click.Path(path_type=Path)
+#: Action -> the plugin in the box that agrees to its victims first of all.
+_AGREES = {"preempt": "priority", "reclaim": "proportion"}
 
 
 @click.group(epilog=examples("batchq config check conf/scheduler.yaml", "batchq config print"))
@@ -27,22 +29,39 @@ def config() -> None:
 def check(file: Path, output: str) -> None:
     """Say what is wrong with FILE, read as the scheduler would.
 
-    Exit code 1 if the scheduler would not start with it.
+    What has no effect, but keeps nothing from starting, is told on stderr. Exit code 1 if the
+    scheduler would not start with it.
     """
     found = checked_config(file)
     plugins = [entry.name for entry in found.plugins]
+    for line in _without_effect(found):
+        click.echo(line, err=True)
     if output == "json":
         data = {"file": str(file), "actions": list(found.actions), "plugins": plugins}
         show_data(data, output)
         return
     names = ", ".join(plugins) or "none"
-    for name in found.plugin_config:
-        if name not in plugins:
-            text = f"note: pluginConfig.{name} has no effect: plugins does not name {name}"
-            click.echo(text, err=True)
     click.echo(f"{file} is a valid configuration")
     click.echo(f"actions: {', '.join(found.actions)}")
     click.echo(f"plugins: {names}")
+
+
+def _without_effect(config: SchedulerConfig) -> list[str]:
+    """What stands in the configuration and changes nothing, a line each."""
+    from batchq.assembly import without_consent
+
+    plugins = {entry.name for entry in config.plugins}
+    notes = [
+        f"note: pluginConfig.{name} has no effect: plugins does not name {name}"
+        for name in config.plugin_config
+        if name not in plugins
+    ]
+    warnings = [
+        f"warning: {action} will evict nobody: plugins names none that agrees to its victims;"
+        f" add {_AGREES[action]}, or leave {action} out of actions"
+        for action in without_consent(config)
+    ]
+    return notes + warnings
 
 
 @config.command("print", epilog=examples("batchq config print --config conf/scheduler.yaml"))

@@ -8,7 +8,7 @@ import click
 from msgspec import to_builtins
 
 from batchq.api.manifest import encode
-from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, key_of
+from batchq.api.objects import Metadata, Node, Object, Pod, PodGroup, Queue, key_of
 from batchq.api.times import format_instant
 from batchq.api.transaction import Event
 from batchq.cli import pages
@@ -19,7 +19,8 @@ from batchq.cli.queueview import show_queue_page
 from batchq.cli.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
 from batchq.client import Client
 from batchq.client.overview import Explanation
-from batchq.errors import UsageError
+from batchq.client.queues import ROOT
+from batchq.errors import NotFound, UsageError
 
 _EVENTS = 15
 
@@ -44,7 +45,7 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
     """
     kind, name = _what(words)
     with shared.connect() as client:
-        item = client.get(kind, name, namespace=namespace)
+        item = _found(client, kind, name, namespace)
         explanation = client.explain(key_of(item)) if isinstance(item, PodGroup) else None
         events = client.events(kind=kind, key=key_of(item), most=_EVENTS)
         if output != "text":
@@ -63,6 +64,16 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
                 pages.show_plain(item)
         rows = [(format_instant(event.at), event.reason, event.message) for event in events]
         show_section("Events", rows)
+
+
+def _found(client: Client, kind: str, name: str, namespace: str) -> Object:
+    """The object; the root queue, even if nobody has written it down."""
+    try:
+        return client.get(kind, name, namespace=namespace)
+    except NotFound:
+        if (kind, name) != ("Queue", ROOT):
+            raise
+        return Queue(metadata=Metadata(name=ROOT))
 
 
 def _show_queue(client: Client, queue: Queue) -> None:

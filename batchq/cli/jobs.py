@@ -23,7 +23,9 @@ from batchq.cli.options import (
 )
 from batchq.cli.output import is_terminal, show_data, show_table
 from batchq.cli.tables import groups_table
+from batchq.cli.values import name_of_kind
 from batchq.client.overview import GATED, GroupView
+from batchq.client.queues import ROOT
 
 _PHASES = (*map(str, PodGroupPhase), GATED)
 #: So many finished groups are listed on a terminal: a screen is not to be filled with the past.
@@ -41,7 +43,7 @@ _FINISHED_SHOWN = 20
 )
 @namespace_option
 @click.option("-A", "--all-namespaces", is_flag=True, help="The groups of every namespace.")
-@click.option("-q", "--queue", default="", help="Only the groups of this queue.")
+@click.option("-q", "--queue", default="", help="Only the groups of this queue and those below it.")
 @click.option(
     "--phase",
     "phases",
@@ -74,12 +76,19 @@ def jobs(
     most fundamental reason and the numbers of this moment, and who took its place, if it was sent
     back. `batchq describe NAME` has all reasons. EVICTIONS, of -o wide, counts how often preempt
     and reclaim have sent it back, and the pods that they have stopped.
+
+    Exit codes: 0 listed, 6 there is no such queue.
     """
+    known = _known(phases)
     with shared.connect() as client:
         overview = client.overview()
         led = client.schedulers().led
-    space = "" if all_namespaces else namespace
-    views = overview.groups(namespace=space, queue=queue, phases=_known(phases))
+        queue = name_of_kind("Queue", queue) if queue else ""
+        space = "" if all_namespaces else namespace
+        views = overview.groups(namespace=space, queue=queue, phases=known)
+        # What has ended may be of a queue that is no more.
+        if not views and queue not in ("", ROOT) and not overview.groups(queue=queue):
+            client.get("Queue", queue)
     # Uids rise: they tell which of two groups of one millisecond came first.
     views.sort(key=lambda view: (view.created_at, view.uid))
     if active:

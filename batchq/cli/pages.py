@@ -181,7 +181,9 @@ def _evictions(view: GroupView) -> str:
         return ""
     whole = f"{counted(count.groups, 'time')} whole, " if count.groups else ""
     lost = tables.lost_text(count.lost)
-    return f"{whole}{counted(count.pods, 'pod')} in all{f'; lost {lost}' if lost else ''}"
+    last = f"; the last {count.last_reason} for {count.last_by}" if count.last_by else ""
+    spent = f"; lost {lost}" if lost else ""
+    return f"{whole}{counted(count.pods, 'pod')} in all{spent}{last}"
 
 
 def _pods_in_words(view: GroupView) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from batchq.api.objects import API_VERSION, Queue
-from batchq.cli.apply import apply_objects
-from batchq.cli.files import read_objects
+from batchq.cli.apply import apply_content
+from batchq.cli.files import read_content
 from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output import draws_lines, is_terminal, reference, report, show_data, show_table
 from batchq.cli.queueview import page_row, queue_row, show_queue_page
 from batchq.cli.tables import queues_table
 from batchq.cli.values import name_of_kind
 from batchq.client import Client
+from batchq.client.queues import ROOT
 from batchq.errors import InvalidInput, NotFound
 
 _EXAMPLES = examples(
@@ -60,10 +61,14 @@ def show(shared: Globals, name: str, output: str) -> None:
     First to go are those whose place a claimant would be given first, if it may take it: its
     priority, minRuntime, the eviction budget and guarantees are asked when one comes.
 
+    `root`, above all others, is always there, also where nothing is stated for it.
+
     Exit codes: 0 shown, 6 there is no such queue.
     """
     with shared.connect() as client:
-        name = _found(client, (name,))[0]
+        name = name_of_kind("Queue", name)
+        if name != ROOT:
+            client.get("Queue", name)
         overview = client.overview()
         page = overview.queue_page(name)
     if page is None:
@@ -76,7 +81,7 @@ def show(shared: Globals, name: str, output: str) -> None:
 
 @queues.command(
     epilog=examples(
-        "batchq queues apply -f conf/queues.yaml",
+        "batchq queues apply -f team-queues.yaml --dry-run",
         "batchq get queue default -o yaml | batchq queues apply -f -",
     )
 )
@@ -87,19 +92,22 @@ def show(shared: Globals, name: str, output: str) -> None:
 def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
     """Create the queues of a file that are not there, and change those that are.
 
-    As `batchq apply` does, for files that hold queues and nothing else.
+    As `batchq apply` does, for files that hold queues and nothing else; what each queue says that
+    it did not say before stands behind its name. One whose stopPolicy the file does not name stays
+    stopped if it is.
 
-    Exit codes: 0 all are as the file says, 1 bad content, or something that is no queue, 8
-    somebody else has changed one, 12 a rule refuses one; then none is changed.
+    Exit codes: 0 all are as the file says, 1 bad content, or something that is no queue, 6 a
+    parent is not there, 8 somebody else has changed one, 12 a rule refuses one; then none is
+    changed.
     """
-    objects = read_objects(filename, in_folder=False)
-    for item in objects:
+    content = read_content(filename, in_folder=False)
+    for item in content.objects:
         if not isinstance(item, Queue):
             raise InvalidInput(
                 f"{filename}: expected queues and nothing else, found {reference(item)}",
                 hint="`batchq apply` takes every kind",
             )
-    apply_objects(shared, objects, dry_run=dry_run, output=output)
+    apply_content(shared, content, dry_run=dry_run, output=output)
 
 
 @queues.command(

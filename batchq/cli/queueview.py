@@ -117,7 +117,7 @@ def _fields(view: QueueView) -> list[tuple[str, str]]:
         ("Gives back", _gives_back(view.queue)),
         ("Admitted", _groups(view.admitted_groups, f"{view.running_groups} running")),
         ("Pending", _groups(view.pending_groups, tables.listed(view.pending))),
-        ("Share", tables.share_text(view.share) if any(view.charged.values()) else "-"),
+        ("Share", tables.share_text(view) or "-"),
     ]
 
 

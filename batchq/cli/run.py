@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchq.cli.apply import warn
 from batchq.cli.options import Globals, examples, pass_globals
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration, seconds_of
@@ -100,7 +101,7 @@ def _run(
         for old, new in runplan.renamed(plan.groups, groups):
             _note(f"{runview.short(old)} is there from before: this one is {runview.short(new)}")
         with on_interrupt("interrupted while submitting", hint="`batchq jobs` shows what is there"):
-            client.submit_all([*plan.others, *groups])
+            warn(client.submit_all([*plan.others, *groups], keep_stop=plan.keep_stop))
         keys = [f"{group.metadata.namespace}/{group.metadata.name}" for group in groups]
         _note(f"Submitted {', '.join(runview.short(key) for key in keys)}")
         views = runlive.follow(client, keys, timeout_s=timeout_s, color=shared.color)

@@ -9,16 +9,21 @@ from msgspec import Struct, structs
 
 from batchq.api.names import LABEL_MOST
 from batchq.api.objects import Object, PodGroup, key_of
+from batchq.cli.files import queues_to_keep_stopped
 from batchq.client.groups import with_working_dir
 from batchq.config.documents import read_documents
 from batchq.errors import InvalidInput, UsageError
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):
-    """`others` (queues, quotas …) come first; `groups` in the order of the file."""
+    """`others` (queues, quotas …) come first; `groups` in the order of the file.
+
+    `keep_stop`: the queues whose stopPolicy the file does not name.
+    """
 
     others: tuple[Object, ...]
     groups: tuple[PodGroup, ...]
+    keep_stop: frozenset[str] = frozenset()
 
     @property
     def pods(self) -> int:
@@ -35,7 +40,8 @@ def read_plan(file: Path) -> RunPlan:
         content = file.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
-    objects = [document.decode() for document in read_documents(content, str(file))]
+    documents = read_documents(content, str(file))
+    objects = [document.decode() for document in documents]
     groups = [item for item in objects if isinstance(item, PodGroup)]
     if not groups:
         raise InvalidInput(
@@ -45,6 +51,7 @@ def read_plan(file: Path) -> RunPlan:
     return RunPlan(
         others=tuple(item for item in objects if not isinstance(item, PodGroup)),
         groups=tuple(with_working_dir(groups, str(file.resolve().parent))),
+        keep_stop=queues_to_keep_stopped(documents, objects),
     )
 
 

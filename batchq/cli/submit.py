@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from batchq.api.objects import Object, PodGroup, key_of
+from batchq.api.objects import PodGroup, key_of
+from batchq.cli.apply import warn
 from batchq.cli.ending import exit_code_of, goes_on, tell
-from batchq.cli.files import read_objects
+from batchq.cli.files import read_content
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import reference, show_objects
 from batchq.cli.trouble import on_interrupt
@@ -82,6 +83,12 @@ def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     help="Independent pods, each with its $BATCHQ_INDEX.",
 )
 @click.option("--walltime", callback=as_duration, help="The longest it may run, as in 2h.")
+@click.option(
+    "--grace",
+    callback=as_duration,
+    metavar="DURATION",
+    help="From SIGTERM to SIGKILL when it has to stop, as in 2m.  [default: 30s]",
+)
 @click.option("--priority-class", default="", metavar="NAME", help="Its priority class.")
 @click.option(
     "--env",
@@ -128,6 +135,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     _check(command, options)
     with shared.connect() as client:
         applied = _submit(client, command, options)
+        warn(applied)
         _show(applied, options)
         groups = [one.object for one in applied if isinstance(one.object, PodGroup)]
         waits = options["wait"] or options["progress"] or options["exit_code"]
@@ -193,16 +201,16 @@ _OF_REQUEST = (
         "min_member",
         "function",
     ),
-    *("array", "walltime", "priority_class", "env", "after", "gates", "suspend", "retries"),
-    "external",
+    *("array", "walltime", "grace", "priority_class", "env", "after", "gates", "suspend"),
+    *("retries", "external"),
 )
 
 
 def _submit(client: Client, command: Sequence[str], options: dict[str, Any]) -> Sequence[Applied]:
     dry_run = options["dry_run"]
     if options["filename"] is not None:
-        objects: list[Object] = read_objects(options["filename"], in_folder=True)
-        return client.submit_all(objects, dry_run=dry_run)
+        content = read_content(options["filename"], in_folder=True)
+        return client.submit_all(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
     request = {name: options[name] for name in _OF_REQUEST}
     request |= {"args": options["args"] or [], "kwargs": options["kwargs"] or {}}
     request |= {"command": list(command), "working_dir": str(Path.cwd())}

@@ -206,7 +206,7 @@ def _queue_row(
     spec = view.queue.spec
     return (
         *(name, str(spec.weight), used, reserved, borrowed),
-        share_text(view.share) if any(view.charged.values()) else "",
+        share_text(view),
         f"{view.pending_groups}{_stop_mark(view)}",
         *(guarantee, capability, str(view.admitted_groups), str(view.running_groups)),
         *(listed(view.pending), spec.strategy.type),
@@ -268,9 +268,11 @@ def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]
     return found
 
 
-def share_text(share: float | str) -> str:
-    """Two places, or `inf`."""
-    return share if isinstance(share, str) else f"{share:.2f}"
+def share_text(view: QueueView) -> str:
+    """Two places, or `inf`; empty of a queue that holds nothing."""
+    if not any(view.charged.values()):
+        return ""
+    return view.share if isinstance(view.share, str) else f"{view.share:.2f}"
 
 
 def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:

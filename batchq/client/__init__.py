@@ -18,7 +18,7 @@ Every method may raise StoreUnavailable. All errors are of `batchq.errors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from time import monotonic, sleep
@@ -26,7 +26,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from batchq import changes
-from batchq.api import manifest
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
@@ -51,7 +50,17 @@ from batchq.client.groups import (
 )
 from batchq.client.living import nodes_as_heard
 from batchq.client.naming import key_named, pod_named
-from batchq.client.requests import Applied, Effect, Plan, commit_planned, plan, plan_deletion
+from batchq.client.requests import (
+    Applied,
+    Effect,
+    Objects,
+    Plan,
+    Step,
+    commit_planned,
+    decoded,
+    plan,
+    plan_deletion,
+)
 from batchq.errors import NotFound
 from batchq.ports import Reader
 
@@ -149,8 +158,8 @@ class Client:
         JSON can hold, `name` (made from what runs if left out, or from `generate_name`, with a
         short suffix), `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name ->
         quantity, all per pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a number
-        of pods), `walltime` ("2h" or seconds), `priority_class`, `env`, `after` (names, or
-        `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `working_dir`.
+        of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names,
+        or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `working_dir`.
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
@@ -171,23 +180,24 @@ class Client:
         return group_of(request, suffix=self._ids.new_uid()[-5:])
 
     def submit_all(
-        self, objects: Iterable[Object | Mapping[str, object]], *, dry_run: bool = False
+        self, objects: Objects, *, dry_run: bool = False, keep_stop: Collection[str] = ()
     ) -> Sequence[Applied]:
-        """Submit new groups, and apply whatever else is among `objects`: all or nothing.
+        """Submit new groups, and `apply` whatever else is among `objects`: all or nothing.
 
         Raises what `submit` raises.
         """
-        return self._request(objects, self._submit_one, dry_run=dry_run)
+        return self._request(objects, self._submit_one, dry_run, keep_stop)
 
     def apply(
-        self, objects: Iterable[Object | Mapping[str, object]], *, dry_run: bool = False
+        self, objects: Objects, *, dry_run: bool = False, keep_stop: Collection[str] = ()
     ) -> Sequence[Applied]:
         """Create what is not there and change what is: all of it or, if one is refused, nothing.
 
-        A `status` is ignored. `dry_run` checks everything and writes nothing.
+        A `status` is ignored, and a queue in `keep_stop`, or whose plain data names no stopPolicy,
+        keeps its own. `dry_run` checks everything and writes nothing.
         Raises InvalidInput, NotFound, Conflict (a field that cannot change any more), Rejected.
         """
-        return self._request(objects, self._apply_one, dry_run=dry_run)
+        return self._request(objects, self._apply_one, dry_run, keep_stop)
 
     def delete(self, kind: str, name: str, *, namespace: str = DEFAULT) -> None:
         """Delete an object; a finished group takes its pods along.
@@ -458,14 +468,12 @@ class Client:
     # --- parts ------------------------------------------------------------------------------
 
     def _request(
-        self,
-        objects: Iterable[Object | Mapping[str, object]],
-        step: Callable[[Reader, Object], Transaction | None],
-        *,
-        dry_run: bool,
+        self, objects: Objects, step: Step, dry_run: bool, keep_stop: Collection[str]
     ) -> Sequence[Applied]:
-        wanted = [manifest.decode(one) if isinstance(one, Mapping) else one for one in objects]
-        return self._commit(lambda: plan(self._store, wanted, step), dry_run=dry_run).applied
+        wanted, silent = decoded(objects)
+        keep, held = silent.union(keep_stop), self._store.ledger
+        build = partial(plan, self._store, wanted, step, keep_stop=keep, held=held)
+        return self._commit(build, dry_run=dry_run).applied
 
     def _submit_one(self, reader: Reader, item: Object) -> Transaction | None:
         if not isinstance(item, PodGroup):

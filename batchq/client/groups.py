@@ -55,6 +55,7 @@ class Request(Struct, frozen=True, kw_only=True):
     min_member: int | None = None
     array: str | int | None = None
     walltime: Quantity | None = None
+    grace: Quantity | None = None
     priority_class: str = ""
     env: Mapping[str, str] = {}
     after: Sequence[str] = ()
@@ -211,6 +212,11 @@ def _template(request: Request) -> PodTemplate:
         **arguments_of(request.args, request.kwargs),
         env=dict(request.env),
         working_dir=os.fspath(request.working_dir or ""),
+        termination_grace=(
+            PodTemplate().termination_grace
+            if request.grace is None
+            else _duration("grace", request.grace)
+        ),
         requests=_requests(request),
     )
 
@@ -243,12 +249,14 @@ def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:
 
 
 def _walltime(written: Quantity | None) -> int | None:
-    if written is None:
-        return None
+    return None if written is None else _duration("walltime", written)
+
+
+def _duration(field: str, written: Quantity) -> int:
     try:
         return parse_duration(written)
     except ValueError as error:
-        raise InvalidInput(f"walltime: {error}") from None
+        raise InvalidInput(f"{field}: {error}") from None
 
 
 def _dependency(written: str) -> Dependency:

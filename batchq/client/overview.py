@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Condition, Evictions
+from batchq.api.objects import Condition, Evictions, Metadata, Queue
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe
 from batchq.assembly import assemble
@@ -30,6 +30,7 @@ from batchq.framework.pledges import victims_left
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
+from batchq.framework.tree import ROOT
 
 GATED = "SchedulingGated"
 
@@ -150,18 +151,21 @@ class Overview:
 
     def __init__(self, snapshot: Snapshot, now_ms: int) -> None:
         self.at = now_ms
+        self._snapshot = snapshot
         self._session: Session = assemble(SchedulerConfig()).open(snapshot, now_ms)
         self._places: dict[str, dict[str, int]] = {}
 
     def groups(
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
     ) -> list[GroupView]:
-        """Groups by key; of one namespace, of one queue, in one of some phases (as shown)."""
+        """Groups by key; of one namespace, of one queue and those below it, in one of some phases
+        (as shown).
+        """
         chosen = [
             group
             for key, group in sorted(self._session.by_key.items())
             if namespace in ("", group.namespace)
-            and queue in ("", group.queue)
+            and queue in ("", *group.chain)
             and (not phases or shown_phase(group) in phases or group.phase in phases)
         ]
         return [self._view(group) for group in chosen]
@@ -180,7 +184,14 @@ class Overview:
         return queue_views(self._session)
 
     def queue_page(self, name: str) -> QueuePage | None:
-        """All about one queue; None if there is none."""
+        """All about one queue; None if there is none. The root is there, even if nobody has
+        written it down.
+        """
+        if name == ROOT and name not in self._session.queues:
+            root = Queue(metadata=Metadata(name=ROOT))
+            there = sorted((*self._snapshot.queues, root), key=lambda queue: queue.metadata.name)
+            snapshot = structs.replace(self._snapshot, queues=tuple(there))
+            return Overview(snapshot, self.at).queue_page(name)
         views, tree = queue_views(self._session), self._session.tree
         view = next((one for one in views if one.name == name), None)
         if view is None:

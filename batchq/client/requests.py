@@ -4,15 +4,23 @@ brings, then committed as one transaction, so that nothing is ever half-applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct, structs
 
-from batchq.api.objects import KINDS, NAMESPACED, Object, key_of, kind_of
-from batchq.api.transaction import Limit, Transaction, Word
-from batchq.changes import delete, explain_refusal, in_order, parents_with_groups, settled
+from batchq.api import manifest
+from batchq.api.objects import KINDS, NAMESPACED, Object, Queue, key_of, kind_of
+from batchq.api.transaction import Ledger, Limit, Transaction, Word
+from batchq.changes import (
+    concerns,
+    delete,
+    differences,
+    explain_refusal,
+    in_order,
+    settled,
+)
 from batchq.changes.lookup import find, title
 from batchq.client.living import refuse_living
 from batchq.errors import InvalidInput
@@ -37,14 +45,18 @@ class Effect(StrEnum):
 class Applied(Struct, frozen=True, kw_only=True):
     """One object of a request, as it is afterwards (a deleted one: as it was).
 
-    `warning`: what follows from it that its author may not have meant.
+    `changes`: of a queue that was configured, what was; `warnings`: what follows from it that its
+    author may not have meant.
     """
 
     object: Object
     effect: Effect
-    warning: str = ""
+    changes: str = ""
+    warnings: tuple[str, ...] = ()
 
 
+#: What a request is about: objects, or their manifests as plain data.
+Objects: TypeAlias = Iterable[Object | Mapping[str, object]]
 #: What is to be written for one object, as a part of the whole; None if nothing.
 Step: TypeAlias = Callable[[Reader, Object], Transaction | None]
 
@@ -55,11 +67,15 @@ class Overlay:
     def __init__(self, below: Reader) -> None:
         self._below = below
         self._over: dict[tuple[str, str], Object | None] = {}
+        #: Every group of a request asks for all queues, which are the same for each of them.
+        self._queues: Sequence[Object] | None = None
 
     def record(self, transaction: Transaction) -> None:
         """See the transaction's writes from now on."""
         for write in transaction.writes:
             self._over[write.kind, write.key] = write.value
+            if write.kind == "Queue":
+                self._queues = None
 
     def get(self, kind: str, key: str) -> Object | None:
         """The object as it will be, or None."""
@@ -69,6 +85,13 @@ class Overlay:
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """All objects of a kind as they will be, ordered by key."""
+        if kind != "Queue":
+            return self._list(kind, namespace)
+        if self._queues is None:
+            self._queues = self._list(kind, "")
+        return self._queues
+
+    def _list(self, kind: str, namespace: str) -> Sequence[Object]:
         found: dict[str, Object] = {
             key_of(item): item for item in self._below.list(kind, namespace=namespace)
         }
@@ -89,11 +112,42 @@ class Plan(Struct, frozen=True, kw_only=True):
     transaction: Transaction | None
 
 
+def decoded(objects: Objects) -> tuple[list[Object], set[str]]:
+    """The objects, and the names of the queues whose manifests leave the stopPolicy as it is.
+
+    Raises InvalidInput.
+    """
+    wanted: list[Object] = []
+    silent: set[str] = set()
+    for one in objects:
+        item = manifest.decode(one) if isinstance(one, Mapping) else one
+        if isinstance(one, Mapping) and leaves_stop_policy(one):
+            silent.add(item.metadata.name)
+        wanted.append(item)
+    return wanted, silent
+
+
+def leaves_stop_policy(data: Mapping[str, object]) -> bool:
+    """Whether a manifest is a queue's and does not name its stopPolicy: somebody may have stopped
+    the queue since the file was written, and the file says nothing about that.
+    """
+    spec = data.get("spec")
+    stated = spec.get("stopPolicy") if isinstance(spec, Mapping) else None
+    return data.get("kind") == "Queue" and stated is None
+
+
 def plan(
-    reader: Reader, objects: Sequence[Object], step: Step, *, last_first: bool = False
+    reader: Reader,
+    objects: Sequence[Object],
+    step: Step,
+    *,
+    last_first: bool = False,
+    keep_stop: Collection[str] = (),
+    held: Callable[[], Ledger] = dict,
 ) -> Plan:
     """Take `step` for every object, those that others refer to first, or `last_first`.
 
+    Queues named in `keep_stop` keep the stopPolicy that they have. `held` reads the ledger's sums.
     Nothing is written.
 
     Raises what `step` raises, and InvalidInput for an object that is given twice.
@@ -106,14 +160,19 @@ def plan(
     for item in reversed(order) if last_first else order:
         place = kind_of(item), key_of(item)
         before = overlay.get(*place)
-        transaction = step(overlay, item)
+        kept = _with_stop_of(before, item) if key_of(item) in keep_stop else item
+        transaction = step(overlay, kept)
         if transaction is not None:
             overlay.record(transaction)
             transactions.append(transaction)
-        applied[place] = _applied(item, before, overlay.get(*place), transaction is not None)
+        one = _applied(item, before, overlay.get(*place), transaction is not None)
+        applied[place] = structs.replace(one, warnings=_of_kept_stop(item, kept))
     whole = settled(reader, merged(transactions)) if transactions else None
-    for name, warning in (parents_with_groups(reader, whole) if whole else {}).items():
-        applied["Queue", name] = structs.replace(applied["Queue", name], warning=warning)
+    for name, sentences in (concerns(reader, whole, held) if whole else {}).items():
+        # Not of `default`, which is written along with others.
+        if ("Queue", name) in applied:
+            one = applied["Queue", name]
+            applied["Queue", name] = structs.replace(one, warnings=(*one.warnings, *sentences))
     return Plan(
         applied=tuple(applied[kind_of(item), key_of(item)] for item in objects),
         transaction=whole,
@@ -177,8 +236,29 @@ def _applied(item: Object, before: Object | None, after: Object | None, changed:
         return Applied(object=before or item, effect=Effect.DELETED)
     if not changed:
         return Applied(object=after, effect=Effect.UNCHANGED)
-    effect = Effect.CREATED if before is None else Effect.CONFIGURED
-    return Applied(object=after, effect=effect)
+    if before is None:
+        return Applied(object=after, effect=Effect.CREATED)
+    changes = differences(before, after)
+    return Applied(object=after, effect=Effect.CONFIGURED, changes=changes)
+
+
+def _with_stop_of(stored: Object | None, item: Object) -> Object:
+    if not isinstance(stored, Queue) or not isinstance(item, Queue):
+        return item
+    spec = structs.replace(item.spec, stop_policy=stored.spec.stop_policy)
+    return structs.replace(item, spec=spec)
+
+
+def _of_kept_stop(item: Object, kept: Object) -> tuple[str, ...]:
+    """That a queue stays stopped, to somebody who may have meant to let it go on."""
+    if item == kept or not isinstance(kept, Queue):
+        return ()
+    name, policy = kept.metadata.name, kept.spec.stop_policy
+    sentence = (
+        f"Queue {name} stays stopped ({policy}), since no stopPolicy is named here;"
+        f" `batchq queues resume {name}` lets it go on"
+    )
+    return (sentence,)
 
 
 def _check_once(objects: Sequence[Object]) -> None:

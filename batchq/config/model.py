@@ -37,7 +37,6 @@ DEFAULT_PLUGINS = tuple(
         "leastAllocated",
         "binpack",
         "conformance",
-        "hygiene",
     )
 )
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, smaller
-from batchq.api.transaction import queue_scope
+from batchq.api.transaction import POD_GROUPS, queue_scope
+from batchq.framework.classes import may_evict
 from batchq.framework.ledger import title_of
-from batchq.framework.queue_shares import deserved_of_queues
+from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
@@ -31,7 +32,8 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
     if _gets_all_back(session, head) or not _lacks_what_is_shared(session, head):
         return
     deserved = deserved_of_queues(session).get(head.queue, {})
-    if any(name in deserved for name in minus(head.reservation, deserved)):
+    above = minus(head.reservation, deserved)
+    if any(name in deserved for name in comparable(session, above)):
         return
     amounts = smaller(head.reservation, _undershoot(session, head.queue))
     session.ledger.put_aside(
@@ -50,7 +52,7 @@ def _lacks_what_is_shared(session: Session, head: GroupState) -> bool:
 
 
 def _is_shared(verdict: Verdict, above: set[str]) -> bool:
-    return verdict.in_line and (
+    return (verdict.in_line and verdict.resource != POD_GROUPS) and (
         verdict.reason == Waiting.WAITING_FOR_RESOURCES or verdict.subject in above
     )
 
@@ -64,10 +66,10 @@ def _would_borrow(session: Session, group: GroupState, amounts: Amounts) -> bool
     """Whether one more charge takes its queue above what it deserves, where that is set aside."""
     deserved = deserved_of_queues(session).get(group.queue, {})
     scope = queue_scope(group.queue)
-    need = group.reservation if group.phase == PodGroupPhase.PENDING else {}
+    need = group.reservation if group.phase == PodGroupPhase.PENDING else session.asking
     return any(
         session.ledger.used(scope, name) + need.get(name, 1) > deserved[name]
-        for name in amounts
+        for name in comparable(session, amounts)
         if name in deserved
     )
 
@@ -78,12 +80,13 @@ def _gets_all_back(session: Session, head: GroupState) -> bool:
     That is the usual case, and has to be cheap where a thousand queues have heads that wait.
     """
     policy = session.queues[head.queue].record.spec.preemption.reclaim
-    return policy == "Any" and "reclaim" in session.actions and session.all_reclaimable
+    takes = "reclaim" in session.actions and may_evict(session, head)
+    return policy == "Any" and takes and session.all_reclaimable
 
 
 def _gets_back(session: Session, head: GroupState, borrower: GroupState) -> bool:
     """Whether the head could reclaim from the borrower's queue what that takes now."""
-    if "reclaim" not in session.actions:
+    if "reclaim" not in session.actions or not may_evict(session, head):
         return False
     _, theirs = session.tree.divide(head.queue, borrower.queue)
     if not all(session.queues[name].record.spec.reclaimable for name in theirs):

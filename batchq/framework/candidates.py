@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.objects import Pod
+from batchq.api.objects import Pod, PodGroupStatus
 from batchq.framework.queue_shares import share_of_queue
 from batchq.framework.session import Session
 from batchq.framework.shares import Share
@@ -56,7 +56,8 @@ def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Vict
     found: dict[str, list[tuple[bool, Any, Victim]]] = {}
     for uid, (status, former) in (session.former or {}).items():
         group = session.groups[uid]
-        if group.phase in TERMINAL:
+        # Who is served what it was promised is left alone in that session.
+        if group.phase in TERMINAL or status.pledge.stands:
             continue
         mine = found.setdefault(group.queue, [])
         new = [pod for pod in group.pods.values() if _is_new(pod, former.get(pod.metadata.uid))]
@@ -153,6 +154,12 @@ def _place(group: GroupState, pod: Pod) -> int:
     return group.shape_of(pod).first + pod.spec.index
 
 
+def _has_just_begun(group: GroupState, before: PodGroupStatus) -> bool:
+    if before.pledge.stands:
+        return not group.status.pledge.stands
+    return before.phase == PodGroupPhase.PENDING
+
+
 class Pool:
     """The victims of some queues, in order; owned by one search."""
 
@@ -202,12 +209,9 @@ class Pool:
             if group is not self._claimant
             and group.uid not in served
             and group.phase not in TERMINAL
-            # What this session has admitted is undone, not evicted.
-            and not (
-                group.uid in former
-                and former[group.uid][0].phase == PodGroupPhase.PENDING
-                and not former[group.uid][0].pledge.stands
-            )
+            # What this session has admitted is undone, not evicted; and who has just been given
+            # what was promised to it is left alone for as long.
+            and not (group.uid in former and _has_just_begun(group, former[group.uid][0]))
         ]
 
     def _stoppable(self, group: GroupState) -> list[Pod]:

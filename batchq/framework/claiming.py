@@ -6,15 +6,13 @@ it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
-from batchq.api.quantity import PODS
 from batchq.api.reasons import Waiting
-from batchq.api.transaction import POD_GROUPS
-from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras
+from batchq.framework.classes import may_evict
+from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import over_any_limit
 from batchq.framework.moves import admit, create_pods
@@ -56,15 +54,6 @@ def _waits_for_room(session: Session, group: GroupState) -> bool:
             return not group.is_external and not session.group_ready(group)
         case _:
             return False
-
-
-def may_evict(session: Session, group: GroupState) -> bool:
-    """Whether its priority class lets it take anything from others."""
-    wanted = group.record.spec.priority_class_name
-    for item in session.snapshot.priority_classes:
-        if item.metadata.name == wanted or (not wanted and item.spec.default):
-            return item.spec.preemption_policy != "Never"
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +122,7 @@ def elastic_claimants(session: Session) -> list[GroupState]:
         and not group.status.pledge.stands
         and group.queue in session.queues
         and session.group_ready(group)
+        and not waits_behind(session, group)
         and next(iter(waiting_extras(session, group)), None) is not None
         and may_evict(session, group)
     ]
@@ -153,13 +143,3 @@ class ExtraClaim:
             if len(bound) == self.count:
                 return fit_of(group, bound)
         return Fit(fits=False, lacking=lacking)
-
-
-def dimensions_of(session: Session, queue: str, names: Iterable[str]) -> list[str]:
-    """Of these, those in which a queue's holding is compared with what it deserves.
-
-    The number of groups never is; the number of pods where the queue says what it deserves.
-    """
-    record = session.tree.records.get(queue)
-    stated = record.spec.deserved if record is not None else {}
-    return [name for name in names if name != POD_GROUPS and (name != PODS or name in stated)]

@@ -18,6 +18,16 @@ from batchq.framework.statement import Statement
 from batchq.framework.wanted import beyond
 
 
+def waits_behind(session: Session, group: GroupState) -> bool:
+    """Whether more pods of the group would overtake the head of a strict queue, which comes
+    before it in line.
+
+    Piece by piece, as it is freed, they would take what a gang at the head has to find at once.
+    """
+    head = session.strict_heads.get(group.queue)
+    return head is not None and session.group_key(head) < session.group_key(group)
+
+
 def waiting_extras(session: Session, group: GroupState) -> Iterator[Pod | int]:
     """Pods without a node, and the ordinals of those that do not exist yet, in pods' order."""
     pending = ((session.pod_key(group, pod), pod) for pod in pending_pods(session, group))

@@ -7,7 +7,7 @@ without the plugins that also say who keeps a place in line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from batchq.api.quantity import describe_quantity
@@ -66,36 +66,61 @@ def over_guarantees(
 ) -> list[Verdict]:
     """Rule 3's other half: what is guaranteed to siblings, and not used, is left to them.
 
-    Level by level, what the parent may hold is its capability, of the root its own or the cluster.
+    Level by level from the queue up; what a parent may hold is its capability, of the root its own
+    or the cluster. What has to be left below a queue counts above it as if it were asked for, too:
+    a queue that states no capability cannot give away what is guaranteed to one of its children.
     """
-    ledger = session.ledger
-    verdicts = []
-    for parent, queue in pairwise(group.chain):
-        for resource, need in wanted.items():
-            kept = ledger.kept_for_siblings(group, queue, resource, need)
-            if not kept:
-                continue
-            scope = _room_above(session, group, parent, resource)
-            limit = None if scope is None else ledger.limit(scope, resource)
-            if scope is None or limit is None:
-                continue
-            seen = ledger.without(group, scope, resource) + kept
-            if seen + need > limit:
-                text = describe_quantity(resource, kept)
-                verdicts.append(
-                    Verdict(
-                        plugin=plugin,
-                        reason=Waiting.WAITING_FOR_RESOURCES,
-                        subject=title_of(scope),
-                        resource=resource,
-                        need=need,
-                        limit=limit,
-                        seen=seen,
-                        detail=f"{text} of that is guaranteed to other queues below {parent}",
-                        in_line=True,
-                    )
-                )
-    return verdicts
+    if not session.ledger.unused:
+        return []
+    return [
+        verdict
+        for resource, need in wanted.items()
+        for verdict in _over_guarantee(session, group, resource, need, plugin)
+    ]
+
+
+def _over_guarantee(
+    session: Session, group: GroupState, resource: str, need: int, plugin: str
+) -> Iterator[Verdict]:
+    ledger, left = session.ledger, 0
+    for parent, queue in reversed(list(pairwise(group.chain))):
+        left += ledger.kept_for_siblings(group, queue, resource, need + left)
+        if not left:
+            continue
+        scope = _room_above(session, group, parent, resource)
+        limit = None if scope is None else ledger.limit(scope, resource)
+        if scope is None or limit is None:
+            continue
+        seen = ledger.without(group, scope, resource) + left
+        if seen + need > limit:
+            yield Verdict(
+                plugin=plugin,
+                reason=Waiting.WAITING_FOR_RESOURCES,
+                subject=title_of(scope),
+                resource=resource,
+                need=need,
+                limit=limit,
+                seen=seen,
+                detail=_guaranteed_to(session, group, resource, left),
+                in_line=True,
+            )
+            return
+
+
+def _guaranteed_to(session: Session, group: GroupState, resource: str, left: int) -> str:
+    """Whom it is guaranteed to: the sibling at each level that has most of it unused."""
+    tree, ledger = session.tree, session.ledger
+    unused = {
+        other: tree.guarantee(other).get(resource, 0) - ledger.used(queue_scope(other), resource)
+        for queue in group.chain[1:]
+        for other in tree.siblings(queue)
+    }
+    names = [
+        name for name in sorted(unused, key=lambda name: (-unused[name], name)) if unused[name] > 0
+    ]
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    owners = f"{', '.join(names[:2])}{more}"
+    return f"{describe_quantity(resource, left)} of that is guaranteed to {owners}"
 
 
 def _room_above(session: Session, group: GroupState, parent: str, resource: str) -> str | None:
@@ -127,6 +152,7 @@ def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> li
     Within the promise nothing grows, and nothing is asked; but a claimant counts for less while
     its victims have not ended, and for all of it with pods of its own.
     """
+    session.asking = shape.requests
     after = counted(group.charge_holding(plus(group.held, shape.requests)))
     before = session.ledger.charged(group)
     if not session.ledger.owed(group):

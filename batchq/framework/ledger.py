@@ -236,7 +236,23 @@ class LedgerView:
         used = self.used(scope, resource)
         own = max(0, guarantee - used)
         without = used - self.counts_for(group, scope).get(resource, 0)
-        return unused - own if without + need > guarantee else 0
+        if self.aside:
+            without += sum(self.set_aside(group, scope, resource).values())
+        if without + need <= guarantee:
+            return 0
+        return unused - own - self._filled_by_asides(group, queue, resource)
+
+    def _filled_by_asides(self, group: GroupState, queue: str, resource: str) -> int:
+        """What is set aside counts as charged: so much of the siblings' guarantees is used."""
+        if not self.aside:
+            return 0
+        filled = 0
+        for sibling in self.tree.siblings(queue):
+            scope = queue_scope(sibling)
+            free = self.tree.guarantee(sibling).get(resource, 0) - self.used(scope, resource)
+            if free > 0:
+                filled += min(free, sum(self.set_aside(group, scope, resource).values()))
+        return filled
 
     def without(self, group: GroupState, scope: str, resource: str) -> int:
         """The sum of a scope, leaving out the group itself, with what is set aside for others.

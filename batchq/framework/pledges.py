@@ -264,6 +264,14 @@ def awaits_victims(session: Session, group: GroupState) -> bool:
     return pledge.stands and bool(victims_left(session, pledge))
 
 
+def clock_stands(session: Session, group: GroupState) -> bool:
+    """Whether the time for which the group is InQueue does not count now: victims are awaited, or
+    the time for which they were has not been taken off yet.
+    """
+    pledge = group.status.pledge
+    return pledge.stands and (pledge.made_at is not None or awaits_victims(session, group))
+
+
 def gives_way_to(session: Session, group: GroupState) -> GroupState | None:
     """The claimant before which this victim is not admitted again; None if there is none.
 

@@ -14,13 +14,14 @@ what they reserve; evictions leave it alone, for who is evicted asks for as much
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.quantity import LARGEST, PODS
 from batchq.api.reasons import Verdict
-from batchq.api.resources import Amounts, minus, plus, total
-from batchq.api.transaction import queue_scope
+from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, plus, total
+from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.session import Session
 from batchq.framework.shares import APART, Part, Share, share_of, water_fill
@@ -40,6 +41,18 @@ def fair_shares(session: Session) -> FairShares:
 def deserved_of_queues(session: Session) -> dict[str, Amounts]:
     """Queue -> what it deserves, in every dimension that a node or a queue names."""
     return fair_shares(session).deserved
+
+
+def comparable(session: Session, names: Iterable[str]) -> list[str]:
+    """Of these dimensions, those in which a queue's holding is compared with what it deserves.
+
+    The number of groups never is, and the number of pods only where something bounds it: without,
+    a queue of weight 0 would deserve none of what is there for everybody.
+    """
+    bounded = session.ready_resources.get(PODS, 0) < UNLIMITED_PODS
+    stated = any(PODS in queue.spec.deserved for queue in session.tree.records.values())
+    counts_pods = bounded or stated
+    return [name for name in names if name != POD_GROUPS and (name != PODS or counts_pods)]
 
 
 def share_of_queue(session: Session, queue: str) -> Share:
@@ -95,11 +108,20 @@ class FairShares:
             for child in self._children[parent]:
                 self._wanted[child] = self._bounded(child)
                 self.deserved[child] = {}
-            self.demands[parent] = total(self._wanted[child] for child in self._children[parent])
+            below = total(self._wanted[child] for child in self._children[parent])
+            self.demands[parent] = plus(self._of_its_own(parent), below)
         for parent in parents:
             for resource in self._resources:
                 self._fill(parent, resource)
         self.moved.clear()
+
+    def _of_its_own(self, parent: str) -> Amounts:
+        """What groups of a queue with children hold still: it has been given these since."""
+        if parent == ROOT:
+            return {}
+        sums = self._session.ledger.sums
+        below = (sums.get(queue_scope(child), {}) for child in self._children[parent])
+        return minus(self.demands.get(parent, {}), total(below))
 
     def _bounded(self, queue: str) -> Amounts:
         limits = self._session.ledger.limits.get(queue_scope(queue), {})

@@ -30,6 +30,7 @@ from batchq.api.resources import Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.extension import POINTS, ExtensionPoint
+from batchq.framework.hygiene import is_protected
 from batchq.framework.ledger import LedgerView
 from batchq.framework.pledges import keep_owing, owed_to
 from batchq.framework.settings import Settings
@@ -91,12 +92,16 @@ class Session:
         self.touched: dict[str, GroupState] = {}
         self.expired: set[str] = set()
         self.unready: list[str] = []
+        #: What the next pod of an admitted group asks for, while limits are asked about it.
+        self.asking: Amounts = {}
         #: Once actions run: how groups were before any of them touched them, and where their
         #: intents begin.
         self.former: dict[str, tuple[PodGroupStatus, dict[str, Pod]]] | None = None
         self.first_intent = 0
         #: What of that the present action could take back (batchq.framework.candidates).
         self.undoable: dict[str, list[Any]] | None = None
+        #: Queue -> its head that all others of the queue wait for, if there is one now.
+        self.strict_heads: dict[str, GroupState] = {}
         #: Groups whose changes become true together or not at all, by uid.
         self.joined: list[tuple[str, ...]] = []
         #: Group's uid -> node -> the room that is kept for it there in this session: what was
@@ -199,7 +204,12 @@ class Session:
         return (*keys, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
 
     def vote(self, point: str, claimant: GroupState, victim: Victim) -> bool:
-        """Whether a claimant may take a victim: somebody agrees, and nobody refuses."""
+        """Whether a claimant may take a victim: somebody agrees, and nobody refuses.
+
+        Who has only just started is none, whichever plugins are on.
+        """
+        if is_protected(self, victim.group):
+            return False
         agreed = False
         for entry in self.points[point]:
             answer: bool | None = entry.function(self, claimant, victim)

@@ -106,8 +106,8 @@ def _evict(statement: Statement, claimant: GroupState, victim: Victim, action: s
         _forget(statement, group)
     stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]
     running = [pod for pod in stopped if pod.status.phase in ON_NODE]
-    _note_cost(statement, group, running, whole=victim.whole)
     reason, by = _REASONS[action], claimant.key
+    _note_cost(statement, group, running, whole=victim.whole, by=by, reason=reason)
     if victim.whole:
         message = f"{_WHY[action]} {by} of queue {claimant.queue}, priority {claimant.priority}"
         roll_back(statement, group, reason, message, by=by, action=action)
@@ -124,7 +124,15 @@ def _is_new(pod: Pod, former: dict[str, Pod]) -> bool:
     return before is None or before.status.attempt != pod.status.attempt
 
 
-def _note_cost(statement: Statement, group: GroupState, pods: list[Pod], *, whole: bool) -> None:
+def _note_cost(
+    statement: Statement,
+    group: GroupState,
+    pods: list[Pod],
+    *,
+    whole: bool,
+    by: str,
+    reason: Leaving,
+) -> None:
     """How often a group had to go, and what work that threw away, in resource-seconds."""
     session, spent = statement.session, group.status.evictions
     lost: Amounts = dict(spent.lost)
@@ -147,6 +155,9 @@ def _note_cost(statement: Statement, group: GroupState, pods: list[Pod], *, whol
             pods=spent.pods + len(pods),
             lost={name: units for name, units in lost.items() if units},
             recent=recent,
+            last_by=by,
+            last_reason=str(reason),
+            last_at=session.now_ms,
         ),
     )
 
@@ -162,14 +173,16 @@ def evicted_recently(session: Session) -> int:
     )
 
 
-def exceeds_budget(session: Session, decision: Decision) -> bool:
-    """Whether so many evictions have to wait. One decision may exceed an untouched budget."""
+def exceeds(session: Session, decision: Decision) -> bool:
+    """Whether it is more than what is left of the eviction budget."""
     budget = session.settings.eviction_budget
     cost = sum(len(victim.pods) for victim in decision.victims)
-    if budget is None or not cost:
-        return False
-    spent = evicted_recently(session)
-    return spent > 0 and spent + cost > budget
+    return budget is not None and cost > 0 and evicted_recently(session) + cost > budget
+
+
+def exceeds_budget(session: Session, decision: Decision) -> bool:
+    """Whether so many evictions have to wait. One decision may exceed an untouched budget."""
+    return exceeds(session, decision) and evicted_recently(session) > 0
 
 
 # --- The claimant -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ root queue binds them only by a capability of its own.
 from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts
+from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.framework.growth import claim_of, over_guarantees, over_limit
 from batchq.framework.session import Session
@@ -33,11 +33,14 @@ class Capacity:
 
     def _never(self, session: Session, group: GroupState) -> list[Verdict]:
         verdicts = []
+        left: Amounts = {}
         for queue in reversed(group.chain):
             most = session.ledger.limits.get(queue_scope(queue), {})
             subject = f"queue {queue}"
             verdicts += never_fits(group, most, plugin=self.name, subject=subject, absent=None)
-            beside = _beside_siblings(session, queue, in_cluster=not group.is_external)
+            in_cluster = not group.is_external
+            beside = _beside_siblings(session, queue, left, in_cluster=in_cluster)
+            left = plus(left, _guaranteed_beside(session, queue))
             subject = f"queue {queue}, beside what its siblings are guaranteed,"
             verdicts += never_fits(group, beside, plugin=self.name, subject=subject, absent=None)
         if group.is_external or not session.nodes:
@@ -62,8 +65,16 @@ class Capacity:
         return [*verdicts, _no_node(self.name, len(session.nodes))]
 
 
-def _beside_siblings(session: Session, queue: str, *, in_cluster: bool) -> Amounts:
-    """The most that a queue could ever hold beside what is guaranteed to its siblings.
+def _guaranteed_beside(session: Session, queue: str) -> Amounts:
+    """What is guaranteed to the siblings of a queue."""
+    tree = session.tree
+    parent = tree.parent_of.get(queue)
+    return {} if parent is None else minus(tree.guaranteed_below(parent), tree.guarantee(queue))
+
+
+def _beside_siblings(session: Session, queue: str, left: Amounts, *, in_cluster: bool) -> Amounts:
+    """The most that a group below could ever hold beside what is guaranteed to others: to siblings
+    of the queue, and `left` to those of queues further down.
 
     Only where something bounds what is above it: a stated capability, and at the top, for groups
     that need nodes, the cluster. A queue never has less than its own guarantee.
@@ -75,13 +86,12 @@ def _beside_siblings(session: Session, queue: str, *, in_cluster: bool) -> Amoun
     above = session.ledger.limits.get(queue_scope(parent), {})
     if parent == ROOT and in_cluster and session.nodes:
         above = session.could_have | above
-    most: Amounts = {}
-    own = tree.guarantee(queue)
-    for name, guaranteed in tree.guaranteed_below(parent).items():
-        to_siblings = guaranteed - own.get(name, 0)
-        if to_siblings and name in above:
-            most[name] = max(above[name] - to_siblings, own.get(name, 0))
-    return most
+    own, others = tree.guarantee(queue), plus(_guaranteed_beside(session, queue), left)
+    return {
+        name: max(above[name] - units, own.get(name, 0) - left.get(name, 0))
+        for name, units in others.items()
+        if units and name in above
+    }
 
 
 def _no_node(plugin: str, known: int) -> Verdict:

@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
-from batchq.framework.claiming import dimensions_of
-from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
+from batchq.framework.queue_shares import comparable, deserved_of_queues, share_of_queue
 from batchq.framework.session import Session
 from batchq.framework.shares import Share
 from batchq.framework.state import GroupState, QueueState, Victim
@@ -65,7 +64,7 @@ def _has_too_much(session: Session, queue: str) -> bool:
     deserved = deserved_of_queues(session).get(queue, {})
     return any(
         _keeps(session, queue, resource) > deserved[resource]
-        for resource in dimensions_of(session, queue, session.lacking)
+        for resource in comparable(session, session.lacking)
         if resource in deserved
     )
 

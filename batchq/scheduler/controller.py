@@ -24,7 +24,7 @@ from batchq.framework.moves import (
     roll_back,
     stop_leftovers,
 )
-from batchq.framework.pledges import awaits_victims, keep_rooms
+from batchq.framework.pledges import clock_stands, keep_rooms
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
@@ -238,7 +238,7 @@ def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> No
             since = status.in_queue_at if status.in_queue_at is not None else now_ms
             # Whoever has claimed it has started to: the claim has a clock of its own. And while
             # victims are awaited, the clock stands.
-            waits = not status.claim.is_open and not awaits_victims(statement.session, group)
+            waits = not status.claim.is_open and not clock_stands(statement.session, group)
             if waits and since + settings.in_queue_timeout_ms <= now_ms:
                 roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, "did not start in time")
         case PodGroupPhase.UNKNOWN, False:

@@ -269,7 +269,12 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
                 victims = counted(len(intent.victims), "victim")
                 lines.append(("Pledged", f"promised the room of {victims} ({intent.action})"))
             case intents.EndPledge():
-                lines.append(("PledgeEnded", "nothing is kept for the group any more"))
+                lines.append(
+                    (
+                        "PledgeEnded",
+                        "it has been placed, or gave up: nothing is kept for it any more",
+                    )
+                )
             case intents.RollBack():
                 lines.append((intent.reason, intent.message or "back to Pending"))
             case intents.MoveGroup():
@@ -281,12 +286,21 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
             case _:
                 pass
     if bound:
-        nodes = sorted({intent.node for intent in bound})
-        shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
-        lines.append(("Bound", f"{counted(len(bound), 'pod')} to {shown}"))
+        lines.append(("Bound", _where(bound)))
     if evicted:
-        told = f"{counted(len(evicted), 'pod')} told to stop: {evicted[0].reason}"
-        lines.append(("Evicting", told))
+        lines.append(("Evicting", _what_for(evicted)))
     if lost:
         lines.append(("NodeLost", f"{counted(len(lost), 'pod')} written off"))
     return lines
+
+
+def _where(bound: list[intents.Bind]) -> str:
+    nodes = sorted({intent.node for intent in bound})
+    more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
+    return f"{counted(len(bound), 'pod')} to {', '.join(nodes[:4])}{more}"
+
+
+def _what_for(evicted: list[intents.Evict]) -> str:
+    first = evicted[0]
+    claimant = f" for {first.by}" if first.by else ""
+    return f"{counted(len(evicted), 'pod')} told to stop: {first.reason}{claimant}"

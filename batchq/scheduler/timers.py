@@ -12,7 +12,8 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.framework.contact import binding_held_until, since
 from batchq.framework.eligibility import pause_ms
-from batchq.framework.pledges import awaits_victims
+from batchq.framework.hygiene import protected_until
+from batchq.framework.pledges import clock_stands
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 
@@ -93,6 +94,7 @@ def _instants(session: Session, groups: Iterable[GroupState]) -> Iterator[int]:
     for node in session.nodes.values():
         if node.ready and node.record.status.heartbeat is not None:
             yield since(session, node.record.status.heartbeat) + settings.node_timeout_ms
+    yield from protected_until(session)
     for clock in session.plugin_clocks:
         yield from clock(session)
     for group in groups:
@@ -131,7 +133,7 @@ def _of_budget(session: Session, group: GroupState) -> Iterator[int]:
 def _of_wait(session: Session, group: GroupState, since: int) -> Iterator[int]:
     """InQueue, and not Running yet: for a consumer, or for nodes."""
     timeout_ms = session.settings.in_queue_timeout_ms
-    if group.status.claim.is_open or awaits_victims(session, group):
+    if group.status.claim.is_open or clock_stands(session, group):
         return
     yield since + timeout_ms
     if not group.is_external and not session.group_ready(group):

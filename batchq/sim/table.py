@@ -49,8 +49,11 @@ def _group_row(key: str, group: GroupOutcome) -> tuple[str, ...]:
 
 
 def _queue_row(name: str, queue: QueueOutcome) -> tuple[str, ...]:
+    allocated, reserved = _amounts(queue.allocated), _amounts(queue.reserved)
     share = queue.share if isinstance(queue.share, str) else f"{queue.share:g}"
-    return (name, share, _amounts(queue.allocated), _amounts(queue.reserved), _deserved(queue))
+    # Of a queue that holds nothing the number says nothing.
+    shown = "-" if (allocated, reserved) == ("-", "-") else share
+    return (name, shown, allocated, reserved, _deserved(queue))
 
 
 def _deserved(queue: QueueOutcome) -> str:

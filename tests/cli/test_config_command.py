@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_the_shipped_file_is_valid_and_says_the_defaults() -> None:
         f"{SHIPPED} is a valid configuration\n"
         "actions: enqueue, allocate, reclaim, preempt\n"
         "plugins: gates, dependencies, quota, capacity, gang, priority, proportion,"
-        " predicates, leastAllocated, binpack, conformance, hygiene\n"
+        " predicates, leastAllocated, binpack, conformance\n"
     )
 
 
@@ -33,6 +34,49 @@ def test_settings_of_a_plugin_that_is_not_on_are_noted(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert done.stderr == "note: pluginConfig.sla has no effect: plugins does not name sla\n"
     assert "sla" not in done.stdout.splitlines()[2]
+
+
+PREEMPT = (
+    "warning: preempt will evict nobody: plugins names none that agrees to its victims;"
+    " add priority, or leave preempt out of actions\n"
+)
+RECLAIM = (
+    "warning: reclaim will evict nobody: plugins names none that agrees to its victims;"
+    " add proportion, or leave reclaim out of actions\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plugins: [gates, gang, sla, conformance]\n", RECLAIM + PREEMPT),
+        ("plugins: []\nactions: [preempt]\n", PREEMPT),
+        ("plugins: [gang, proportion]\n", PREEMPT),
+        ("plugins: [drf]\n", RECLAIM),
+        ("plugins: [priority]\n", ""),
+        ("plugins: [proportion, drf]\n", ""),
+        ("plugins: [gang]\nactions: [enqueue, allocate]\n", ""),
+    ],
+)
+def test_actions_that_no_plugin_agrees_to_victims_for_are_warned_of(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(text)
+    done = CliRunner().invoke(main, ["config", "check", str(file)])
+    assert (done.exit_code, done.stderr) == (0, told)
+
+
+def test_warnings_leave_the_json_on_stdout_whole(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.yaml"
+    file.write_text("plugins: [gang]\nactions: [preempt]\n")
+    done = CliRunner().invoke(main, ["config", "check", str(file), "-o", "json"])
+    assert (done.exit_code, done.stderr) == (0, PREEMPT)
+    assert json.loads(done.stdout) == {
+        "file": str(file),
+        "actions": ["preempt"],
+        "plugins": ["gang"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -78,7 +122,7 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
             "schedulePeriod: 1s\nplugins:\n- gates\n- gangs\n",
             (
                 "line 4: plugins[1]: there is no plugin 'gangs'; known: balancedAllocation,"
-                " binpack, capacity, conformance, dependencies, drf, gang, gates, hygiene,"
+                " binpack, capacity, conformance, dependencies, drf, gang, gates,"
                 " leastAllocated, mostAllocated, overcommit, predicates, priority, proportion,"
                 " quota, sla; did you mean 'gang'?"
             ),

@@ -28,7 +28,7 @@ def test_apply_says_what_it_did_to_each_object(batchq: Batchq, stage: Stage) -> 
     assert batchq("apply", "-f", "-", stdin=QUEUES).lines == ["queue a created", "queue b created"]
     changed = QUEUES.replace("weight: 2", "weight: 3")
     assert batchq("apply", "-f", "-", stdin=changed).lines == [
-        "queue a configured",
+        "queue a configured: weight 2 -> 3",
         "queue b unchanged",
     ]
 

@@ -102,6 +102,12 @@ def test_pods_start_in_the_folder_of_the_file_unless_they_say_otherwise(tmp_path
     assert plan.pods == 3
 
 
+def test_a_stop_that_the_file_does_not_name_is_not_the_files_to_end(tmp_path: Path) -> None:
+    assert read_plan(written(tmp_path)).keep_stop == {"blue"}
+    stated = FILE.replace("{name: blue}", "{name: blue}\nspec: {stopPolicy: None}")
+    assert read_plan(written(tmp_path, stated)).keep_stop == frozenset()
+
+
 def names_of(groups: tuple[PodGroup, ...]) -> list[str]:
     """Their names."""
     return [group.metadata.name for group in groups]

@@ -73,7 +73,7 @@ def test_what_is_guaranteed_meanwhile_is_not_given_away(waiting: Stack) -> None:
     [reason] = waiting.group("g").status.reasons
     assert (reason.reason, reason.detail) == (
         "WaitingForResources",
-        "1 of that is guaranteed to other queues below root",
+        "1 of that is guaranteed to b",
     )
     assert (waiting.store.ledger(), waiting.store.charges()) == before
 

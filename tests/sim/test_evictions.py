@@ -343,90 +343,60 @@ def test_a_guarantee_that_nobody_uses_is_kept_free() -> None:
     assert came.queues["b"].allocated["cpu"] == "4"
 
 
-# --- Hygiene and promises -------------------------------------------------------------------------
-
-
-def test_a_group_that_has_only_just_started_is_spared_until_it_has_run_long_enough() -> None:
+def test_what_is_guaranteed_to_one_child_its_sibling_cannot_take() -> None:
+    """Their parent is silent: nothing bounds it but the cluster."""
     came = outcome(
-        node("n1", 4),
-        priority("high", 10),
-        *running("low", 4, grace="5s"),
-        group("hi", 2, priorityClassName="high"),
-        config=f"{ALL}\nminRuntime: 2m",
-    )
-    assert evicted(came)[0][0] == 120
-
-
-def test_the_eviction_budget_spreads_what_is_not_urgent() -> None:
-    came = outcome(
-        node("n1", 4),
-        priority("high", 10),
-        *running("one", 2, grace="1s"),
-        *running("two", 2, grace="1s"),
-        group("hi-1", 2, priorityClassName="high"),
-        timeline({"at": "60s", "apply": group("hi-2", 2, priorityClassName="high")}),
-        config=f"{ALL}\nevictionBudget: {{pods: 3, window: 10m}}",
-    )
-    assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 2), (600, 2)]
-
-
-def test_a_victim_that_does_not_end_does_not_bind_its_claimant_for_ever() -> None:
-    """The victim's node falls silent; its pod is written off, and the claimant starts elsewhere."""
-    came = outcome(
-        node("n1", 4),
-        priority("high", 10),
-        *running("low", 4, grace="10s"),
-        group("hi", 4, priorityClassName="high", runtime="10s"),
-        timeline({"at": "5s", "failNode": "n1"}, {"at": "50s", "recoverNode": "n1"}),
+        node("n1", 8),
+        queue("lab"),
+        queue("a", parent="lab"),
+        queue("b", parent="lab", guarantee={"cpu": 4}),
+        group("hog", 8, minMember=1, queue="a"),
         config=ALL,
     )
-    assert of(came, "hi").phase == "Completed"
+    assert came.queues["a"].allocated["cpu"] == "4"
 
 
-def test_a_claimant_that_is_cancelled_or_suspended_gives_the_room_back() -> None:
+def test_what_waits_tells_to_whom_the_rest_is_guaranteed() -> None:
     came = outcome(
-        node("n1", 4),
+        node("n1", 8),
+        queue("a"),
+        queue("b", guarantee={"cpu": 4}),
+        *running("one", 4, queue="a"),
+        group("two", 1, queue="a"),
+        config=ALL,
+    )
+    (reason,) = of(came, "two").reasons
+    assert reason.message == (
+        "needs cpu 1, and the cluster has 0 free (8 of 8 in use); 4 of that is guaranteed to b"
+    )
+
+
+def test_more_pods_of_a_group_do_not_overtake_the_head_of_a_strict_queue() -> None:
+    """The gang that was evicted needs both nodes at once, and they come free one by one."""
+    came = outcome(
+        node("n1", 2),
+        node("n2", 2),
         priority("high", 10),
-        *running("low", 4, grace="30s"),
-        group("hi", 4, priorityClassName="high"),
-        timeline({"at": "5s", "suspend": "default/hi"}),
+        queue("q", strategy={"type": "StrictFIFO"}),
+        group("old", 2, 2, queue="q", runtime="600s", created=0),
+        group(
+            "hot",
+            queue="q",
+            priorityClassName="high",
+            created=1,
+            tasks=[
+                {
+                    "name": name,
+                    "template": {
+                        "requests": {"cpu": 2},
+                        "annotations": {"batchq/runtime": runtime},
+                    },
+                }
+                for name, runtime in (("a", "60s"), ("b", "62s"))
+            ],
+        ),
+        group("young", 40, 2, minMember=1, queue="q", runtime="10s", created=2),
         config=ALL,
     )
-    assert phases(came) == {"hi": "Pending", "low": "Running"}
-    assert reasons(came, "hi")[0] == "Suspended"
-    assert admitted(came) == [(5, ["default/low"])], "beside its own pods that still stop"
-
-
-def test_a_pledge_that_a_file_states_is_kept_to() -> None:
-    claimant = group(
-        "hi",
-        2,
-        status={
-            "phase": "Pending",
-            "reservedAt": 0,
-            "pledge": {"victims": ["default/low-t-0", "default/low-t-1"]},
-        },
-        runtime="10s",
-    )
-    came = outcome(node("n1", 2), *running("low", 2, grace="7s"), claimant, config=ALL)
-    assert evicted(came)[0] == (
-        0,
-        [("default/low-t-0", "Preempted"), ("default/low-t-1", "Preempted")],
-    )
-    assert (7, ["default/hi"]) in admitted(came)
-
-
-def test_a_claimant_in_a_queue_that_holds_too_much_has_room_made_in_the_queue_too() -> None:
-    """Evicting `small` frees a node, and leaves the queue as full as it was."""
-    came = outcome(
-        node("n1", 3),
-        node("n2", 4),
-        priority("high", 1),
-        queue("q", capability={"cpu": 6}),
-        *running("small", 1, 1, queue="q"),
-        *running("big", 1, 4, on="n2", queue="q"),
-        group("claims", 1, 3, priorityClassName="high", queue="q", status={"phase": "InQueue"}),
-        config=ALL,
-    )
-    assert evicted(came)[0] == (0, [("default/big-t-0", "Preempted")])
-    assert phases(came)["claims"] == "Running"
+    assert admitted(came)[0] == (0, ["default/hot"])
+    assert (62, ["default/old"]) in admitted(came)

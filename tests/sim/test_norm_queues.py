@@ -165,6 +165,8 @@ def test_pods_of_admitted_groups_beyond_the_promise_are_demand() -> None:
         node("n1", 8),
         *(queue("a", weight=3), queue("b")),
         *(group(f"g{name}", 20, minMember=1, queue=name) for name in "ab"),
+        config="actions: [enqueue]",
+        cycles=1,
     )
     assert deserved(came) == {"a": "6", "b": "2"}
 
@@ -304,7 +306,8 @@ def test_groups_count_for_max_pod_groups_until_their_processes_have_ended() -> N
 
 def test_an_external_group_is_bound_by_the_root_only_where_that_states_a_capability() -> None:
     """The root queue binds them only by a stated `capability`; left out of rule 4's ledger."""
-    free = came_of(node("n1", 4), external("e", 50), group("g", 1, 4), cycles=1)
+    kept = queue("b", guarantee={"cpu": 1})
+    free = came_of(node("n1", 4), kept, external("e", 50), group("g", 1, 3), cycles=1)
     assert in_order(free) == ["e", "g"]
     stated = came_of(
         *(node("n1", 4), queue("root", capability={"cpu": 20}), queue("a")),
@@ -344,8 +347,9 @@ def test_a_strict_head_that_its_own_queue_refuses_sets_nothing_aside() -> None:
     came = came_of(
         node("n1", 10),
         queue("s", strategy=STRICT, deserved={"cpu": 6}, capability={"cpu": 6}),
-        *(queue("b"), *running("rs", 4, queue="s"), group("head", 1, 4, queue="s")),
-        group("b1", 1, 6, queue="b"),
+        *(queue("b", deserved={"cpu": 1}), *running("rs", 4, queue="s")),
+        *(*running("rb", 1, queue="b"), group("head", 1, 4, queue="s")),
+        group("b1", 1, 5, queue="b"),
     )
     assert in_order(came) == ["b1"]
 

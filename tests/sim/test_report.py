@@ -169,3 +169,10 @@ def test_the_table_tells_the_same_to_people() -> None:
         "",
         "3 sessions, the last at 0s",
     ]
+
+
+def test_the_table_has_a_dash_for_the_share_of_a_queue_that_holds_nothing() -> None:
+    came = outcome(node("n1"), queue("idle"), queue("owed", deserved={"cpu": 2}))
+    rows = [line.split() for line in as_table(came).splitlines() if line[:4] in ("idle", "owed")]
+    assert [row[:2] for row in rows] == [["idle", "-"], ["owed", "-"]]
+    assert (came.queues["idle"].share, came.queues["owed"].share) == (1.0, 0.0)

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from batchq.api.objects import PodGroup
-from batchq.assembly import assemble, known_actions, known_plugins
+from batchq.assembly import (
+    BUILTIN_PLUGINS,
+    assemble,
+    known_actions,
+    known_plugins,
+    without_consent,
+)
 from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.errors import InvalidInput
 from tests.builders import a_group, a_node, a_snapshot
@@ -105,15 +111,22 @@ def test_a_plugin_gets_its_own_settings() -> None:
 
 @pytest.fixture
 def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package with the guide's own examples."""
+    """An installed package with the guide's own examples, and a plugin that agrees to victims."""
     guide = _GUIDE.read_text()
     for code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", guide, re.DOTALL):
         (tmp_path / code[0]).write_text(code[1])
     info = tmp_path / "weekend-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weekend\nVersion: 1.0\n")
+    (tmp_path / "lenient.py").write_text(
+        "class Lenient:\n"
+        "    name = 'lenient'\n"
+        "    def preemptable(self, session, claimant, victim):\n"
+        "        return True\n"
+    )
     (info / "entry_points.txt").write_text(
-        "[batchq.plugins]\nweekend = weekend:Weekend\n[batchq.actions]\ncensus = census:Census\n"
+        "[batchq.plugins]\nweekend = weekend:Weekend\nlenient = lenient:Lenient\n"
+        "[batchq.actions]\ncensus = census:Census\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -142,3 +155,20 @@ def test_an_installed_plugin_and_an_action_join_by_name() -> None:
 def test_an_installed_plugin_is_listed_among_the_known() -> None:
     assert "weekend" in known_plugins()
     assert "census" in known_actions()
+
+
+def on(*names: str) -> SchedulerConfig:
+    return SchedulerConfig(plugins=tuple(PluginEntry(name=name) for name in names))
+
+
+def test_of_the_plugins_in_the_box_these_agree_to_victims() -> None:
+    for_preempt = [one for one in BUILTIN_PLUGINS if "preempt" not in without_consent(on(one))]
+    for_reclaim = [one for one in BUILTIN_PLUGINS if "reclaim" not in without_consent(on(one))]
+    assert for_preempt == ["priority", "drf"]
+    assert for_reclaim == ["priority", "proportion"]
+
+
+@pytest.mark.usefixtures("third_party")
+def test_an_installed_plugin_that_has_a_say_on_victims_may_agree() -> None:
+    assert without_consent(on("weekend")) == ["reclaim", "preempt"]
+    assert without_consent(on("weekend", "lenient")) == ["reclaim"]

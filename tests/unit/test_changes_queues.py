@@ -394,20 +394,22 @@ def test_the_root_can_be_deleted_although_all_stand_below_it(store: MemoryStore)
 def test_who_puts_a_queue_below_one_with_groups_is_warned(store: MemoryStore) -> None:
     alone(store, queue("p"), queue("q"), group("one", "p"), group("two", "p"), group("x", "q"))
     planned = plan_of(store, queue("a", "p"), queue("b", "p"))
-    assert [one.warning for one in planned.applied] == [
+    assert [one.warnings for one in planned.applied] == [
         (
-            "Queue p now stands above a, and still has 2 unfinished pod groups: only queues with"
-            " none below them hold groups, so what waits there stays Misconfigured; cancel it and"
-            " submit it to a queue below"
+            (
+                "Queue p now stands above a, and still has 2 unfinished pod groups: only queues"
+                " with none below them hold groups, so what waits there stays Misconfigured; cancel"
+                " it and submit it to a queue below"
+            ),
         ),
-        "",
+        (),
     ]
     together(store, queue("a", "p"))
     # They have been told.
-    assert [one.warning for one in plan_of(store, queue("b", "p")).applied] == [""]
+    assert [one.warnings for one in plan_of(store, queue("b", "p")).applied] == [()]
 
 
 def test_nobody_is_warned_of_groups_that_have_ended(store: MemoryStore) -> None:
     alone(store, queue("p"), group("one", "p"))
     assert commit(store, changes.cancel(store, "default/one", now_ms=NOW)) is None
-    assert [one.warning for one in plan_of(store, queue("a", "p")).applied] == [""]
+    assert [one.warnings for one in plan_of(store, queue("a", "p")).applied] == [()]

@@ -31,7 +31,6 @@ def test_without_a_file_everything_is_at_its_default() -> None:
         "leastAllocated",
         "binpack",
         "conformance",
-        "hygiene",
     ]
 
 

@@ -345,7 +345,7 @@ def test_borrowing_is_a_priority_or_never() -> None:
         queue = decode(manifest("Queue", spec={"preemption": {"borrowing": written}}))
         assert isinstance(queue, Queue)
         assert queue.spec.preemption.borrowing == written
-    with pytest.raises(InvalidInput, match="expected one of Never, found 'always'"):
+    with pytest.raises(InvalidInput, match="expected a whole number or Never, found 'always'"):
         decode(manifest("Queue", spec={"preemption": {"borrowing": "always"}}))
 
 

@@ -1,4 +1,4 @@
-"""Who may be taken: gang, priority, conformance, hygiene and drf, each asked by itself."""
+"""Who may be taken: gang, priority, conformance and drf, each asked by itself; minRuntime."""
 
 from __future__ import annotations
 
@@ -142,38 +142,75 @@ def test_the_protected_namespaces_can_be_named() -> None:
     assert answer(session, "preemptable", "c", whole(session, "w", "ops")) is False
 
 
-# --- hygiene --------------------------------------------------------------------------------
+# --- minRuntime, whichever plugins are on -----------------------------------------------------
+
+
+def votes(session: Any, point: str = "preemptable") -> bool:
+    return bool(session.vote(point, session.by_key["default/c"], whole(session, "v")))
+
+
+#: Whom the plugin `priority` alone agrees to, at either point.
+AGREED: dict[str, Any] = {"plugins": ("priority",), "min_runtime_ms": 30_000}
+
+
+def low_and_high(**low: Any) -> tuple[Any, ...]:
+    high = a_group("c", priority_class_name="high")
+    return (*CLASSES, *running("v", priority_class_name="low", **low), high)
 
 
 @pytest.mark.parametrize("point", BOTH)
 def test_who_has_run_for_less_than_min_runtime_is_no_victim(point: str) -> None:
-    world = (*running("v", started=10_000), a_group("c"))
-    early = opened(*world, plugins=("hygiene",), now_ms=39_999, min_runtime_ms=30_000)
-    assert answer(early, point, "c", whole(early, "v")) is False
-    late = opened(*world, plugins=("hygiene",), now_ms=40_000, min_runtime_ms=30_000)
-    assert answer(late, point, "c", whole(late, "v")) is None
+    world = low_and_high(started=10_000)
+    assert votes(opened(*world, now_ms=39_999, **AGREED), point) is False
+    assert votes(opened(*world, now_ms=40_000, **AGREED), point) is True
+
+
+def test_who_has_lost_pods_meanwhile_is_protected_as_before() -> None:
+    world = low_and_high(started=10_000, phase=PodGroupPhase.UNKNOWN)
+    assert votes(opened(*world, now_ms=39_999, **AGREED)) is False
+    assert votes(opened(*world, now_ms=40_000, **AGREED)) is True
+
+
+def test_pods_beyond_min_member_are_protected_like_the_group() -> None:
+    world = (*running("v", 3, minimum=2, started=10_000), a_group("c"))
+    for now_ms, may in ((39_999, False), (40_000, True)):
+        session = opened(*world, now_ms=now_ms, **AGREED)
+        victim = some_pods(session, "v", 2)
+        assert session.vote("preemptable", session.by_key["default/c"], victim) is may
+
+
+def test_nobody_is_asked_about_who_is_protected() -> None:
+    session = opened(*low_and_high(started=10_000), now_ms=39_999, **AGREED)
+    asked: list[str] = []
+
+    def listen(session: Any, claimant: Any, victim: Any) -> bool:
+        asked.append(victim.group.key)
+        return True
+
+    session.points["preemptable"].add("listener", listen)
+    assert votes(session) is False
+    assert asked == []
 
 
 def test_without_min_runtime_nobody_is_protected() -> None:
-    session = opened(*running("v", started=10), a_group("c"), plugins=("hygiene",), now_ms=10)
-    assert answer(session, "preemptable", "c", whole(session, "v")) is None
+    session = opened(*low_and_high(started=10), plugins=("priority",), now_ms=10)
+    assert votes(session) is True
 
 
 def test_a_group_that_is_in_queue_and_does_not_run_is_not_protected() -> None:
-    world = (*running("v", phase=PodGroupPhase.IN_QUEUE), a_group("c"))
-    session = opened(*world, plugins=("hygiene",), min_runtime_ms=30_000)
-    assert answer(session, "preemptable", "c", whole(session, "v")) is None
+    session = opened(*low_and_high(phase=PodGroupPhase.IN_QUEUE), **AGREED)
+    assert votes(session) is True
 
 
 def test_the_end_of_a_protection_wakes_a_session() -> None:
     early, late = running("v", started=10_000), running("w", started=5_000)
     world = (a_node(cpu=4), *early, *late, a_group("c"))
-    session = opened(*world, plugins=("hygiene",), now_ms=36_000, min_runtime_ms=30_000)
+    session = opened(*world, now_ms=36_000, **AGREED)
     assert next_due_at(session) == 40_000
     ended = running("e", started=10_000, phase=PodGroupPhase.COMPLETED)[0]
-    session = opened(ended, plugins=("hygiene",), now_ms=36_000, min_runtime_ms=30_000)
+    session = opened(ended, now_ms=36_000, **AGREED)
     assert next_due_at(session) == 7 * 86_400_000
-    session = opened(*world, plugins=("hygiene",), now_ms=36_000)
+    session = opened(*world, plugins=("priority",), now_ms=36_000)
     assert next_due_at(session) is None
 
 

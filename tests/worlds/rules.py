@@ -14,7 +14,7 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, larger, of_pod, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
-from batchq.framework.extras import waiting_extras
+from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.growth import over_any_limit, over_limit_with
 from batchq.framework.line import blockers
 from batchq.framework.moves import shape_at
@@ -227,6 +227,8 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
 def _bindable(session: Session, group: GroupState) -> Iterator[str]:
     if session.binding_refused is not None or gives_way_to(session, group) is not None:
         return
+    if waits_behind(session, group):
+        return
     for extra in waiting_extras(session, group):
         shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
         fits = find_node(session, shape) is not None
@@ -284,6 +286,11 @@ class Course:
             self.taken.clear()
             self._between.clear()
             self.last_sent_away = self.sessions
+        sent_away = {one.group for one in after.intents if isinstance(one, intents.RollBack)}
+        for claimant, pod in list(self.taken):
+            # Who had to leave meanwhile claims anew when it comes back.
+            if claimant in sent_away:
+                del self.taken[claimant, pod]
         for intent in evictions(after):
             self.last_eviction = self.sessions
             # Pods beyond minMember come and go with what their queue deserves, one by one.

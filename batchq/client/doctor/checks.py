@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from batchq.client.doctor import books, machine, nodes, people, server, work
+from batchq.client.doctor import books, machine, nodes, people, queues, server, work
 from batchq.client.doctor.finding import Finding, Report
 from batchq.client.doctor.state import State
 
@@ -37,6 +37,7 @@ CHECKS: tuple[Check, ...] = (
     Check("reported", nodes.reported),
     Check("agents", nodes.agents),
     Check("protocols", nodes.protocols),
+    Check("guarantees", queues.guarantees),
     Check("groups", work.groups),
     Check("dependencies", work.dependencies),
     Check("pods", work.pods),

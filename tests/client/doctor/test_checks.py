@@ -227,6 +227,10 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         a_state(node(), node("n2", cordoned=True)),
         *("nodes", NOTE, "Node n2", "cordoned"),
     ),
+    "more is guaranteed than the ready nodes have": (
+        beside_the_healthy(a_queue("a", guarantee={"cpu": 5000}), node("n2", ready=False)),
+        *("guarantees", WARNING, "cpu", "cpu 5 is guaranteed in all (a 5), and the ready"),
+    ),
     "an agent is one protocol ahead": (
         a_state(node(annotations={"batchq/protocol": "2"})),
         *("protocols", NOTE, "Node n1", "its agent speaks protocol 2, this batchq 1"),

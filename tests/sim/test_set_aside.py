@@ -1,0 +1,79 @@
+"""What is kept for a head that waits, and from whom, in described worlds."""
+
+from __future__ import annotations
+
+from tests.sim.test_evictions import ALL, running
+from tests.sim.worlds import admitted, evicted, group, manifest, node, outcome, queue, timeline
+
+ADMIT = "actions: [enqueue, allocate]"
+
+
+def test_the_number_of_pods_does_not_make_a_borrower_where_nothing_bounds_it() -> None:
+    """A queue of weight 0 deserves what it states, and no pods by weight."""
+    came = outcome(
+        node("n1", 10),
+        queue("a", weight=0, deserved={"cpu": 5}),
+        queue("b", deserved={"cpu": 3}),
+        *running("r", 6, queue="b"),
+        group("ga", 1, 5, queue="a"),
+        group("gb", 1, queue="b"),
+        config=ADMIT,
+    )
+    assert admitted(came) == []
+
+
+def test_what_is_set_aside_fills_the_guarantee_of_its_queue() -> None:
+    came = outcome(
+        node("n1", 10),
+        queue("s", strategy={"type": "StrictFIFO"}, guarantee={"cpu": 4}, deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 6}),
+        *running("r", 3, queue="b"),
+        group("gs", 1, 8, queue="s"),
+        group("gb", 1, 3, queue="b"),
+        config=ADMIT,
+    )
+    assert admitted(came) == [(0, ["default/gb"])]
+
+
+def test_who_may_take_nothing_back_has_room_kept_from_borrowers() -> None:
+    came = outcome(
+        node("n1", 10),
+        manifest("PriorityClass", "polite", {"value": 0, "preemptionPolicy": "Never"}),
+        queue("a", deserved={"cpu": 5}),
+        queue("b", deserved={"cpu": 3}),
+        *running("r", 6, queue="b"),
+        group("ga", 1, 5, queue="a", priorityClassName="polite"),
+        group("gb", 1, queue="b"),
+        config=ALL,
+    )
+    assert admitted(came) == []
+
+
+def test_nothing_is_kept_for_a_head_that_only_the_number_of_groups_refuses() -> None:
+    came = outcome(
+        node("n1", 10),
+        queue("p", maxPodGroups=1),
+        queue("p1", parent="p", strategy={"type": "StrictFIFO"}, deserved={"cpu": 6}),
+        queue("p2", parent="p"),
+        queue("r"),
+        *running("one", 2, queue="p2"),
+        group("head", 1, 6, queue="p1"),
+        group("gr", 1, 7, queue="r"),
+        config=ADMIT,
+    )
+    assert admitted(came) == [(0, ["default/gr"])]
+
+
+def test_what_a_queue_held_before_it_had_others_below_it_is_its_demand_still() -> None:
+    came = outcome(
+        node("n1", 12),
+        queue("a"),
+        queue("b"),
+        queue("c"),
+        group("ga", 4, queue="a"),
+        group("gc", 8, queue="c"),
+        timeline({"at": "10s", "apply": queue("b", parent="a")}),
+        config=ALL,
+    )
+    assert came.queues["a"].deserved["cpu"] == "4"
+    assert evicted(came) == []

@@ -16,7 +16,7 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
 from batchq.api.names import counted
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
-from batchq.api.resources import Amounts, describe, of_pod
+from batchq.api.resources import Amounts, describe, minus, of_pod
 from batchq.api.transaction import (
     Charge,
     Delivery,
@@ -24,6 +24,7 @@ from batchq.api.transaction import (
     Transaction,
     Write,
     node_scope,
+    queue_scope,
 )
 from batchq.framework.ledger import (
     charge_with_count,
@@ -34,6 +35,7 @@ from batchq.framework.ledger import (
 from batchq.framework.pledges import owed_by_scope, victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
+from batchq.framework.tree import ROOT
 
 _set = msgspec.structs.replace
 
@@ -74,12 +76,28 @@ def _joined(session: Session, parts: dict[str, Transaction]) -> list[Transaction
         tied = [knot for knot in knots if any(uid in knot for uid in uids)]
         merged = dict.fromkeys([uid for knot in tied for uid in knot] + list(uids))
         knots = [knot for knot in knots if knot not in tied] + [list(merged)]
+    # What gives back more than it takes comes first: others may count on that.
+    knots.sort(key=lambda knot: _net_growth(session, knot))
     found = []
     for knot in knots:
         together = [parts[uid] for uid in knot if uid in parts]
         if together:
             found.append(_merged(together))
     return found
+
+
+def _net_growth(session: Session, knot: list[str]) -> int:
+    """In how many dimensions these groups together count for more than before."""
+    scope = queue_scope(ROOT)
+    net: dict[str, int] = {}
+    for uid in knot:
+        group = session.groups[uid]
+        stored = group.record.status
+        before = minus(stored.charge, stored.pledge.owed.get(scope, {}))
+        after = session.ledger.counts_for(group, scope)
+        for name in {**before, **after}:
+            net[name] = net.get(name, 0) + after.get(name, 0) - before.get(name, 0)
+    return sum(units > 0 for units in net.values())
 
 
 def _merged(parts: list[Transaction]) -> Transaction:

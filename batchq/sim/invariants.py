@@ -7,13 +7,13 @@ rise. A breach is a mistake of ours: InvariantBroken, with the story.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, full_name
 from batchq.api.resources import Amounts, of_pod, plus
-from batchq.api.transaction import Ledger
+from batchq.api.transaction import Commit, Ledger
 from batchq.errors import InvariantBroken
 from batchq.framework.ledger import charge_with_count, holders_in_store
 from batchq.framework.snapshot import Snapshot
@@ -41,8 +41,14 @@ class Watch:
         self._over = oversubscribed(self._store)
         self._check_ledger()
 
-    def after_session(self) -> None:
-        """After a session was committed."""
+    def after_session(self, commit: Commit) -> None:
+        """After a session was committed; what was refused of it is decided anew by the next."""
+        refused = {
+            write.key
+            for refusal in commit.refused
+            for write in refusal.transaction.writes
+            if write.kind == "PodGroup"
+        }
         if not self._has_changed():
             return
         over = oversubscribed(self._store)
@@ -51,7 +57,7 @@ class Watch:
                 raise InvariantBroken(f"node {node} was given {units} of {resource} too much")
         self._over = over
         self._check_ledger()
-        self._check_groups()
+        self._check_groups(refused)
         self._look_at_admissions()
 
     # ----------------------------------------------------------------------------------------
@@ -82,7 +88,7 @@ class Watch:
             )
             raise InvariantBroken(f"pods and what nodes are charged for them differ: {wrong}")
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, spared: Set[str]) -> None:
         snapshot = self._store.snapshot()
         charges = self._store.charges()
         for record in snapshot.groups:
@@ -90,7 +96,7 @@ class Watch:
                 continue
             uid = record.metadata.uid
             pods = snapshot.pods.get(uid, ())
-            if not pods and self._found_right.get(uid) is record:
+            if (not pods and self._found_right.get(uid) is record) or full_name(record) in spared:
                 continue
             group = GroupState(record, pods, 0)
             check_charge(group, charges)

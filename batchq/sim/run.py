@@ -121,7 +121,7 @@ class Stage:
             self._refused += len(report.commit.refused)
             # Where what was too much fits by now, only a limit that falls again counts as a cut.
             self.store.overbooked = overbooked(report.session)
-            self._watch.after_session()
+            self._watch.after_session(report.commit)
             self._stories.append(story_of(report, self._since_start()))
             # Starting moves no charge; what is taken away is looked at with what happens next.
             self._execution.start_bound()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from batchq.api.resources import Amounts, minus, of_pod, plus, total
+from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import queue_scope
 from batchq.framework.claiming import (
     ExtraClaim,
@@ -23,13 +23,12 @@ from batchq.framework.claiming import (
     elastic_claimants,
     gang_claimants,
 )
-from batchq.framework.extras import start_extras, waiting_extras
+from batchq.framework.extras import waiting_extras
 from batchq.framework.moves import shape_at
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.search import Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
-from batchq.framework.statement import Statement
 from batchq.framework.taking import exceeds
 from batchq_actions.claims import let_happen, serve_claimants, try_claim
 
@@ -219,9 +218,8 @@ class ExtrasFromOthers(_FromOthers, ExtraClaim):
 
     def _is_small(self, session: Session, group: GroupState) -> bool:
         """Against what is still lacking, once the pods that fit already have it."""
-        with Statement(session) as statement:
-            bound, _ = start_extras(statement, self.claimant, self.count)
-        have = total(of_pod(pod.spec.requests) for pod in bound)
-        lacks = minus(self.lacks, have)
-        charge = session.ledger.charged(group)
-        return all(charge[name] <= lacks.get(name, 0) for name in comparable(session, charge))
+        charge, have = session.ledger.charged(group), session.fitting
+        return all(
+            charge[name] + have.get(name, 0) <= self.lacks.get(name, 0)
+            for name in comparable(session, charge)
+        )

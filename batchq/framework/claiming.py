@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Waiting
+from batchq.api.resources import of_pod, total
 from batchq.framework.classes import may_evict
 from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
@@ -140,6 +141,7 @@ class ExtraClaim:
         group = self.claimant
         with Statement(session) as statement:
             bound, lacking = start_extras(statement, group, self.count)
+            session.fitting = total(of_pod(pod.spec.requests) for pod in bound)
             if len(bound) == self.count:
                 return fit_of(group, bound)
         return Fit(fits=False, lacking=lacking)

@@ -20,7 +20,7 @@ from itertools import pairwise
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.quantity import LARGEST, PODS
 from batchq.api.reasons import Verdict
-from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, plus, total
+from batchq.api.resources import Amounts, minus, plus, total
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.session import Session
@@ -49,10 +49,8 @@ def comparable(session: Session, names: Iterable[str]) -> list[str]:
     The number of groups never is, and the number of pods only where something bounds it: without,
     a queue of weight 0 would deserve none of what is there for everybody.
     """
-    bounded = session.ready_resources.get(PODS, 0) < UNLIMITED_PODS
-    stated = any(PODS in queue.spec.deserved for queue in session.tree.records.values())
-    counts_pods = bounded or stated
-    return [name for name in names if name != POD_GROUPS and (name != PODS or counts_pods)]
+    apart = (POD_GROUPS,) if session.pods_are_bounded else (POD_GROUPS, PODS)
+    return [name for name in names if name not in apart]
 
 
 def share_of_queue(session: Session, queue: str) -> Share:

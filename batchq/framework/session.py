@@ -25,8 +25,9 @@ from batchq.api.objects import (
     PriorityClass,
     Queue,
 )
+from batchq.api.quantity import PODS
 from batchq.api.reasons import Verdict, ranked
-from batchq.api.resources import Amounts, of_pod, scaled, total
+from batchq.api.resources import UNLIMITED_PODS, Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.extension import POINTS, ExtensionPoint
@@ -92,6 +93,8 @@ class Session:
         self.touched: dict[str, GroupState] = {}
         self.expired: set[str] = set()
         self.unready: list[str] = []
+        #: What those of a claim's extra pods ask for that fit by now, while victims are chosen.
+        self.fitting: Amounts = {}
         #: What the next pod of an admitted group asks for, while limits are asked about it.
         self.asking: Amounts = {}
         #: Once actions run: how groups were before any of them touched them, and where their
@@ -148,6 +151,10 @@ class Session:
         for group in self.groups.values():
             self._count_in(group)
         self.queues = self._queues()
+        #: Whether anything says how many pods there may be, and so how many a queue deserves.
+        self.pods_are_bounded = self.ready_resources.get(PODS, 0) < UNLIMITED_PODS or any(
+            PODS in queue.spec.deserved for queue in snapshot.queues
+        )
         self.all_reclaimable = all(queue.spec.reclaimable for queue in snapshot.queues)
         #: Why nothing at all is bound in this session; None if pods may be.
         self.binding_refused = refusal_to_bind(self)

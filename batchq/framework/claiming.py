@@ -72,6 +72,14 @@ class GangClaim:
         if verdicts:
             lacking = (verdict.resource for verdict in verdicts if verdict.resource)
             return Fit(fits=False, lacking=frozenset(lacking))
+        return self._fit_on_nodes(session)
+
+    def needs_nobody(self, session: Session) -> bool:
+        """What is reserved and finds nodes is in nobody's way, whatever a described world holds."""
+        return self.claimant.reserved and self._fit_on_nodes(session).fits
+
+    def _fit_on_nodes(self, session: Session) -> Fit:
+        group = self.claimant
         if group.is_external:
             return Fit(fits=True)
         gang = gang_of(session, group)
@@ -135,6 +143,10 @@ class ExtraClaim:
 
     claimant: GroupState
     count: int
+
+    def needs_nobody(self, session: Session) -> bool:
+        """What fits without victims was bound by allocate, or soon is."""
+        return False
 
     def fit(self, session: Session) -> Fit:
         """Try it; see `batchq.framework.search`."""

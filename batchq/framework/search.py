@@ -65,6 +65,9 @@ class Claim(Protocol):
     def fit(self, session: Session) -> Fit:
         """Try it on the session as it is; leaves no trace."""
 
+    def needs_nobody(self, session: Session) -> bool:
+        """Whether it has what it claims already, and only has to be placed."""
+
     def may_take(self, session: Session, victim: Victim) -> bool:
         """The action's own rule and the policies' votes, now."""
 
@@ -90,6 +93,8 @@ def find_victims(session: Session, claim: Claim, queues: list[str]) -> Decision 
     """The victims in these queues that let the claimant have what it claims; None if they would
     not suffice, or if what stops anyway will. Nothing in the session has changed afterwards.
     """
+    if claim.needs_nobody(session):
+        return Decision(room={}, plan={}, undone=[], ending=[], victims=[])
     session.leaving = leaving(session)
     try:
         with Statement(session) as trial:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from msgspec import structs
@@ -93,9 +93,9 @@ class PatientWatch(Watch):
         self._reluctant = reluctant
         super().__init__(store)
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, spared: Set[str]) -> None:
         if not self._reluctant.in_doubt:
-            super()._check_groups()
+            super()._check_groups(spared)
 
 
 class DoubtfulStage(Stage):

@@ -9,18 +9,21 @@ one without gets its settings as keyword arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
 from batchq.api import notation
 from batchq.api.notation import Malformed
+from batchq.config.expansion import Expansion, expand, named
+from batchq.config.load import Known
 from batchq.config.model import SchedulerConfig
 from batchq.errors import InvalidInput
-from batchq.framework.extension import POINTS
-from batchq.framework.session import Action, Plugin
+from batchq.framework.extension import POINTS, Plugin, implemented
+from batchq.framework.session import Action
 from batchq.plugins.capacity import Capacity
+from batchq.plugins.checks import Checks
 from batchq.plugins.conformance import Conformance
 from batchq.plugins.dependencies import Dependencies
 from batchq.plugins.drf import Drf
@@ -44,6 +47,7 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
     Dependencies.name: Dependencies,
     Quota.name: Quota,
     Capacity.name: Capacity,
+    Checks.name: Checks,
     Gang.name: Gang,
     Priority.name: Priority,
     Proportion.name: Proportion,
@@ -59,9 +63,9 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
     BalancedAllocation.name: BalancedAllocation,
 }
 
-#: Action -> the plugins' method that its victims are voted on by.
-_VOTES = {"preempt": POINTS["preemptable"], "reclaim": POINTS["reclaimable"]}
-#: Of the plugins in the box that have such a method, those that only ever refuse.
+#: Action -> the point at which its victims are voted on.
+_VOTES = {"preempt": "preemptable", "reclaim": "reclaimable"}
+#: Of the plugins in the box that have a say there, those that only ever refuse.
 _VETOES = frozenset({Gang.name, Conformance.name, Sla.name})
 
 
@@ -69,7 +73,8 @@ def assemble(config: SchedulerConfig) -> Scheduler:
     """The scheduler that `config` describes.
 
     Raises InvalidInput for a name that nobody provides, naming those that somebody does, for a
-    plugin without any extension point, and for settings that a plugin does not take.
+    plugin without any extension point, or without the one that it is enabled at, and for settings
+    that a plugin does not take.
     """
     for name, settings in config.plugin_config.items():
         try:
@@ -80,11 +85,20 @@ def assemble(config: SchedulerConfig) -> Scheduler:
                 hint="docs/plugins.md lists what each plugin takes",
             ) from None
     actions = tuple(_action(name) for name in config.actions)
-    plugins = tuple(
-        (_plugin(entry.name, config.plugin_config.get(entry.name, {})), entry.weight)
-        for entry in config.plugins
-    )
-    return Scheduler(actions=actions, plugins=plugins, settings=config.settings)
+    plugins = _plugins(config)
+    standing = {
+        point: tuple((plugins[entry.name], entry.weight) for entry in entries)
+        for point, entries in _expanded(config, plugins).items()
+    }
+    return Scheduler(actions=actions, plugins=standing, settings=config.settings)
+
+
+def expanded(config: SchedulerConfig) -> Expansion:
+    """Which plugins stand at which point.
+
+    Raises InvalidInput, as `assemble` does for plugins.
+    """
+    return _expanded(config, _plugins(config))
 
 
 def without_consent(config: SchedulerConfig) -> list[str]:
@@ -92,12 +106,17 @@ def without_consent(config: SchedulerConfig) -> list[str]:
 
     A plugin of others that has a say is taken to be one that agrees.
     """
-    plugins = [plugin for plugin, _ in assemble(config).plugins if plugin.name not in _VETOES]
+    standing = expanded(config)
     return [
         action
         for action in config.actions
-        if action in _VOTES and not any(hasattr(plugin, _VOTES[action]) for plugin in plugins)
+        if action in _VOTES and all(entry.name in _VETOES for entry in standing[_VOTES[action]])
     ]
+
+
+def known_names() -> Known:
+    """What a file of settings may name here, for `batchq.config.load`."""
+    return Known(known_actions(), known_plugins(), check_settings, points_of)
 
 
 def known_actions() -> list[str]:
@@ -132,6 +151,30 @@ def check_settings(name: str, settings: Mapping[str, object]) -> None:
     _make(maker, settings)
 
 
+def arguments_of(name: str, settings: Mapping[str, object]) -> Mapping[str, object]:
+    """What these settings of a known plugin say that is not its default."""
+    form = getattr(_maker(name), "arguments", None)
+    if form is None:
+        return settings
+    return notation.write(notation.read(form, settings))
+
+
+def points_of(name: str, settings: Mapping[str, object]) -> Collection[str]:
+    """The points that a known plugin implements, made with settings that it takes."""
+    return implemented(_plugin(name, settings))
+
+
+def _plugins(config: SchedulerConfig) -> dict[str, Plugin]:
+    return {name: _plugin(name, config.plugin_config.get(name, {})) for name in named(config)}
+
+
+def _expanded(config: SchedulerConfig, plugins: Mapping[str, Plugin]) -> Expansion:
+    try:
+        return expand(config, lambda name: implemented(plugins[name]))
+    except Malformed as problem:
+        raise InvalidInput(str(problem)) from None
+
+
 def _maker(name: str) -> Maker | None:
     return BUILTIN_PLUGINS.get(name) or _load("batchq.plugins", name)
 
@@ -154,7 +197,7 @@ def _plugin(name: str, settings: Mapping[str, object]) -> Plugin:
     if maker is None:
         raise _unknown("plugin", name, known_plugins())
     plugin = _make(maker, settings)
-    if not any(hasattr(plugin, method) for method in POINTS.values()):
+    if not implemented(plugin):
         raise InvalidInput(
             f"plugin {name} implements no extension point; expected one of {', '.join(POINTS)}"
         )

@@ -8,6 +8,7 @@ from typing import Any
 from batchq.api.intents import AdmitGroup, Bind, Intent
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import (
+    AdmissionCheck,
     Metadata,
     Node,
     NodeSpec,
@@ -201,6 +202,7 @@ def a_snapshot(
         quotas=of(ResourceQuota),
         nodes=of(Node),
         priority_classes=of(PriorityClass),
+        admission_checks=of(AdmissionCheck),
         groups=of(PodGroup),
         pods=pods,
         leases=leases or {},

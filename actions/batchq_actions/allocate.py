@@ -159,7 +159,8 @@ def _place_next(session: Session, extras: _Extras) -> bool:
         node = find_node(session, shape)
         if node is None or over_limit_with(session, group, shape):
             extras.refused.add(shape.task.name)
-            if all(one.task.name in extras.refused for one in group.tasks if one.task.replicas):
+            left = (one for one in group.tasks if one.task.replicas and not one.gated)
+            if all(one.task.name in extras.refused for one in left):
                 return False
             continue
         with Statement(session) as statement:

@@ -5,17 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import structs
+
+from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.objects import Pledge, PodGroupStatus
+from batchq.api.reasons import Leaving, Verdict, Waiting
+from batchq.api.resources import Amounts
+from batchq.api.transaction import queue_scope
+from batchq.framework.checks import evicts_late, holds_off
+from batchq.framework.claiming import GangClaim
+from batchq.framework.classes import may_evict
 from batchq.framework.line import blockers, standing_aside
-from batchq.framework.pledges import awaits_victims
+from batchq.framework.moves import roll_back
+from batchq.framework.pledges import (
+    awaits_victims,
+    resume_pledge,
+    standing_pledges,
+    withdraw_pledge,
+)
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
 from batchq.framework.search import Claim, Decision, find_victims
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.statement import Statement
 from batchq.framework.taking import carry_out, evicted_recently, exceeds_budget
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
+
+_BUDGET = "hygiene"
+_NOBODY_LEFT = "those that were to make room for it can no longer be taken"
 
 
 def serve_claimants(
@@ -55,6 +74,90 @@ def serve_claimants(
             failed.add(key)
 
 
+def choose_anew(
+    session: Session, action: str, serve: Callable[[Session, GroupState, Amounts], None]
+) -> None:
+    """Pledges of this action under which nobody has been evicted yet: their victims are chosen as
+    if for the first time, since what the policies say may have changed. Once its checks give
+    leave, the claimant has them evicted by this. `serve` is told, too, what the claimant's queue
+    holds with what is pledged to it.
+    """
+    if session.binding_refused is not None:
+        return
+    waiting = [
+        group
+        for group, pledge in standing_pledges(session)
+        if pledge.action == action
+        and pledge.expires is None
+        and evicts_late(session, group)
+        and awaits_victims(session, group)
+    ]
+    for group in sorted(waiting, key=session.group_key):
+        _choose_anew(session, group, action, serve)
+
+
+def _choose_anew(
+    session: Session,
+    group: GroupState,
+    action: str,
+    serve: Callable[[Session, GroupState, Amounts], None],
+) -> None:
+    before, said = group.status, len(session.intents)
+    held = dict(session.ledger.sums.get(queue_scope(group.queue), {}))
+    with Statement(session) as statement:
+        withdraw_pledge(statement, group)
+        statement.commit()
+    session.refusals.pop(group.uid, None)
+    if not _has_room_by_now(session, group, action) and may_evict(session, group):
+        serve(session, group, held)
+    with Statement(session) as statement:
+        if group.reserved or is_admitted(group):
+            _go_on(statement, group, before, said)
+        elif any(verdict.plugin == _BUDGET for verdict in session.refusals.get(group.uid, ())):
+            statement.put_status(group, before)
+            resume_pledge(statement, group, before.pledge)
+        else:
+            statement.put_status(group, structs.replace(before, pledge=Pledge()))
+            statement.say(intents.EndPledge(group=group.key))
+            roll_back(statement, group, Leaving.CAPACITY_CUT, _NOBODY_LEFT)
+        statement.commit()
+
+
+def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:
+    """Whether it needs nobody any more, since others have ended or nodes have come; then it has
+    what it asks for. What its queue deserves limits what may be taken, and nothing is.
+    """
+    claim = GangClaim(group)
+    if not claim.fit(session).fits:
+        return False
+    nobody = Decision(room={}, plan={}, undone=[], ending=[], victims=[])
+    return let_happen(session, claim, nobody, action=action)
+
+
+def _go_on(statement: Statement, group: GroupState, before: PodGroupStatus, said: int) -> None:
+    """It has what it counted on, perhaps by other victims, or by none: its reservation is the one
+    that it had, and what has not changed is not told again.
+    """
+    session, old, new = statement.session, before.pledge, group.status.pledge
+    told = session.intents[said:]
+    session.intents[said:] = [
+        one
+        for one in told
+        if not (isinstance(one, intents.ReserveQuota) and one.group == group.key)
+        and not (
+            isinstance(one, intents.Pledge)
+            and one.group == group.key
+            and one.victims == old.victims
+        )
+    ]
+    if structs.replace(new, made_at=old.made_at, owed=old.owed) == old:
+        statement.put_status(group, before)
+        return
+    statement.set_status(group, reserved_at=before.reserved_at)
+    if not new.stands:
+        statement.say(intents.EndPledge(group=group.key))
+
+
 def try_claim(session: Session, claim: Claim, queues: list[str], *, action: str) -> bool:
     """Find victims in these queues and let it happen; whether it did."""
     decision = find_victims(session, claim, queues)
@@ -63,7 +166,7 @@ def try_claim(session: Session, claim: Claim, queues: list[str], *, action: str)
 
 def let_happen(session: Session, claim: Claim, decision: Decision, *, action: str) -> bool:
     """Carry a decision out, unless the eviction budget is against it; whether it was."""
-    if exceeds_budget(session, decision):
+    if exceeds_budget(session, decision) and not holds_off(session, claim.claimant):
         _say_over_budget(session, claim.claimant)
         return False
     was_pending = claim.claimant.phase == PodGroupPhase.PENDING
@@ -81,6 +184,8 @@ def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: Gr
     """Of a group that is Pending again: what stands against it now."""
     if group.phase != PodGroupPhase.PENDING:
         return
+    # Of one that had only reserved, what was said is that it waits for its checks.
+    session.asides.pop(group.uid, None)
     against = blockers(session, group)
     if any(verdict.plugin == "pledge" for verdict in against):
         session.refuse(group, against)
@@ -96,7 +201,7 @@ def _tell_what_it_waits_for(session: Session, group: GroupState) -> None:
     session.ledger.drop_aside(group.queue)
     session.refusals.pop(group.uid, None)
     session.asides.pop(group.uid, None)
-    if awaits_victims(session, group) and group.phase == PodGroupPhase.PENDING:
+    if group.phase == PodGroupPhase.PENDING:
         session.refuse(group, standing_aside(session, group))
 
 
@@ -108,7 +213,7 @@ def _say_over_budget(session: Session, group: GroupState) -> None:
         f" in {seconds}s is spent ({evicted_recently(session)} so far)"
     )
     verdict = Verdict(
-        plugin="hygiene", reason=Waiting.WAITING_FOR_PREEMPTION, detail=detail, in_line=True
+        plugin=_BUDGET, reason=Waiting.WAITING_FOR_PREEMPTION, detail=detail, in_line=True
     )
     known = session.refusals.get(group.uid, ())
     if all(one.detail != detail for one in known):

@@ -9,12 +9,16 @@ it: under BestEffortFIFO they are tried, under StrictFIFO they wait.
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import Leaving, Verdict, Waiting
+from batchq.api.resources import describe
 from batchq.framework.asides import set_aside, set_aside_from_borrowers
 from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.moves import admit, create_pods
-from batchq.framework.pledges import awaits_victims, standing_pledges
+from batchq.framework.moves import admit, create_pods, reserve, roll_back
+from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
+from batchq.framework.pledges import awaits_victims
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -44,9 +48,11 @@ class Enqueue:
 
 
 def _keep_promises(session: Session) -> None:
-    """Claimants whose victims have ended come first: what they reserved is nobody else's."""
-    claimants = [group for group, _ in standing_pledges(session) if _is_promised(session, group)]
-    for group in sorted(claimants, key=session.group_key):
+    """Who has reserved comes first: claimants whose victims have ended, and groups whose checks
+    have passed meanwhile. What they reserved is nobody else's.
+    """
+    groups = [group for group in session.groups.values() if _is_promised(session, group)]
+    for group in sorted(groups, key=session.group_key):
         _try(session, group)
 
 
@@ -69,7 +75,7 @@ def _serve_queues(session: Session) -> None:
         elif _is_strict(session, group):
             turns.drop(name)
             session.strict_heads[name] = group
-            _wait_behind(session, list(lines[name]))
+            _wait_behind(session, list(lines[name]), group)
             set_aside(session, group)
         elif name not in headed:
             headed.add(name)
@@ -87,22 +93,48 @@ def _serve_one_line(session: Session) -> None:
             continue
         if _is_strict(session, group):
             session.strict_heads |= dict.fromkeys(session.queues, group)
-            _wait_behind(session, list(line))
+            _wait_behind(session, list(line), group)
             set_aside(session, group)
             return
 
 
 def _try(session: Session, group: GroupState) -> bool:
-    """Admit the group, or keep every reason against it."""
+    """Admit the group, or let it reserve and wait for leave to start, or keep every reason
+    against it.
+    """
     verdicts = blockers(session, group)
     if verdicts:
         session.refuse(group, verdicts)
         return False
+    if group.reserved and _cannot_be_placed(session, group):
+        return True
+    waits_for = [] if group.reserved else session.refusals_at("permit", group)
     with Statement(session) as statement:
-        admit(statement, group, reservation=group.reservation)
-        create_pods(statement, group, wanted_ordinals(group))
+        if waits_for:
+            reserve(statement, group, f"reserved {describe(group.reservation)}")
+        else:
+            admit(statement, group, reservation=group.reservation)
+            create_pods(statement, group, wanted_ordinals(group))
         statement.commit()
+    if waits_for:
+        session.asides.pop(group.uid, None)
+        session.refuse(group, waits_for)
     note_admission(session, group)
+    return True
+
+
+def _cannot_be_placed(session: Session, group: GroupState) -> bool:
+    """Whether nodes, labels or taints have changed since the reservation, so that not even empty
+    nodes take the group: then it goes back to Pending.
+    """
+    if group.is_external or group.status.pledge.stands or not session.nodes:
+        return False
+    gang = gang_of(session, group)
+    if fits_on_empty_nodes(session, gang):
+        return False
+    with Statement(session) as statement:
+        roll_back(statement, group, Leaving.UNSCHEDULABLE, why_not_on_empty_nodes(session, gang))
+        statement.commit()
     return True
 
 
@@ -110,9 +142,15 @@ def _is_strict(session: Session, group: GroupState) -> bool:
     return session.queues[group.queue].record.spec.strategy.type != "BestEffortFIFO"
 
 
-def _wait_behind(session: Session, groups: list[GroupState]) -> None:
-    """Those behind a strict head wait for it, unless they are out of line anyway."""
+def _wait_behind(session: Session, groups: list[GroupState], head: GroupState) -> None:
+    """Those behind a strict head wait for it, unless they are out of line anyway.
+
+    Who that is passes: each of them would be written anew with every head that is admitted.
+    """
+    request = describe(head.reservation)
+    passing = f"that is {head.key} (priority {head.priority}, {request})"
+    told = structs.replace(_BEHIND, passing=passing)
     for group in groups:
         verdicts = blockers(session, group)
-        behind = (_BEHIND,) if not verdicts or waits_in_line(verdicts) else ()
+        behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
         session.refuse(group, (*verdicts, *behind))

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchq.api.names import counted
+from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
 from batchq.framework.claiming import GangClaim, gang_claimants
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.search import Claim, Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
-from batchq_actions.claims import let_happen, serve_claimants
+from batchq_actions.claims import choose_anew, let_happen, serve_claimants
+from batchq_actions.sparing import claims_nothing, why_spared
 
 POINT = "preemptable"
 
@@ -28,17 +31,35 @@ class Preempt:
     name = "preempt"
 
     def execute(self, session: Session) -> None:
+        choose_anew(session, self.name, _serve_from)
         serve_claimants(session, gang_claimants(session), _serve)
+
+    def spares(self, session: Session, group: GroupState) -> list[str]:
+        """Why nobody of its own queue makes way for a group; for people who ask."""
+        queue = session.queues.get(group.queue)
+        if queue is None:
+            return []
+        if queue.record.spec.preemption.within_queue == "Never":
+            return [f"queue {queue.name} takes nothing from its own (preemption.withinQueue Never)"]
+        if why := claims_nothing(session, group):
+            return [why]
+        if not _has_victims(session, group):
+            return [_who_is_there(session, group)]
+        before = dict(session.ledger.sums.get(queue_scope(group.queue), {}))
+        return why_spared(session, WithinQueue(group, before), POINT, [group.queue])
 
 
 def _serve(session: Session, group: GroupState) -> None:
+    _serve_from(session, group, dict(session.ledger.sums.get(queue_scope(group.queue), {})))
+
+
+def _serve_from(session: Session, group: GroupState, held_before: Amounts) -> None:
     queue = session.queues.get(group.queue)
     if queue is None or queue.record.spec.preemption.within_queue == "Never":
         return
     if _has_victims(session, group):
-        before = dict(session.ledger.sums.get(queue_scope(group.queue), {}))
         queues = [group.queue]
-        claim: Claim = WithinQueue(group, before)
+        claim: Claim = WithinQueue(group, held_before)
         decision = find_victims(session, claim, queues)
         most = queue.record.spec.preemption.borrowing
         if most != "Never":
@@ -48,6 +69,18 @@ def _serve(session: Session, group: GroupState) -> None:
                 claim, decision = borrowing, other
         if decision is not None:
             let_happen(session, claim, decision, action=Preempt.name)
+
+
+def _who_is_there(session: Session, group: GroupState) -> str:
+    """That nobody is less important than the claimant."""
+    holding = session.ledger.holding.get(group.queue, {}).values()
+    others = [other.priority for other in holding if other is not group]
+    if not others:
+        return f"nobody else in queue {group.queue} holds anything"
+    return (
+        f"nobody in queue {group.queue} is of lower priority than its {group.priority}: the lowest"
+        f" of {counted(len(others), 'group')} is {min(others)}"
+    )
 
 
 def _is_part_of(small: Decision, large: Decision) -> bool:

@@ -12,7 +12,7 @@ reclaim evicted for ever (docs/faults.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from batchq.api.resources import Amounts, minus, plus
@@ -30,7 +30,8 @@ from batchq.framework.search import Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
 from batchq.framework.taking import exceeds
-from batchq_actions.claims import let_happen, serve_claimants, try_claim
+from batchq_actions.claims import choose_anew, let_happen, serve_claimants, try_claim
+from batchq_actions.sparing import claims_nothing, ends_above_text, why_spared
 
 POINT = "reclaimable"
 #: So many pods of one group claim in one session at most; the next goes on.
@@ -46,16 +47,35 @@ class Reclaim:
         if len(session.queues) < 2:
             return
         borrowers = _Borrowers(session)
-        serve_claimants(
-            session,
-            gang_claimants(session),
-            lambda _, group: _serve_gang(session, group, borrowers),
-        )
+
+        def serve_gang(session: Session, group: GroupState) -> None:
+            _serve_gang(session, group, borrowers)
+
+        choose_anew(session, self.name, lambda session, group, _: serve_gang(session, group))
+        serve_claimants(session, gang_claimants(session), serve_gang)
         serve_claimants(
             session,
             elastic_claimants(session),
             lambda _, group: _serve_extras(session, group, borrowers),
         )
+
+    def spares(self, session: Session, group: GroupState) -> list[str]:
+        """Why nobody of other queues gives back to a group; for people who ask."""
+        queue = session.queues.get(group.queue)
+        if queue is None or len(session.queues) < 2:
+            return []
+        if queue.record.spec.preemption.reclaim == "Never":
+            return [f"queue {queue.name} takes nothing back (preemption.reclaim Never)"]
+        if why := claims_nothing(session, group):
+            return [why]
+        need = minus(group.reservation, session.ledger.charged(group))
+        if not _may_reclaim(session, group, need, group.reservation):
+            return list(_where_it_ends(session, group, need))
+        queues = _Borrowers(session).others(group.queue)
+        if not queues:
+            return ["no other queue holds more than it deserves"]
+        claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
+        return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
 
 
 class _Borrowers:
@@ -102,6 +122,24 @@ def _may_reclaim(session: Session, group: GroupState, need: Amounts, asked: Amou
     if queue is None or queue.record.spec.preemption.reclaim == "Never":
         return False
     return not _ends_above(session, group.queue, need, asked) or _borrows(session, group)
+
+
+def _where_it_ends(session: Session, group: GroupState, need: Amounts) -> Iterator[str]:
+    """In which dimensions a claimant's queue would hold more than it deserves."""
+    deserved = deserved_of_queues(session).get(group.queue, {})
+    for name in comparable(session, group.reservation):
+        ends_at = session.ledger.used(queue_scope(group.queue), name) + need.get(name, 0)
+        if name in deserved and ends_at > deserved[name]:
+            yield ends_above_text(group.queue, name, ends_at, deserved[name])
+
+
+def _keepers(session: Session, queues: list[str]) -> list[str]:
+    """Of queues that hold more than they deserve, those from which nothing is taken."""
+    return [
+        f"queue {name} holds more than it deserves, and is reclaimable: false"
+        for name in queues
+        if not session.queues[name].record.spec.reclaimable
+    ]
 
 
 def _borrows(session: Session, group: GroupState) -> bool:

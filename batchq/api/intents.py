@@ -52,6 +52,13 @@ class ReserveQuota(Struct, frozen=True, kw_only=True):
     group: str
 
 
+class SetChecks(Struct, frozen=True, kw_only=True):
+    """`group`'s admission checks are others than before, or Unknown again, or were given up."""
+
+    group: str
+    message: str
+
+
 class Pledge(Struct, frozen=True, kw_only=True):
     """`victims` (full names of pods) owe `group` their room; it reserves what it asks for."""
 
@@ -138,6 +145,7 @@ Intent: TypeAlias = (
     | Bind
     | Evict
     | ReserveQuota
+    | SetChecks
     | Pledge
     | EndPledge
     | LosePod

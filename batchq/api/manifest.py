@@ -20,6 +20,7 @@ from batchq.api.objects import (
     DEFAULT,
     KINDS,
     NAMESPACED,
+    CheckState,
     Metadata,
     Object,
     Pod,
@@ -27,6 +28,7 @@ from batchq.api.objects import (
     PodSpec,
     PodTemplate,
     Queue,
+    SchedulingGate,
     kind_of,
 )
 from batchq.api.resources import named
@@ -111,8 +113,6 @@ def _decode(data: object) -> Object:
     build: Callable[..., Object] = KINDS[kind]
     obj = build(**parts)
     _check_names(obj)
-    if isinstance(obj, Pod):
-        _check_pod_gates(obj, mapping_at(manifest.get("spec"), ("spec",)))
     return obj
 
 
@@ -153,7 +153,18 @@ def _part(kind: str, part: str, data: object, metadata: Metadata) -> Struct:
     unfold: dict[type, Unfold] = {PodTemplate: _template_entries}
     if kind == "Pod":
         unfold[PodSpec] = lambda written, path: _pod_entries(written, path, metadata.name)
+    unfold[CheckState] = _check_entries
     return notation.read(_PARTS[kind][part], data, (part,), unfold=unfold)
+
+
+def check_status(written: object) -> object:
+    """The status of a check as it is meant: YAML reads a bare True as a boolean."""
+    return {True: "True", False: "False"}[written] if isinstance(written, bool) else written
+
+
+def _check_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
+    for name, value, place in fields_of(written, path):
+        yield name, check_status(value) if name == "status" else value, place
 
 
 # --- templates: flat, or with metadata and spec inside ---------------------------------------
@@ -211,19 +222,6 @@ def _place_by_name(group: str, name: str, path: Path) -> Iterable[Entry]:
         yield "index", int(index), (*path, "index")
 
 
-def _check_pod_gates(pod: Pod, spec: Mapping[str, object]) -> None:
-    if not spec.get("schedulingGates"):
-        return
-    if pod.status.node or pod.status.phase != "Pending":
-        raise Malformed(
-            ("spec", "schedulingGates"),
-            "a pod that has a node, or is past Pending, cannot have scheduling gates",
-        )
-    raise Malformed(
-        ("spec", "schedulingGates"), "gates of single pods are not available in this version"
-    )
-
-
 # --- names ----------------------------------------------------------------------------------
 
 
@@ -262,6 +260,8 @@ def _names_in(obj: Object) -> Iterator[_Named]:
         case Queue():
             if obj.spec.parent:
                 yield ("spec", "parent"), obj.spec.parent, names.subdomain_problem
+            for place, check in enumerate(obj.spec.admission_checks):
+                yield ("spec", "admissionChecks", place), check, names.subdomain_problem
             # A zero is a word here, and kept.
             for field, amounts in (
                 ("guarantee", obj.spec.guarantee),
@@ -272,6 +272,7 @@ def _names_in(obj: Object) -> Iterator[_Named]:
         case Pod():
             yield ("spec", "podGroup"), obj.spec.pod_group, names.label_problem
             yield ("spec", "task"), obj.spec.task, names.label_problem
+            yield from _gates(obj.spec.scheduling_gates, ("spec",))
     for path, amounts in _amounts_in(obj):
         for resource in named(amounts):
             yield (*path, resource), resource, names.qualified_problem
@@ -282,8 +283,7 @@ def _names_in_group(group: PodGroup) -> Iterator[_Named]:
     yield ("spec", "queue"), spec.queue, names.subdomain_problem
     if spec.priority_class_name:
         yield ("spec", "priorityClassName"), spec.priority_class_name, names.subdomain_problem
-    for place, gate in enumerate(spec.scheduling_gates):
-        yield ("spec", "schedulingGates", place, "name"), gate.name, names.qualified_problem
+    yield from _gates(spec.scheduling_gates, ("spec",))
     for place, dependency in enumerate(spec.depends_on):
         yield ("spec", "dependsOn", place, "name"), dependency.name, names.label_problem
     for place, task in enumerate(spec.tasks):
@@ -291,6 +291,7 @@ def _names_in_group(group: PodGroup) -> Iterator[_Named]:
         yield (*path, "name"), task.name, names.label_problem
         yield from _labels(task.template.labels, (*path, "template", "labels"))
         yield from _keys(task.template.annotations, (*path, "template", "annotations"))
+        yield from _gates(task.template.scheduling_gates, (*path, "template"))
 
 
 def _amounts_in(obj: Object) -> Iterator[tuple[Path, dict[str, int]]]:
@@ -304,6 +305,11 @@ def _labels(labels: Mapping[str, str], path: Path) -> Iterator[_Named]:
     yield from _keys(labels, path)
     for key, value in labels.items():
         yield (*path, key), value, names.label_value_problem
+
+
+def _gates(gates: Iterable[SchedulingGate], path: Path) -> Iterator[_Named]:
+    for place, gate in enumerate(gates):
+        yield (*path, "schedulingGates", place, "name"), gate.name, names.qualified_problem
 
 
 def _keys(table: Mapping[str, str], path: Path) -> Iterator[_Named]:

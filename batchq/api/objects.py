@@ -122,7 +122,13 @@ class AdmissionCheckSpec(Value, frozen=True):
 
 
 class AdmissionCheckStatus(Value, frozen=True):
+    """Whether somebody carries the check out: its controller holds a lease, and renews it."""
+
     active: bool = True
+    #: The controller that renewed it last, and until when that holds. None: for ever, which only
+    #: a described world has.
+    holder: str = ""
+    expires_at: Instant | None = None
 
 
 class AdmissionCheck(Value, frozen=True):
@@ -223,11 +229,25 @@ class PodGroupSpec(Value, frozen=True):
     tasks: tuple[Task, ...] = ()
 
 
+class OpenedGate(Value, frozen=True):
+    """A scheduling gate that was opened: who did it and when, for longer than events are kept."""
+
+    name: str
+    #: Whose pods it held back; "" for the group's own.
+    task: str = ""
+    by: str = ""
+    at: Instant = 0
+
+
 class CheckState(Value, frozen=True):
+    """What a group was told by one of the admission checks of its queue."""
+
     name: str
     status: Literal["True", "False", "Unknown"] = "Unknown"
-    reason: str = ""
+    reason: Literal["", "Retry", "Reject", "PreemptionRequired"] = ""
     message: str = ""
+    #: Since when it has that status.
+    since: Instant | None = None
 
 
 class GroupClaim(Value, frozen=True):
@@ -358,6 +378,9 @@ class PodGroupStatus(Value, frozen=True):
     #: Of an external group: name of a pod, as its consumer calls it -> what was reported of it.
     reported: dict[str, Literal["Running", "Succeeded", "Failed"]] = {}
     evictions: Evictions = Evictions()
+    #: Who submitted the group, and so set its gates; and which of them are open.
+    submitted_by: str = ""
+    opened_gates: tuple[OpenedGate, ...] = ()
 
 
 class PodGroup(Value, frozen=True):
@@ -378,6 +401,8 @@ class PodSpec(Value, frozen=True):
     requests: Amounts = {}
     termination_grace: Duration = 30 * times.SECOND
     priority: int | None = None
+    #: Of a pod in a described world: those that batchq makes have none.
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
 
 
 class PodStatus(Value, frozen=True):

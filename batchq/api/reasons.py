@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.quantity import describe_quantity
 
@@ -69,7 +69,9 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
 
     `need`, `limit` and `seen` are integer units of `resource`: what the group asks for, what
     `subject` allows, and how much of that was taken when the verdict was made. `in_line` says
-    whether the group keeps its place in line (refused by capacity) or stands aside.
+    whether the group keeps its place in line (refused by capacity) or stands aside. `passing` has
+    what else holds for this moment only, such as who is ahead: like `seen` it is no new cause, and
+    unlike it, it is not stored, for a name that is out of date misleads.
     """
 
     plugin: str
@@ -80,6 +82,7 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
     limit: int | None = None
     seen: int | None = None
     detail: str = ""
+    passing: str = ""
     in_line: bool = False
     #: Of the snapshot that it was made on.
     revision: int = 0
@@ -90,7 +93,7 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
         return _RANK[self.reason]
 
     def same_cause(self, other: Verdict) -> bool:
-        """Whether both say the same but for the passing numbers `seen` and `revision`."""
+        """Whether both say the same but for what passes: `seen`, `passing` and `revision`."""
         return (
             self.plugin == other.plugin
             and self.reason == other.reason
@@ -104,7 +107,7 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
     def message(self) -> str:
         """One sentence for people, with the numbers that decide."""
         if self.need is None or self.limit is None:
-            return self.detail
+            return "; ".join(part for part in (self.detail, self.passing) if part)
         need = describe_quantity(self.resource, self.need)
         limit = describe_quantity(self.resource, self.limit)
         if self.seen is None:
@@ -116,7 +119,19 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
                 f"needs {self.resource} {need}, and {self.subject} has {free} free"
                 f" ({seen} of {limit} in use)"
             )
-        return f"{text}; {self.detail}" if self.detail else text
+        return "; ".join(part for part in (text, self.detail, self.passing) if part)
+
+    def lasting(self) -> Verdict:
+        """The same as it is stored: without the words of this moment."""
+        return structs.replace(self, passing="") if self.passing else self
+
+
+#: Of a group that nobody has judged yet: it has only just been submitted, or come back.
+UNSEEN = Verdict(
+    plugin="session",
+    reason=Waiting.PENDING_EVALUATION,
+    detail="the scheduler has not looked at it yet",
+)
 
 
 def ranked(verdicts: list[Verdict]) -> tuple[Verdict, ...]:

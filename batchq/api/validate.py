@@ -8,13 +8,14 @@ negative count, a name twice, a megabyte of environment) is refused everywhere t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from batchq.api.functions import MOST_ARGUMENT_BYTES, argument_bytes, function_problem
+from batchq.api.gates import gates_of, pod_gates_problem
 from batchq.api.manifest import check_names
-from batchq.api.names import counted, shown
+from batchq.api.names import counted, qualified_problem, shown
 from batchq.api.objects import (
     AdmissionCheck,
     Node,
@@ -24,17 +25,21 @@ from batchq.api.objects import (
     PodTemplate,
     PriorityClass,
     Queue,
+    SchedulingGate,
     full_name,
     kind_of,
 )
 from batchq.api.quantity import LARGEST, PODS, describe_quantity
 from batchq.api.resources import ONE_POD, times
+from batchq.api.times import SECOND, format_duration
 from batchq.api.transaction import POD_GROUPS
 from batchq.errors import InvalidInput
 
 MOST_REPLICAS = 1_000_000
 MOST_TASKS = 1_000
 MOST_GATES = 64
+#: Of a group and its tasks together: who has opened which is kept in one record.
+MOST_GATES_IN_ALL = 1_000
 MOST_DEPENDENCIES = 256
 MOST_TAINTS = 64
 MOST_RETRIES = 1_000
@@ -43,6 +48,11 @@ MOST_VARIABLES = 1_000
 MOST_RESOURCES = 64
 MOST_WEIGHT = 1_000_000
 MOST_PRIORITY = 1_000_000_000
+MOST_CHECKS = 64
+MOST_PARAMETERS = 64
+MOST_PARAMETER_BYTES = 64 * 1024
+#: A year.
+MOST_RETRY_DELAY_MINUTES = 525_600
 #: What Linux takes as one argument of a program; the same bound for all of them together.
 MOST_COMMAND_BYTES = 128 * 1024
 MOST_ENV_BYTES = 128 * 1024
@@ -97,10 +107,6 @@ def not_available(obj: Object) -> list[str]:
     match obj:
         case Queue():
             return list(_not_available_in_queue(obj))
-        case PodGroup():
-            return list(_not_available_in_group(obj))
-        case AdmissionCheck():
-            return ["admission checks are not available in this version"]
         case _:
             return []
 
@@ -109,22 +115,13 @@ def not_available(obj: Object) -> list[str]:
 
 
 def _not_available_in_queue(queue: Queue) -> Iterator[str]:
-    spec, strategy = queue.spec, queue.spec.strategy
-    if spec.admission_checks:
-        yield _later("spec.admissionChecks", "", "leave it out")
+    strategy = queue.spec.strategy
     if strategy.type == "Backfill":
         yield _later("spec.strategy.type", "Backfill", "use BestEffortFIFO or StrictFIFO")
     if strategy.order != "fcfs":
         yield _later("spec.strategy.order", strategy.order, "use fcfs")
     if strategy.reservations != "1":
         yield _later("spec.strategy.reservations", strategy.reservations, "use 1")
-
-
-def _not_available_in_group(group: PodGroup) -> Iterator[str]:
-    for place, task in enumerate(group.spec.tasks):
-        path, template = f"spec.tasks[{place}].template", task.template
-        if template.scheduling_gates:
-            yield _later(f"{path}.schedulingGates", "", "use the group's own spec.schedulingGates")
 
 
 def _later(path: str, value: str, instead: str) -> str:
@@ -145,6 +142,8 @@ def _problems(obj: Object, described: bool) -> Iterator[str]:
             yield from _at_most("spec.resources", len(obj.spec.resources), MOST_RESOURCES)
         case PriorityClass():
             yield from _within("spec.value", obj.spec.value, -MOST_PRIORITY, MOST_PRIORITY)
+        case AdmissionCheck():
+            yield from _check_problems(obj, described)
         case PodGroup():
             yield from _group_problems(obj, described)
             if not described:
@@ -153,6 +152,9 @@ def _problems(obj: Object, described: bool) -> Iterator[str]:
             yield from _within("spec.index", obj.spec.index, 0, MOST_REPLICAS - 1)
             yield from _within("status.attempt", obj.status.attempt, 0, LARGEST)
             yield from _request_problems(obj.spec.requests, 1, "spec.requests")
+            yield from _gate_problems(obj.spec.scheduling_gates, "spec.schedulingGates")
+            if problem := pod_gates_problem(obj):
+                yield f"spec.schedulingGates: {problem}"
     yield from not_available(obj)
     # Last: any field that is too long by itself has been named by then.
     yield from _at_most("its size in bytes", len(msgspec.json.encode(obj)), MOST_OBJECT_BYTES)
@@ -173,6 +175,8 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
     yield from _within("spec.weight", spec.weight, 0, MOST_WEIGHT)
     if spec.max_pod_groups is not None:
         yield from _within("spec.maxPodGroups", spec.max_pod_groups, 0, 1_000_000_000)
+    yield from _at_most("spec.admissionChecks", len(spec.admission_checks), MOST_CHECKS)
+    yield from _once("spec.admissionChecks", spec.admission_checks)
     borrowing = spec.preemption.borrowing
     if isinstance(borrowing, int):
         yield from _within("spec.preemption.borrowing", borrowing, -MOST_PRIORITY, MOST_PRIORITY)
@@ -198,12 +202,33 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
                 )
 
 
+def _check_problems(check: AdmissionCheck, described: bool) -> Iterator[str]:
+    spec = check.spec
+    # Nobody carries a check out in a described world: its steps say what it answers.
+    if not (described and not spec.controller_name) and qualified_problem(spec.controller_name):
+        yield (
+            "spec.controllerName: expected the name by which its controller finds it, such as"
+            f" budget or example.com/budget, found {shown(spec.controller_name)}"
+        )
+    yield from _within(
+        "spec.retryDelayMinutes", spec.retry_delay_minutes, 0, MOST_RETRY_DELAY_MINUTES
+    )
+    if spec.unknown_timeout < SECOND:
+        yield (
+            "spec.unknownTimeout: expected at least 1s, found"
+            f" {format_duration(spec.unknown_timeout)}"
+        )
+    yield from _at_most("spec.parameters", len(spec.parameters), MOST_PARAMETERS)
+    yield from _at_most(
+        "spec.parameters, in bytes", _bytes_of(spec.parameters), MOST_PARAMETER_BYTES
+    )
+
+
 def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
     spec = group.spec
-    yield from _at_most("spec.schedulingGates", len(spec.scheduling_gates), MOST_GATES)
+    yield from _gate_problems(spec.scheduling_gates, "spec.schedulingGates")
     yield from _at_most("spec.dependsOn", len(spec.depends_on), MOST_DEPENDENCIES)
     yield from _at_most("spec.tasks", len(spec.tasks), MOST_TASKS)
-    yield from _once("spec.schedulingGates", (gate.name for gate in spec.scheduling_gates))
     yield from _once("spec.dependsOn", (dependency.name for dependency in spec.depends_on))
     yield from _once("spec.tasks", (task.name for task in spec.tasks))
     yield from _within("spec.retry.limit", spec.retry.limit, 0, MOST_RETRIES)
@@ -229,6 +254,12 @@ def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
         yield from _at_most("spec.minMember", spec.min_member, MOST_REPLICAS)
     replicas = sum(task.replicas for task in spec.tasks)
     yield from _at_most("the replicas of all tasks", replicas, MOST_REPLICAS)
+    yield from _at_most("the gates of all tasks", len(gates_of(spec)), MOST_GATES_IN_ALL)
+
+
+def _gate_problems(gates: Sequence[SchedulingGate], path: str) -> Iterator[str]:
+    yield from _at_most(path, len(gates), MOST_GATES)
+    yield from _once(path, (gate.name for gate in gates))
 
 
 def _runs(template: PodTemplate) -> bool:
@@ -236,6 +267,7 @@ def _runs(template: PodTemplate) -> bool:
 
 
 def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
+    yield from _gate_problems(template.scheduling_gates, f"{path}.schedulingGates")
     yield from _at_most(f"{path}.labels", len(template.labels), MOST_LABELS)
     yield from _at_most(
         f"{path}.annotations, in bytes", _bytes_of(template.annotations), MOST_ANNOTATION_BYTES

@@ -6,16 +6,17 @@ that everything already is as asked. The client commits the result to the live s
 anew when somebody else was faster: `Word.CONFLICT`), the simulator's timeline to its own.
 """
 
+from batchq.changes.checks import release_check, renew_check, set_check
 from batchq.changes.concerns import Overpromised, concerns, overpromised
 from batchq.changes.differences import differences
 from batchq.changes.editing import apply, create, delete, found_defaults, in_order, update
+from batchq.changes.gates import open_all_gates, open_gate
 from batchq.changes.records import put_node
 from batchq.changes.refusals import explain_refusal
 from batchq.changes.tree import first_contradiction, settled
 from batchq.changes.verbs import (
     cancel,
     cordon,
-    open_gate,
     resume,
     set_quota,
     set_stop_policy,
@@ -36,10 +37,14 @@ __all__ = [
     "first_contradiction",
     "found_defaults",
     "in_order",
+    "open_all_gates",
     "open_gate",
     "overpromised",
     "put_node",
+    "release_check",
+    "renew_check",
     "resume",
+    "set_check",
     "set_quota",
     "set_stop_policy",
     "settled",

@@ -4,6 +4,8 @@
 - More is guaranteed below the root than the ready nodes have: in that resource nobody gets more
   than its guarantee, and who has none gets nothing.
 - A capability is lowered below what is held: what runs goes on, and nothing more is admitted.
+- A queue asks for an admission check that is not there, or one is deleted that queues ask for:
+  their groups wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from batchq.api.limits import capacity_of, limit_of_queue
 from batchq.api.objects import Node, Queue
 from batchq.api.quantity import describe_quantity
 from batchq.api.resources import Amounts, total
-from batchq.api.transaction import Ledger, Transaction, queue_scope
+from batchq.api.transaction import Ledger, Transaction, Write, queue_scope
 from batchq.changes.lookup import few
 from batchq.changes.tree import parents_with_groups
 from batchq.framework.tree import ROOT, QueueTree
@@ -71,12 +73,22 @@ def overpromised(queues: Iterable[Queue], nodes: Iterable[Node]) -> list[Overpro
 
 def concerns(
     reader: Reader, transaction: Transaction, held: Callable[[], Ledger]
-) -> dict[str, tuple[str, ...]]:
-    """Queue of the transaction -> sentences about what its change brings about.
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Object of the transaction, as (kind, key) -> sentences about what its change brings about.
 
     `reader` sees what is stored without the transaction; `held` reads the ledger's sums, which is
     asked for only where a capability is lowered.
     """
+    of_queues = _of_queues(reader, transaction, held)
+    return {
+        **{("Queue", name): sentences for name, sentences in of_queues.items()},
+        **_of_deleted_checks(reader, transaction),
+    }
+
+
+def _of_queues(
+    reader: Reader, transaction: Transaction, held: Callable[[], Ledger]
+) -> dict[str, tuple[str, ...]]:
     written = {
         write.key: write.value for write in transaction.writes if isinstance(write.value, Queue)
     }
@@ -88,6 +100,7 @@ def concerns(
     stored = {item.metadata.name: item for item in reader.list("Queue") if isinstance(item, Queue)}
     _tell_of_guarantees(reader, stored, written, found)
     _tell_of_capabilities(stored, written, held, found)
+    _tell_of_missing_checks(reader, transaction, stored, written, found)
     return {name: tuple(sentences) for name, sentences in found.items() if sentences}
 
 
@@ -135,3 +148,60 @@ def _tell_of_capabilities(
                 f"Queue {name} now holds more than it may: {few(over)}; what was admitted goes on,"
                 " and nothing more that asks for that is admitted until enough of it has ended"
             )
+
+
+def _tell_of_missing_checks(
+    reader: Reader,
+    transaction: Transaction,
+    stored: Mapping[str, Queue],
+    written: Mapping[str, Queue],
+    found: dict[str, list[str]],
+) -> None:
+    made = {write.key: write.value for write in transaction.writes if _is_check(write)}
+    for name, queue in written.items():
+        before = stored[name].spec.admission_checks if name in stored else ()
+        missing = [
+            check
+            for check in queue.spec.admission_checks
+            if check not in before
+            and (made[check] if check in made else reader.get("AdmissionCheck", check)) is None
+        ]
+        if missing:
+            what = f"the admission check{'s' if len(missing) > 1 else ''} {few(missing)}"
+            there = "do not exist" if len(missing) > 1 else "does not exist"
+            found[name].append(
+                f"Queue {name} asks for {what}, which {there}: nothing of it is admitted until"
+                " that is applied and its controller runs"
+            )
+
+
+def _of_deleted_checks(
+    reader: Reader, transaction: Transaction
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    gone = [write.key for write in transaction.writes if _is_check(write) and write.value is None]
+    if not gone:
+        return {}
+    queues = {item.metadata.name: item for item in reader.list("Queue") if isinstance(item, Queue)}
+    for write in transaction.writes:
+        if write.kind == "Queue":
+            queues.pop(write.key, None)
+            if isinstance(write.value, Queue):
+                queues[write.key] = write.value
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for check in gone:
+        asking = sorted(
+            name for name, queue in queues.items() if check in queue.spec.admission_checks
+        )
+        if asking:
+            held = f"queue{'s' if len(asking) > 1 else ''} {few(asking)}"
+            sentence = (
+                f"{held} still ask{'' if len(asking) > 1 else 's'} for the admission check"
+                f" {check}: nothing more is admitted there until it is applied again, or taken"
+                " off spec.admissionChecks"
+            )
+            found["AdmissionCheck", check] = (sentence,)
+    return found
+
+
+def _is_check(write: Write) -> bool:
+    return write.kind == "AdmissionCheck"

@@ -20,6 +20,8 @@ from batchq.api.names import counted
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
+    AdmissionCheck,
+    AdmissionCheckStatus,
     Metadata,
     Node,
     NodeStatus,
@@ -35,13 +37,14 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.changes.differences import differences
+from batchq.changes.gates import in_stored_gate_order, opening_events, with_opened
 from batchq.changes.groups import (
     bind_dependencies,
     check_edit,
     check_references,
     circular,
     dependency_order,
-    in_stored_gate_order,
+    with_checks,
 )
 from batchq.changes.lookup import find, title
 from batchq.changes.records import object_charge, put, remove
@@ -63,9 +66,11 @@ def create(
     uid: str,
     described: bool = False,
     in_part: bool = False,
+    by: str = "",
 ) -> Transaction:
     """Bring an object into being; its status, uid and time of creation are batchq's to set.
 
+    `by` is who asks for it, for those who look later.
     Raises InvalidInput, NotFound (a name in it stands for nothing), Conflict (it exists) or
     Rejected.
     """
@@ -82,7 +87,10 @@ def create(
         return transaction if in_part else settled(reader, transaction)
     new = bind_dependencies(reader, new, None, described=described)
     check_references(reader, new, None, described=described)
-    event = _event(new, "Submitted", now_ms, f"to queue {new.spec.queue}")
+    new = with_checks(reader, new)
+    new = structs.replace(new, status=structs.replace(new.status, submitted_by=by))
+    who = f" by {by}" if by else ""
+    event = _event(new, "Submitted", now_ms, f"to queue {new.spec.queue}{who}")
     return put(reader, new, expect=0, event=event, charges=(object_charge(new),))
 
 
@@ -93,8 +101,10 @@ def update(
     now_ms: int,
     described: bool = False,
     in_part: bool = False,
+    by: str = "",
 ) -> Transaction | None:
-    """Give a stored object the spec, labels and annotations of `obj`; its status stays.
+    """Give a stored object the spec, labels and annotations of `obj`; its status stays, but for
+    who (`by`) opens gates with it.
 
     If `obj` states a revision, it must be the stored one.
     Raises InvalidInput, NotFound, Conflict (not in this state, or changed since it was read) or
@@ -122,7 +132,12 @@ def update(
         return None
     _check_only_default(reader, new)
     event = _event(new, "Updated", now_ms, differences(stored, new))
+    of_gates: tuple[Event, ...] = ()
+    if isinstance(new, PodGroup) and isinstance(stored, PodGroup):
+        new = with_opened(new, stored, now_ms=now_ms, by=by)
+        of_gates = opening_events(new, stored, now_ms=now_ms, by=by)
     transaction = put(reader, new, expect=revision, event=event)
+    transaction = structs.replace(transaction, events=(*transaction.events, *of_gates))
     return transaction if in_part else settled(reader, transaction)
 
 
@@ -134,14 +149,17 @@ def apply(
     uid: str,
     described: bool = False,
     in_part: bool = False,
+    by: str = "",
 ) -> Transaction | None:
     """Create what is not there, update what is; None if nothing changes.
 
     Raises what `create` and `update` raise.
     """
     if isinstance(obj, Pod) or reader.get(kind_of(obj), key_of(obj)) is None:
-        return create(reader, obj, now_ms=now_ms, uid=uid, described=described, in_part=in_part)
-    return update(reader, obj, now_ms=now_ms, described=described, in_part=in_part)
+        return create(
+            reader, obj, now_ms=now_ms, uid=uid, described=described, in_part=in_part, by=by
+        )
+    return update(reader, obj, now_ms=now_ms, described=described, in_part=in_part, by=by)
 
 
 def delete(
@@ -213,6 +231,10 @@ def _stamped(obj: Object, *, now_ms: int, uid: str, described: bool) -> Object:
     match obj:
         case PodGroup():
             return structs.replace(obj, metadata=meta, status=PodGroupStatus(queue_time=created_at))
+        case AdmissionCheck():
+            # Inactive until its controller says that it is there.
+            state = obj.status if described else AdmissionCheckStatus(active=False)
+            return structs.replace(obj, metadata=meta, status=state)
         case Node():
             status = obj.status if described else NodeStatus(ready=True, heartbeat=now_ms)
             return structs.replace(obj, metadata=meta, status=status)

@@ -2,7 +2,7 @@
 
 The rules: names in `dependsOn` are bound to uids at submission, missing and cyclic ones are
 refused; a spec may be edited while the group is Pending and nothing is reserved, the queue only
-while it is gated; gates only ever go; suspension and priority class may change always.
+while it is gated; gates only ever go; they, suspension and priority class may change always.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from graphlib import CycleError, TopologicalSorter
 
 from msgspec import structs
 
+from batchq.api.gates import is_gated
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import DEFAULT, PodGroup, PodGroupSpec, Queue
+from batchq.api.objects import DEFAULT, CheckState, PodGroup, PodGroupSpec, Queue
+from batchq.changes.gates import check_only_go, only_gates_differ
 from batchq.changes.lookup import few, instead, title
 from batchq.errors import Conflict, NotFound, Rejected
 from batchq.framework.tree import ROOT, QueueTree
@@ -68,6 +70,34 @@ def bind_dependencies(
     if stored is not None:
         _check_no_circle(reader, result)
     return result
+
+
+def with_checks(reader: Reader, group: PodGroup) -> PodGroup:
+    """A new group with the checks of its queue and the queues above, all Unknown: each appears
+    from its submission on. What queues list later is the scheduler's to bring in.
+    """
+    names = checks_for(reader, group.spec.queue)
+    if not names:
+        return group
+    since = group.metadata.creation_timestamp
+    states = tuple(CheckState(name=name, since=since) for name in names)
+    return structs.replace(group, status=structs.replace(group.status, checks=states))
+
+
+def checks_for(reader: Reader, queue: str) -> tuple[str, ...]:
+    """The admission checks of a queue and its ancestors, the root's first, each once."""
+    # A list, since whoever submits many groups at once has asked for it already.
+    there = [item for item in reader.list("Queue") if isinstance(item, Queue)]
+    if not any(item.spec.admission_checks for item in there):
+        return ()
+    tree = QueueTree(there)
+    named = [
+        check
+        for name in tree.chain(queue)
+        if name in tree.records
+        for check in tree.records[name].spec.admission_checks
+    ]
+    return tuple(dict.fromkeys(named))
 
 
 def _check_queue(reader: Reader, group: PodGroup) -> None:
@@ -178,29 +208,23 @@ def check_edit(stored: PodGroup, new: PodGroup) -> None:
             f"{title(stored)} is {phase}, so spec.{changed[0]} cannot change any more",
             hint="delete it first, or choose another name",
         )
+    check_only_go(stored, new)
     for field in changed:
-        if field == "schedulingGates":
-            _check_gates_only_go(stored, new)
-        elif field == "queue" and not stored.spec.scheduling_gates:
+        if field == "schedulingGates" or (
+            field == "tasks" and only_gates_differ(stored.spec.tasks, new.spec.tasks)
+        ):
+            continue
+        if field == "queue" and not is_gated(stored):
             raise Conflict(
                 f"{title(stored)}: spec.queue can change only while the group has scheduling gates",
                 hint="cancel it and submit it to the other queue",
             )
-        elif field not in _ALWAYS_EDITABLE and not _may_be_edited(stored):
+        if field not in _ALWAYS_EDITABLE and not _may_be_edited(stored):
             raise Conflict(
                 f"{title(stored)}: spec.{field} can change only while the group is Pending and"
                 f" nothing is reserved for it; it is {phase}",
                 hint="cancel it and submit it anew",
             )
-
-
-def in_stored_gate_order(new: PodGroup, stored: PodGroup) -> PodGroup:
-    """The order of gates means nothing: bring them into the stored one, so that it is no change."""
-    place = {gate.name: index for index, gate in enumerate(stored.spec.scheduling_gates)}
-    gates = sorted(
-        new.spec.scheduling_gates, key=lambda gate: (place.get(gate.name, len(place)), gate.name)
-    )
-    return structs.replace(new, spec=structs.replace(new.spec, scheduling_gates=tuple(gates)))
 
 
 def _may_be_edited(group: PodGroup) -> bool:
@@ -211,17 +235,6 @@ def _may_be_edited(group: PodGroup) -> bool:
         and not status.reservation
         and not status.claim.is_open
     )
-
-
-def _check_gates_only_go(stored: PodGroup, new: PodGroup) -> None:
-    there = {gate.name for gate in stored.spec.scheduling_gates}
-    for gate in new.spec.scheduling_gates:
-        if gate.name not in there:
-            raise Conflict(
-                f"{title(stored)}: spec.schedulingGates: gate {gate.name!r} cannot be added after"
-                " creation; gates can only be removed",
-                hint="suspend the group to hold it back",
-            )
 
 
 def _changed_fields(old: PodGroupSpec, new: PodGroupSpec) -> list[str]:

@@ -1,4 +1,4 @@
-"""The short requests: cancel, suspend, resume, open a gate, cordon, stop a queue, set a quota."""
+"""The short requests: cancel, suspend, resume, cordon, stop a queue, set a quota."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from batchq.api.objects import (
 from batchq.api.reasons import Finish
 from batchq.api.transaction import Charge, Event, Transaction
 from batchq.changes.editing import apply
-from batchq.changes.lookup import find, instead, title
+from batchq.changes.lookup import find, title
 from batchq.changes.records import put
-from batchq.errors import Conflict, NotFound
+from batchq.errors import Conflict
 from batchq.ports import Reader
 
 
@@ -88,20 +88,6 @@ def resume(reader: Reader, key: str, *, now_ms: int) -> Transaction | None:
         return None
     spec = structs.replace(group.spec, suspend=False)
     return _with_spec(reader, group, spec, "Resumed", now_ms)
-
-
-def open_gate(reader: Reader, key: str, gate: str, *, now_ms: int) -> Transaction:
-    """Take one scheduling gate away; when the last is gone, the group stands in line.
-
-    Raises NotFound if there is no such group or gate, or Conflict if it has finished already.
-    """
-    group = _unfinished(reader, key, "have a gate opened")
-    there = [item.name for item in group.spec.scheduling_gates]
-    if gate not in there:
-        raise NotFound(f"{title(group)} has no scheduling gate {gate!r}", hint=instead(gate, there))
-    rest = tuple(item for item in group.spec.scheduling_gates if item.name != gate)
-    spec = structs.replace(group.spec, scheduling_gates=rest)
-    return _with_spec(reader, group, spec, "GateOpened", now_ms, f"gate {gate}")
 
 
 def cordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:

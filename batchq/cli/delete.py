@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from batchq.api.objects import KINDS, NAMESPACED, full_name, key_of, kind_of
+from batchq.cli.apply import warn
 from batchq.cli.files import read_objects
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import report
@@ -47,7 +48,8 @@ def delete(
     A name alone is a pod group's; KIND/NAME, as `batchq get -o name` prints it, is taken, too.
 
     All of them or, if one cannot be deleted, none. A finished group takes its pods along; one that
-    has not ended has to be cancelled first.
+    has not ended has to be cancelled first. Queues that ask for an admission check that is deleted
+    admit nothing more, which is told on stderr.
     """
     wanted = _wanted(words, filename, namespace)
     with shared.connect() as client:
@@ -56,6 +58,7 @@ def delete(
         found = [client.get(kind, name, namespace=space) for kind, name, space in wanted]
         places = list(dict.fromkeys((kind_of(item), key_of(item)) for item in found))
         applied = client.delete_all(places, dry_run=dry_run)
+    warn(applied)
     suffix = " (dry run)" if dry_run else ""
     with report(output) as done:
         for one in applied:

@@ -8,10 +8,10 @@ import click
 from msgspec import to_builtins
 
 from batchq.api.manifest import encode
-from batchq.api.objects import Metadata, Node, Object, Pod, PodGroup, Queue, key_of
+from batchq.api.objects import AdmissionCheck, Metadata, Node, Object, Pod, PodGroup, Queue, key_of
 from batchq.api.times import format_instant
 from batchq.api.transaction import Event
-from batchq.cli import pages
+from batchq.cli import checkview, pages
 from batchq.cli.jobs import row_of
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import show_data, show_section
@@ -60,6 +60,9 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
                 pages.show_node(client, item)
             case Pod():
                 pages.show_pod(client, item)
+            case AdmissionCheck():
+                check = client.checks.page(item.metadata.name)
+                checkview.show_check(check.check, check.queues, check.views, client.now_ms())
             case _:
                 pages.show_plain(item)
         rows = [(format_instant(event.at), event.reason, event.message) for event in events]
@@ -81,6 +84,8 @@ def _show_queue(client: Client, queue: Queue) -> None:
     page = overview.queue_page(queue.metadata.name)
     if page is not None:
         show_queue_page(page, overview.at)
+        name = queue.metadata.name
+        checkview.show_checks_of_queue(name, client.checks.of_queue(name), overview.at)
 
 
 def _what(words: tuple[str, ...]) -> tuple[str, str]:

@@ -1,71 +1,171 @@
-"""`batchq gates`: the scheduling gates that hold groups back, and their opening."""
+"""`batchq gates`: the scheduling gates that hold groups and their pods back, and their opening."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from batchq.api.lifecycle import TERMINAL
-from batchq.api.objects import PodGroup
-from batchq.api.times import describe_age
+from batchq.api.objects import OpenedGate
+from batchq.api.times import describe_age, format_instant
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import Table, report, show_data, show_table
-from batchq.cli.values import as_duration, group_key, seconds_of
+from batchq.cli.values import as_duration, group_key, name_of_kind
+from batchq.client.gating import GateView
+from batchq.client.queues import ROOT
+from batchq.errors import UsageError
 
 
 @click.group(epilog=examples("batchq gates list", "batchq gates open train-1 data-ready"))
 def gates() -> None:
     """List and open scheduling gates.
 
-    A group with gates does not stand in line until the last of them has been opened.
+    A group with gates of its own does not stand in line until the last of them has been opened.
+    Gates in the template of a task hold back its pods, and the group only if it has too few others
+    to start with.
     """
 
 
-@gates.command("list", epilog=examples("batchq gates list", "batchq gates list --older-than 1d"))
-@click.option("-n", "--namespace", default="", help="Only this namespace.")
+@gates.command(
+    "list",
+    epilog=examples(
+        "batchq gates list",
+        "batchq gates list -A --older-than 1d",
+        "batchq gates list -q research --gate data-ready -o json",
+    ),
+)
+@namespace_option
+@click.option("-A", "--all-namespaces", is_flag=True, help="The gates of every namespace.")
+@click.option("-q", "--queue", default="", help="Only of groups of this queue and those below it.")
+@click.option("--gate", default="", help="Only gates of this name.")
 @click.option(
     "--older-than", callback=as_duration, metavar="DURATION", help="Only of groups that old."
 )
 @output_option("table", "json")
 @pass_globals
-def list_gates(shared: Globals, namespace: str, older_than: str | None, output: str) -> None:
-    """List the gates of unfinished groups, the oldest first."""
-    least_ms = (seconds_of(older_than) or 0) * 1000
-    rows = []
+def list_gates(
+    shared: Globals,
+    namespace: str,
+    all_namespaces: bool,
+    queue: str,
+    gate: str,
+    older_than: str | None,
+    output: str,
+) -> None:
+    """List the gates of unfinished groups that are not open, the oldest first.
+
+    SET BY is who submitted the group: gates are set with it, and only ever removed. OPENED names
+    the gates of the group that are open by now, and who opened them.
+
+    Exit codes: 0 listed, 6 there is no such queue.
+    """
+    queue = name_of_kind("Queue", queue) if queue else ""
     with shared.connect() as client:
+        views = client.gates.list(
+            namespace="" if all_namespaces else namespace,
+            queue=queue,
+            gate=gate,
+            older_than=older_than or 0,
+        )
+        if not views and queue not in ("", ROOT):
+            client.get("Queue", queue)
         now_ms = client.now_ms()
-        for group in client.list("PodGroup", namespace=namespace):
-            assert isinstance(group, PodGroup)
-            age_ms = now_ms - (group.metadata.creation_timestamp or now_ms)
-            if group.status.phase not in TERMINAL and age_ms >= least_ms:
-                key = f"{group.metadata.namespace}/{group.metadata.name}"
-                rows += [(-age_ms, key, gate.name) for gate in group.spec.scheduling_gates]
     if output == "json":
-        items = [
-            {"podGroup": key, "gate": gate, "ageSeconds": -age // 1000}
-            for age, key, gate in sorted(rows)
-        ]
-        show_data({"items": items}, "json")
-        return
-    if not rows:
-        click.echo("there are no such gates", err=True)
-        return
-    table = tuple((key, gate, describe_age(-age)) for age, key, gate in sorted(rows))
-    show_table(Table(("GROUP", "GATE", "AGE"), table), color=shared.color)
+        show_data({"items": [_row(view, now_ms) for view in views]}, "json")
+    elif views:
+        show_table(_table(views, now_ms), color=shared.color)
+    else:
+        where = "" if all_namespaces else f" in namespace {namespace}"
+        click.echo(f"there are no such gates{where}", err=True)
 
 
-@gates.command("open", epilog=examples("batchq gates open train-1 data-ready"))
+@gates.command(
+    "open",
+    epilog=examples(
+        "batchq gates open train-1 data-ready",
+        "batchq gates open train-1 licence --task worker",
+        "batchq gates open research/train-1 --all",
+    ),
+)
 @click.argument("name")
-@click.argument("opened", nargs=-1, required=True, metavar="GATE…")
+@click.argument("opened", nargs=-1, metavar="[GATE…]")
 @namespace_option
+@click.option("--task", default="", help="Only the gates in the template of this task.")
+@click.option("--all", "everything", is_flag=True, help="Every gate of the group and its tasks.")
 @output_option("text", "json")
 @pass_globals
 def open_gates(
-    shared: Globals, name: str, opened: tuple[str, ...], namespace: str, output: str
+    shared: Globals,
+    name: str,
+    opened: tuple[str, ...],
+    namespace: str,
+    task: str,
+    everything: bool,
+    output: str,
 ) -> None:
-    """Open gates of the group NAME."""
+    """Open gates of the group NAME: its own, or where it has none of that name, those in the
+    templates of its tasks.
+    """
+    if everything == bool(opened):
+        raise UsageError(
+            "expected the names of gates, or --all, found both"
+            if everything
+            else "expected the names of gates to open, found none",
+            hint="as in `batchq gates open train-1 data-ready`; --all opens every gate",
+        )
     key = group_key(name, namespace)
+    of_task = f" of task {task}" if task else ""
     with shared.connect() as client, report(output) as done:
-        for gate in opened:
-            client.open_gate(key, gate)
-            action = f"gate {gate} opened"
+        if everything:
+            changed = client.gates.open_all(key, task=task)
+            action = (
+                f"all gates{of_task} opened" if changed else f"all gates{of_task} are open already"
+            )
             done("PodGroup", key, action, f"podgroup {key}: {action}")
+        for gate in opened:
+            changed = client.gates.open(key, gate, task=task)
+            action = f"gate {gate}{of_task} {'opened' if changed else 'is open already'}"
+            done("PodGroup", key, action, f"podgroup {key}: {action}")
+
+
+def _row(view: GateView, now_ms: int) -> dict[str, object]:
+    return {
+        "podGroup": view.group,
+        "queue": view.queue,
+        "shown": view.shown,
+        "gate": view.gate,
+        "task": view.task or None,
+        "ageSeconds": (now_ms - view.set_at) // 1000,
+        "setAt": format_instant(view.set_at),
+        "setBy": view.set_by or None,
+        "opened": [
+            {
+                "gate": one.name,
+                "task": one.task or None,
+                "by": one.by or None,
+                "at": format_instant(one.at),
+            }
+            for one in view.opened
+        ],
+    }
+
+
+def _table(views: Sequence[GateView], now_ms: int) -> Table:
+    rows = tuple(
+        (
+            *(view.group, view.gate, view.task, describe_age(now_ms - view.set_at), view.queue),
+            *(view.shown, view.set_by, opened_text(view.opened, now_ms)),
+        )
+        for view in views
+    )
+    titles = ("GROUP", "GATE", "TASK", "AGE", "QUEUE", "SHOWN", "SET BY", "OPENED")
+    return Table(titles, rows, spare=("QUEUE", "SHOWN"))
+
+
+def opened_text(opened: Sequence[OpenedGate], now_ms: int) -> str:
+    """`data by alice@laptop 2h ago, licence of task worker by bob@gpu-01 5m ago`"""
+    return ", ".join(
+        f"{one.name}{f' of task {one.task}' if one.task else ''}"
+        f"{f' by {one.by}' if one.by else ''} {describe_age(now_ms - one.at)} ago"
+        for one in opened
+    )

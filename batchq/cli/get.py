@@ -15,6 +15,7 @@ from batchq.api.objects import (
     ResourceQuota,
 )
 from batchq.cli import tables
+from batchq.cli.checkview import checks_table
 from batchq.cli.options import (
     LIST_FORMATS,
     Globals,
@@ -94,5 +95,9 @@ def _table(client: Client, kind: str, objects: Sequence[Object], *, namespaces: 
             return tables.nodes_table(nodes, client.ledger(), client.now_ms())
         case "ResourceQuota":
             return tables.quotas_table(cast(Sequence[ResourceQuota], objects), client.ledger())
+        case "AdmissionCheck":
+            names = {item.metadata.name for item in objects}
+            there = [check for check in client.checks.records() if check.name in names]
+            return checks_table(there, client.now_ms())
         case _:
             return tables.plain_table(objects)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import click
 from msgspec import structs
@@ -11,6 +11,7 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.names import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.quantity import format_quantity
+from batchq.api.reasons import Waiting
 from batchq.api.times import format_instant
 from batchq.cli.ending import tell_nobody_leads
 from batchq.cli.options import (
@@ -37,6 +38,7 @@ _FINISHED_SHOWN = 20
         "batchq jobs",
         "batchq jobs --active",
         "batchq jobs -A --phase Pending --phase SchedulingGated",
+        "batchq jobs --reason WaitingForQuota",
         "batchq jobs -q default -o wide",
         "batchq jobs -o name",
     )
@@ -51,6 +53,13 @@ _FINISHED_SHOWN = 20
     metavar="PHASE",
     help=f"Only groups in this phase: {', '.join(_PHASES)}; repeat.",
 )
+@click.option(
+    "--reason",
+    "reasons",
+    multiple=True,
+    metavar="REASON",
+    help="Only groups that wait for this, among other things; repeat.",
+)
 @click.option("-a", "--active", is_flag=True, help="Only groups that have not finished.")
 @click.option(
     "--all", "everything", is_flag=True, help="All that have finished, on a terminal too."
@@ -63,6 +72,7 @@ def jobs(
     all_namespaces: bool,
     queue: str,
     phases: tuple[str, ...],
+    reasons: tuple[str, ...],
     active: bool,
     everything: bool,
     output: str,
@@ -74,12 +84,13 @@ def jobs(
 
     WHERE / WHY names the nodes of what runs; of what waits, its place in the line of its queue, the
     most fundamental reason and the numbers of this moment, and who took its place, if it was sent
-    back. `batchq describe NAME` has all reasons. EVICTIONS, of -o wide, counts how often preempt
-    and reclaim have sent it back, and the pods that they have stopped.
+    back. `batchq why NAME` has all reasons. Of -o wide, REASON is that reason alone, and EVICTIONS
+    counts how often preempt and reclaim have sent it back, and the pods that they have stopped.
 
     Exit codes: 0 listed, 6 there is no such queue.
     """
-    known = _known(phases)
+    known = _known(phases, _PHASES, "--phase")
+    wanted = frozenset(_known(reasons, tuple(map(str, Waiting)), "--reason"))
     with shared.connect() as client:
         overview = client.overview()
         led = client.schedulers().led
@@ -91,6 +102,8 @@ def jobs(
             client.get("Queue", queue)
     # Uids rise: they tell which of two groups of one millisecond came first.
     views.sort(key=lambda view: (view.created_at, view.uid))
+    if wanted:
+        views = [view for view in views if _waits_for(view, wanted)]
     if active:
         views = [view for view in views if view.phase not in TERMINAL]
     match output:
@@ -183,13 +196,17 @@ def _instant(at: int | None) -> str | None:
     return None if at is None else format_instant(at)
 
 
-def _known(phases: Sequence[str]) -> list[str]:
-    """The phases as they are spelled, whatever the case in which they were typed."""
-    spelled = {word.lower(): word for word in _PHASES}
-    for phase in phases:
-        if phase.lower() not in spelled:
+def _waits_for(view: GroupView, reasons: Collection[str]) -> bool:
+    return any(blocker.reason in reasons for blocker in view.blockers)
+
+
+def _known(typed: Sequence[str], words: Sequence[str], option: str) -> list[str]:
+    """Words as they are spelled, whatever the case in which they were typed."""
+    spelled = {word.lower(): word for word in words}
+    for word in typed:
+        if word.lower() not in spelled:
             raise click.BadParameter(
-                f"expected one of {', '.join(spelled.values())}, found {phase[:40]!r}",
-                param_hint="'--phase'",
+                f"expected one of {', '.join(spelled.values())}, found {word[:40]!r}",
+                param_hint=f"'{option}'",
             )
-    return [spelled[phase.lower()] for phase in phases]
+    return [spelled[word.lower()] for word in typed]

@@ -34,8 +34,11 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     "Run work": {
         "run": Entry("run", "run", "Start what is missing, submit a file, show it to its end."),
         "submit": Entry("submit", "submit", "Submit a command, a function or a file's groups."),
+        "plan": Entry("plan", "plan", "What would become of it, were it submitted now."),
         "jobs": Entry("jobs", "jobs", "List pod groups: phase, place in line, and why."),
         "describe": Entry("describe", "describe", "Everything about one object, and its reasons."),
+        "why": Entry("why", "why", "Why a group waits: every reason, with what to do about it."),
+        "events": Entry("events", "events", "What has happened, and happens (-w)."),
         "logs": Entry("logs", "logs", "What the pods of a group have written."),
         "result": Entry("result", "result", "What the functions of a group have returned."),
         "progress": Entry("progress", "progress", "Follow groups until they have ended."),
@@ -44,6 +47,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "suspend": Entry("verbs", "suspend", "Hold groups back; what runs is stopped."),
         "resume": Entry("verbs", "resume", "Let suspended groups stand in line again."),
         "gates": Entry("gates", "gates", "List and open scheduling gates."),
+        "checks": Entry("checks", "checks", "See and answer admission checks."),
         "external": Entry("external", "external", "Claim and run groups with programs of yours."),
     },
     "Objects": {
@@ -59,7 +63,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "down": Entry("down", "down", "Stop what `up` has started; the data stays."),
         "scheduler": Entry("scheduler", "scheduler", "Run the scheduler daemon, or see who leads."),
         "worker": Entry("worker", "worker", "Make this machine a node, and run its pods."),
-        "config": Entry("config", "config", "Check and print the scheduler's configuration."),
+        "config": Entry(
+            "config", "config", "Check, print, compare and convert the scheduler's settings."
+        ),
         "doctor": Entry("doctor", "doctor", "Look for what is wrong, and say what to do."),
         "acl": Entry("acl", "acl", "Print a user of the server, by role, for its ACL file."),
     },
@@ -74,8 +80,13 @@ COMMANDS: dict[str, dict[str, Entry]] = {
 }
 
 
+#: Another name -> the command that is meant.
+ALIASES = {"explain": "why"}
+
+
 def entry_of(name: str) -> Entry | None:
     """The table's line of a command."""
+    name = ALIASES.get(name, name)
     return next((entries[name] for entries in COMMANDS.values() if name in entries), None)
 
 
@@ -205,7 +216,8 @@ def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
 
     Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns, 6 not found, 8
     conflict, 9 server unreachable, 10 the group waited for failed, 11 it was cancelled, 12
-    rejected, 124 wait timed out, 130 interrupted.
+    rejected, 124 wait timed out, 130 interrupted; of `plan` also 3 with evictions, 4 it would wait,
+    5 never.
     """
     ctx.obj = Globals(redis_url=redis_url or None, color=not no_color)
     if ctx.invoked_subcommand is None:

@@ -39,6 +39,8 @@ class Globals(NamedTuple):
         return Client(self.redis_url, tell=tell, patience_s=patience_s)
 
 
+METRICS_VARIABLE = "BATCHQ_METRICS"
+
 #: Decorates a command that wants the Globals as its first argument.
 pass_globals = click.make_pass_decorator(Globals, ensure=True)
 
@@ -49,6 +51,19 @@ def namespace_option(command: F) -> F:
     """-n/--namespace, `default` unless given."""
     return click.option(
         "-n", "--namespace", default="default", show_default=True, help="The namespace."
+    )(command)
+
+
+def metrics_option(command: F) -> F:
+    """--metrics, or BATCHQ_METRICS; nothing is served without."""
+    return click.option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        # An empty variable is none.
+        callback=lambda _, __, value: value or None,
+        envvar=METRICS_VARIABLE,
+        show_envvar=True,
+        help="Serve metrics and health over HTTP, on 127.0.0.1 unless HOST is given.",
     )(command)
 
 

@@ -6,17 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from batchq.api.gates import Gate, gates_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
 from batchq.api.names import counted
-from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, kind_of
+from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, key_of, kind_of
 from batchq.api.quantity import MEMORY, PODS, describe_quantity
 from batchq.api.reasons import Waiting
 from batchq.api.resources import describe as describe_amounts
 from batchq.api.times import describe_age, format_duration, format_instant
 from batchq.api.transaction import node_scope
 from batchq.cli import tables
+from batchq.cli.checkview import show_checks_of_group
 from batchq.cli.ending import ending_text
+from batchq.cli.gates import opened_text
 from batchq.cli.output import show_data, show_fields, show_section
 from batchq.client import Client
 from batchq.client.overview import Explanation, GroupView
@@ -39,6 +42,8 @@ def show_group(client: Client, group: PodGroup, explanation: Explanation) -> Non
         tasks.append((task.name, str(task.replicas), least, requests, command))
     show_section("Tasks", tasks)
     show_section("Why it waits", [*_reasons(group, explanation), *_leaderless(client, group)])
+    if group.status.checks:
+        show_checks_of_group(group, client.checks.views(group=key_of(group)), client.now_ms())
     pods = client.pods(group)
     _show_pods(pods, wide=True)
     show_section("Memory", _memory_limits(client, pods))
@@ -68,11 +73,12 @@ def _group_fields(group: PodGroup, explanation: Explanation, now_ms: int) -> lis
         ("Queue", view.queue),
         ("Priority", _priority(view.priority, spec.priority_class_name)),
         ("Labels", _pairs(group.metadata.labels)),
-        ("Submitted", _since(view.created_at, now_ms)),
+        ("Submitted", _submitted(group, view, now_ms)),
         ("Started", _since(view.started_at, now_ms)),
         ("Finished", _since(view.finished_at, now_ms)),
         ("Walltime", "" if spec.walltime is None else format_duration(spec.walltime)),
-        ("Gates", ", ".join(gate.name for gate in spec.scheduling_gates)),
+        ("Gates", ", ".join(_gate(gate) for gate in gates_of(spec))),
+        ("Opened", opened_text(group.status.opened_gates, now_ms)),
         ("After", ", ".join(f"{one.condition}:{one.name}" for one in spec.depends_on)),
         ("Suspended", "yes" if spec.suspend else ""),
         ("Admissions", str(group.status.admission)),
@@ -131,11 +137,26 @@ def _what_to_do(group: PodGroup, explanation: Explanation) -> Iterator[str]:
     """The commands that end the waits which only a person can end."""
     name = explanation.group.key.removeprefix("default/")
     words = {blocker.reason for blocker in explanation.blockers}
-    if Waiting.SCHEDULING_GATED in words and group.spec.scheduling_gates:
-        gates = " ".join(gate.name for gate in group.spec.scheduling_gates)
-        yield f"batchq gates open {name} {gates}"
+    if Waiting.SCHEDULING_GATED in words:
+        own = [gate.name for gate in group.spec.scheduling_gates]
+        if own:
+            yield f"batchq gates open {name} {' '.join(own)}"
+        # What remains of them holds the group back only if too few pods are left without.
+        elif gates := gates_of(group.spec):
+            yield f"batchq gates open {name} {' '.join(dict.fromkeys(one.name for one in gates))}"
     if Waiting.SUSPENDED in words:
         yield f"batchq resume {name}"
+    if {Waiting.WAITING_FOR_CHECKS, Waiting.CHECK_INACTIVE} & words:
+        yield f"batchq checks list {name}"
+
+
+def _gate(gate: Gate) -> str:
+    return f"{gate.name} (task {gate.task})" if gate.task else gate.name
+
+
+def _submitted(group: PodGroup, view: GroupView, now_ms: int) -> str:
+    by = group.status.submitted_by
+    return _since(view.created_at, now_ms) + (f" by {by}" if by else "")
 
 
 def _claim(group: PodGroup) -> str:

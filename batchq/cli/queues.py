@@ -6,6 +6,7 @@ import click
 
 from batchq.api.objects import API_VERSION, Queue
 from batchq.cli.apply import apply_content
+from batchq.cli.checkview import show_checks_of_queue
 from batchq.cli.files import read_content
 from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output import draws_lines, is_terminal, reference, report, show_data, show_table
@@ -71,10 +72,12 @@ def show(shared: Globals, name: str, output: str) -> None:
             client.get("Queue", name)
         overview = client.overview()
         page = overview.queue_page(name)
+        asked = client.checks.of_queue(name)
     if page is None:
         raise NotFound(f"Queue {name} was deleted just now")
     if output == "text":
         show_queue_page(page, overview.at)
+        show_checks_of_queue(name, asked, overview.at)
     else:
         show_data({"apiVersion": API_VERSION, "kind": "QueuePage", **page_row(page)}, output)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.api.times import describe_age
-from batchq.cli.options import Globals, examples, output_option, pass_globals
+from batchq.cli.options import Globals, examples, metrics_option, output_option, pass_globals
 from batchq.cli.output import Table, show_data, show_table
 from batchq.errors import UsageError
 
@@ -20,21 +20,26 @@ if TYPE_CHECKING:
     epilog=examples(
         "batchq scheduler",
         "batchq scheduler --config conf/scheduler.yaml",
+        "batchq scheduler --metrics 9464",
         "batchq scheduler --status",
     )
 )
 @click.option(
     "--config", type=click.Path(path_type=Path), help="scheduler.yaml; without it, the defaults."
 )
+@metrics_option
 @click.option("--status", is_flag=True, help="Start nothing: say who leads, and who stands by.")
 @output_option("table", "json")
 @pass_globals
-def scheduler(shared: Globals, config: Path | None, status: bool, output: str) -> int | None:
+def scheduler(
+    shared: Globals, config: Path | None, metrics: str | None, status: bool, output: str
+) -> int | None:
     """Run the scheduler daemon until SIGTERM or Ctrl-C; it logs to stderr.
 
     Several may run on one server: one leads, the others stand by, and take over when its lease
     ends. It waits for a server that does not answer yet. BATCHQ_LOG=json makes its log JSON,
-    BATCHQ_LOG_LEVEL says how much is told.
+    BATCHQ_LOG_LEVEL says how much is told. --metrics lets others read /metrics over HTTP, and ask
+    /livez and /readyz whether it is well; docs/metrics.md has what they get.
     """
     if status:
         if config is not None:
@@ -50,7 +55,7 @@ def scheduler(shared: Globals, config: Path | None, status: bool, output: str) -
 
     logs.configure()
     checked_config(config)
-    return run_scheduler(SchedulerOptions(url=shared.redis_url, config=config))
+    return run_scheduler(SchedulerOptions(url=shared.redis_url, config=config, metrics=metrics))
 
 
 def _show(found: Schedulers, output: str, *, color: bool) -> None:

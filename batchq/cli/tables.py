@@ -9,7 +9,6 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.limits import MEMORY_LIMIT_ANNOTATION
 from batchq.api.names import counted
 from batchq.api.objects import (
-    AdmissionCheck,
     Node,
     Object,
     Pod,
@@ -35,7 +34,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
         *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE"),
-        *("SUBMITTED", "EVICTIONS", "WHERE / WHY"),
+        *("SUBMITTED", "EVICTIONS", "REASON", "WHERE / WHY"),
     )
     rows = []
     for view in views:
@@ -52,13 +51,15 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
                 describe_age(now_ms - view.created_at),
                 format_instant(view.created_at),
                 evictions_text(view),
+                first_reason(view),
                 where_or_why(view),
             )
         )
     return Table(
         titles,
         tuple(rows),
-        wide=frozenset({"SUBMITTED", "EVICTIONS"}),
+        # WHERE / WHY begins with the reason; a column of its own is for who sorts by it.
+        wide=frozenset({"SUBMITTED", "EVICTIONS", "REASON"}),
         spare=("AGE", "PRI", "REQUEST"),
     )
 
@@ -92,6 +93,11 @@ def where_or_why(view: GroupView) -> str:
         left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
         return "; ".join(part for part in (where, why or left) if part)
     return where
+
+
+def first_reason(view: GroupView) -> str:
+    """The most fundamental reason for which it waits, in one word; '' if it does not."""
+    return str(view.blockers[0].reason) if view.blockers else ""
 
 
 def why_waiting(view: GroupView) -> str:
@@ -374,15 +380,13 @@ def exit_text(pod: Pod) -> str:
 
 
 def plain_table(objects: Sequence[Object]) -> Table:
-    """Priority classes, checks, and queues as objects."""
+    """Priority classes, and queues as objects."""
     rows = []
     for item in objects:
         match item:
             case PriorityClass():
                 default = "default" if item.spec.default else ""
                 rows.append((full_name(item), str(item.spec.value), default))
-            case AdmissionCheck():
-                rows.append((full_name(item), item.spec.controller_name, ""))
             case Queue():
                 rows.append((full_name(item), str(item.spec.weight), item.spec.stop_policy))
             case _:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from batchq.cli.options import Globals, examples, output_option, pass_globals
+from batchq.cli.options import Globals, examples, metrics_option, output_option, pass_globals
 from batchq.cli.trouble import on_interrupt
 
 
@@ -15,6 +15,7 @@ from batchq.cli.trouble import on_interrupt
         "batchq up",
         "batchq up --agents 4 --resources cpu=2,memory=4Gi",
         "batchq up --config conf/scheduler.yaml",
+        "batchq up --metrics 9464",
     )
 )
 @click.option(
@@ -37,6 +38,7 @@ from batchq.cli.trouble import on_interrupt
     type=click.IntRange(1, 65_535),
     help="Let the embedded server listen on this port of 127.0.0.1, too.",
 )
+@metrics_option
 @click.option(
     "--foreground", is_flag=True, help="Stay until Ctrl-C or SIGTERM, and stop everything then."
 )
@@ -48,6 +50,7 @@ def up(
     resources: str | None,
     config: Path | None,
     port: int | None,
+    metrics: str | None,
     foreground: bool,
     output: str,
 ) -> None:
@@ -70,7 +73,12 @@ def up(
     checked_config(config)
     home = find_home()
     options = stack.UpOptions(
-        url=shared.redis_url, agents=agents, resources=resources, config=config, port=port
+        url=shared.redis_url,
+        agents=agents,
+        resources=resources,
+        config=config,
+        port=port,
+        metrics=metrics,
     )
     with on_interrupt("interrupted; what was started is stopped again, except a server with data"):
         report = stack.up(home, options, say=_say)
@@ -78,6 +86,8 @@ def up(
     found = any(part.name == "scheduler" and part.state == "running" for part in report.parts)
     if config is not None and found:
         _say("The scheduler was running already: --config counts after `batchq down`")
+    if metrics is not None and found:
+        _say("The scheduler was running already: --metrics counts after `batchq down`")
     if foreground:
         _say("Ctrl-C stops it all")
         show(stack.hold(home, report, say=_say), color=shared.color, output=output)

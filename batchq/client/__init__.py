@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,8 +37,11 @@ from batchq.api.objects import (
     ResourceQuota,
     key_of,
 )
-from batchq.api.transaction import Event, Ledger, Transaction
+from batchq.api.transaction import Ledger, Transaction
 from batchq.changes.lookup import find
+from batchq.client.controlling import Controlling
+from batchq.client.explaining import Explaining
+from batchq.client.foretelling import Foretelling
 from batchq.client.groups import (
     Quantity,
     Request,
@@ -65,7 +68,6 @@ from batchq.errors import NotFound
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
-    from batchq.client.external import External
     from batchq.client.leading import Schedulers
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview
@@ -77,7 +79,7 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "Client", "Effect", "Quantity", "Request", "key_named", "with_working_dir"]
 
 
-class Client:
+class Client(Foretelling, Explaining, Controlling):
     """A connection to the server; a context manager. Not to be shared between threads."""
 
     def __init__(
@@ -87,20 +89,24 @@ class Client:
         store: RedisStore | None = None,
         tell: Callable[[str], None] = lambda sentence: None,
         patience_s: float | None = 0.0,
+        component: str = "",
     ) -> None:
         """Connect to `url`, else to BATCHQ_REDIS_URL, else to this machine's embedded server.
 
         `store` stands in for a connection; it is left open at the end. `tell` hears, once each,
         that the server went away and came back while something is waited for. `patience_s` is
         how long a server that is away now is waited for, None for ever; `waited_s` how long it was.
+        `component` is what a program calls itself beside its `user`, in what is remembered of it.
         Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, or
         WaitTimedOut if it was waited for.
         """
         from batchq.client.connecting import connect, connect_patiently
+        from batchq.client.identity import checked_component
         from batchq.ids import RandomIds
 
         self._ids = RandomIds()
         self._tell = tell
+        self._component = checked_component(component)
         self._owned = store is None
         self.waited_s = 0.0
         if store is not None:
@@ -239,13 +245,9 @@ class Client:
         key = key_named(group, namespace)
         return self._change(lambda now: changes.resume(self._store, key, now_ms=now))
 
-    def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> None:
-        """Take one scheduling gate away.
-
-        Raises NotFound for the group or the gate, or Conflict if the group has ended already.
-        """
-        key = key_named(group, namespace)
-        self._change(lambda now: changes.open_gate(self._store, key, gate, now_ms=now))
+    def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> bool:
+        """As `gates.open`: False if it was open already."""
+        return self.gates.open(group, gate, namespace=namespace)
 
     # --- looking ----------------------------------------------------------------------------
 
@@ -395,10 +397,6 @@ class Client:
         found = pods_of(self._store, group)
         return sorted(found, key=lambda pod: (pod.spec.task, pod.spec.index, key_of(pod)))
 
-    def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
-        """The latest events (of one object), oldest first."""
-        return self._store.events(kind=kind, key=key, most=most)
-
     def ledger(self) -> Ledger:
         """What is charged, by scope: `cluster`, `queue:<name>`, `ns:<namespace>`, `node:<name>`."""
         return self._store.ledger()
@@ -408,13 +406,6 @@ class Client:
         from batchq.client.leading import schedulers
 
         return schedulers(self._store)
-
-    @cached_property
-    def external(self) -> External:
-        """The external groups, which a program of yours claims and runs."""
-        from batchq.client.external import External
-
-        return External(self._store, self._change)
 
     # --- nodes, queues and quotas -----------------------------------------------------------
 
@@ -478,12 +469,12 @@ class Client:
     def _submit_one(self, reader: Reader, item: Object) -> Transaction | None:
         if not isinstance(item, PodGroup):
             return self._apply_one(reader, item)
-        uid = self._ids.new_uid()
-        return changes.create(reader, item, now_ms=self._store.now_ms(), uid=uid, in_part=True)
+        uid, now_ms = self._ids.new_uid(), self._store.now_ms()
+        return changes.create(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=self.user)
 
     def _apply_one(self, reader: Reader, item: Object) -> Transaction | None:
-        uid = self._ids.new_uid()
-        return changes.apply(reader, item, now_ms=self._store.now_ms(), uid=uid, in_part=True)
+        uid, now_ms = self._ids.new_uid(), self._store.now_ms()
+        return changes.apply(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=self.user)
 
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
         """Commit what `build` asks for at an instant; whether there was anything to do."""

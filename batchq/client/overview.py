@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
+from batchq.api.gates import gates_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Condition, Evictions, Metadata, Queue
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.objects import Condition, Evictions, Metadata, PodGroup, Queue
+from batchq.api.reasons import UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts, describe
 from batchq.assembly import assemble
 from batchq.client.queues import (
@@ -27,7 +28,7 @@ from batchq.client.queues import (
 from batchq.config.model import SchedulerConfig
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.pledges import victims_left
-from batchq.framework.session import Session
+from batchq.framework.session import GATES, Session
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT
@@ -147,12 +148,15 @@ class QueuePage(Struct, frozen=True, kw_only=True):
 
 
 class Overview:
-    """One look at everything; `at` is its instant in milliseconds."""
+    """One look at everything; `at` is its instant in milliseconds.
 
-    def __init__(self, snapshot: Snapshot, now_ms: int) -> None:
+    `session` is one that has decided nothing yet, of a scheduler with other plugins than usual.
+    """
+
+    def __init__(self, snapshot: Snapshot, now_ms: int, session: Session | None = None) -> None:
         self.at = now_ms
         self._snapshot = snapshot
-        self._session: Session = assemble(SchedulerConfig()).open(snapshot, now_ms)
+        self._session: Session = session or assemble(SchedulerConfig()).open(snapshot, now_ms)
         self._places: dict[str, dict[str, int]] = {}
 
     def groups(
@@ -169,6 +173,21 @@ class Overview:
             and (not phases or shown_phase(group) in phases or group.phase in phases)
         ]
         return [self._view(group) for group in chosen]
+
+    def gated(self, *, namespace: str = "", queue: str = "") -> list[tuple[PodGroup, str]]:
+        """Unfinished groups with gates that are not open, the oldest first, with their phases as
+        shown; of one namespace, of one queue and those below it.
+        """
+        chosen = [
+            group
+            for group in self._session.by_key.values()
+            if group.phase not in TERMINAL
+            and namespace in ("", group.namespace)
+            and queue in ("", *group.chain)
+            and gates_of(group.record.spec)
+        ]
+        chosen.sort(key=lambda group: (group.record.metadata.creation_timestamp or 0, group.order))
+        return [(group.record, shown_phase(group)) for group in chosen]
 
     def explain(self, key: str) -> Explanation | None:
         """Why a group is where it is; None if there is none."""
@@ -287,6 +306,8 @@ class Overview:
             return ()
         stored = group.record.status.reasons
         pending = group.phase == PodGroupPhase.PENDING
+        if pending and not stored:
+            return (Blocker(stored=UNSEEN, now=UNSEEN),)
         fresh = blockers(self._session, group) if pending and stored else ()
         return tuple(
             Blocker(
@@ -299,7 +320,13 @@ class Overview:
 
 def shown_phase(group: GroupState) -> str:
     """The phase as people see it."""
-    gated = group.phase == PodGroupPhase.PENDING and group.record.spec.scheduling_gates
+    if group.phase != PodGroupPhase.PENDING:
+        return str(group.phase)
+    said = group.record.status.reasons
+    by = {verdict.plugin for verdict in said if verdict.reason == Waiting.SCHEDULING_GATED}
+    held = group.gates_hold and (group.record.spec.scheduling_gates or group.lacks_ungated())
+    # What has just been opened is so; and a scheduler without the plugin minds no gates.
+    gated = (held and (not said or GATES in by)) or by - {GATES}
     return GATED if gated else str(group.phase)
 
 

@@ -117,6 +117,10 @@ def decoded(objects: Objects) -> tuple[list[Object], set[str]]:
 
     Raises InvalidInput.
     """
+    if isinstance(objects, Mapping | Struct):
+        raise InvalidInput(
+            "expected a list of objects, found a single one", hint="give [it] instead of it"
+        )
     wanted: list[Object] = []
     silent: set[str] = set()
     for one in objects:
@@ -168,11 +172,11 @@ def plan(
         one = _applied(item, before, overlay.get(*place), transaction is not None)
         applied[place] = structs.replace(one, warnings=_of_kept_stop(item, kept))
     whole = settled(reader, merged(transactions)) if transactions else None
-    for name, sentences in (concerns(reader, whole, held) if whole else {}).items():
+    for place, sentences in (concerns(reader, whole, held) if whole else {}).items():
         # Not of `default`, which is written along with others.
-        if ("Queue", name) in applied:
-            one = applied["Queue", name]
-            applied["Queue", name] = structs.replace(one, warnings=(*one.warnings, *sentences))
+        if place in applied:
+            one = applied[place]
+            applied[place] = structs.replace(one, warnings=(*one.warnings, *sentences))
     return Plan(
         applied=tuple(applied[kind_of(item), key_of(item)] for item in objects),
         transaction=whole,

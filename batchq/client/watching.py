@@ -12,10 +12,51 @@ from contextlib import AbstractContextManager
 from time import monotonic
 
 from batchq.api.objects import NAMESPACED, Object, key_of
+from batchq.api.transaction import Event
 from batchq.store.mirror import Change, Trimmed
-from batchq.store.redis import RedisStore
+from batchq.store.redis import EVENTS_KEPT, RedisStore
 
-_WATCH_MS = 5_000
+#: So long at most somebody who follows hears nothing.
+WATCH_MS = 5_000
+
+
+class EventWatch:
+    """One reader of events: the latest that there are, then those that happen. Owned by one thread.
+
+    The stream of events is bounded: who was away for too long misses some.
+    """
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._place = store.end_of_events()
+
+    def latest(self, wanted: Callable[[Event], bool], most: int) -> list[Event]:
+        """What there was when this began, oldest first.
+
+        Raises StoreUnavailable.
+        """
+        return latest_events(self._store, wanted, most, until=self._place)
+
+    def poll(self, wanted: Callable[[Event], bool], block_ms: int) -> list[Event]:
+        """What has happened since the last call; waits up to `block_ms` for it.
+
+        Raises StoreUnavailable.
+        """
+        self._place, events = self._store.events_after(self._place, block_ms)
+        return [event for event in events if wanted(event)]
+
+
+def latest_events(
+    store: RedisStore, wanted: Callable[[Event], bool], most: int, *, until: str = "+"
+) -> list[Event]:
+    """The latest events that are wanted, oldest first.
+
+    Raises StoreUnavailable.
+    """
+    if most <= 0:
+        return []
+    found = [event for event in store.events(most=EVENTS_KEPT, until=until) if wanted(event)]
+    return found[-most:]
 
 
 class Watch:
@@ -99,10 +140,10 @@ def changes_of(
         with patiently(left_s):
             changes = watch.poll(block_ms)
         yield from changes
-        block_ms = _WATCH_MS
+        block_ms = WATCH_MS
         if deadline is not None:
             left_s = deadline - monotonic()
-            block_ms = min(_WATCH_MS, round(left_s * 1000))
+            block_ms = min(WATCH_MS, round(left_s * 1000))
         if block_ms <= 0:
             return
 

@@ -6,25 +6,30 @@ whoever passes the `Known` ones.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path as FilePath
 from typing import NamedTuple
+
+import yaml
 
 from batchq.api import notation
 from batchq.api.names import shown
 from batchq.api.notation import Malformed, mapping_at
 from batchq.api.times import SECOND, format_duration
+from batchq.config import plugins as plugins_field
 from batchq.config.documents import Document, read_documents
-from batchq.config.model import EvictionBudget, PluginEntry, SchedulerConfig, SchedulerFile
+from batchq.config.expansion import Expansion, lacks
+from batchq.config.model import EvictionBudget, SchedulerConfig, SchedulerFile
+from batchq.config.plugins import Plugins, read_plugins, write_expansion, write_plugins
+from batchq.config.words import check_known, check_name, check_once
 from batchq.errors import InvalidInput
 from batchq.framework.settings import Settings
 
 _LISTS = ("actions", "plugins", "pluginConfig")
 _PLAIN = SchedulerFile.__struct_encode_fields__
 _NUMBERS = tuple(name for name in SchedulerFile.__struct_fields__ if name != "eviction_budget")
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
-_LARGEST_WEIGHT = 1000
+#: Keys of other programs' files, and what to do with such a file.
+_ELSEWHERE = {"tiers": "`batchq config convert FILE` makes a batchq file of a kube-batch one"}
 
 #: The least that makes sense: below these a daemon would spin, or give up on what is well.
 _LEAST_MS = {
@@ -42,12 +47,14 @@ _LEAST_MS = {
 class Known(NamedTuple):
     """The names that there are; whoever cannot tell leaves them to the assembly.
 
-    `check_settings` raises Malformed for settings that the plugin of this name does not take.
+    `check_settings` raises Malformed for settings that the plugin of this name does not take;
+    `points_of` says where a plugin with these settings has a say.
     """
 
     actions: Collection[str]
     plugins: Collection[str]
-    check_settings: Callable[[str, Mapping[str, object]], None] = lambda name, settings: None
+    check_settings: Callable[[str, Mapping[str, object]], None]
+    points_of: Callable[[str, Mapping[str, object]], Collection[str]]
 
 
 def load_config(path: str | FilePath | None, *, known: Known | None = None) -> SchedulerConfig:
@@ -59,14 +66,18 @@ def load_config(path: str | FilePath | None, *, known: Known | None = None) -> S
     """
     if path is None:
         return SchedulerConfig()
+    return read_config(read_file(path), str(path), known=known)
+
+
+def read_file(path: str | FilePath) -> bytes:
+    """What stands in the configuration's file. Raises InvalidInput."""
     try:
-        content = FilePath(path).read_bytes()
+        return FilePath(path).read_bytes()
     except OSError as error:
         raise InvalidInput(
             f"{path}: the configuration cannot be read: {error.strerror}",
             hint="`batchq config print` prints one that has the defaults",
         ) from None
-    return read_config(content, str(path), known=known)
 
 
 def read_config(
@@ -87,8 +98,11 @@ def read_config(
         raise documents[0].problem(problem.path, problem.text) from None
 
 
-def as_written(config: SchedulerConfig) -> dict[str, object]:
-    """The whole configuration as it would stand in a file, defaults included."""
+def as_written(config: SchedulerConfig, expansion: Expansion | None = None) -> dict[str, object]:
+    """The whole configuration as it would stand in a file, defaults included.
+
+    With its `expansion`, each extension point names everybody who stands there.
+    """
     plain = _as_file(config.settings)
     fields = notation.write(plain, always=frozenset(_PLAIN))
     if plain.eviction_budget is not None:
@@ -97,27 +111,52 @@ def as_written(config: SchedulerConfig) -> dict[str, object]:
     return {
         "actions": list(config.actions),
         **fields,
-        "plugins": [
-            entry.name if entry.weight == 1 else {"name": entry.name, "weight": entry.weight}
-            for entry in config.plugins
-        ],
+        "plugins": (
+            write_plugins(Plugins(config.plugins, config.points))
+            if expansion is None
+            else write_expansion(expansion)
+        ),
         "pluginConfig": {name: dict(fields) for name, fields in config.plugin_config.items()},
     }
 
 
+def as_text(config: SchedulerConfig, expansion: Expansion | None = None) -> str:
+    """The same as YAML, which `read_config` reads."""
+    written = as_written(config, expansion)
+    return yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None)
+
+
 def _config(document: Document, known: Known | None) -> SchedulerConfig:
     written = mapping_at(document.data, ())
+    for name in _ELSEWHERE:
+        if name in written:
+            raise Malformed((name,), f"there is no such setting; {_ELSEWHERE[name]}")
     for name, value in written.items():
         # One after the other, as they stand in the file: the first mistake is told first.
         _check_field(name, value, known)
     default = SchedulerConfig()
     actions, plugins = written.get("actions"), written.get("plugins")
-    return SchedulerConfig(
-        actions=default.actions if actions is None else _actions(actions),
-        plugins=default.plugins if plugins is None else _plugins(plugins),
+    on = Plugins() if plugins is None else read_plugins(plugins, None)
+    config = SchedulerConfig(
+        actions=default.actions if actions is None else _actions(actions, None),
+        plugins=on.multi_point,
+        points=on.points,
         plugin_config=_plugin_config(written.get("pluginConfig")),
         settings=_settings({name: written[name] for name in written if name in _PLAIN}),
     )
+    if known is not None:
+        _check_points(config, plugins, known)
+    return config
+
+
+def _check_points(config: SchedulerConfig, written: object, known: Known) -> None:
+    """Raises Malformed for a plugin that is enabled where it has no say."""
+
+    def points_of(plugin: str) -> Collection[str]:
+        return known.points_of(plugin, config.plugin_config.get(plugin, {}))
+
+    for lacking in lacks(config, points_of):
+        raise lacking.problem(*plugins_field.place_of(written, lacking.point, lacking.plugin))
 
 
 def _check_field(name: str, value: object, known: Known | None) -> None:
@@ -129,10 +168,9 @@ def _check_field(name: str, value: object, known: Known | None) -> None:
         return
     match name:
         case "actions":
-            _look_up(_actions(value), known.actions if known else None, name)
+            _actions(value, known.actions if known else None)
         case "plugins":
-            names = [entry.name for entry in _plugins(value)]
-            _look_up(names, known.plugins if known else None, name)
+            read_plugins(value, known.plugins if known else None)
         case "pluginConfig":
             for plugin, settings in _plugin_config(value).items():
                 _check_settings(plugin, settings, known)
@@ -164,16 +202,6 @@ def _check_budget(budget: EvictionBudget | None) -> None:
     if budget.window < SECOND:
         text = f"expected at least 1s, found {format_duration(budget.window)}"
         raise Malformed(("evictionBudget", "window"), text)
-
-
-def _look_up(names: Iterable[str], known: Collection[str] | None, field: str) -> None:
-    for place, name in enumerate(names):
-        if known is not None and name not in known:
-            near = notation.nearest(name, known)
-            there = ", ".join(sorted(known)) + (f"; did you mean {near!r}?" if near else "")
-            raise Malformed(
-                (field, place), f"there is no {field.removesuffix('s')} {name!r}; known: {there}"
-            )
 
 
 def _check_least(name: str, found: int, written: object) -> None:
@@ -218,61 +246,22 @@ def _setting(name: str) -> str:
     return name if name == "overcommit" else f"{name}_ms"
 
 
-def _actions(data: object) -> tuple[str, ...]:
+def _actions(data: object, known: Collection[str] | None) -> tuple[str, ...]:
     names = [part.strip() for part in data.split(",")] if isinstance(data, str) else data
     if not isinstance(names, list):
         text = (
             f"expected a list such as [enqueue, allocate], or them in one text, found {shown(data)}"
         )
         raise Malformed(("actions",), text)
-    for place, name in enumerate(names):
-        _check_name(name, ("actions", place), "an action")
     if not names:
         raise Malformed(("actions",), "expected at least one action, found none")
-    _check_once(names, "actions")
+    for place, name in enumerate(names):
+        path = ("actions", place)
+        check_known(check_name(name, path, "an action"), known, path, "action")
+        check_once(name, names[:place], path)
     return tuple(names)
-
-
-def _plugins(data: object) -> tuple[PluginEntry, ...]:
-    if isinstance(data, Mapping):
-        raise Malformed(
-            ("plugins",),
-            "enabling plugins per extension point (multiPoint and the like) is not available in"
-            " this version; write a list of plugin names",
-        )
-    if not isinstance(data, list):
-        raise Malformed(("plugins",), f"expected a list of plugin names, found {shown(data)}")
-    entries = tuple(_plugin(item, place) for place, item in enumerate(data))
-    _check_once([entry.name for entry in entries], "plugins")
-    return entries
-
-
-def _plugin(item: object, place: int) -> PluginEntry:
-    path: notation.Path = ("plugins", place)
-    if not isinstance(item, dict):
-        _check_name(item, path, "a plugin")
-        return PluginEntry(name=str(item))
-    entry = notation.read(PluginEntry, item, path)
-    _check_name(entry.name, (*path, "name"), "a plugin")
-    if not 1 <= entry.weight <= _LARGEST_WEIGHT:
-        text = f"expected a weight from 1 to {_LARGEST_WEIGHT}, found {entry.weight}"
-        raise Malformed((*path, "weight"), text)
-    return entry
 
 
 def _plugin_config(data: object) -> dict[str, dict[str, object]]:
     fields = mapping_at(data, ("pluginConfig",))
     return {name: dict(mapping_at(value, ("pluginConfig", name))) for name, value in fields.items()}
-
-
-def _check_name(name: object, path: notation.Path, what: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise Malformed(path, f"expected the name of {what}, found {shown(name)}")
-
-
-def _check_once(names: Iterable[str], field: str) -> None:
-    seen: set[str] = set()
-    for place, name in enumerate(names):
-        if name in seen:
-            raise Malformed((field, place), f"{name} is named twice")
-        seen.add(name)

@@ -15,11 +15,26 @@ from batchq.framework.settings import Settings
 _TIMES = Settings()
 
 
+#: In a list of names: all of them.
+ALL = "*"
+
+
 class PluginEntry(Struct, frozen=True, kw_only=True):
-    """One plugin that is on. `weight` multiplies its score where it scores nodes."""
+    """One plugin that is on. `weight` multiplies its score where it scores nodes.
+
+    Lower tiers are asked first; within one, plugins are asked in the order written.
+    """
 
     name: str
     weight: int = 1
+    tier: int = 1
+
+
+class PluginSet(Struct, frozen=True, kw_only=True):
+    """What is said of one extension point beyond what `multiPoint` says of all."""
+
+    enabled: tuple[PluginEntry, ...] = ()
+    disabled: tuple[str, ...] = ()
 
 
 DEFAULT_ACTIONS = ("enqueue", "allocate", "reclaim", "preempt")
@@ -30,6 +45,7 @@ DEFAULT_PLUGINS = tuple(
         "dependencies",
         "quota",
         "capacity",
+        "checks",
         "gang",
         "priority",
         "proportion",
@@ -44,11 +60,14 @@ DEFAULT_PLUGINS = tuple(
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """Which actions run, in this order, with which plugins, and by which times and factors.
 
+    `plugins` are on at every point that they implement, the default ones that are among them
+    included; `points` says what is otherwise at single points (`batchq.config.expansion`).
     `plugin_config` maps a plugin's name to its own settings, as written in the file.
     """
 
     actions: tuple[str, ...] = DEFAULT_ACTIONS
     plugins: tuple[PluginEntry, ...] = DEFAULT_PLUGINS
+    points: dict[str, PluginSet] = {}
     plugin_config: dict[str, dict[str, object]] = {}
     settings: Settings = Settings()
 

@@ -19,14 +19,14 @@ from msgspec import Struct
 from batchq import __version__
 from batchq.api.objects import DEFAULT, Metadata, Queue
 from batchq.api.transaction import Transaction, Write
-from batchq.assembly import assemble
-from batchq.config.load import load_config
-from batchq.config.model import SchedulerConfig
 from batchq.daemon import leader
 from batchq.daemon.clerk import clerk_service
-from batchq.daemon.ending import OWN_MISTAKE, Ending
+from batchq.daemon.ending import OWN_MISTAKE, Ending, on_hangup
+from batchq.daemon.health import UNFIT_AFTER_PERIODS
 from batchq.daemon.leader import Leadership
-from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, TurnReport
+from batchq.daemon.lookout import Lookout
+from batchq.daemon.loop import Loop, TurnReport
+from batchq.daemon.reload import Effective, Reload, reload_service
 from batchq.daemon.service import Services
 from batchq.daemon.watcher import watcher
 from batchq.ids import RandomIds
@@ -35,15 +35,13 @@ from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.attendance import attend, depart
 from batchq.store.connect import open_when_up
+from batchq.store.effective import publish_config
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
 from batchq.store.urls import shown
 from batchq.worker.relay import Relay
 
 _log = structlog.get_logger()
-
-#: A leader whose turn hangs for so many periods stops renewing its lease.
-_UNFIT_AFTER_PERIODS = 6 * HANGS_AFTER_PERIODS
 
 #: Every so many turns a shard of the store is compared with what the scheduler believes.
 _COMPARED_EVERY_TURNS = 10
@@ -56,37 +54,58 @@ class SchedulerOptions(Struct, frozen=True, kw_only=True):
     home: Path | None = None
     config: Path | None = None
     lease_ms: int = leader.LEASE_MS
+    #: `[HOST:]PORT` to serve metrics and health on; None to serve none.
+    metrics: str | None = None
 
 
 def run_scheduler(options: SchedulerOptions) -> int:
     """Run until SIGTERM or SIGINT (exit code 0), or until an own mistake (70).
 
-    Waits for a server that does not answer yet. Raises InvalidInput for a wrong configuration
-    file or URL, before anything is started.
+    Waits for a server that does not answer yet. The configuration file is followed from then on,
+    and read at once on SIGHUP. Raises InvalidInput for a wrong one, a wrong URL, or an address for
+    metrics that cannot be had, before anything is started.
     """
-    config = load_config(options.config)
-    scheduler = assemble(config)
     url = resolve_url(options.url, find_home(options.home))
     ending = Ending()
-    ending.on_signals(signal.SIGTERM, signal.SIGINT)
+    lookout = Lookout(options.metrics, server=shown(url), ending=lambda: ending.asked)
+    try:
+        reload = Reload(options.config, make=lookout.assemble, reloaded=lookout.reloaded)
+        on_hangup(reload.ask)
+        ending.on_signals(signal.SIGTERM, signal.SIGINT)
+        lookout.start()
+        return _run(url, reload, ending, lookout, lease_ms=options.lease_ms)
+    finally:
+        lookout.stop()
+
+
+def _run(url: str, reload: Reload, ending: Ending, lookout: Lookout, *, lease_ms: int) -> int:
+    """Wait for the server, and serve."""
     store = open_when_up(url, pause=lambda seconds: ending.wait(seconds) is None)
     if store is None:
         return 0
     try:
-        cycle = Cycle(store, scheduler, store, RandomIds())
-        _log.info("scheduler.starts", server=shown(url), actions=config.actions)
-        return _serve(store, cycle, config, ending, lease_ms=options.lease_ms)
+        first = reload.current
+        cycle = Cycle(store, first.scheduler, store, RandomIds())
+        actions = first.config.actions
+        _log.info("scheduler.starts", server=shown(url), actions=actions, config=first.digest)
+        return _serve(store, cycle, reload, ending, lease_ms=lease_ms, lookout=lookout)
     finally:
         store.close()
 
 
 def _serve(
-    store: RedisStore, cycle: Cycle, config: SchedulerConfig, ending: Ending, *, lease_ms: int
+    store: RedisStore,
+    cycle: Cycle,
+    reload: Reload,
+    ending: Ending,
+    *,
+    lease_ms: int,
+    lookout: Lookout | None = None,
 ) -> int:
-    settings, outage = config.settings, Outage()
+    lookout = lookout or Lookout()
+    settings, outage = reload.current.config.settings, Outage()
     store.judge_silence_by(settings.pod_lease_ms)
     before, threading.excepthook = threading.excepthook, _ends_the_process(ending)
-    unfit_after_s = _UNFIT_AFTER_PERIODS * settings.schedule_period_ms / 1000
     identity = leader.new_identity()
     leadership = Leadership(
         store,
@@ -94,15 +113,33 @@ def _serve(
         outage=outage,
         lease_ms=lease_ms,
         # Turn and loop are made after what they ask for the epoch; none runs before all are made.
-        fit=lambda: loop.hanging_s() < unfit_after_s,
+        fit=lambda: loop.hanging_s() < UNFIT_AFTER_PERIODS * loop.period_s,
         elected=lambda: loop.wake(),
         attend=lambda: attend(store, identity, version=__version__, mirrored=turn.mirrored),
         depart=lambda: depart(store, identity),
     )
     relay = Relay(store)
-    turn = LeaderTurn(store, cycle, relay, clock=store, epoch=leadership.epoch, ids=RandomIds())
+
+    def effective() -> Effective:
+        fresh = reload.take_up()
+        if fresh is not None:
+            cycle.go_by(fresh.scheduler)
+            loop.go_by(fresh.config.settings)
+            store.judge_silence_by(fresh.config.settings.pod_lease_ms)
+        return reload.current
+
+    turn = LeaderTurn(
+        store,
+        cycle,
+        relay,
+        effective=effective,
+        clock=store,
+        epoch=leadership.epoch,
+        ids=RandomIds(),
+        observed=lookout.observed,
+    )
     loop = Loop(
-        turn,
+        lookout.watching(turn),
         settings=settings,
         outage=outage,
         crashed=_crash(ending),
@@ -112,11 +149,19 @@ def _serve(
         store,
         changed=loop.wake,
         unchanged=loop.keep_pace,
-        apart_ms=settings.min_session_interval_ms,
+        apart_s=lambda: loop.apart_s,
     )
     # A thread of its own: what a pod waits for is not kept waiting by a long session.
     clerk = clerk_service(store, epoch=leadership.epoch, ids=RandomIds())
-    services = Services([leadership, loop, clerk, changes], name="scheduler")
+    reloads = reload_service(reload, store, identity=identity, wake=loop.wake)
+    services = Services([leadership, loop, clerk, changes, reloads], name="scheduler")
+    lookout.follow(
+        loop=loop,
+        outage=outage,
+        epoch=leadership.epoch,
+        revision=lambda: turn.mirrored,
+        config_hash=lambda: reload.current.digest,
+    )
     services.start()
     try:
         code = ending.wait()
@@ -134,6 +179,9 @@ def _serve(
 class LeaderTurn:
     """One turn of a scheduler: a cycle and its deliveries, or, while another leads, a look.
 
+    Before either, `effective` puts in place the configuration that the whole turn goes by; who
+    leads publishes it.
+
     `mirrored` is the revision that the last turn has seen, None before the first; only the
     deciding thread writes it.
     """
@@ -144,23 +192,30 @@ class LeaderTurn:
         cycle: Cycle,
         executor: Executor,
         *,
+        effective: Callable[[], Effective],
         clock: Clock,
         epoch: Callable[[], int | None],
         ids: IdSource,
+        observed: Callable[[CycleReport], None] = lambda _: None,
     ) -> None:
         self._store = store
+        self._observed = observed
         self._cycle = cycle
         self._executor = executor
+        self._effective = effective
         self._clock = clock
         self._epoch = epoch
         self._ids = ids
         #: The epoch in which the store was furnished: a server may come back with nothing in it.
         self._furnished_in: int | None = None
+        #: In which epoch what was published last.
+        self._published: tuple[int, str] | None = None
         self._turns = 0
         self.mirrored: int | None = None
 
     def __call__(self) -> TurnReport:
         """Take the turn. Raises StoreUnavailable."""
+        effective = self._effective()
         epoch = self._epoch()
         if epoch is None:
             # A warm mirror: who succeeds the leader decides at once, and lists nothing first.
@@ -169,10 +224,14 @@ class LeaderTurn:
         if self._furnished_in != epoch:
             ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
             self._furnished_in = epoch
+        if self._published != (epoch, effective.digest):
+            publish_config(self._store, effective.text, epoch=epoch)
+            self._published = (epoch, effective.digest)
         report = self._cycle.run_once(epoch)
         self.mirrored = report.session.snapshot.revision
+        self._observed(report)
         self._executor.deliver()
-        _tell(report)
+        _tell(report, effective)
         self._turns += 1
         if self._turns % _COMPARED_EVERY_TURNS == 0:
             self._compare()
@@ -203,7 +262,7 @@ def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:
     store.commit([Transaction(subject=f"Queue/{DEFAULT}", writes=(write,))], request_id=uid)
 
 
-def _tell(report: CycleReport) -> None:
+def _tell(report: CycleReport, effective: Effective) -> None:
     commit = report.commit
     if report.intents:
         _log.info(
@@ -212,6 +271,7 @@ def _tell(report: CycleReport) -> None:
             applied=len(commit.applied),
             refused=len(commit.refused),
             duration_ms=report.duration_ms,
+            config=effective.digest,
         )
 
 

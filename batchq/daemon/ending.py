@@ -1,4 +1,5 @@
-"""How a process learns that it is to end: by a signal, or because one of its threads says so.
+"""How a process learns that it is to end: by a signal, or because one of its threads says so; and
+SIGHUP, which asks a daemon to read its files again.
 
 The first word counts. A `threading.Event` would not do: its lock is not re-entrant, and a signal
 handler that sets it while the main thread is inside `wait` can wait for itself. A byte in a pipe
@@ -11,11 +12,31 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
 #: The process stops because of its own mistake (EX_SOFTWARE): its supervisor may start it anew.
 OWN_MISTAKE = 70
+_STDERR = 2
+
+
+def on_hangup(act: Callable[[], object]) -> None:
+    """Let SIGHUP do something else than end the process. Main thread only.
+
+    `act` must bear to be called while it is being called. The loss of the terminal that the process
+    was started on comes as SIGHUP, too, and ends it as ever.
+    """
+    had_terminal = os.isatty(_STDERR)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if had_terminal and not os.isatty(_STDERR):
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGHUP)
+            return
+        act()
+
+    signal.signal(signal.SIGHUP, handle)
 
 
 class Ending:

@@ -56,7 +56,7 @@ Turn = Callable[[], TurnReport]
 
 
 class Loop:
-    """A service that runs `turn` at the pace of `settings`.
+    """A service that runs `turn` at the pace of `settings`, until `go_by` names others.
 
     `crashed` is called, from the deciding thread, with whatever left a turn other than
     StoreUnavailable; no further turn is run then. `asking_s` says of a thread for how long it has
@@ -162,10 +162,42 @@ class Loop:
         if self._is_idle() and time.monotonic() - self._ended_at > 2 * self._period_s:
             self.wake()
 
+    def go_by(self, settings: Settings) -> None:
+        """Turn at the pace of other settings from now on; a turn may say so itself."""
+        with self._lock:
+            self._period_s = settings.schedule_period_ms / 1000
+            self._apart_s = settings.min_session_interval_ms / 1000
+            self._next_complaint_s = HANGS_AFTER_PERIODS * self._period_s
+        # Before its start, and after its end, there is no next turn to move.
+        with suppress(JobLookupError):
+            self._scheduler.reschedule_job(_SESSION, trigger="interval", seconds=self._period_s)
+
+    @property
+    def period_s(self) -> float:
+        """How far apart turns are when nothing happens."""
+        return self._period_s
+
+    @property
+    def apart_s(self) -> float:
+        """How far apart turns are at least."""
+        return self._apart_s
+
     def hanging_s(self) -> float:
         """For how long the turn that runs has been running, 0 between turns."""
         since = self._running_since
         return time.monotonic() - since if since is not None else 0.0
+
+    def waiting_for_store_s(self) -> float:
+        """How long the store call that is under way has taken; its end says what became of it."""
+        number = self._decider.ident if self._decider else None
+        return 0.0 if number is None else self._asking_s(number)
+
+    def standing_still_s(self) -> float:
+        """For how long nothing has moved: a turn runs, and does not wait for the store; or none."""
+        since = self._running_since
+        if since is None:
+            return time.monotonic() - self._ended_at
+        return max(0.0, time.monotonic() - since - self.waiting_for_store_s())
 
     # --- the deciding thread ----------------------------------------------------------------
 
@@ -267,16 +299,11 @@ class Loop:
         # Under the lock, so that the turn cannot be said to have ended before it is said to hang.
         with self._lock:
             lasted_s = self.hanging_s()
-            if lasted_s - self._waiting_for_store_s() < self._next_complaint_s:
+            if lasted_s - self.waiting_for_store_s() < self._next_complaint_s:
                 return
             # Each complaint waits twice as long as the last: the log says it, and does not fill.
             self._next_complaint_s = 2 * lasted_s
             _log.error("session.hangs", for_s=round(lasted_s, 1), where=self._where())
-
-    def _waiting_for_store_s(self) -> float:
-        """How long the store call that is under way has taken; its end says what became of it."""
-        number = self._decider.ident if self._decider else None
-        return 0.0 if number is None else self._asking_s(number)
 
     def _where(self) -> str:
         """The innermost calls of the deciding thread, as `file:line function`."""

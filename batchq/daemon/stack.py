@@ -24,7 +24,8 @@ from batchq.api.objects import Node
 from batchq.config.load import load_config
 from batchq.daemon import embedded, locks, processes, shares
 from batchq.daemon.draining import DRAINED_WITHIN_S, STOPPED_AFTER_S, Say, end_agents
-from batchq.daemon.ending import Ending
+from batchq.daemon.ending import Ending, on_hangup
+from batchq.daemon.listener import check_address
 from batchq.daemon.processes import Fate, Record
 from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
 from batchq.paths import (
@@ -99,6 +100,8 @@ class UpOptions(Struct, frozen=True, kw_only=True):
     config: Path | None = None
     #: Let the embedded server listen on this port of 127.0.0.1, too.
     port: int | None = None
+    #: `[HOST:]PORT` for the scheduler to serve metrics on; None to serve none.
+    metrics: str | None = None
     within_s: float = READY_WITHIN_S
 
 
@@ -118,13 +121,16 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
     home.prepare()
     with _turn(home), ExitStack() as undo:
         offers = _offers(home, url, options)
+        runs = [record.name for record in _records(home) if processes.is_running(record)]
+        if options.metrics is not None and _SCHEDULER not in runs:
+            check_address(options.metrics)
         parts = []
         if url == default_url(home):
             parts.append(_up_server(home, options, undo, say))
         store = open_store(url)
         try:
             launch = _Launch(home, url, store, undo, say)
-            parts.append(launch.scheduler(options.config))
+            parts.append(launch.scheduler(options.config, options.metrics))
             parts.extend(launch.agents(offers))
             launch.await_ready(parts, shares.node_names(options.agents), options.within_s)
         finally:
@@ -186,10 +192,12 @@ def down(
 def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> StackReport:
     """Stay with a stack that is up until SIGINT or SIGTERM, or until a part dies; then `down`.
 
-    Main thread only. Raises BatchqError, after all has ended, when a part has died.
+    SIGHUP is passed on to the scheduler. Main thread only. Raises BatchqError, after all has ended,
+    when a part has died.
     """
     ending = Ending()
     ending.on_signals(signal.SIGINT, signal.SIGTERM)
+    on_hangup(lambda: _pass_on(home, signal.SIGHUP))
     lost: list[Part] = []
     expected = {part.name for part in report.parts}
     while ending.wait(_WATCH_S) is None and not lost:
@@ -200,6 +208,12 @@ def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> Stack
     if lost and not ending.asked:
         raise _died(lost[0].name, Path(lost[0].log), "died", since=0)
     return result
+
+
+def running_scheduler(home: Home) -> Record | None:
+    """The scheduler that runs here, if one does that `up` has started."""
+    record = processes.read_record(_record_path(home, _SCHEDULER))
+    return record if record is not None and processes.is_running(record) else None
 
 
 class _Launch:
@@ -218,9 +232,11 @@ class _Launch:
         self._started: list[Record] = []
         self._heard_after_ms = store.now_ms()
 
-    def scheduler(self, config: Path | None) -> Part:
+    def scheduler(self, config: Path | None, metrics: str | None) -> Part:
         """Find or start the scheduler."""
-        arguments = [_SCHEDULER, *(["--config", str(config.resolve())] if config else [])]
+        arguments = [_SCHEDULER, *(["--config", str(config.absolute())] if config else [])]
+        # Empty: a variable of the caller's is another scheduler's.
+        arguments += ["--metrics", metrics or ""]
         return self._find_or_start(_SCHEDULER, arguments, {})
 
     def agents(self, offers: Mapping[str, str]) -> list[Part]:
@@ -466,6 +482,11 @@ def _is_dead_here(identity: str) -> bool:
     host, _, rest = identity.rpartition(":")[0].rpartition(":")
     is_ours = host == socket.gethostname() and rest.isdigit()
     return is_ours and processes.birth_of(int(rest)) is None
+
+
+def _pass_on(home: Home, number: signal.Signals) -> None:
+    if scheduler := running_scheduler(home):
+        processes.send(scheduler, number)
 
 
 def _record_path(home: Home, name: str) -> Path:

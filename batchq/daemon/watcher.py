@@ -26,10 +26,10 @@ def watcher(
     *,
     changed: Callable[[], None],
     unchanged: Callable[[], None],
-    apart_ms: int,
+    apart_s: Callable[[], float],
 ) -> ThreadService:
-    """A service that calls `changed` after changes, at most every `apart_ms`, and `unchanged`
-    after a while without any.
+    """A service that calls `changed` after changes, `apart_s()` seconds apart at least, and
+    `unchanged` after a while without any.
     """
 
     def watch(stopping: threading.Event) -> None:
@@ -44,7 +44,7 @@ def watcher(
             backoff.reset()
             if any_change:
                 changed()
-                stopping.wait(apart_ms / 1000)
+                stopping.wait(apart_s())
             else:
                 unchanged()
 

@@ -26,7 +26,8 @@ _NOT_STARTED = 2**60
 def undoable(
     session: Session, claimant: GroupState, queues: Iterable[str]
 ) -> Iterator[tuple[Victim, bool]]:
-    """What this session admitted or bound in these queues and may take back: pods, then groups.
+    """What this session admitted, reserved or bound in these queues and may take back: pods, then
+    groups.
 
     True with a group that goes back to how it was, False with a single pod. Groups about which
     the session has decided with others' fate in hand stay.
@@ -61,12 +62,14 @@ def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Vict
             continue
         mine = found.setdefault(group.queue, [])
         new = [pod for pod in group.pods.values() if _is_new(pod, former.get(pod.metadata.uid))]
-        was_admitted = status.phase == PodGroupPhase.PENDING and group.phase != status.phase
-        if new and not was_admitted and _was_ready(session, group, new):
+        came_in = status.phase == PodGroupPhase.PENDING and (
+            group.phase != status.phase or (group.reserved and status.reserved_at is None)
+        )
+        if new and not came_in and _was_ready(session, group, new):
             mine += [
                 (False, victim_key(group, pod), Victim(group, (pod,), whole=False)) for pod in new
             ]
-        elif new or was_admitted:
+        elif new or came_in:
             mine.append((True, victim_key(group), Victim(group, tuple(new), whole=True)))
     for mine in found.values():
         mine.sort(key=lambda entry: entry[:2])
@@ -190,6 +193,7 @@ class Pool:
             entries = [
                 (victim_key(group), 0, Victim(group, tuple(self._stoppable(group)), whole=True))
                 for group in self._groups(name)
+                if not self._is_pledged(group)
             ]
             if entries:
                 entries.sort(key=lambda entry: entry[:2])
@@ -219,8 +223,18 @@ class Pool:
         return [
             pod
             for pod in group.pods.values()
-            if pod.status.phase in ON_NODE and not pod.status.terminating
+            if pod.status.phase in ON_NODE
+            and not pod.status.terminating
+            and pod.metadata.uid not in self._session.pledged
         ]
+
+    def _is_pledged(self, group: GroupState) -> bool:
+        """Whether another claimant counts on it, and nobody has been told to stop yet."""
+        pledged = self._session.pledged
+        return group.uid in pledged or any(
+            pod.metadata.uid in pledged and not pod.status.terminating
+            for pod in group.pods.values()
+        )
 
     def _in_order(
         self, heaps: dict[str, list[tuple[Any, int, Victim]]], ask: Ask

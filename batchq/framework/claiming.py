@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
-from batchq.api.reasons import Waiting
+from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import of_pod, total
 from batchq.framework.classes import may_evict
 from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
@@ -57,6 +57,14 @@ def _waits_for_room(session: Session, group: GroupState) -> bool:
             return False
 
 
+def waits_for_more_than_room(session: Session, group: GroupState) -> list[Verdict]:
+    """What keeps a Pending group waiting that no eviction would help; a spent budget is no such
+    thing.
+    """
+    verdicts = session.refusals.get(group.uid, ()) if group.phase == PodGroupPhase.PENDING else ()
+    return [one for one in verdicts if one.reason not in _LACK and one.plugin != "hygiene"]
+
+
 @dataclass(frozen=True, slots=True)
 class GangClaim:
     """minMember pods of a group, admitted and placed."""
@@ -67,7 +75,7 @@ class GangClaim:
         """Try it; see `batchq.framework.search`."""
         group = self.claimant
         # What is reserved already is asked about, too: a described world may hold more than fits.
-        asked = [] if group.reserved else session.refusals_at("admissible", group)
+        asked = [] if _has_its_own(group) else session.refusals_at("admissible", group)
         verdicts = asked or over_any_limit(session, group)
         if verdicts:
             lacking = (verdict.resource for verdict in verdicts if verdict.resource)
@@ -76,7 +84,7 @@ class GangClaim:
 
     def needs_nobody(self, session: Session) -> bool:
         """What is reserved and finds nodes is in nobody's way, whatever a described world holds."""
-        return self.claimant.reserved and self._fit_on_nodes(session).fits
+        return _has_its_own(self.claimant) and self._fit_on_nodes(session).fits
 
     def _fit_on_nodes(self, session: Session) -> Fit:
         group = self.claimant
@@ -93,6 +101,13 @@ class GangClaim:
             if session.group_ready(group):
                 return fit_of(group, _new_pods(session, group))
         return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+
+
+def _has_its_own(group: GroupState) -> bool:
+    """InQueue with a reservation. One that is Pending with it, since it had to pass its checks, is
+    held against the limits once more.
+    """
+    return group.reserved and is_admitted(group)
 
 
 def start_gang(statement: Statement, group: GroupState) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from batchq.api.objects import GroupClaim
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_duration, format_instant
@@ -12,6 +14,7 @@ from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT
 
 _PLUGIN = "session"
+_QUEUES_SHOWN = 10
 
 
 def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
@@ -23,10 +26,7 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
     ]
     queue = session.queues.get(group.queue)
     if queue is None:
-        known = ", ".join(session.queues)
-        found.append(
-            (Waiting.QUEUE_NOT_FOUND, f"there is no queue {group.queue}; there are: {known}")
-        )
+        found.append((Waiting.QUEUE_NOT_FOUND, _which_queues_there_are(session, group.queue)))
     found += [
         (Waiting.QUEUE_STOPPED, f"queue {name} is stopped ({policy})")
         for name, policy in stops_of(session, group)
@@ -44,6 +44,16 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
     return [Verdict(plugin=_PLUGIN, reason=reason, detail=detail) for reason, detail in found]
 
 
+def _which_queues_there_are(session: Session, name: str) -> str:
+    """The nearest names, if there are too many to be listed."""
+    names = list(session.queues)
+    near = get_close_matches(name, names, n=1)
+    shown = names[:_QUEUES_SHOWN]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    meant = f"; did you mean {near[0]}?" if near and more else ""
+    return f"there is no queue {name}; there are: {', '.join(shown)}{more}{meant}"
+
+
 def _why_it_pauses(session: Session, group: GroupState) -> str:
     """What made it leave InQueue, and for how long it pauses: the same words all the while."""
     left = next((one for one in group.status.conditions if one.type == "Evicted"), None)
@@ -51,14 +61,21 @@ def _why_it_pauses(session: Session, group: GroupState) -> str:
     pause = format_duration(pause_ms(session.settings, max(0, group.status.backoff_count - 1)))
     times = group.status.backoff_count
     nth = "the first time" if times < 2 else f"{times} times in a row"
-    return f"pauses for {pause}, {nth}; {why}"
+    until = format_instant(group.status.backoff_until or session.now_ms)
+    return f"pauses for {pause}, until {until}, {nth}; {why}"
 
 
 def _why_it_is_promised(session: Session, group: GroupState) -> str:
     """Whose processes have to end first: the same words until the last has."""
-    victims = group.status.pledge.victims
+    pledge = group.status.pledge
+    victims = pledge.victims
     shown = ", ".join(victims[:3]) + (f" and {len(victims) - 3} more" if len(victims) > 3 else "")
-    return f"waits until {shown} {'has' if len(victims) == 1 else 'have'} stopped for it"
+    if pledge.expires is None and group.status.checks:
+        return f"counts on the room of {shown}, to be evicted once its checks give leave"
+    have = "has" if len(victims) == 1 else "have"
+    expires = group.status.pledge.expires
+    patience = "" if expires is None else f", at the latest at {format_instant(expires)}"
+    return f"waits until {shown} {have} stopped for it{patience}"
 
 
 def _why_its_claim_counts(claim: GroupClaim) -> str:

@@ -17,6 +17,7 @@ pure: asked twice about the same state, a plugin answers twice the same, and cha
 | preemptable | may this claimant of the same queue take | one at least agrees, and   |
 |             | this victim?                             | none refuses               |
 | reclaimable | the same, of another queue               | the same                   |
+| permit      | its quota is reserved: may it start?     | every refusal is kept      |
 
 `preemptable` and `reclaimable` answer True (agreed), False (refused) or None (no opinion), for one
 victim at a time and about the state as it is then: what was chosen before has left already.
@@ -24,11 +25,21 @@ victim at a time and about the state as it is then: what was chosen before has l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 F = TypeVar("F")
+
+
+class Plugin(Protocol):
+    """A policy: an object with a name, and a method for each point that it implements."""
+
+    name: str
+
+
+#: point -> who is asked there, in this order, each with its weight.
+Standing: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +84,21 @@ POINTS: dict[str, str] = {
     "groupReady": "group_ready",
     "preemptable": "preemptable",
     "reclaimable": "reclaimable",
+    "permit": "permit",
 }
+
+
+def implemented(plugin: Plugin) -> tuple[str, ...]:
+    """The points that a plugin has a method for."""
+    return tuple(
+        point for point, method in POINTS.items() if getattr(plugin, method, None) is not None
+    )
+
+
+def everywhere(plugins: Iterable[tuple[Plugin, int]]) -> Standing:
+    """Each plugin at every point that it implements, in the order given."""
+    all_of_them = tuple(plugins)
+    return {
+        point: tuple(pair for pair in all_of_them if point in implemented(pair[0]))
+        for point in POINTS
+    }

@@ -69,6 +69,10 @@ def least_first(session: Session, group: GroupState) -> list[Pod]:
 
 
 def pending_pods(session: Session, group: GroupState) -> list[Pod]:
-    """Its pods without a node, by priority, task, index."""
-    pods = [pod for pod in group.current() if pod.status.phase == PodPhase.PENDING]
+    """Its pods without a node that no gate holds back, by priority, task, index."""
+    pods = [
+        pod
+        for pod in group.current()
+        if pod.status.phase == PodPhase.PENDING and not group.is_held_back(pod)
+    ]
     return sorted(pods, key=lambda pod: session.pod_key(group, pod))

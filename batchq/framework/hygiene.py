@@ -27,7 +27,7 @@ _HAS_RUN = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 def is_protected(session: Session, group: GroupState) -> bool:
     """Whether nothing of a group may be evicted by preempt or reclaim yet."""
-    until = _until(session, group)
+    until = protection_ends_at(session, group)
     return until is not None and session.now_ms < until
 
 
@@ -36,11 +36,12 @@ def protected_until(session: Session) -> Iterator[int]:
     if session.settings.min_runtime_ms == 0:
         return
     for group in session.groups.values():
-        if (until := _until(session, group)) is not None:
+        if (until := protection_ends_at(session, group)) is not None:
             yield until
 
 
-def _until(session: Session, group: GroupState) -> int | None:
+def protection_ends_at(session: Session, group: GroupState) -> int | None:
+    """Until when a group is no victim, past or not; None if nothing protects it."""
     min_runtime_ms, started_at = session.settings.min_runtime_ms, group.status.started_at
     if min_runtime_ms == 0 or started_at is None or group.phase not in _HAS_RUN:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.eligibility import stands_aside
 from batchq.framework.growth import over_any_limit
@@ -12,6 +13,8 @@ from batchq.framework.state import GroupState
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
+    if group.uid in session.asleep:
+        return session.asleep[group.uid]
     aside = standing_aside(session, group)
     if awaits_victims(session, group):
         # It has reserved what it asks for: that its victims hold it still is no second reason.
@@ -36,7 +39,11 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """
     verdicts = session.asides.get(group.uid)
     if verdicts is None:
+        session.evaluated += 1
         found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
+        if group.reserved and group.phase == PodGroupPhase.PENDING:
+            # It has what it asks for, and waits for leave to start.
+            found += session.refusals_at("permit", group)
         verdicts = session.asides[group.uid] = tuple(found)
     return verdicts
 

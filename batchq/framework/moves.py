@@ -25,6 +25,7 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe, named
+from batchq.framework.checks import cleared
 from batchq.framework.eligibility import pause_ms
 from batchq.framework.pledges import end_pledge
 from batchq.framework.shapes import TaskShape
@@ -178,6 +179,8 @@ def roll_back(
         unknown_at=None,
         claim=stopped(status.claim, reason, now_ms),
         reported=final_reports(status) if group.is_elastic else {},
+        # A check that asked for a retry stays False for as long as it asked for.
+        checks=status.checks if reason == Leaving.CHECK_RETRY else cleared(session, group),
         **changes,
     )
     for kind in ("Admitted", "QuotaReserved"):

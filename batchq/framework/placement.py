@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from batchq.api.lifecycle import PodPhase
+from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.moves import pod_of
 from batchq.framework.session import Ranking, Session
@@ -160,4 +161,25 @@ def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
     detail = f"task {shape.task.name}: {fitting}/{len(refusals)} nodes fit"
     if parts:
         detail += f": {parts}"
-    return Verdict(plugin="allocate", reason=Waiting.UNSCHEDULABLE, detail=detail)
+    passing = _most_free(session, shape)
+    return Verdict(plugin="allocate", reason=Waiting.UNSCHEDULABLE, detail=detail, passing=passing)
+
+
+def _most_free(session: Session, shape: TaskShape) -> str:
+    """What a pod needs and the node with most of it has, in the first dimension that lacks."""
+    nodes = [node for node in session.nodes.values() if node.open]
+    for resource, need in shape.requests.items() if nodes else ():
+        most, name = max((node.free.get(resource, 0), node.name) for node in nodes)
+        if most < need:
+            needs, has = (describe_quantity(resource, units) for units in (need, max(0, most)))
+            return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
+    return ""
+
+
+def why_not_on_empty_nodes(session: Session, gang: list[tuple[TaskShape, int]]) -> str:
+    """The first shape that not even an empty node takes; else it is their number."""
+    for shape, _ in gang:
+        if not fits_on_empty_nodes(session, [(shape, 1)]):
+            return explain_no_node(session, shape).detail
+    pods = sum(count for _, count in gang)
+    return f"{pods} pods do not fit together on empty nodes"

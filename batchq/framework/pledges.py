@@ -62,7 +62,8 @@ def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tup
         if group is None:
             continue
         if group.is_external:
-            if group.status.claim.is_open and pledge.holds.get(uid) == group.status.admission:
+            is_held = pledge.holds.get(uid) == group.status.admission
+            if (group.status.claim.is_open and is_held) or leaves_whole(pledge, group):
                 found.append((group, ()))
             continue
         pods = tuple(pod for pod in group.pods.values() if _still_there(pledge, pod))
@@ -82,7 +83,11 @@ def _still_there(pledge: Pledge, pod: Pod) -> bool:
 
 
 def _same_admission(pledge: Pledge, group: GroupState) -> bool:
-    """Whether the group has not left since it was pledged: any of its pods is one of then."""
+    """Whether the group has not left since it was pledged: any of its pods is one of then. A group
+    that was pledged before it had any is held by its admission.
+    """
+    if pledge.holds.get(group.uid) == group.status.admission:
+        return True
     return any(pod.metadata.uid in pledge.holds for pod in group.current())
 
 
@@ -256,6 +261,15 @@ def end_pledge(statement: Statement, claimant: GroupState) -> None:
     statement.also_undo(lambda: note_pledge(session, claimant, pledge))
     statement.set_status(claimant, pledge=Pledge())
     statement.say(intents.EndPledge(group=claimant.key))
+
+
+def withdraw_pledge(statement: Statement, claimant: GroupState) -> None:
+    """As if the claimant had never come up for its reservation; nothing is told."""
+    session, pledge = statement.session, claimant.status.pledge
+    enter_room(statement, claimant)
+    forget_pledge(session, claimant, pledge)
+    statement.also_undo(lambda: note_pledge(session, claimant, pledge))
+    statement.set_status(claimant, pledge=Pledge(), reserved_at=None, reservation={})
 
 
 def awaits_victims(session: Session, group: GroupState) -> bool:

@@ -240,13 +240,15 @@ def _is_in_line(session: Session, group: GroupState) -> bool:
 
 
 def _asked_beyond_promise(group: GroupState) -> Amounts:
-    """What its pods without a node, those not yet created included, ask for beyond the promise."""
+    """What its ungated pods without a node, those not yet created included, ask for beyond the
+    promise.
+    """
     if group.is_external:
         return {}
     away = Counter(pod.spec.task for pod in group.current() if pod.status.phase != PodPhase.PENDING)
     asked: Amounts = {}
-    for shape in group.tasks:
-        waiting = max(0, shape.task.replicas - away[shape.task.name])
+    for shape, ungated in zip(group.tasks, group.ungated(), strict=True):
+        waiting = max(0, ungated - away[shape.task.name])
         for name, units in shape.requests.items():
             asked[name] = asked.get(name, 0) + units * waiting
     return minus(asked, minus(group.charge(), group.held))

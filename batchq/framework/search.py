@@ -119,7 +119,7 @@ def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
             pledge = claimant.status.pledge
             for group, pods in victims_left(session, pledge):
                 if leaves_whole(pledge, group):
-                    _send_off(trial, Victim(group, pods, whole=True))
+                    send_off(trial, Victim(group, pods, whole=True))
                 for pod in pods:
                     if pod.metadata.uid in group.pods:
                         _drop(trial, Victim(group, (pod,), whole=False))
@@ -173,7 +173,7 @@ class _Trial:
             if self._is_enough():
                 return True
         for victim in pool.groups(self._may_take):
-            self._take("group", victim, _send_off)
+            self._take("group", victim, send_off)
             if self._is_enough():
                 return True
         return False
@@ -266,7 +266,7 @@ def _drop(statement: Statement, victim: Victim) -> None:
     statement.drop_pod(victim.group, victim.pods[0].metadata.uid)
 
 
-def _send_off(statement: Statement, victim: Victim) -> None:
+def send_off(statement: Statement, victim: Victim) -> None:
     """A group has left, and its processes have ended."""
     group = victim.group
     end_pledge(statement, group)

@@ -30,9 +30,11 @@ from batchq.api.reasons import Verdict, ranked
 from batchq.api.resources import UNLIMITED_PODS, Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.contact import refusal_to_bind
-from batchq.framework.extension import POINTS, ExtensionPoint
+from batchq.framework.extension import POINTS, ExtensionPoint, Plugin, Standing
 from batchq.framework.hygiene import is_protected
+from batchq.framework.instrument import Instrument
 from batchq.framework.ledger import LedgerView
+from batchq.framework.parking import OF_SESSION, LiftedBy, Parking
 from batchq.framework.pledges import keep_owing, owed_to
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import ShapeMemo, TaskShape
@@ -45,11 +47,10 @@ if TYPE_CHECKING:
 
 Key = tuple[Any, ...]
 
-
-class Plugin(Protocol):
-    """A policy: an object with a name, and a method for each point that it implements."""
-
-    name: str
+#: The plugin by which scheduling gates hold.
+GATES = "gates"
+#: Whose refusals the session's own are.
+SESSION = "session"
 
 
 class Action(Protocol):
@@ -80,9 +81,11 @@ class Session:
         *,
         now_ms: int,
         settings: Settings,
-        plugins: Iterable[tuple[Plugin, int]],
+        plugins: Standing,
         actions: tuple[str, ...] = (),
         memo: ShapeMemo | None = None,
+        instrument: Instrument | None = None,
+        parking: Parking | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.now_ms = now_ms
@@ -117,6 +120,10 @@ class Session:
         #: What groups that ask for the same were told, and at which version of the ledger.
         self.told: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
         self.asks_each_group = False
+        #: Plugin -> by which changes its refusals are lifted (batchq.framework.parking).
+        self.lifted_by: dict[str, LiftedBy] = {SESSION: OF_SESSION}
+        #: How many groups were asked about, whatever the answer; for those who watch the cost.
+        self.evaluated = 0
         #: The dimensions that a claimant lacks, while victims are looked for.
         self.lacking: frozenset[str] = frozenset()
         #: Scope -> what its sum is going to fall by, meanwhile: what victims owe to others.
@@ -128,8 +135,10 @@ class Session:
         self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
         #: Plugins' `due_at`: instants at which their answers change by the clock alone.
         self.plugin_clocks: list[Callable[[Session], Iterable[int]]] = []
-        for plugin, weight in plugins:
-            self._register(plugin, weight)
+        self._register(plugins, instrument)
+        #: Whether scheduling gates mean anything, in counting pods too: with the plugin off they
+        #: are kept and ignored.
+        self.gates_hold = any(entry.plugin == GATES for entry in self.points["preEnqueue"])
 
         self.nodes = _nodes(snapshot, now_ms, settings)
         #: What all ready nodes have together, and all that were seen within a day, ready or not.
@@ -138,7 +147,8 @@ class Session:
         #: What the cluster could ever have: rule 1 asks for every group.
         self.could_have = scaled(self.known_resources, settings.overcommit)
         self.tree = QueueTree(snapshot.queues)
-        self.groups = _groups(snapshot, memo or ShapeMemo(), self.tree)
+        self.admission_checks = {item.metadata.name: item for item in snapshot.admission_checks}
+        self.groups = _groups(snapshot, memo or ShapeMemo(), self.tree, gates_hold=self.gates_hold)
         self.by_key = {group.key: group for group in self.groups.values()}
         self.ledger = LedgerView(
             _limits(snapshot, self.ready_resources, settings),
@@ -150,6 +160,9 @@ class Session:
         keep_owing(self)
         for group in self.groups.values():
             self._count_in(group)
+        #: Groups that nothing has happened to that could let them in, and why they wait.
+        self.asleep = {} if parking is None else parking.sleeping(self)
+        self.refusals |= self.asleep
         self.queues = self._queues()
         #: Whether anything says how many pods there may be, and so how many a queue deserves.
         self.pods_are_bounded = self.ready_resources.get(PODS, 0) < UNLIMITED_PODS or any(
@@ -161,17 +174,28 @@ class Session:
 
     # Plugins' say ----------------------------------------------------------------------------
 
-    def _register(self, plugin: Plugin, weight: int) -> None:
-        for point in self.points.values():
-            function: Callable[..., Any] | None = getattr(plugin, point.method, None)
-            if function is not None:
+    def _register(self, plugins: Standing, instrument: Instrument | None) -> None:
+        """The one place where plugins take their places.
+
+        Who stands at any point at all has a clock, and may want to be asked about each group.
+        """
+        on: dict[str, Plugin] = {}
+        for name, standing in plugins.items():
+            point = self.points[name]
+            for plugin, weight in standing:
+                function: Callable[..., Any] = getattr(plugin, point.method)
+                if instrument is not None:
+                    function = instrument.plugin(plugin.name, name, function)
                 point.add(plugin.name, function, weight)
-        if (clock := getattr(plugin, "due_at", None)) is not None:
-            self.plugin_clocks.append(clock)
-        self.asks_each_group |= getattr(plugin, "per_group", False)
+                on[plugin.name] = plugin
+        for plugin in on.values():
+            if (clock := getattr(plugin, "due_at", None)) is not None:
+                self.plugin_clocks.append(clock)
+            self.asks_each_group |= getattr(plugin, "per_group", False)
+            self.lifted_by[plugin.name] = getattr(plugin, "lifted_by", {})
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
-        """Every refusal of every plugin at `preEnqueue` or `admissible`."""
+        """Every refusal of every plugin at `preEnqueue`, `admissible` or `permit`."""
         return [verdict for entry in self.points[point] for verdict in entry.function(self, group)]
 
     def refused_by(self, shape: TaskShape, node: NodeState) -> Verdict | None:
@@ -281,6 +305,8 @@ class Session:
         queues = {queue.metadata.name: QueueState(queue, []) for queue in self.snapshot.queues}
         queues.setdefault(DEFAULT, QueueState(Queue(metadata=Metadata(name=DEFAULT)), []))
         for group in self.groups.values():
+            if group.uid in self.asleep:
+                continue
             if group.phase == PodGroupPhase.PENDING and group.queue in queues:
                 queues[group.queue].line.append(group)
         for queue in queues.values():
@@ -322,7 +348,9 @@ def _heard_at(snapshot: Snapshot, heartbeat: int | None) -> int | None:
     return max(heartbeat, hears_since)
 
 
-def _groups(snapshot: Snapshot, memo: ShapeMemo, tree: QueueTree) -> dict[str, GroupState]:
+def _groups(
+    snapshot: Snapshot, memo: ShapeMemo, tree: QueueTree, *, gates_hold: bool
+) -> dict[str, GroupState]:
     values, default = priorities_of(snapshot.priority_classes)
 
     def priority(record: PodGroup) -> int:
@@ -335,8 +363,11 @@ def _groups(snapshot: Snapshot, memo: ShapeMemo, tree: QueueTree) -> dict[str, G
             priority(record),
             shape,
             tree.chain(record.spec.queue),
+            gates_hold=gates_hold,
         )
-        for record, shape in zip(snapshot.groups, memo.of_all(snapshot.groups), strict=True)
+        for record, shape in zip(
+            snapshot.groups, memo.of_all(snapshot.groups, gates_hold=gates_hold), strict=True
+        )
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from batchq.api.objects import PodGroup, PodGroupSpec, Task
 from batchq.api.resources import Amounts, larger, named, of_pod, times, total
@@ -13,13 +13,15 @@ from batchq.api.resources import Amounts, larger, named, of_pod, times, total
 class TaskShape:
     """One task of a group as the scheduler sees it; pods of one shape are interchangeable.
 
-    `first` is the ordinal of its first pod among all pods of the group.
+    `first` is the ordinal of its first pod among all pods of the group. Pods of a `gated` one are
+    neither made nor bound until the gates in its template are open.
     """
 
     task: Task
     first: int
     requests: Amounts
     shape: tuple[object, ...]
+    gated: bool = False
 
     @property
     def ordinals(self) -> range:
@@ -31,8 +33,9 @@ class TaskShape:
 class GroupShape:
     """A group's tasks, and what an admission of it reserves.
 
-    `reservation` is, per dimension, the larger of minResources and minMember pods' requests. An
-    external group has as many `replicas` as its tasks say, and at least minMember.
+    `reservation` is, per dimension, the larger of minResources and minMember pods' requests, pods
+    without gates first, as those are what would run. An external group has as many `replicas` as
+    its tasks say, and at least minMember.
     """
 
     spec: PodGroupSpec
@@ -50,64 +53,83 @@ class ShapeMemo:
 
     def __init__(self) -> None:
         self._shapes: dict[str, GroupShape] = {}
+        self._gates_hold = True
 
-    def of_all(self, records: Iterable[PodGroup]) -> list[GroupShape]:
-        """The shape of each record; those of records that are not among them are forgotten."""
-        former, kept, found = self._shapes, {}, []
+    def of_all(self, records: Iterable[PodGroup], *, gates_hold: bool) -> list[GroupShape]:
+        """The shape of each record; those of records that are not among them are forgotten.
+
+        `gates_hold`: whether gates mean anything (the plugin `gates` is on).
+        """
+        former = self._shapes if gates_hold == self._gates_hold else {}
+        self._gates_hold = gates_hold
+        kept, found = {}, []
         for record in records:
             uid = record.metadata.uid
             shape = former.get(uid)
             if shape is None or shape.spec is not record.spec:
-                shape = shape_of(record.spec)
+                shape = shape_of(record.spec, gates_hold=gates_hold)
             kept[uid] = shape
             found.append(shape)
         self._shapes = kept
         return found
 
 
-def shape_of(spec: PodGroupSpec) -> GroupShape:
+def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
     """Work a spec out."""
-    tasks = shapes_of(spec.tasks)
+    tasks = shapes_of(spec.tasks, gates_hold=gates_hold)
     replicas = sum(task.replicas for task in spec.tasks)
     min_member = spec.min_member or max(1, replicas)
     if spec.controller == "external":
         replicas = max(replicas, min_member)
-    of_pods = total(
-        times(shape.requests, count)
-        for shape, count in zip(tasks, choose(tasks, min_member), strict=True)
-    )
-    reservation = named(larger(spec.min_resources, of_pods))
-    return GroupShape(
+    shape = GroupShape(
         spec=spec,
         tasks=tasks,
         by_task={shape.task.name: shape for shape in tasks},
         replicas=replicas,
         min_member=min_member,
-        reservation=reservation,
-        claim=(tuple(reservation.items()), min_member, replicas, spec.controller),
+        reservation={},
+        claim=(),
     )
+    return with_left(shape, [task.replicas for task in spec.tasks])
+
+
+def with_left(shape: GroupShape, left: Sequence[int]) -> GroupShape:
+    """The shape with what is reserved for pods of which so many of each task are left."""
+    tasks, spec = shape.tasks, shape.spec
+    of_pods = total(
+        times(task.requests, count)
+        for task, count in zip(tasks, choose(tasks, shape.min_member, left), strict=True)
+    )
+    reservation = named(larger(spec.min_resources, of_pods))
+    claim = (tuple(reservation.items()), shape.min_member, shape.replicas, spec.controller)
+    return replace(shape, reservation=reservation, claim=claim)
 
 
 def choose(
-    tasks: tuple[TaskShape, ...], count: int, left: Sequence[int] | None = None
+    tasks: tuple[TaskShape, ...],
+    count: int,
+    left: Sequence[int],
+    last: Collection[str] = (),
 ) -> list[int]:
-    """How many pods of each task make up `count` of them, of those `left` if that is given.
+    """How many pods of each task make up `count` of those that are `left`.
 
-    Each task's minAvailable first, then tasks in order.
+    Each task's minAvailable first, then tasks in order; gated ones, and those in `last`, last.
     """
-    most = [shape.task.replicas for shape in tasks] if left is None else left
     chosen = [
-        min(shape.task.min_available, there) for shape, there in zip(tasks, most, strict=True)
+        min(shape.task.min_available, there) for shape, there in zip(tasks, left, strict=True)
     ]
     rest = count - sum(chosen)
-    for place, there in enumerate(most):
-        more = max(0, min(rest, there - chosen[place]))
+    places = sorted(
+        range(len(tasks)), key=lambda place: tasks[place].gated or tasks[place].task.name in last
+    )
+    for place in places:
+        more = max(0, min(rest, left[place] - chosen[place]))
         chosen[place] += more
         rest -= more
     return chosen
 
 
-def shapes_of(tasks: tuple[Task, ...]) -> tuple[TaskShape, ...]:
+def shapes_of(tasks: tuple[Task, ...], *, gates_hold: bool = True) -> tuple[TaskShape, ...]:
     """Each task's requests and shape, and where its pods begin."""
     shapes, first = [], 0
     for task in tasks:
@@ -118,6 +140,7 @@ def shapes_of(tasks: tuple[Task, ...]) -> tuple[TaskShape, ...]:
             tuple(sorted(template.node_selector.items())),
             template.tolerations,
         )
-        shapes.append(TaskShape(task, first, requests, shape))
+        gated = gates_hold and bool(template.scheduling_gates)
+        shapes.append(TaskShape(task, first, requests, shape, gated))
         first += task.replicas
     return tuple(shapes)

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from batchq.api.objects import Node, Pod, PodGroup, PriorityClass, Queue, ResourceQuota
+from batchq.api.objects import (
+    AdmissionCheck,
+    Node,
+    Pod,
+    PodGroup,
+    PriorityClass,
+    Queue,
+    ResourceQuota,
+)
 from batchq.api.resources import Amounts
 
 
@@ -35,6 +43,34 @@ class Standing(Struct, frozen=True, kw_only=True):
         return max(known, default=None)
 
 
+def says_the_same(one: Snapshot, other: Snapshot) -> bool:
+    """Whether two snapshots differ in nothing but signs of life: nodes' beats, pods' leases.
+
+    Records that did not change are the same objects in both. What signs of life decide, they
+    decide by the clock: when one is late.
+    """
+    return (
+        one.groups is other.groups
+        and one.pods is other.pods
+        and one.queues is other.queues
+        and one.quotas is other.quotas
+        and one.priority_classes is other.priority_classes
+        and one.admission_checks is other.admission_checks
+        and one.overbooked == other.overbooked
+        and one.standing == other.standing
+        and len(one.nodes) == len(other.nodes)
+        and all(map(_same_but_for_beats, one.nodes, other.nodes))
+    )
+
+
+def _same_but_for_beats(one: Node, other: Node) -> bool:
+    return one is other or (
+        one.metadata == other.metadata
+        and one.spec == other.spec
+        and one.status.ready == other.status.ready
+    )
+
+
 class Snapshot(Struct, frozen=True, kw_only=True):
     """Immutable records. Every tuple is ordered by key.
 
@@ -47,6 +83,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     quotas: tuple[ResourceQuota, ...] = ()
     nodes: tuple[Node, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
+    admission_checks: tuple[AdmissionCheck, ...] = ()
     groups: tuple[PodGroup, ...] = ()
     pods: Mapping[str, tuple[Pod, ...]] = {}
     leases: Mapping[str, int] = {}

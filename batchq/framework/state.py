@@ -15,7 +15,14 @@ from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
 from batchq.api.resources import Amounts, larger, of_pod, plus, times
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
-from batchq.framework.shapes import GroupShape, TaskShape, choose, shape_of, shapes_of
+from batchq.framework.shapes import (
+    GroupShape,
+    TaskShape,
+    choose,
+    shape_of,
+    shapes_of,
+    with_left,
+)
 from batchq.framework.tree import ROOT
 
 #: Uids that are numbers (places in a file) compare as numbers, and before all others.
@@ -45,8 +52,10 @@ class GroupState:
     """
 
     __slots__ = (
+        "_gated_pods",
         "_on_nodes",
         "chain",
+        "gates_hold",
         "key",
         "min_member",
         "order",
@@ -69,11 +78,15 @@ class GroupState:
         priority: int,
         shape: GroupShape | None = None,
         chain: tuple[str, ...] | None = None,
+        *,
+        gates_hold: bool = True,
     ) -> None:
         self.record = record
         #: From the root down to its queue.
         self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
-        self.shape = shape = shape or shape_of(record.spec)
+        self.shape = shape = shape or shape_of(record.spec, gates_hold=gates_hold)
+        #: Whether scheduling gates mean anything: the plugin `gates` is on.
+        self.gates_hold = gates_hold
         self.key = key_of(record)
         self.uid = record.metadata.uid
         self.order = uid_order(self.uid)
@@ -86,9 +99,13 @@ class GroupState:
         self._on_nodes: Amounts = {}
         #: Task -> how many of its pods have a node and may keep it, or have succeeded.
         self.placed: dict[str, int] = dict.fromkeys(shape.by_task, 0)
+        #: Task -> how many of its pods have gates of their own.
+        self._gated_pods: dict[str, int] = {}
         self.pods: dict[str, Pod] = {}
         for pod in pods:
             self.exchange(pod.metadata.uid, None, pod)
+        if self._gated_pods:
+            self.shape = with_left(shape, self.ungated())
 
     # What it is ------------------------------------------------------------------------------
 
@@ -150,17 +167,57 @@ class GroupState:
 
     # Its pods --------------------------------------------------------------------------------
 
-    def choose(self, count: int, left: Sequence[int] | None = None) -> list[int]:
-        """How many pods of each task make up `count` of them, of those `left` if that is given.
+    def choose(self, count: int, left: Sequence[int]) -> list[int]:
+        """How many pods of each task make up `count` of those that are `left`.
 
-        Each task's minAvailable first, then tasks in order.
+        Each task's minAvailable first, then tasks in order; but those whose gates were opened
+        since the group was admitted come last: it has pods of others for minMember already.
         """
-        return choose(self.tasks, count, left)
+        since = self.status.in_queue_at
+        late = {
+            one.task
+            for one in self.status.opened_gates
+            if one.task and since is not None and one.at > since
+        }
+        return choose(self.tasks, count, left, late)
 
     def unfinished(self) -> list[int]:
-        """How many pods of each task have not ended for good, those not yet created included."""
+        """How many pods of each task are to run still: neither gated nor ended for good, those not
+        yet created included.
+        """
         ended = Counter(pod.spec.task for pod in self.current() if self.is_final(pod))
-        return [max(0, shape.task.replicas - ended[shape.task.name]) for shape in self.tasks]
+        return [
+            max(0, there - ended[shape.task.name])
+            for shape, there in zip(self.tasks, self.ungated(), strict=True)
+        ]
+
+    def ungated(self) -> list[int]:
+        """How many pods of each task no gate of theirs holds back."""
+        return [
+            0 if shape.gated else shape.task.replicas - self._gated_pods.get(shape.task.name, 0)
+            for shape in self.tasks
+        ]
+
+    def is_held_back(self, pod: Pod) -> bool:
+        """Whether a pod without a node is not to be bound: it has gates, or its template has."""
+        own = self.gates_hold and bool(pod.spec.scheduling_gates)
+        return own or self.shape_of(pod).gated
+
+    def lacks_ungated(self) -> bool:
+        """Whether gates of its pods leave it fewer than it has to start with.
+
+        Those that it has finished before count if they succeeded, and are lost if they failed.
+        """
+        if not self._gated_pods and not any(shape.gated for shape in self.tasks):
+            return False
+        there = dict(zip(self.shape.by_task, self.ungated(), strict=True))
+        for pod in self.current() if self.is_elastic else ():
+            if self.is_final(pod) and pod.spec.task in there:
+                succeeded = pod.status.phase == PodPhase.SUCCEEDED
+                there[pod.spec.task] += succeeded - (not self.is_held_back(pod))
+        return sum(there.values()) < self.min_member or any(
+            there[shape.task.name] < shape.task.min_available for shape in self.tasks
+        )
 
     def current(self) -> Iterator[Pod]:
         """The pods that count now."""
@@ -201,6 +258,9 @@ class GroupState:
 
     def _count(self, pod: Pod, sign: int) -> None:
         phase = pod.status.phase
+        if pod.spec.scheduling_gates and self.gates_hold:
+            held = self._gated_pods.get(pod.spec.task, 0) + sign
+            self._gated_pods = {**self._gated_pods, pod.spec.task: held}
         if phase in ON_NODE:
             requests = of_pod(pod.spec.requests)
             self._on_nodes = {

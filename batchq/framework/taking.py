@@ -10,12 +10,14 @@ import msgspec
 
 from batchq.api import intents
 from batchq.api.intents import Intent
-from batchq.api.lifecycle import ON_NODE
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.names import counted
 from batchq.api.objects import Pledge, Pod
 from batchq.api.quantity import PODS
 from batchq.api.reasons import Leaving
-from batchq.api.resources import Amounts, minus, of_pod, plus, times, total
+from batchq.api.resources import Amounts, describe, minus, of_pod, plus, times, total
 from batchq.api.times import MINUTE
+from batchq.framework.checks import holds_off
 from batchq.framework.claiming import ExtraClaim, GangClaim, start_gang
 from batchq.framework.extras import start_extras
 from batchq.framework.moves import evict, reserve, roll_back
@@ -35,11 +37,13 @@ def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -
     claimant = claim.claimant
     with Statement(session) as statement:
         _take_back(statement, decision.undone)
-        for victim in decision.victims:
+        # Its checks may have it that nobody is evicted before they have passed.
+        waits = bool(decision.victims) and holds_off(session, claimant)
+        for victim in () if waits else decision.victims:
             _evict(statement, claimant, victim, action)
         left = _still_there(decision)
-        if left or _claims_left(decision):
-            _promise(statement, claim, decision, left, action)
+        if left or _claims_left(decision) or waits:
+            _promise(statement, claim, decision, left, action, waits=waits)
         else:
             _start(statement, claim)
         statement.commit()
@@ -208,15 +212,28 @@ def _claims_left(decision: Decision) -> list[GroupState]:
     ]
 
 
+def _holding_no_node(decision: Decision) -> list[GroupState]:
+    """Groups that are to leave whole, and have no processes: a reservation alone."""
+    return [
+        victim.group
+        for victim in decision.victims
+        if victim.whole and not victim.pods and not victim.group.status.claim.is_open
+    ]
+
+
 def _promise(
     statement: Statement,
     claim: Claim,
     decision: Decision,
     left: list[tuple[GroupState, Pod]],
     action: str,
+    *,
+    waits: bool,
 ) -> None:
+    """`waits`: nobody is evicted yet, and the pledge does not run out before somebody is."""
     session, claimant = statement.session, claim.claimant
     outside = _claims_left(decision)
+    idle = _holding_no_node(decision) if waits else []
     ends_at = [(pod.status.terminating_at or 0) + pod.spec.termination_grace for _, pod in left]
     ends_at += [group.status.claim.over_at or session.now_ms for group in outside]
     pledge = Pledge(
@@ -224,23 +241,30 @@ def _promise(
         action="preempt" if action == "preempt" else "reclaim",
         victims=(
             *(f"{pod.metadata.namespace}/{pod.metadata.name}" for _, pod in left),
-            *(group.key for group in outside),
+            *(group.key for group in (*outside, *idle)),
         ),
         holds={
             **{pod.metadata.uid: pod.status.attempt for _, pod in left},
-            **{group.uid: group.status.admission for group in outside},
+            **{group.uid: group.status.admission for group in (*outside, *idle)},
         },
-        groups=tuple(dict.fromkeys([group.uid for group, _ in left] + [g.uid for g in outside])),
+        groups=tuple(
+            dict.fromkeys([group.uid for group, _ in left] + [g.uid for g in (*outside, *idle)])
+        ),
         whole=tuple(victim.group.uid for victim in decision.victims if victim.whole),
         room=decision.room,
         plan=decision.plan,
         extra=_extra(claim, decision),
         made_at=session.now_ms,
-        expires=max(session.now_ms, *ends_at) + PATIENCE_MS,
+        expires=None if waits else max(session.now_ms, *ends_at) + PATIENCE_MS,
     )
     if not claimant.reserved:
-        reserve(statement, claimant, f"for when {len(pledge.victims)} victims have ended")
+        reserve(statement, claimant, f"for when {counted(len(pledge.victims), 'victim')} ended")
     make_pledge(statement, claimant, pledge)
+
+
+def _has_leave(session: Session, group: GroupState) -> bool:
+    """Whether nothing but room keeps it from being InQueue."""
+    return group.phase != PodGroupPhase.PENDING or not session.refusals_at("permit", group)
 
 
 def _extra(claim: Claim, decision: Decision) -> Amounts:
@@ -258,7 +282,10 @@ def _start(statement: Statement, claim: Claim) -> None:
     match claim:
         case ExtraClaim(claimant=group, count=count):
             start_extras(statement, group, count)
-        case GangClaim(claimant=group):
+        case GangClaim(claimant=group) if _has_leave(statement.session, group):
             start_gang(statement, group)
+        case GangClaim(claimant=group):
+            if not group.reserved:
+                reserve(statement, group, f"reserved {describe(group.reservation)}")
         case _:
             raise TypeError(f"{claim} is no claim that could start")

@@ -16,7 +16,8 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     """The ordinals that an admitted group lacks, to have min(minMember, unfinished) pods to run.
 
     Each task's minAvailable first, then tasks in order; pods that ended for good stay ended, and
-    others take their place. An external group lacks none: whoever runs it makes its pods.
+    others take their place, as they do of gated ones. An external group lacks none: whoever runs it
+    makes its pods.
     """
     if group.is_external:
         return []
@@ -40,13 +41,15 @@ def _may_run(group: GroupState, pod: Pod) -> bool:
 
     Another pod of the group takes its place meanwhile, rather than that its room lies idle.
     """
-    if group.is_final(pod):
+    if group.is_final(pod) or (pod.status.phase == PodPhase.PENDING and group.is_held_back(pod)):
         return False
     return not (group.is_elastic and pod.status.phase == PodPhase.FAILED)
 
 
 def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:
-    """The ordinals of a task's pods that do not exist yet."""
+    """The ordinals of a task's pods that may exist and do not yet."""
+    if shape.gated:
+        return
     taken = _taken(group)
     for ordinal in shape.ordinals:
         if ordinal not in taken and pod_uid(group, ordinal) not in group.pods:

@@ -15,10 +15,15 @@ root queue binds them only by a capability of its own.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import ClassVar
+
+from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.framework.growth import claim_of, over_guarantees, over_limit
+from batchq.framework.parking import LiftedBy
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT
@@ -27,6 +32,7 @@ from batchq.plugins.limits import UNBOUNDED, never_fits
 
 class Capacity:
     name = "capacity"
+    lifted_by: ClassVar[LiftedBy] = {Waiting.EXCEEDS_MAX_QUOTA: frozenset()}
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
         return self._never(session, group) or self._over(session, group)
@@ -42,7 +48,16 @@ class Capacity:
             beside = _beside_siblings(session, queue, left, in_cluster=in_cluster)
             left = plus(left, _guaranteed_beside(session, queue))
             subject = f"queue {queue}, beside what its siblings are guaranteed,"
-            verdicts += never_fits(group, beside, plugin=self.name, subject=subject, absent=None)
+            verdicts += never_fits(
+                group,
+                beside,
+                plugin=self.name,
+                subject=subject,
+                absent=None,
+                detail=partial(
+                    _who_is_guaranteed, session, group.chain[group.chain.index(queue) :]
+                ),
+            )
         if group.is_external or not session.nodes:
             return verdicts
         could = dict.fromkeys(UNBOUNDED, 2**53) | session.could_have
@@ -70,6 +85,21 @@ def _guaranteed_beside(session: Session, queue: str) -> Amounts:
     tree = session.tree
     parent = tree.parent_of.get(queue)
     return {} if parent is None else minus(tree.guaranteed_below(parent), tree.guarantee(queue))
+
+
+def _who_is_guaranteed(session: Session, chain: tuple[str, ...], resource: str) -> str:
+    """Those beside any queue of a chain that are guaranteed most of a resource."""
+    tree = session.tree
+    found = {
+        other: units
+        for queue in chain
+        for other in tree.siblings(queue)
+        if (units := tree.guarantee(other).get(resource, 0))
+    }
+    names = sorted(found, key=lambda name: (-found[name], name))
+    shown = [f"{name} {resource} {describe_quantity(resource, found[name])}" for name in names[:2]]
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"guaranteed are {', '.join(shown)}{more}" if shown else ""
 
 
 def _beside_siblings(session: Session, queue: str, left: Amounts, *, in_cluster: bool) -> Amounts:

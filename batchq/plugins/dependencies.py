@@ -6,14 +6,20 @@ plugin's business: the controller makes the group Failed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import ClassVar
+
+from batchq.api.lifecycle import TERMINAL
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.dependencies import WANTED, DependencyState, dependency_state
+from batchq.framework.parking import Change, LiftedBy
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
 
 class Dependencies:
     name = "dependencies"
+    lifted_by: ClassVar[LiftedBy] = {Waiting.DEPENDENCY_NOT_MET: frozenset({Change.DEPENDENCIES})}
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
         waits_for = [
@@ -24,4 +30,18 @@ class Dependencies:
         if not waits_for:
             return []
         detail = f"waits for {', '.join(waits_for)}"
-        return [Verdict(plugin=self.name, reason=Waiting.DEPENDENCY_NOT_MET, detail=detail)]
+        return [
+            Verdict(
+                plugin=self.name,
+                reason=Waiting.DEPENDENCY_NOT_MET,
+                detail=detail,
+                passing=", ".join(_how_it_stands(session, group)),
+            )
+        ]
+
+
+def _how_it_stands(session: Session, group: GroupState) -> Iterator[str]:
+    for dependency in group.record.spec.depends_on:
+        other = session.groups.get(dependency.uid)
+        if other is not None and other.phase not in TERMINAL:
+            yield f"{dependency.name} is {other.phase}"

@@ -1,22 +1,43 @@
 """gates (preEnqueue): a group with scheduling gates does not stand in line (KEP-3521).
 
+Refused while a gate of its own is left, or while those of its pods (in the templates of tasks, or
+of single pods in a described world) leave fewer pods than minMember, or than a task's minAvailable.
+Gated pods are neither made nor bound, count for nothing, and ask for nothing: the session counts
+them so where this plugin is on. Where it is off gates are kept and ignored.
 Woken by the removal of the last gate. No retry cost, no Unschedulable.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import ClassVar
+
+from batchq.api.gates import gates_of
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.session import Session
+from batchq.framework.parking import LiftedBy
+from batchq.framework.session import GATES, Session
 from batchq.framework.state import GroupState
 
 
 class Gates:
-    name = "gates"
+    name = GATES
+    lifted_by: ClassVar[LiftedBy] = {Waiting.SCHEDULING_GATED: frozenset()}
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
-        gates = group.record.spec.scheduling_gates
-        if not gates:
+        names = ", ".join(dict.fromkeys(_blocking(group)))
+        if not names:
             return []
-        names = ", ".join(gate.name for gate in gates)
         detail = f"Scheduling is blocked due to non-empty scheduling gates: {names}"
         return [Verdict(plugin=self.name, reason=Waiting.SCHEDULING_GATED, detail=detail)]
+
+
+def _blocking(group: GroupState) -> Iterator[str]:
+    """The names of the gates that hold the group back, its own first, then those of its pods."""
+    lacks = group.lacks_ungated()
+    for gate in gates_of(group.record.spec):
+        if lacks or not gate.task:
+            yield gate.name
+    if lacks:
+        pods = sorted(group.pods.values(), key=lambda pod: (pod.spec.task, pod.spec.index))
+        for pod in pods:
+            yield from (gate.name for gate in pod.spec.scheduling_gates)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from batchq.api.quantity import PODS
 from batchq.api.reasons import Verdict, Waiting
@@ -12,9 +12,18 @@ from batchq.framework.state import GroupState
 
 
 def never_fits(
-    group: GroupState, limits: Mapping[str, int], *, plugin: str, subject: str, absent: int | None
+    group: GroupState,
+    limits: Mapping[str, int],
+    *,
+    plugin: str,
+    subject: str,
+    absent: int | None,
+    detail: Callable[[str], str] = lambda resource: "",
 ) -> list[Verdict]:
-    """Rule 1: what no amount of waiting helps; `absent` is the limit of an unnamed dimension."""
+    """Rule 1: what no amount of waiting helps; `absent` is the limit of an unnamed dimension.
+
+    `detail` says where the limit of a resource comes from, if its subject does not.
+    """
     verdicts = []
     for resource, need in claim_of(group).items():
         limit = limits.get(resource, absent)
@@ -28,6 +37,7 @@ def never_fits(
                 resource=resource,
                 need=need,
                 limit=limit,
+                detail=detail(resource),
             )
         )
     return verdicts

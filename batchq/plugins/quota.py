@@ -6,10 +6,13 @@ when a charge of the namespace falls or one of its quotas changes.
 
 from __future__ import annotations
 
-from batchq.api.reasons import Verdict
+from typing import ClassVar
+
+from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import namespace_scope
 from batchq.framework.growth import claim_of, over_limit
 from batchq.framework.ledger import title_of
+from batchq.framework.parking import LiftedBy
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.plugins.limits import never_fits
@@ -17,6 +20,7 @@ from batchq.plugins.limits import never_fits
 
 class Quota:
     name = "quota"
+    lifted_by: ClassVar[LiftedBy] = {Waiting.EXCEEDS_MAX_QUOTA: frozenset()}
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
         scope = namespace_scope(group.namespace)

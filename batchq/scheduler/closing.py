@@ -7,6 +7,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting, same_causes
 from batchq.framework.line import standing_aside
 from batchq.framework.moves import set_condition
+from batchq.framework.parking import Parking
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
@@ -16,23 +17,32 @@ MOST_REASONS_KEPT = 64
 _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
-def write_reasons(session: Session) -> None:
-    """Passing numbers are no change; they are worked out afresh when somebody asks."""
+def write_reasons(session: Session, parking: Parking) -> None:
+    """Passing numbers are no change; they are worked out afresh when somebody asks.
+
+    Whose reasons are written already may sleep from now on.
+    """
     for group in session.groups.values():
+        if group.uid in session.asleep:
+            continue
         if group.phase == PodGroupPhase.PENDING and group.queue not in session.queues:
             session.refuse(group, standing_aside(session, group))
     for uid, refusals in session.refusals.items():
+        if uid in session.asleep:
+            continue
         group = session.groups[uid]
         verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _still_says(group.status.reasons, verdicts):
+            parking.park(session, group, refusals)
             continue
+        verdicts = tuple(verdict.lasting() for verdict in verdicts)
         first = verdicts[0]
         with Statement(session) as statement:
             statement.set_status(group, reasons=verdicts)
             if group.phase == PodGroupPhase.PENDING:
-                set_condition(
-                    statement, group, "QuotaReserved", "False", first.reason, first.message()
-                )
+                # Of a group that has reserved, it is the admission that waits.
+                what = "Admitted" if group.reserved else "QuotaReserved"
+                set_condition(statement, group, what, "False", first.reason, first.message())
             _set_scheduled(statement, group, verdicts)
             reasons = tuple(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
             statement.say(intents.SetReasons(group=group.key, reasons=reasons))

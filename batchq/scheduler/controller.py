@@ -29,6 +29,7 @@ from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
+from batchq.scheduler.checks import follow_checks
 from batchq.scheduler.cuts import leave_where_cut
 from batchq.scheduler.external import (
     claim_is_over,
@@ -51,6 +52,8 @@ def settle(session: Session) -> None:
     """Let everything follow what has happened since the last session."""
     _notice_silent_nodes(session)
     for group in list(session.groups.values()):
+        if group.uid in session.asleep:
+            continue
         with Statement(session) as statement:
             _settle_group(statement, group)
             _settle_charge(statement, group)
@@ -143,6 +146,8 @@ def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_pending(statement: Statement, group: GroupState) -> None:
+    if follow_checks(statement, group):
+        return
     if group.reserved and _leaves_by_order(statement, group):
         return
     dependency = never_met(group, statement.session.groups)
@@ -164,7 +169,7 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
         return
     progress = Progress.of(group)
     # First: who has come to its end is not sent back to do it all again.
-    if _ends(statement, group, progress) or _leaves_by_order(statement, group):
+    if _ends(statement, group, progress) or _is_taken_back(statement, group):
         return
     _requeue_pods(statement, group, lost)
     if group.is_array:
@@ -182,9 +187,14 @@ def _settle_external(statement: Statement, group: GroupState) -> None:
     progress = reported_progress(group)
     if comes_to_its_end(statement, group, progress) or _walltime_passes(statement, group):
         return
-    if claim_is_over(statement, group) or _leaves_by_order(statement, group):
+    if claim_is_over(statement, group) or _is_taken_back(statement, group):
         return
     _follow_pods(statement, group, enough=runs_enough(group, progress))
+
+
+def _is_taken_back(statement: Statement, group: GroupState) -> bool:
+    """An admission check has turned False, or somebody said so."""
+    return follow_checks(statement, group) or _leaves_by_order(statement, group)
 
 
 def _leaves_by_order(statement: Statement, group: GroupState) -> bool:

@@ -42,7 +42,7 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
         limit = describe_quantity(short, session.ledger.limit(scope, short) or 0)
         message = (
             f"{title_of(scope)} allows {short} {limit} now,"
-            " which is not enough for all that are InQueue"
+            " which is not enough for all that have reserved"
         )
         reason = Leaving.NODE_LOST if scope == CLUSTER else Leaving.CAPACITY_CUT
         with Statement(session) as statement:

@@ -9,11 +9,12 @@ a virtual clock. A refused transaction is normal: the next cycle decides anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchq.api.intents import Intent
 from batchq.api.transaction import Commit
 from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot, says_the_same
 from batchq.ports import Clock, IdSource, Store
 from batchq.scheduler.effects import transactions_of
 from batchq.scheduler.scheduler import Scheduler
@@ -29,6 +30,8 @@ class CycleReport:
     commit: Commit
     duration_ms: int
     next_due_at: int | None
+    #: Nothing had changed since the last session, which had nothing to do: `session` is that one.
+    rested: bool = False
 
 
 class Cycle:
@@ -39,6 +42,12 @@ class Cycle:
         self._scheduler = scheduler
         self._clock = clock
         self._ids = ids
+        #: The last session, if it had nothing to do, and whose it was.
+        self._quiet: tuple[Scheduler, CycleReport] | None = None
+
+    def go_by(self, scheduler: Scheduler) -> None:
+        """Let another scheduler decide from the next cycle on; not to be called inside one."""
+        self._scheduler = scheduler
 
     def run_once(self, epoch: int | None = None) -> CycleReport:
         """One cycle, as the leader of `epoch`.
@@ -48,6 +57,8 @@ class Cycle:
         """
         started_at = self._clock.now_ms()
         snapshot = self._store.snapshot()
+        if (last := self._at_rest(snapshot, started_at)) is not None:
+            return last
         session = self._scheduler.decide(snapshot, started_at)
         transactions = transactions_of(session)
         commit = Commit()
@@ -59,10 +70,30 @@ class Cycle:
                 overcommit=self._scheduler.settings.overcommit,
                 seen=snapshot.revision,
             )
-        return CycleReport(
+        report = CycleReport(
             session=session,
             intents=tuple(session.intents),
             commit=commit,
             duration_ms=self._clock.now_ms() - started_at,
             next_due_at=next_due_at(session),
         )
+        is_quiet = not transactions and not session.intents
+        self._quiet = (self._scheduler, report) if is_quiet else None
+        return report
+
+    def _at_rest(self, snapshot: Snapshot, now_ms: int) -> CycleReport | None:
+        """What the last session came to, if this one would come to the same: it had nothing to
+        do, nothing has changed since, and nothing is due.
+
+        A plugin whose answers change by the clock alone says when (`due_at`).
+        """
+        if self._quiet is None:
+            return None
+        scheduler, last = self._quiet
+        is_due = last.next_due_at is not None and last.next_due_at <= now_ms
+        is_late = now_ms < last.session.now_ms
+        if scheduler is not self._scheduler or is_due or is_late:
+            return None
+        if not says_the_same(last.session.snapshot, snapshot):
+            return None
+        return replace(last, rested=True, duration_ms=self._clock.now_ms() - now_ms)

@@ -278,31 +278,8 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
     bound = [intent for intent in story if isinstance(intent, intents.Bind)]
     evicted = [intent for intent in story if isinstance(intent, intents.Evict)]
     lost = [intent for intent in story if isinstance(intent, intents.LosePod)]
-    for intent in story:
-        match intent:
-            case intents.AdmitGroup():
-                reserved = describe(group.status.reservation)
-                lines.append(("Admitted", f"admission {intent.admission}, reserved {reserved}"))
-            case intents.Pledge():
-                victims = counted(len(intent.victims), "victim")
-                lines.append(("Pledged", f"promised the room of {victims} ({intent.action})"))
-            case intents.EndPledge():
-                lines.append(
-                    (
-                        "PledgeEnded",
-                        "it has been placed, or gave up: nothing is kept for it any more",
-                    )
-                )
-            case intents.RollBack():
-                lines.append((intent.reason, intent.message or "back to Pending"))
-            case intents.MoveGroup():
-                lines.append((intent.phase, f"the group is {intent.phase}"))
-            case intents.FinishGroup():
-                lines.append((intent.phase, intent.message or intent.reason))
-            case intents.SetReasons():
-                lines.append(("Waiting", ", ".join(intent.reasons)))
-            case _:
-                pass
+    told = (_line(group, intent) for intent in story)
+    lines += [line for line in told if line is not None]
     if bound:
         lines.append(("Bound", _where(bound)))
     if evicted:
@@ -310,6 +287,35 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
     if lost:
         lines.append(("NodeLost", f"{counted(len(lost), 'pod')} written off"))
     return lines
+
+
+def _line(group: GroupState, intent: Intent) -> tuple[str, str] | None:
+    """What is told of one intent by itself."""
+    match intent:
+        case intents.AdmitGroup():
+            reserved = describe(group.status.reservation)
+            return ("Admitted", f"admission {intent.admission}, reserved {reserved}")
+        case intents.ReserveQuota():
+            reserved = describe(group.status.reservation)
+            return ("QuotaReserved", f"reserved {reserved}, and not admitted yet")
+        case intents.SetChecks():
+            return ("ChecksChanged", intent.message)
+        case intents.Pledge():
+            victims = counted(len(intent.victims), "victim")
+            return ("Pledged", f"promised the room of {victims} ({intent.action})")
+        case intents.EndPledge():
+            text = "it has been placed, or gave up: nothing is kept for it any more"
+            return ("PledgeEnded", text)
+        case intents.RollBack():
+            return (intent.reason, intent.message or "back to Pending")
+        case intents.MoveGroup():
+            return (intent.phase, f"the group is {intent.phase}")
+        case intents.FinishGroup():
+            return (intent.phase, intent.message or intent.reason)
+        case intents.SetReasons():
+            return ("Waiting", ", ".join(intent.reasons))
+        case _:
+            return None
 
 
 def _where(bound: list[intents.Bind]) -> str:

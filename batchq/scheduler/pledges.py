@@ -11,6 +11,7 @@ import msgspec
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pledge
 from batchq.api.reasons import Leaving
+from batchq.framework.checks import are_honoured, evicts_late
 from batchq.framework.moves import evict, roll_back
 from batchq.framework.pledges import end_pledge, leaves_whole, standing_pledges, victims_left
 from batchq.framework.session import Session
@@ -37,10 +38,17 @@ def _follow(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
     if has_left or (is_admitted and not pledge.extra and session.group_ready(claimant)):
         end_pledge(statement, claimant)
         return
-    if pledge.expires is not None and pledge.expires <= session.now_ms:
+    left = victims_left(session, pledge)
+    # Who waits for nothing but its checks, or did until now, is not late by its victims.
+    has_checks = bool(claimant.status.checks) and are_honoured(session)
+    is_served = not is_admitted and not left and has_checks
+    if pledge.expires is not None and pledge.expires <= session.now_ms and not is_served:
         _give_up(statement, claimant)
         return
-    left = victims_left(session, pledge)
+    is_young = pledge.expires is None and pledge.action in session.actions
+    if is_young and evicts_late(session, claimant):
+        # Nobody has been evicted yet: the action chooses its victims anew.
+        return
     for group, pods in left:
         if leaves_whole(pledge, group):
             reason = _REASONS[pledge.action]

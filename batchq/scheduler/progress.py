@@ -77,10 +77,12 @@ class Progress:
 
 
 def remaining_reservation(group: GroupState, progress: Progress) -> Amounts:
-    """From Running on: never more than before, nor than min(minMember, unfinished) pods ask for."""
+    """From Running on: never more than before, nor than min(minMember, unfinished) pods ask for,
+    gated ones aside: they are not what runs.
+    """
     left = [
-        max(0, shape.task.replicas - progress.finished_by_task.get(shape.task.name, 0))
-        for shape in group.tasks
+        max(0, there - progress.finished_by_task.get(shape.task.name, 0))
+        for shape, there in zip(group.tasks, group.ungated(), strict=True)
     ]
     chosen = group.choose(group.min_member, left)
     asked = total(

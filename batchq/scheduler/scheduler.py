@@ -2,48 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.extension import Standing
+from batchq.framework.instrument import Instrument
 from batchq.framework.line import blockers, gives_way, standing_aside
 from batchq.framework.moves import admit, create_pods
-from batchq.framework.session import Action, Plugin, Session
+from batchq.framework.parking import Parking
+from batchq.framework.session import Action, Session
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import ShapeMemo
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
+from batchq.scheduler.checks import give_back_what_no_longer_fits
 from batchq.scheduler.closing import write_reasons
 from batchq.scheduler.controller import settle
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """Actions in the configured order, plugins with their weights, and the times to go by."""
+    """Actions in the configured order, who is asked at each point, and the times to go by."""
 
     actions: tuple[Action, ...]
-    plugins: tuple[tuple[Plugin, int], ...]
+    plugins: Standing
     settings: Settings
+    #: Stands between sessions and what they call, to measure it.
+    instrument: Instrument | None = field(default=None, repr=False, compare=False)
     _memo: ShapeMemo = field(default_factory=ShapeMemo, repr=False, compare=False)
+    _parking: Parking = field(default_factory=Parking, repr=False, compare=False)
 
     def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
         """Settle, run the actions, write down the reasons. Pure."""
-        session = self.open(snapshot, now_ms)
+        session = self._open(snapshot, now_ms, self._parking)
         settle(session)
         session.line_up()
         session.begin_actions()
         if "enqueue" not in session.actions:
             _let_all_in(session)
         for action in self.actions:
-            action.execute(session)
+            self._execute(action, session)
+        give_back_what_no_longer_fits(session)
         session.close()
-        write_reasons(session)
+        write_reasons(session, self._parking)
         return session
 
+    def wide_awake(self) -> Self:
+        """The same scheduler without a memory of who sleeps: it asks about every group."""
+        return replace(self, _parking=Parking())
+
     def open(self, snapshot: Snapshot, now_ms: int) -> Session:
-        """A session that has decided nothing yet."""
+        """A session that has decided nothing yet, and asks about every group."""
+        return self._open(snapshot, now_ms, None)
+
+    def _open(self, snapshot: Snapshot, now_ms: int, parking: Parking | None) -> Session:
         names = tuple(action.name for action in self.actions)
         return Session(
             snapshot,
@@ -52,7 +68,15 @@ class Scheduler:
             plugins=self.plugins,
             actions=names,
             memo=self._memo,
+            instrument=self.instrument,
+            parking=parking,
         )
+
+    def _execute(self, action: Action, session: Session) -> None:
+        execute = action.execute
+        if self.instrument is not None:
+            execute = self.instrument.action(action.name, execute)
+        execute(session)
 
 
 def _let_all_in(session: Session) -> None:
@@ -61,7 +85,7 @@ def _let_all_in(session: Session) -> None:
     What could never fit waits all the same.
     """
     for group in session.groups.values():
-        if group.phase != PodGroupPhase.PENDING:
+        if group.phase != PodGroupPhase.PENDING or group.uid in session.asleep:
             continue
         # Nothing of an external group is bound later, so its limits hold now.
         verdicts = (

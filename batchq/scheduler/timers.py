@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
+from batchq.framework.checks import instants
 from batchq.framework.contact import binding_held_until, since
 from batchq.framework.eligibility import pause_ms
 from batchq.framework.hygiene import protected_until
@@ -116,6 +117,7 @@ def _of_group(session: Session, group: GroupState) -> Iterator[int]:
             yield over_at
     elif status.backoff_until is not None:
         yield status.backoff_until
+    yield from instants(session, group)
     if status.claim.is_open and (over_at := status.claim.over_at) is not None:
         yield over_at
     if status.pledge.stands and status.pledge.expires is not None and group.phase not in TERMINAL:

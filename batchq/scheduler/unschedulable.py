@@ -5,9 +5,8 @@ from __future__ import annotations
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving
 from batchq.framework.moves import roll_back
-from batchq.framework.placement import explain_no_node, fits_on_empty_nodes, gang_of
+from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
 from batchq.framework.session import Session
-from batchq.framework.shapes import TaskShape
 from batchq.framework.statement import Statement
 
 
@@ -25,14 +24,6 @@ def leave_where_impossible(session: Session) -> None:
             known[shapes] = fits_on_empty_nodes(session, gang)
         if not known[shapes]:
             with Statement(session) as statement:
-                roll_back(statement, group, Leaving.UNSCHEDULABLE, _why(session, gang))
+                why = why_not_on_empty_nodes(session, gang)
+                roll_back(statement, group, Leaving.UNSCHEDULABLE, why)
                 statement.commit()
-
-
-def _why(session: Session, gang: list[tuple[TaskShape, int]]) -> str:
-    """The first shape that not even an empty node takes; else it is their number."""
-    for shape, _ in gang:
-        if not fits_on_empty_nodes(session, [(shape, 1)]):
-            return explain_no_node(session, shape).detail
-    pods = sum(count for _, count in gang)
-    return f"{pods} pods do not fit together on empty nodes"

@@ -16,6 +16,7 @@ from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, Pod
 from batchq.api.names import shown
 from batchq.api.objects import (
     DEFAULT,
+    CheckState,
     Dependency,
     GroupClaim,
     Metadata,
@@ -27,6 +28,7 @@ from batchq.api.objects import (
     Task,
     full_name,
 )
+from batchq.changes.checks import check_combination
 from batchq.errors import InvalidInput
 from batchq.framework.ledger import charge_with_count
 from batchq.framework.state import GroupState
@@ -41,9 +43,10 @@ _ENDED = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED})
 class Believed:
     """The records of a world's groups and pods. Built once, read only."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, gates_hold: bool = True) -> None:
         self._start_at = world.start_at
         self._places = world.places
+        self._gates_hold = gates_hold
         queues = [obj for obj in world.objects if isinstance(obj, Queue)]
         # A described one takes the place of the `default` that is there anyway.
         self._tree = QueueTree([Queue(metadata=Metadata(name=DEFAULT)), *queues])
@@ -74,7 +77,8 @@ class Believed:
     def _admitted(self, group: PodGroup) -> PodGroup:
         """Counters and instants that the phase implies."""
         status = group.status
-        changes: dict[str, object] = {"checks": (), "charge": {}, "reasons": ()}
+        checks = () if status.phase in TERMINAL else self._checks(group)
+        changes: dict[str, object] = {"checks": checks, "charge": {}, "reasons": ()}
         if status.phase in ADMITTED:
             reserved_at = _first(status.reserved_at, status.in_queue_at, self._start_at)
             changes |= {
@@ -96,12 +100,37 @@ class Believed:
         meta = structs.replace(group.metadata, revision=0)
         return structs.replace(group, metadata=meta, status=structs.replace(status, **changes))
 
+    def _checks(self, group: PodGroup) -> tuple[CheckState, ...]:
+        """What it says of the checks of its queue and those above; the others are Unknown.
+
+        Of one that is admitted, only what it says: a check may have joined the queue since.
+        """
+        names = [
+            name
+            for queue in self._tree.chain(group.spec.queue)
+            if queue in self._tree.records
+            for name in self._tree.records[queue].spec.admission_checks
+        ]
+        said = {state.name: state for state in group.status.checks}
+        for state in group.status.checks:
+            try:
+                check_combination(state.name, state.status, state.reason)
+            except InvalidInput as problem:
+                raise self._problem_of(group, f"status.checks: {problem.message}") from None
+        asked = dict.fromkeys(names)
+        if group.status.phase in ADMITTED:
+            asked = {name: None for name in asked if name in said}
+        states = (said.get(name) or CheckState(name=name) for name in asked)
+        return tuple(
+            structs.replace(state, since=_first(state.since, self._start_at)) for state in states
+        )
+
     def _charged(self, group: PodGroup) -> PodGroup:
         """With its reservation, when it started to run, and what the ledger counts for it."""
         pods = self.pods[group.metadata.uid]
         group = _with(group, self._with_start(group, pods))
         if group.status.reserved_at is not None and not group.status.reservation:
-            state = GroupState(group, pods, 0)
+            state = GroupState(group, pods, 0, gates_hold=self._gates_hold)
             state.status = structs.replace(group.status, reservation=state.reservation)
             reservation = state.reservation
             runs = group.status.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
@@ -153,10 +182,11 @@ class Believed:
         )
 
     def _no_victim(self, claimant: PodGroup, text: str) -> InvalidInput:
-        where = self._places["PodGroup", full_name(claimant)]
-        return InvalidInput(
-            f"{where}: PodGroup {full_name(claimant)}: status.pledge.victims: {text}"
-        )
+        return self._problem_of(claimant, f"status.pledge.victims: {text}")
+
+    def _problem_of(self, group: PodGroup, text: str) -> InvalidInput:
+        where = self._places["PodGroup", full_name(group)]
+        return InvalidInput(f"{where}: PodGroup {full_name(group)}: {text}")
 
     def _leaves_whole(self, uid: str, holds: Mapping[str, int]) -> bool:
         """Whether a group that lost these pods would be left with fewer than it needs."""

@@ -26,10 +26,10 @@ from batchq.sim.writing import write
 from batchq.store.memory import MemoryStore
 
 
-def found(world: World, requests: IdSource) -> DescribedStore:
+def found(world: World, requests: IdSource, *, gates_hold: bool = True) -> DescribedStore:
     """A store that holds everything that the world describes.
 
-    `requests` tells its writes apart.
+    `requests` tells its writes apart; `gates_hold`: whether scheduling gates mean anything.
 
     Raises InvalidInput, Conflict or Rejected.
     """
@@ -44,7 +44,7 @@ def found(world: World, requests: IdSource) -> DescribedStore:
         # In part: reading the world has judged its queues together.
         created = create(store, present, now_ms=now_ms, uid=uid, described=True, in_part=True)
         write(store, requests, created)
-    believed = Believed(world)
+    believed = Believed(world, gates_hold=gates_hold)
     for group in believed.groups:
         write(store, requests, _stated(group, believed.pods[group.metadata.uid]))
     return store

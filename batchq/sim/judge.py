@@ -164,7 +164,8 @@ class Judge:
             uid, status = group.metadata.uid, group.status
             there.add(uid)
             self._look_at_fence("PodGroup", uid, group)
-            waits = status.phase == PodGroupPhase.PENDING and status.pledge.stands
+            reserves_first = status.pledge.stands or bool(status.checks)
+            waits = status.phase == PodGroupPhase.PENDING and reserves_first
             if status.reserved_at is not None and status.phase not in ADMITTED and not waits:
                 raise InvariantBroken(f"{full_name(group)} is {status.phase} with a reservation")
             live: dict[str, int] = {}

@@ -27,6 +27,7 @@ from batchq.sim.timeline import (
     OpenGate,
     RecoverNode,
     Resume,
+    SetCheck,
     Step,
     Suspend,
 )
@@ -86,8 +87,10 @@ class Outside:
                 self._apply(obj)
             case Delete(kind, key):
                 self._delete(kind, key)
-            case OpenGate(group, gate):
-                self._write(changes.open_gate(store, group, gate, now_ms=now_ms))
+            case OpenGate(group, gate, task):
+                self._write(changes.open_gate(store, group, gate, task=task, now_ms=now_ms))
+            case SetCheck():
+                self._answer(deed)
             case Suspend(group):
                 self._write(changes.suspend(store, group, now_ms=now_ms))
             case Resume(group):
@@ -100,6 +103,10 @@ class Outside:
                 self._execution.finish_pod(pod, 0)
             case FailPod(pod, exit_code):
                 self._execution.finish_pod(pod, exit_code)
+
+    def _answer(self, deed: SetCheck) -> None:
+        answer = (deed.group, deed.check, deed.status, deed.reason, deed.message)
+        self._write(changes.set_check(self._store, *answer, now_ms=self._now_ms()))
 
     def _apply(self, obj: Object) -> None:
         uid = obj.metadata.uid or self._ids.new_uid()

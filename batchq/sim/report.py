@@ -14,7 +14,7 @@ from msgspec import Struct
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.quantity import PODS, format_quantity
-from batchq.api.reasons import Verdict, Waiting, ranked
+from batchq.api.reasons import UNSEEN, Verdict, Waiting, ranked
 from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, total
 from batchq.framework.line import blockers
 from batchq.framework.queue_shares import deserved_of_queues, resources_named, share_of_queue
@@ -26,12 +26,6 @@ from batchq.scheduler.scheduler import Scheduler
 
 #: Phases in which a group may lack something, and say so.
 _WAITING = frozenset({PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE, PodGroupPhase.UNKNOWN})
-
-_UNSEEN = Verdict(
-    plugin="session",
-    reason=Waiting.PENDING_EVALUATION,
-    detail="no session has looked at the group since it came back",
-)
 
 
 class Requeued(Struct, frozen=True):
@@ -164,7 +158,7 @@ def outcome_of(
     """The state of the store, judged by a session that is opened and decides nothing."""
     session = scheduler.open(store.snapshot(), clock.now_ms())
     positions = _positions(session)
-    refusals = last.session.refusals if last is not None else {}
+    refusals = {} if last is None else _found_out(scheduler, last.session)
     groups = sorted(session.groups.values(), key=lambda group: group.key)
     return Outcome(
         cycles=list(stories),
@@ -174,6 +168,15 @@ def outcome_of(
         },
         queues=_queue_outcomes(session),
     )
+
+
+def _found_out(scheduler: Scheduler, session: Session) -> dict[str, tuple[Verdict, ...]]:
+    """What a session found out about groups. It knows no present numbers of those that slept: it
+    is held once more for these, with everybody awake.
+    """
+    if not session.asleep:
+        return session.refusals
+    return scheduler.wide_awake().decide(session.snapshot, session.now_ms).refusals
 
 
 def _positions(session: Session) -> dict[str, int]:
@@ -215,7 +218,7 @@ def _blockers(
         return ()
     if seen is not None or group.phase != PodGroupPhase.PENDING:
         return seen or ()
-    return ranked(list(blockers(session, group))) or (_UNSEEN,)
+    return ranked(list(blockers(session, group))) or (UNSEEN,)
 
 
 def _why_it_ended(group: GroupState) -> list[Reason]:

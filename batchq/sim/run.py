@@ -16,6 +16,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import BatchqError, InvalidInput
 from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
@@ -76,7 +77,8 @@ class Stage:
         taken = frozenset(group.metadata.uid for group in world.groups)
         ids = CountedIds(world.documents + 1, taken)
         requests = CountedIds()
-        self.store = found(world, requests)
+        gates_hold = scheduler.open(Snapshot(), world.start_at).gates_hold
+        self.store = found(world, requests, gates_hold=gates_hold)
         self._execution = Execution(self.store, self._clock, requests)
         self._outside = Outside(self.store, self._clock, ids, requests, self._execution)
         self._cycle = Cycle(self.store, scheduler, self._clock, requests)

@@ -3,7 +3,8 @@
 Its `spec` is a list of steps, each with `at` (a duration from the start) and one verb:
 
     at: 0     apply: {a manifest}               delete: Kind/namespace/name
-    at: 30s   openGate: {podGroup, gate}        suspend: namespace/name    resume: namespace/name
+    at: 30s   openGate: {podGroup, gate, task}  suspend: namespace/name    resume: namespace/name
+              setCheck: {podGroup, check, status, reason, message}
               failNode: name                    recoverNode: name
               finishPod: namespace/name         failPod: namespace/name    (with exitCode)
 
@@ -23,6 +24,7 @@ from batchq.api.names import shown
 from batchq.api.notation import Malformed, Path, mapping_at
 from batchq.api.objects import API_VERSION, DEFAULT, KINDS, NAMESPACED, Object
 from batchq.api.times import parse_duration
+from batchq.changes.checks import COMBINATIONS
 from batchq.config.documents import Document
 from batchq.errors import InvalidInput
 from batchq.sim.runtime import check_runtimes
@@ -44,10 +46,21 @@ class Delete(Struct, frozen=True):
 
 
 class OpenGate(Struct, frozen=True):
-    """Take a scheduling gate off a group."""
+    """Open a scheduling gate of a group; of a `task` of it, if one is named."""
 
     group: str
     gate: str
+    task: str = ""
+
+
+class SetCheck(Struct, frozen=True, kw_only=True):
+    """What the controller of an admission check answers about a group."""
+
+    group: str
+    check: str
+    status: str
+    reason: str = ""
+    message: str = ""
 
 
 class Suspend(Struct, frozen=True):
@@ -88,7 +101,16 @@ class FailPod(Struct, frozen=True):
 
 
 Deed: TypeAlias = (
-    Apply | Delete | OpenGate | Suspend | Resume | FailNode | RecoverNode | FinishPod | FailPod
+    Apply
+    | Delete
+    | OpenGate
+    | SetCheck
+    | Suspend
+    | Resume
+    | FailNode
+    | RecoverNode
+    | FinishPod
+    | FailPod
 )
 
 
@@ -190,14 +212,34 @@ def _delete(document: Document, written: Mapping[str, object], path: Path) -> De
 def _open_gate(document: Document, written: Mapping[str, object], path: Path) -> Deed:
     fields = mapping_at(written["openGate"], path)
     for field in fields:
-        if field not in ("podGroup", "gate"):
-            raise Malformed((*path, field), "there is no such field; known: podGroup, gate")
+        if field not in ("podGroup", "gate", "task"):
+            raise Malformed((*path, field), "there is no such field; known: podGroup, gate, task")
     group = _namespaced(_text(fields, (*path, "podGroup")), (*path, "podGroup"))
-    return OpenGate(group, _text(fields, (*path, "gate")))
+    task = _text(fields, (*path, "task")) if fields.get("task") is not None else ""
+    return OpenGate(group, _text(fields, (*path, "gate")), task)
 
 
 def _set_check(document: Document, written: Mapping[str, object], path: Path) -> Deed:
-    raise Malformed(path, "admission checks are not available in this version")
+    fields = mapping_at(written["setCheck"], path)
+    known = ("podGroup", "check", "status", "reason", "message")
+    for field in fields:
+        if field not in known:
+            raise Malformed((*path, field), f"there is no such field; known: {', '.join(known)}")
+    status = manifest.check_status(fields.get("status"))
+    if not isinstance(status, str) or status not in COMBINATIONS:
+        found = shown(fields.get("status"))
+        raise Malformed((*path, "status"), f"expected True, False or Unknown, found {found}")
+    texts = {name: fields.get(name) or "" for name in ("reason", "message")}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise Malformed((*path, name), f"expected a text, found {shown(text)}")
+    return SetCheck(
+        group=_namespaced(_text(fields, (*path, "podGroup")), (*path, "podGroup")),
+        check=_text(fields, (*path, "check")),
+        status=status,
+        reason=str(texts["reason"]),
+        message=str(texts["message"]),
+    )
 
 
 def _fail_pod(document: Document, written: Mapping[str, object], path: Path) -> Deed:

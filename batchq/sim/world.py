@@ -150,3 +150,4 @@ def _instants(obj: Object) -> Iterator[int | None]:
             yield from (group.queue_time, group.reserved_at, group.in_queue_at)
             yield from (group.started_at, group.unknown_at, group.finished_at)
             yield from (condition.last_transition_time for condition in group.conditions)
+            yield from (check.since for check in group.checks)

@@ -83,6 +83,7 @@ EPOCH = f"{_TAG}:epoch"
 LEADER = f"{_TAG}:leader"
 SERVER = f"{_TAG}:server"
 SCHEDULERS = f"{_TAG}:schedulers"
+CONFIG = f"{_TAG}:config"
 CHANGES = f"{_TAG}:changes"
 EVENTS = f"{_TAG}:events"
 LEDGER = f"{_TAG}:ledger"
@@ -118,6 +119,7 @@ TABLE: tuple[Key, ...] = (
         ttl_s=SCHEDULERS_TTL_S,
         holds="identity -> '<last seen, ms> <revision mirrored, or -> <version>'",
     ),
+    _permanent(CONFIG, "string", "by which configuration the leader goes, as YAML"),
     _permanent(CHANGES, "stream", "the latest writes: kind, key, value; the id is <revision>-0"),
     _permanent(EVENTS, "stream", "the latest events, as JSON"),
     _permanent(LEDGER, "hash", "'<scope> <resource>' -> the sum of the charges in that scope"),

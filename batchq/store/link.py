@@ -123,6 +123,11 @@ class Link:
         #: Thread -> since when it has been asking. Each thread writes its own entry alone.
         self._asking_since: dict[int, float] = {}
 
+    @property
+    def user(self) -> str:
+        """The user of the server that it asks as; "" where none is named."""
+        return str(self._client.connection_pool.connection_kwargs.get("username") or "")
+
     @contextmanager
     def patiently(self, patience: Patience) -> Iterator[None]:
         """In here, who asks while the server is away waits as long as `patience` lasts."""

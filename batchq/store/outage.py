@@ -47,22 +47,35 @@ class Backoff:
 class Outage:
     """Says once that the store is away and once that it is back, whichever thread notices.
 
-    `unavailable` is a state for others to look at.
+    `unavailable` is a state for others to look at; `count` says how often it came about.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: float | None = None
+        self._past_s = 0.0
+        self.count = 0
 
     @property
     def unavailable(self) -> bool:
         """Whether the last call failed."""
         return self._since is not None
 
+    def lasts_s(self) -> float:
+        """For how long the present one has lasted, 0 if there is none."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def away_s(self) -> float:
+        """For how long the store has been away in all."""
+        with self._lock:
+            return self._past_s + self.lasts_s()
+
     def failed(self, error: StoreUnavailable) -> None:
         """A call failed."""
         with self._lock:
             first, self._since = self._since is None, self._since or time.monotonic()
+            self.count += first
         if first:
             _log.warning("store.unavailable", error=error.message, hint=error.hint)
 
@@ -71,9 +84,10 @@ class Outage:
         if self._since is None:
             return
         with self._lock:
-            since, self._since = self._since, None
-        if since is not None:
-            _log.info("store.back", away_s=round(time.monotonic() - since, 1))
+            lasted_s, was_away, self._since = self.lasts_s(), self.unavailable, None
+            self._past_s += lasted_s
+        if was_away:
+            _log.info("store.back", away_s=round(lasted_s, 1))
 
 
 class Patience:

@@ -191,18 +191,37 @@ class RedisStore:
             for holder, stored in sorted(self._hash(keys.CHARGES).items())
         }
 
-    def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
-        """The latest events (of one object), oldest first. Raises StoreUnavailable."""
+    def events(
+        self, *, kind: str = "", key: str = "", most: int = 100, until: str = "+"
+    ) -> Sequence[Event]:
+        """The latest events (of one object), oldest first; none after the place `until`.
+
+        Raises StoreUnavailable.
+        """
         found: list[Event] = []
-        for event in self._events_backwards():
+        for event in self._events_backwards(until):
             if len(found) == most:
                 break
             if (not kind or event.kind == kind) and (not key or event.key == key):
                 found.append(event)
         return tuple(reversed(found))
 
-    def _events_backwards(self) -> Iterator[Event]:
-        before = "+"
+    def end_of_events(self) -> str:
+        """The place of the latest event. Raises StoreUnavailable."""
+        last = self._link.ask(lambda client: client.xrevrange(keys.EVENTS, "+", "-", count=1))
+        return cast("bytes", last[0][0]).decode() if last else "0-0"
+
+    def events_after(self, place: str, block_ms: int) -> tuple[str, Sequence[Event]]:
+        """Events after a place, and the place to go on from; waits up to `block_ms` for the first.
+
+        Raises StoreUnavailable.
+        """
+        reply = self._read_stream(keys.EVENTS, place, block_ms)
+        entries = reply[0][1] if reply else []
+        events = [codec.read_event(fields[b"event"]) for _, fields in entries]
+        return (entries[-1][0].decode() if entries else place), events
+
+    def _events_backwards(self, before: str) -> Iterator[Event]:
         while True:
             page = self._events_page(before)
             for _, fields in page:

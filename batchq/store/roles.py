@@ -43,6 +43,8 @@ _RQ_WORKS = (
 
 #: What people submit. Its pods are deleted with a group.
 _SUBMITTED = ("PodGroup", "Pod")
+#: What the controller of an admission check writes: its lease, and its answers in groups.
+_ANSWERED = ("AdmissionCheck", "PodGroup")
 
 
 class Role(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,14 @@ ROLES: tuple[Role, ...] = (
         reads=(keys.EVERYTHING,),
         writes=(*_COMMITTED, *_objects(_SUBMITTED)),
         kinds=_SUBMITTED,
+    ),
+    Role(
+        name="controller",
+        purpose="keeps admission checks active, and answers them",
+        commands=(*_CONNECTS, *_LOOKS, *_COMMITS),
+        reads=(keys.EVERYTHING,),
+        writes=(*_COMMITTED, *_objects(_ANSWERED)),
+        kinds=_ANSWERED,
     ),
     Role(
         name="operator",

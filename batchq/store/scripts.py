@@ -35,5 +35,6 @@ INBOX = _read("inbox")
 FOLDED = _read("folded")
 LOG = _read("log")
 RAISE = _read("raise")
+PUBLISH = _read("publish")
 
-ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, LOG, RAISE)
+ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, LOG, RAISE, PUBLISH)

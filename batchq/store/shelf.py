@@ -17,6 +17,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import (
     KINDS,
     NAMESPACED,
+    AdmissionCheck,
     Node,
     Object,
     Pod,
@@ -157,6 +158,7 @@ class Shelf:
             queues=cast(tuple[Queue, ...], rows["Queue"].all()),
             quotas=cast(tuple[ResourceQuota, ...], rows["ResourceQuota"].all()),
             nodes=self._nodes(),
+            admission_checks=cast(tuple[AdmissionCheck, ...], rows["AdmissionCheck"].all()),
             priority_classes=cast(tuple[PriorityClass, ...], rows["PriorityClass"].all()),
             groups=cast(tuple[PodGroup, ...], rows["PodGroup"].all()),
             pods=self._pods_by_group(),

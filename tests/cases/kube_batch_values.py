@@ -9,7 +9,7 @@ import pytest
 
 from batchq.api.quantity import parse_quantity
 from batchq.api.resources import Amounts, larger, minus, named, plus, smaller
-from batchq.assembly import assemble
+from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.load import read_config
 from batchq.errors import InvalidInput
 from batchq.framework.extension import POINTS
@@ -211,11 +211,11 @@ def _everything_on(row: Any, file: File) -> object:
     stage = Stage(read_world(text_of([queue("q")]), "case"), scheduler)
     session = scheduler.open(stage.store.snapshot(), 0)
     missing = [
-        f"{plugin.name} at {point}"
-        for plugin, _ in scheduler.plugins
+        f"{name} at {point}"
+        for name in names
         for point, method in POINTS.items()
-        if hasattr(plugin, method)
-        and all(entry.plugin != plugin.name for entry in session.points[point])
+        if hasattr(BUILTIN_PLUGINS[name], method)
+        and all(entry.plugin != name for entry in session.points[point])
     ]
     return {"actions": list(config.actions), "missing": missing}
 

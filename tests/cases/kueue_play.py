@@ -14,12 +14,12 @@ import yaml
 from batchq.config.load import read_config
 from batchq.sim.report import Outcome
 from batchq.sim.run import play
+from tests.cases.kueue_checks import came_of_checks, expected_of_checks
 from tests.cases.kueue_world import (
     head_with_victims,
     heads_of,
     line_of,
     name_of,
-    nothing_but_a_reservation,
     one_shape_refused,
     refused_head,
     run_by_others,
@@ -63,7 +63,7 @@ def _special(case: Data) -> Data:
         case "requeue_matrix":
             return _told(_matrix_world(case))
         case "admission_check":
-            return _told(nothing_but_a_reservation())
+            return came_of_checks(case)
         case unknown:
             raise AssertionError(f"nobody knows how to play a case of {unknown}")
 
@@ -82,7 +82,7 @@ def expected_by_kueue(case: Data) -> Data:
     if case["mode"] == "requeue_matrix":
         return _expected_of_row(case)
     if case["mode"] == "admission_check":
-        return {"admit": ["w"]} if case["expect_admitted"] else {"admit": []}
+        return expected_of_checks(case)
     expect = case["expect"]
     targets = {name_of(row["id"]): ACTIONS[row["reason"]] for row in expect["preempt"]}
     if "admit" not in expect:

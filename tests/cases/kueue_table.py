@@ -6,7 +6,7 @@ batchq does today. docs/peers-cases-kueue.md explains whatever is not `same`.
 
 from __future__ import annotations
 
-from tests.cases.peers import Row, differs, later, not_applicable, same
+from tests.cases.peers import Row, differs, not_applicable, same
 
 #: K36 under every setting of Kueue's: who is deserved something first, else the older queue.
 _BY_SHARE = [
@@ -109,22 +109,24 @@ TABLE: dict[str, Row] = {
     "K36/2": differs(order=_BY_SHARE),
     "K36/3": differs(order=_BY_SHARE),
     "K36/4": differs(order=_BY_SHARE),
-    "K37/evict": later,
-    "K37/delay_rules/1": later,
-    "K37/delay_rules/2": later,
-    "K37/delay_rules/3": later,
-    "K37/wake/1": later,
-    "K37/wake/2": later,
-    "K39/rows/1": same(admit=["w"]),
-    "K39/rows/2": later,
-    "K39/rows/3": later,
-    "K39/rows/4": later,
-    "K39/rows/5": later,
-    "K39/rows/6": later,
-    "K39/rows/7": later,
-    "K39/rows/8": later,
-    "K39/rows/9": later,
+    "K37/evict": differs(
+        left="CheckRetry", checks={"check-1": "False", "check-2": "Ready"}, asked_again=1
+    ),
+    "K37/delay_rules/1": same(requeue_at=10),
+    "K37/delay_rules/2": same(requeue_at=10),
+    "K37/delay_rules/3": same(requeue_at=15),
+    "K37/wake/1": same(in_line=False, wakes_at=5),
+    "K37/wake/2": same(in_line=True),
+    "K39/rows/1": same(admitted=True),
+    "K39/rows/2": same(admitted=False),
+    "K39/rows/3": same(admitted=True),
+    "K39/rows/4": same(admitted=False),
+    "K39/rows/5": same(admitted=True),
+    "K39/rows/6": same(admitted=False, left="CheckRetry"),
+    "K39/rows/7": differs(admitted=False, left="Failed, CheckRejected"),
+    "K39/rows/8": differs(checks={"a": "Ready"}, admitted=True),
+    "K39/rows/9": same(checks={"a": "Ready"}, admitted=True),
     "K40/rows/1": not_applicable,
     "K40/rows/2": not_applicable,
-    "K40/sync/1": later,
+    "K40/sync/1": same(checks={"ac1": "Ready", "ac2": "Pending"}),
 }

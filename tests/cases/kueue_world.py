@@ -279,11 +279,6 @@ def one_shape_refused() -> list[Data]:
     ]
 
 
-def nothing_but_a_reservation() -> list[Data]:
-    """K39: a workload whose queue asks nobody for an admission check."""
-    return [*_one_queue(cpu=1), _waiting("w", created=0, cpu=1)]
-
-
 def _one_queue(*, cpu: int, gpu: int = 0, **spec: Any) -> list[Data]:
     limit = {"cpu": cpu, "gpu": gpu}
     return [

@@ -22,7 +22,7 @@ from batchq.sim.report import Reason
 
 Data: TypeAlias = dict[str, Any]
 
-Word = Literal["same", "differs", "not applicable", "later"]
+Word = Literal["same", "differs", "not applicable"]
 
 #: Whatever happens after this is told of no case.
 HORIZON_S = 60
@@ -52,9 +52,6 @@ def differs(value: Any = None, **came: Any) -> Row:
 
 #: There is nothing in batchq that the case could be about; the page says why.
 not_applicable = Row("not applicable")
-
-#: The case is about admission checks, which this version does not have.
-later = Row("later")
 
 
 def case_file(name: str) -> Data:
@@ -87,7 +84,6 @@ def listed(page: str) -> dict[str, Word]:
     words: dict[str, Word] = {
         "What deliberately differs": "differs",
         "What is not applicable": "not applicable",
-        "What comes later": "later",
     }
     found: dict[str, Word] = {}
     word: Word | None = None
@@ -106,7 +102,7 @@ def listed(page: str) -> dict[str, Word]:
 
 def counts_told(page: str) -> dict[str, int]:
     """The page's table of counts: `| same | 12 |`."""
-    rows = re.findall(r"^\| (same|differs|not applicable|later) \| (\d+) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (same|differs|not applicable) \| (\d+) \|$", page, re.MULTILINE)
     return {word: int(number) for word, number in rows}
 
 

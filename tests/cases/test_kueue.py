@@ -37,11 +37,6 @@ def test_every_case_variant_and_row_of_the_file_is_in_the_table_once(
     assert len(cases) == 69
 
 
-def test_nothing_is_put_off_that_is_not_about_admission_checks(cases: dict[str, Data]) -> None:
-    put_off = {name for name, row in TABLE.items() if row.word == "later"}
-    assert {cases[name]["mode"] for name in put_off} == {"admission_check"}
-
-
 @pytest.mark.parametrize("name", PLAYED)
 def test_what_comes_of_a_case_is_what_its_row_says(name: str, cases: dict[str, Data]) -> None:
     came = came_of(cases[name])

@@ -41,10 +41,6 @@ def test_every_case_and_row_of_the_file_is_in_the_table_once(cases: dict[str, Da
     assert len(cases) == 77
 
 
-def test_nothing_is_put_off() -> None:
-    assert "later" not in counts_of(TABLE)
-
-
 @pytest.mark.parametrize("name", PLAYED)
 def test_what_comes_of_a_case_is_what_its_row_says(name: str, cases: dict[str, Data]) -> None:
     came = result_of(name, cases[name])

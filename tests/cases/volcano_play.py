@@ -15,7 +15,8 @@ import yaml
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.framework.session import Plugin, Session
+from batchq.framework.extension import Plugin, everywhere
+from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.scheduler.scheduler import Scheduler
 from batchq.sim.report import Outcome
@@ -45,10 +46,9 @@ def played(
 ) -> Outcome:
     """What `cycles` sessions make of the world; `beside`: plugins that batchq does not have."""
     ours = assemble(read_config(yaml.safe_dump(config), "config"))
-    theirs = tuple((plugin, 1) for plugin in beside)
-    scheduler = Scheduler(
-        actions=ours.actions, plugins=(*ours.plugins, *theirs), settings=ours.settings
-    )
+    theirs = everywhere((plugin, 1) for plugin in beside)
+    both = {point: (*standing, *theirs[point]) for point, standing in ours.plugins.items()}
+    scheduler = Scheduler(actions=ours.actions, plugins=both, settings=ours.settings)
     text = yaml.safe_dump_all(list(world), sort_keys=False)
     result = Stage(read_world(text, "case"), scheduler).run(cycles, bounded=False)
     assert result.refused == 0, "the store refused what a session decided"

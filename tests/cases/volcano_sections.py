@@ -10,7 +10,8 @@ from typing import Any
 
 from batchq.api.quantity import parse_quantity
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.framework.session import Plugin, Session
+from batchq.framework.extension import Plugin, everywhere
+from batchq.framework.session import Session
 from batchq.framework.settings import Settings
 from batchq.framework.state import GroupState, Victim
 from batchq.plugins.conformance import Conformance, ConformanceArguments
@@ -195,7 +196,7 @@ def voted(case: Mapping[str, Any]) -> list[str]:
         a_snapshot(*objects),
         now_ms=0,
         settings=Settings(),
-        plugins=[(policy, 1) for policy in policies],
+        plugins=everywhere((policy, 1) for policy in policies),
         actions=SchedulerConfig().actions,
     )
     claimant = session.by_key["default/claimant"]

@@ -16,6 +16,7 @@ READY = {
     "scheduler": ["scheduler"],
     "worker": ["worker", "--node", "n1"],
     "submitter": ["submitter"],
+    "controller": ["controller"],
     "operator": ["operator"],
     "readonly": ["readonly"],
 }

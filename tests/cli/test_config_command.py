@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from batchq.cli.config import checked_config
 from batchq.cli.main import main
 from batchq.config.load import load_config
+from batchq.config.model import DEFAULT_PLUGINS
 from batchq.errors import InvalidInput
+from batchq.framework.extension import POINTS
+from tests.cli.conftest import Ran, run
 
 SHIPPED = Path(__file__).parents[2] / "conf" / "scheduler.yaml"
 
@@ -22,7 +27,7 @@ def test_the_shipped_file_is_valid_and_says_the_defaults() -> None:
     assert done.output == (
         f"{SHIPPED} is a valid configuration\n"
         "actions: enqueue, allocate, reclaim, preempt\n"
-        "plugins: gates, dependencies, quota, capacity, gang, priority, proportion,"
+        "plugins: gates, dependencies, quota, capacity, checks, gang, priority, proportion,"
         " predicates, leastAllocated, binpack, conformance\n"
     )
 
@@ -122,7 +127,7 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
             "schedulePeriod: 1s\nplugins:\n- gates\n- gangs\n",
             (
                 "line 4: plugins[1]: there is no plugin 'gangs'; known: balancedAllocation,"
-                " binpack, capacity, conformance, dependencies, drf, gang, gates,"
+                " binpack, capacity, checks, conformance, dependencies, drf, gang, gates,"
                 " leastAllocated, mostAllocated, overcommit, predicates, priority, proportion,"
                 " quota, sla; did you mean 'gang'?"
             ),
@@ -160,3 +165,197 @@ def test_a_wrong_name_is_told_with_its_line_and_the_nearest(
         checked_config(file)
     assert refused.value.message == f"{file}, {told}"
     assert refused.value.exit_code == 1
+
+
+def config(*words: object) -> Ran:
+    return run("config", *map(str, words))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., Path]:
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_the_defaults_are_printed_with_multi_point() -> None:
+    printed = yaml.safe_load(config("print").out)["plugins"]
+    assert printed == {
+        "multiPoint": {
+            "enabled": [entry.name for entry in DEFAULT_PLUGINS],
+            "disabled": ["*"],
+        }
+    }
+    assert json.loads(config("print", "-o", "json").out)["plugins"] == printed
+
+
+def test_expanded_everybody_is_named_at_each_point(files: Callable[..., Path]) -> None:
+    file = files("s.yaml", "plugins: {groupOrder: {enabled: [{name: sla, weight: 2}]}}\n")
+    printed = yaml.safe_load(config("print", "--expanded", "--config", file).out)["plugins"]
+    assert list(printed) == ["multiPoint", *POINTS]
+    assert printed["multiPoint"] == {"disabled": ["*"]}
+    assert printed["groupOrder"] == {"enabled": [{"name": "sla", "weight": 2}, "priority"]}
+    assert printed["permit"] == {"enabled": ["checks"]}
+    as_json = json.loads(config("print", "--expanded", "--config", file, "-o", "json").out)
+    assert as_json["plugins"] == printed
+
+
+def test_both_forms_are_files_without_a_difference(files: Callable[..., Path]) -> None:
+    short = files("short.yaml", config("print").out)
+    long = files("long.yaml", config("print", "--expanded").out)
+    assert config("diff", short, long) == Ran(0, "", "")
+    assert json.loads(config("diff", short, long, "-o", "json").out) == {
+        "equal": True,
+        "differences": [],
+    }
+
+
+def test_a_difference_is_shown_as_by_diff_and_ends_with_1(files: Callable[..., Path]) -> None:
+    a = files("a.yaml", "overcommit: 1.5\nactions: enqueue, allocate\n")
+    b = files(
+        "b.yaml",
+        "actions: allocate, enqueue\n"
+        "plugins:\n  multiPoint: {enabled: [sla], disabled: [binpack, conformance]}\n"
+        "  groupOrder: {enabled: [sla]}\n"
+        "  score: {enabled: [{name: leastAllocated, weight: 3}]}\n"
+        "pluginConfig: {sla: {waitingTime: 60m}}\n",
+    )
+    done = config("diff", a, b)
+    assert (done.code, done.err) == (1, "")
+    assert done.lines == [
+        f"--- {a}",
+        f"+++ {b}",
+        "-actions: enqueue, allocate",
+        "+actions: allocate, enqueue",
+        "-overcommit: 1.5",
+        "+overcommit: 1",
+        "-plugins.preEnqueue: gates, dependencies, checks",
+        "+plugins.preEnqueue: gates, dependencies, checks, sla",
+        "-plugins.groupOrder: priority",
+        "+plugins.groupOrder: sla, priority",
+        "-plugins.score: binpack, leastAllocated",
+        "+plugins.score: {name: leastAllocated, weight: 3}",
+        "-plugins.preemptable: conformance, gang, priority",
+        "+plugins.preemptable: gang, priority, sla",
+        "-plugins.reclaimable: conformance, gang, priority, proportion",
+        "+plugins.reclaimable: gang, priority, proportion",
+        "+pluginConfig.sla.waitingTime: 1h",
+    ]
+    told = json.loads(config("diff", a, b, "-o", "json").out)
+    assert told["equal"] is False
+    assert told["differences"][1] == {"what": "overcommit", "a": 1.5, "b": 1}
+
+
+SAME = {
+    "another notation": ("schedulePeriod: 60s\n", "schedulePeriod: 1m\n"),
+    "actions in one text": ("actions: enqueue, allocate\n", "actions: [enqueue, allocate]\n"),
+    "another order where no order counts": (
+        "plugins: [gang, priority, conformance, leastAllocated, binpack]\n",
+        "plugins: [binpack, conformance, leastAllocated, gang, priority]\n",
+    ),
+    "a weight where nothing is scored": (
+        "plugins: [gang]\n",
+        "plugins: [{name: gang, weight: 9}]\n",
+    ),
+    "tiers that order as written": (
+        "plugins: [gates, dependencies]\n",
+        "plugins: [{name: gates, tier: 0}, dependencies]\n",
+    ),
+    "settings of a plugin that is off": (
+        "plugins: [gang]\n",
+        "plugins: [gang]\npluginConfig: {sla: {waitingTime: 1h}}\n",
+    ),
+    "a setting at its default": (
+        "",
+        "pluginConfig: {conformance: {namespaces: [system, kube-system]}}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_comes_to_the_same_is_no_difference(files: Callable[..., Path], case: str) -> None:
+    a, b = SAME[case]
+    assert config("diff", files("a.yaml", a), files("b.yaml", b)) == Ran(0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "line"),
+    [
+        (
+            "plugins: [sla, priority]\n",
+            "plugins: [priority, sla]\n",
+            "+plugins.groupOrder: priority, sla",
+        ),
+        (
+            "plugins: [{name: binpack, weight: 2}]\n",
+            "plugins: [binpack]\n",
+            "+plugins.score: binpack",
+        ),
+        ("", "plugins: {permit: {disabled: [checks]}}\n", "+plugins.permit: none"),
+        ("", "evictionBudget: {pods: 3}\n", "+evictionBudget: {pods: 3, window: 10m}"),
+    ],
+)
+def test_what_decides_is_a_difference(
+    files: Callable[..., Path], a: str, b: str, line: str
+) -> None:
+    done = config("diff", files("a.yaml", a), files("b.yaml", b))
+    assert done.code == 1
+    assert line in done.lines
+
+
+def test_a_wrong_file_has_no_difference_but_is_wrong(files: Callable[..., Path]) -> None:
+    good, wrong = files("good.yaml", ""), files("wrong.yaml", "plugins: [gangs]\n")
+    done = CliRunner().invoke(main, ["config", "diff", str(good), str(wrong)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{wrong}, line 1: plugins[0]: there is no plugin 'gangs'" in done.stderr
+
+
+def test_a_file_of_kube_batchs_becomes_one_that_is_valid(files: Callable[..., Path]) -> None:
+    theirs = files(
+        "kb.yaml",
+        'actions: "allocate, preempt"\n'
+        "tiers:\n- plugins: [{name: gang}, {name: predicates, arguments: {a: b}}]\n",
+    )
+    done = config("convert", theirs)
+    assert done.code == 0
+    assert "note: line 3: predicates's argument a is left out: it means nothing here" in done.err
+    assert done.err.endswith(PREEMPT)
+    ours = files("ours.yaml", done.out)
+    assert config("check", ours) == Ran(
+        0,
+        f"{ours} is a valid configuration\nactions: allocate, preempt\n"
+        "plugins: gates, dependencies, quota, capacity, checks, gang, predicates\n",
+        PREEMPT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("actions: allocate\n", "line 1: this is no configuration of kube-batch's"),
+        ("", "expected one document, found 0"),
+    ],
+)
+def test_what_is_no_file_of_kube_batchs_is_not_converted(
+    files: Callable[..., Path], text: str, told: str
+) -> None:
+    file = files("kb.yaml", text)
+    done = CliRunner().invoke(main, ["config", "convert", str(file)])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert told in done.stderr
+
+
+def test_what_is_disabled_in_vain_is_noted(files: Callable[..., Path]) -> None:
+    file = files(
+        "s.yaml",
+        "plugins:\n  multiPoint: {disabled: [dependencies]}\n"
+        "  preEnqueue: {disabled: [dependencies, gates]}\n  score: {disabled: [gang]}\n",
+    )
+    assert config("check", file).err.splitlines() == [
+        "note: plugin gates has no effect: it is disabled at each of its points",
+        "note: plugins.preEnqueue.disabled: dependencies would not be asked there anyway",
+        "note: plugins.score.disabled: gang would not be asked there anyway",
+    ]

@@ -211,8 +211,8 @@ def test_a_group_that_was_preempted_is_told_for_whom_and_its_claimant_by_whom(
     assert "waits for 2 pods of default/low to stop (until " in pledge
     low, high = (cells(line) for line in batchq("jobs", "-o", "wide").lines[1:])
     assert low[8] == "1 (2 pods)"
-    assert low[9].count("made room for default/high") == 1
-    assert high[9].startswith("WaitingForPreemption: ")
+    assert low[-1].count("made room for default/high") == 1
+    assert high[-1].startswith("WaitingForPreemption: ")
     stage.end("low", 143)
     stage.turn()
     assert stage.phase("high") == "InQueue"

@@ -156,7 +156,8 @@ def test_describe_has_all_reasons_and_who_is_ahead(batchq: Batchq, busy: Stage) 
         ["2. WaitingForResources", "needs cpu 4, and the cluster has 2 free (6 of 8 in use)"],
         ["Ahead in line", "default/jumps"],
     ]
-    assert any(cells(line)[1:] == ["Submitted", "to queue a"] for line in done.lines[-4:])
+    submitted = ["Submitted", f"to queue a by {busy.client.user}"]
+    assert any(cells(line)[1:] == submitted for line in done.lines[-4:])
 
 
 def test_a_second_tenant_waits_without_pods_and_says_why(batchq: Batchq, stage: Stage) -> None:

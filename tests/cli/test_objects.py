@@ -181,8 +181,9 @@ def test_a_quota_is_set_and_shown_with_its_use(batchq: Batchq, stage: Stage) -> 
 def test_gates_are_listed_and_opened(batchq: Batchq, stage: Stage) -> None:
     batchq("submit", "--name", "x", "--gate", "data", "--gate", "budget", "--", "true")
     rows = [line.split()[:2] for line in batchq("gates", "list").lines[1:]]
-    assert rows == [["default/x", "budget"], ["default/x", "data"]]
-    assert batchq("gates", "list", "--older-than", "1h").err == "there are no such gates\n"
+    assert rows == [["default/x", "data"], ["default/x", "budget"]]
+    none = batchq("gates", "list", "--older-than", "1h")
+    assert none.err == "there are no such gates in namespace default\n"
     done = batchq("gates", "open", "x", "data", "budget")
     assert done.lines == [
         "podgroup default/x: gate data opened",

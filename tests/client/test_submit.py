@@ -201,6 +201,13 @@ def test_an_object_twice_in_one_request_is_refused(stage: Stage) -> None:
         stage.client.apply([a_queue("a"), a_queue("a", weight=2)])
 
 
+def test_one_object_where_a_list_is_expected_is_told(stage: Stage) -> None:
+    one: Any = {"apiVersion": "batchq/v1", "kind": "Queue", "metadata": {"name": "a"}}
+    for found in (one, a_queue("a")):
+        with pytest.raises(InvalidInput, match="expected a list of objects, found a single one"):
+            stage.client.apply(found)
+
+
 def test_a_request_that_lost_a_race_is_made_anew(stage: Stage, redis_store: RedisStore) -> None:
     class Elsewhere(RedisStore):
         """Changes the queue by another client just before each of the first three commits."""

@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 
 from batchq.api.fences import count_of
 from batchq.clock import SystemClock
-from batchq.config.load import load_config
 from batchq.daemon import app, processes
 from batchq.daemon.embedded import ensure_server
 from batchq.daemon.ending import Ending
 from batchq.daemon.loop import TurnReport
 from batchq.daemon.processes import Record
+from batchq.daemon.reload import Reload
 from batchq.errors import InvariantBroken
 from batchq.ids import CountingIds
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
@@ -171,7 +171,7 @@ class BrokenCycle(Cycle):
 def test_our_own_mistake_ends_the_process_with_70_and_its_story(store: RedisStore) -> None:
     ending = Ending()
     with capture_logs() as lines:
-        code = app._serve(store, BrokenCycle(), load_config(None), ending, lease_ms=1000)
+        code = app._serve(store, BrokenCycle(), Reload(None), ending, lease_ms=1000)
     ending.close()
     assert code == 70
     crash = next(line for line in lines if line["event"] == "session.crashed")
@@ -194,8 +194,15 @@ class Nothing:
 
 
 def test_who_does_not_lead_decides_nothing(store: RedisStore) -> None:
+    reload = Reload(None)
     turn = app.LeaderTurn(
-        store, NoCycle(), Nothing(), clock=SystemClock(), epoch=lambda: None, ids=CountingIds()
+        store,
+        NoCycle(),
+        Nothing(),
+        effective=lambda: reload.current,
+        clock=SystemClock(),
+        epoch=lambda: None,
+        ids=CountingIds(),
     )
     assert turn() == TurnReport()
     assert store.get("Queue", "default") is None

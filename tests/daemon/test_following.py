@@ -16,11 +16,10 @@ from msgspec import structs
 from batchq import __version__
 from batchq.api.objects import Object, PodGroup, Queue
 from batchq.api.transaction import Transaction
-from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
 from batchq.daemon import app, processes
 from batchq.daemon.embedded import ensure_server
 from batchq.daemon.processes import Record
+from batchq.daemon.reload import Reload
 from batchq.ids import CountingIds, RandomIds
 from batchq.paths import HOME_VARIABLE, Home
 from batchq.scheduler.cycle import Cycle
@@ -46,9 +45,15 @@ class Follower:
 
     def __init__(self, store: RedisStore) -> None:
         self.epoch: int | None = None
-        cycle = Cycle(store, assemble(SchedulerConfig()), store, RandomIds())
+        first = Reload(None).current
         self.turn = app.LeaderTurn(
-            store, cycle, Nothing(), clock=store, epoch=lambda: self.epoch, ids=CountingIds()
+            store,
+            Cycle(store, first.scheduler, store, RandomIds()),
+            Nothing(),
+            effective=lambda: first,
+            clock=store,
+            epoch=lambda: self.epoch,
+            ids=CountingIds(),
         )
 
 

@@ -330,3 +330,44 @@ def test_no_thread_is_left_behind() -> None:
         added = set(threading.enumerate()) - before
         assert not any(thread.daemon for thread in added)
     until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_another_pace_counts_from_the_turn_that_takes_it_up() -> None:
+    def inside(number: int) -> TurnReport:
+        if number == 2:
+            loops[0].go_by(Settings(schedule_period_ms=20, min_session_interval_ms=1))
+        return TurnReport()
+
+    loops: list[Loop] = []
+    turns = Turns(inside)
+    with running(turns) as loop:
+        loops.append(loop)
+        until(lambda: turns.count == 1)
+        loop.wake()
+        until(lambda: turns.count >= 6)
+        assert loop.period_s == 0.02
+
+
+def test_a_longer_pace_puts_the_next_turn_off() -> None:
+    turns = Turns()
+    with running(turns, period_ms=5) as loop:
+        until(lambda: turns.count >= 3)
+        loop.go_by(Settings(schedule_period_ms=HOUR_MS, min_session_interval_ms=1))
+        # A turn may have been about to begin.
+        until(lambda: len(turns.began) == turns.count)
+        before = turns.count
+        assert not threading.Event().wait(0.1)
+        assert turns.count <= before + 1
+        loop.wake()
+        until(lambda: turns.count > before)
+
+
+def test_turns_keep_another_distance_once_it_is_named() -> None:
+    turns = Turns()
+    with running(turns) as loop:
+        until(lambda: turns.count == 1)
+        loop.go_by(Settings(schedule_period_ms=HOUR_MS, min_session_interval_ms=60))
+        while turns.count < 4:
+            loop.wake()
+    gaps = [began - ended for ended, began in zip(turns.ended, turns.began[1:], strict=False)]
+    assert min(gaps[1:]) >= 0.055

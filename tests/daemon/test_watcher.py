@@ -41,7 +41,7 @@ def test_a_change_is_told_and_quiet_is_told_too() -> None:
         flag,
         changed=lambda: told.append("changed"),
         unchanged=lambda: told.append("unchanged"),
-        apart_ms=1,
+        apart_s=lambda: 0.001,
     )
     service.start()
     until(lambda: "unchanged" in told)
@@ -58,7 +58,7 @@ def test_a_flood_of_changes_is_told_a_few_times() -> None:
         Flood(),
         changed=lambda: told.append(time.monotonic()),
         unchanged=lambda: None,
-        apart_ms=20,
+        apart_s=lambda: 0.02,
     )
     service.start()
     until(lambda: len(told) == 4)
@@ -70,7 +70,7 @@ def test_a_store_that_is_away_is_asked_with_patience_and_watched_again_when_it_i
     flag, told = Flag(), list[str]()
     flag.away = True
     service = watcher(
-        flag, changed=lambda: told.append("changed"), unchanged=lambda: None, apart_ms=1
+        flag, changed=lambda: told.append("changed"), unchanged=lambda: None, apart_s=lambda: 0.001
     )
     service.start()
     until(lambda: flag.calls >= 2)

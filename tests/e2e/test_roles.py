@@ -99,6 +99,28 @@ def test_a_submitter_claims_external_groups_and_reports(stack: GuardedStack) -> 
         until(lambda: phase(client, "outside") == "Completed", what="it has ended")
 
 
+def test_a_controller_keeps_its_check_active_and_answers(stack: GuardedStack) -> None:
+    check = {"metadata": {"name": "approval"}, "spec": {"controllerName": "approval"}}
+    asks = {"metadata": {"name": "asks"}, "spec": {"admissionChecks": ["approval"]}}
+    with stack.client("operator") as operator:
+        operator.apply(
+            [
+                {"apiVersion": "batchq/v1", "kind": "AdmissionCheck", **check},
+                {"apiVersion": "batchq/v1", "kind": "Queue", **asks},
+            ]
+        )
+    stack.batchq("submitter", "submit", "-q", "asks", "--name", "asked", "--", "true")
+    with stack.client("controller") as controller, controller.checks.watch("approval") as watch:
+        [request] = watch.poll(30)
+        assert (request.kind, request.name) == ("asked", "asked")
+        controller.checks.set(request, "True")
+        stack.batchq("submitter", "wait", "asked", "--timeout", "60s")
+    stack.batchq("operator", "delete", "podgroup", "asked")
+    stack.batchq("operator", "delete", "queue", "asks")
+    stack.batchq("controller", "delete", "admissioncheck", "approval")
+    assert stack.server.refusals() == set()
+
+
 def test_an_operator_changes_queues_quotas_classes_and_nodes(stack: GuardedStack) -> None:
     path = stack.machine.file("queues.yaml", QUEUES)
     stack.batchq("operator", "apply", "-f", str(path))

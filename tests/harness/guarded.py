@@ -20,6 +20,7 @@ USERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "worker-n1": ("worker", ("n1",)),
     "worker-n2": ("worker", ("n2",)),
     "submitter": ("submitter", ()),
+    "controller": ("controller", ()),
     "operator": ("operator", ()),
     "readonly": ("readonly", ()),
 }

@@ -10,7 +10,7 @@ import pytest
 
 from batchq.sim.report import as_json
 from tests.worlds.making import described
-from tests.worlds.play import failures_of, play
+from tests.worlds.play import failures_of, play, world_of
 from tests.worlds.rules import Broken, Course
 
 SEEDS = 150
@@ -32,6 +32,36 @@ def test_the_worlds_are_such_that_both_actions_evict_pods_and_whole_groups() -> 
                     of = item.pod.split("-t")[0]
                     met.add((item.action, "whole" if of in left else "pod"))
     assert met >= {("preempt", "whole"), ("reclaim", "pod"), ("reclaim", "whole")}
+
+
+def test_the_worlds_are_such_that_checks_hold_back_pass_and_refuse_in_some() -> None:
+    met: set[str] = set()
+    for seed in range(40):
+        came = play(world_of(seed))
+        before: set[str] = set()
+        for cycle in came.cycles:
+            now = {*cycle.reserved, *cycle.admitted}
+            met |= {"admitted from its reservation" for name in cycle.admitted if name in before}
+            met |= {f"left: {left.reason}" for left in cycle.requeued if left.group in before}
+            pledged = any(cycle.pledged) and not any(
+                one.by in cycle.pledged for one in cycle.evicted
+            )
+            met |= {"a pledge without an eviction"} if pledged else set()
+            before = (before | now) - {left.group for left in cycle.requeued}
+        met |= {
+            reason.reason
+            for group in came.podgroups.values()
+            for reason in group.reasons
+            if "Check" in reason.reason
+        }
+    assert met >= {
+        "admitted from its reservation",
+        "left: CheckRetry",
+        "a pledge without an eviction",
+        "CheckInactive",
+        "CheckRejected",
+        "WaitingForChecks",
+    }
 
 
 def test_a_pod_that_is_taken_twice_for_the_same_gang_is_noticed() -> None:

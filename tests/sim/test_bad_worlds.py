@@ -9,6 +9,7 @@ from batchq.errors import InvalidInput
 from batchq.sim.run import play
 from tests.sim.worlds import (
     Manifest,
+    check,
     group,
     manifest,
     node,
@@ -45,9 +46,13 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
     "an unknown field": ([group("a", minMembers=2)], "did you mean 'minMember'"),
     "an unknown kind": ([manifest("PodGruop", "a")], "did you mean 'PodGroup'"),
     "a runtime that is none": ([group("a", runtime="soon")], "annotation batchq/runtime"),
-    "what is not built yet": (
-        [queue("q", admissionChecks=["c"])],
-        "is not available in this version",
+    "a check that a queue asks for twice": (
+        [queue("q", admissionChecks=["c", "c"])],
+        "Queue q: spec.admissionChecks: 'c' is named twice",
+    ),
+    "a check that nobody could name": (
+        [queue("q", admissionChecks=["No!"])],
+        "Queue q: spec.admissionChecks[0]",
     ),
     "a parent that is not there": (
         [queue("research"), queue("q", parent="reserach")],
@@ -82,7 +87,29 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         [queue("a", guarantee={"cpu": 2}, deserved={"cpu": 1})],
         "Queue a: spec.guarantee.cpu: expected at most its deserved of 1, found 2",
     ),
-    "a check": ([manifest("AdmissionCheck", "c", {})], "are not available in this version"),
+    "a check with a delay of less than nothing": (
+        [check("c", retryDelayMinutes=-1)],
+        "AdmissionCheck c: spec.retryDelayMinutes: expected",
+    ),
+    "a check with no time to answer in": (
+        [check("c", unknownTimeout="0s")],
+        "AdmissionCheck c: spec.unknownTimeout: expected at least 1s, found 0s",
+    ),
+    "a check with a policy that there is not": (
+        [check("c", preemptionPolicy="Sometime")],
+        "spec.preemptionPolicy",
+    ),
+    "an answer that nobody can give": (
+        [group("a", status={"checks": [{"name": "c", "status": False}]})],
+        (
+            "PodGroup default/a: status.checks: check c: expected with status False the reason"
+            " 'Retry' or 'Reject', found none"
+        ),
+    ),
+    "an answer that there is not": (
+        [group("a", status={"checks": [{"name": "c", "status": "Maybe"}]})],
+        "status.checks[0].status",
+    ),
     "a pledge of nobody known": (
         [group("a", status={"pledge": {"victims": ["default/b-main-0"]}})],
         (
@@ -119,7 +146,14 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         [timeline({"at": 0, "apply": group("a", minMembers=2)})],
         "did you mean 'minMember'",
     ),
-    "a step about checks": ([timeline({"at": 0, "setCheck": {}})], "not available in this version"),
+    "an answer about nobody": (
+        [timeline({"at": 0, "setCheck": {"check": "c", "status": True}})],
+        "expected a name, found",
+    ),
+    "an answer of no check": (
+        [timeline({"at": 0, "setCheck": {"podGroup": "default/a", "status": True}})],
+        "expected a name, found",
+    ),
     "an exit code of 0": (
         [timeline({"at": 0, "failPod": "a", "exitCode": 0})],
         "expected a number from 1 to 255, found 0",

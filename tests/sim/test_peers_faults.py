@@ -206,7 +206,13 @@ def test_a_claimant_says_for_whose_pods_it_waits_and_the_victim_for_whom() -> No
         cycles=1,
     )
     assert [(r.reason, r.message) for r in of(came, "hi").reasons] == [
-        ("WaitingForPreemption", "waits until default/low-t-0, default/low-t-1 have stopped for it")
+        (
+            "WaitingForPreemption",
+            (
+                "waits until default/low-t-0, default/low-t-1 have stopped for it, at the latest at"
+                " 1970-01-01T00:02:00Z"
+            ),
+        )
     ]
     assert [r.message for r in of(came, "low").reasons] == [
         "made room for default/hi, and waits until that has it"

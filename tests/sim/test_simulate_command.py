@@ -128,7 +128,7 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
         simulate("-", "-o", "json", stdin=text, hash_seed=seed).stdout for seed in ("0", "1", "42")
     }
     (only,) = told
-    assert len(json.loads(only)["podgroups"]) == 8
+    assert len(json.loads(only)["podgroups"]) == 13
 
 
 def test_a_world_without_a_node_is_told_so() -> None:

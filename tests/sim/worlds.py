@@ -73,6 +73,18 @@ def pod(name: str, of: str, index: int = 0, *, task: str = "t", **status: Any) -
     return manifest("Pod", name, spec, metadata=metadata, status=status)
 
 
+def check(name: str, *, active: bool | None = None, **spec: Any) -> Manifest:
+    """An admission check, which somebody carries out unless `active` is False."""
+    more = {} if active is None else {"status": {"active": active}}
+    return manifest("AdmissionCheck", name, {"controllerName": "somebody", **spec}, **more)
+
+
+def answers(at: int, group: str, check: str, status: Any, reason: str = "") -> Manifest:
+    """What the controller of a check says about a group, so many seconds after the start."""
+    said = {"podGroup": f"default/{group}", "check": check, "status": status}
+    return {"at": f"{at}s", "setCheck": {**said, **({"reason": reason} if reason else {})}}
+
+
 def timeline(*steps: Manifest) -> Manifest:
     return manifest("Timeline", "timeline", list(steps))
 
@@ -81,6 +93,14 @@ def outcome(*manifests: Manifest, cycles: int | None = None, config: str = "") -
     """What becomes of the world that these manifests describe."""
     text = yaml.safe_dump_all(manifests, sort_keys=False)
     return play(text, "world", config=read_config(config, "config"), cycles=cycles).outcome
+
+
+def outcome_until(second: int, *manifests: Manifest, config: str = "") -> Outcome:
+    """How the world stands at that second, when what was due until then has happened."""
+    more = outcome(*manifests, cycles=60, config=config).cycles
+    assert len(more) < 60 or more[-1].time > second, "the world has more sessions until then"
+    cycles = sum(cycle.time <= second for cycle in more)
+    return outcome(*manifests, cycles=cycles, config=config)
 
 
 def refusal(*manifests: Manifest) -> str:
@@ -101,12 +121,14 @@ def _each(pick: Callable[[CycleStory], Any]) -> Callable[[Outcome], list[tuple[i
 
 
 #: (time, what) of every session in which there was any.
+reserved = _each(lambda cycle: cycle.reserved)
 admitted = _each(lambda cycle: cycle.admitted)
 bound = _each(lambda cycle: cycle.bound)
 created = _each(lambda cycle: cycle.created)
 finished = _each(lambda cycle: cycle.finished)
 requeued = _each(lambda cycle: [(item.group, item.reason) for item in cycle.requeued])
 evicted = _each(lambda cycle: [(item.pod, item.reason) for item in cycle.evicted])
+pledged = _each(lambda cycle: cycle.pledged)
 
 
 def of(outcome: Outcome, name: str, namespace: str = "default") -> GroupOutcome:

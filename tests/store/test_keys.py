@@ -13,6 +13,7 @@ from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, R
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.store import keys
 from batchq.store.attendance import attend
+from batchq.store.effective import publish_config
 from batchq.store.redis import RedisStore
 from tests.contract.made import charge, gone, group, node, pod, put, queue
 
@@ -38,6 +39,7 @@ def use_everything(store: RedisStore) -> None:
     epoch = store.lead("one", 30_000)
     assert len(store.commit([everything], request_id="1", epoch=epoch).applied) == 1
     attend(store, "one", version="0.1.0", mirrored=1)
+    assert publish_config(store, "actions: [allocate]\n", epoch=epoch)
     store.beat("n1")
     store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
     store.append_log("n1", "u1-1-0", 1, "stdout", b"hello")
@@ -76,6 +78,7 @@ def test_a_deleted_world_leaves_only_what_is_bounded(
     assert sorted(name.decode() for name in raw.scan_iter("*") if raw.ttl(name) == -1) == [
         "{bq}:bell",
         "{bq}:changes",
+        "{bq}:config",
         "{bq}:counts",
         "{bq}:epoch",
         "{bq}:events",

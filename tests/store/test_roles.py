@@ -62,15 +62,20 @@ OF_OTHERS = {
     for kind in ("Queue", "ResourceQuota", "Node", "PriorityClass", "AdmissionCheck")
     for end in ("", ":head")
 }
+OF_ANSWERS = {
+    *("{bq}:PodGroup", "{bq}:PodGroup:head"),
+    *("{bq}:AdmissionCheck", "{bq}:AdmissionCheck:head"),
+}
 LEADERS = {
     *("{bq}:epoch", "{bq}:server", "{bq}:leader", "{bq}:schedulers", "{bq}:outbox"),
-    "{bq}:counts",
+    *("{bq}:config", "{bq}:counts"),
 }
 MAY_WRITE = {
     "readonly": set(),
     "worker-n1": OF_N1,
     "worker-n2": OF_N2,
     "submitter": COMMITTED | OF_GROUPS,
+    "controller": COMMITTED | OF_ANSWERS,
     "operator": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"},
     "scheduler": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | LEADERS | OF_N1 | OF_N2,
 }
@@ -176,7 +181,7 @@ def test_nobody_may(guarded: GuardedServer, user: str, words: str) -> None:
         assert not may(client, *words.split())
 
 
-@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "scheduler"])
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "scheduler"])
 def test_only_an_operator_may_read_settings_among_which_are_passwords(
     guarded: GuardedServer, user: str
 ) -> None:
@@ -185,7 +190,7 @@ def test_only_an_operator_may_read_settings_among_which_are_passwords(
         assert may(operator, "CONFIG", "GET", "primaryauth")
 
 
-@pytest.mark.parametrize("user", ["readonly", "submitter", "operator"])
+@pytest.mark.parametrize("user", ["readonly", "submitter", "controller", "operator"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -236,6 +241,7 @@ def commit(
         ("readonly", ()),
         ("worker-n1", ()),
         ("submitter", ("PodGroup", "Pod")),
+        ("controller", ("AdmissionCheck", "PodGroup")),
         ("operator", KINDS),
         ("scheduler", KINDS),
     ],
@@ -250,14 +256,16 @@ def test_who_may_commit_objects_of_each_kind(
         return
     with pytest.raises(StoreUnavailable, match="does not permit this user to write") as raised:
         commit(guarded, user, **asked)
-    least = "submitter" if kind in ("PodGroup", "Pod") else "operator"
+    least = {"PodGroup": "submitter", "Pod": "submitter", "AdmissionCheck": "controller"}.get(
+        kind, "operator"
+    )
     assert (raised.value.lasts, raised.value.hint) == (
         True,
         f"that takes a user of the role {least}: see `batchq acl {least}`",
     )
 
 
-@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "operator"])
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "operator"])
 @pytest.mark.parametrize(
     "asked",
     [
@@ -273,7 +281,7 @@ def test_only_a_scheduler_decides_and_binds(
     assert commit(guarded, "scheduler", writes=(a_write("PodGroup"),), **asked)
 
 
-@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter"])
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller"])
 def test_only_operators_and_schedulers_set_limits(guarded: GuardedServer, user: str) -> None:
     limits = (Limit(scope="namespace:x", amounts={"cpu": 1}),)
     with pytest.raises(StoreUnavailable, match="does not permit"):
@@ -288,7 +296,7 @@ def test_a_submitter_is_held_to_limits_that_it_may_not_write(guarded: GuardedSer
     assert (refused.answer.word, refused.answer.limit) == (Word.LIMIT, 1)
 
 
-@pytest.mark.parametrize("user", ["submitter", "operator", "scheduler"])
+@pytest.mark.parametrize("user", ["submitter", "controller", "operator", "scheduler"])
 def test_when_limits_last_changed_is_compared_for_whoever_may_only_read_it(
     guarded: GuardedServer, user: str
 ) -> None:
@@ -300,7 +308,7 @@ def test_when_limits_last_changed_is_compared_for_whoever_may_only_read_it(
     assert commit(guarded, user, seen=1, charges=(charge,)).refused == ()
 
 
-@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "operator"])
+@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "operator"])
 def test_nobody_but_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
     store = RedisStore(guarded.url_of(user))
     with pytest.raises(StoreUnavailable, match="does not permit this user what was asked"):

@@ -105,7 +105,7 @@ def test_settings_that_a_plugin_does_not_take_are_refused(case: str) -> None:
 
 def test_a_plugin_gets_its_own_settings() -> None:
     scheduler = assemble(SchedulerConfig(plugin_config={"binpack": {"resource": "cpu"}}))
-    weights = [getattr(plugin, "weights", None) for plugin, _ in scheduler.plugins]
+    weights = [getattr(plugin, "weights", None) for plugin, _ in scheduler.plugins["score"]]
     assert [one for one in weights if one] == [{"cpu": 1}]
 
 

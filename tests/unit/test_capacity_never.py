@@ -24,7 +24,10 @@ def test_a_queue_of_the_top_is_bound_by_the_cluster_less_what_its_siblings_are_g
     assert done.admitted == ["default/h"]
     assert said(done) == (
         ["ExceedsMaxQuota"],
-        ("needs cpu 7, and queue a, beside what its siblings are guaranteed, allows at most 6"),
+        (
+            "needs cpu 7, and queue a, beside what its siblings are guaranteed, allows at most 6;"
+            " guaranteed are b cpu 2"
+        ),
     )
 
 

@@ -283,7 +283,7 @@ def test_what_makes_no_sense_by_itself_is_refused_before_anything_is_read(world:
     with pytest.raises(InvalidInput, match=r"spec\.minMember: expected at least 1"):
         world.asked("PodGroup", "a", work(minMember=0))
     with pytest.raises(InvalidInput, match="not available in this version"):
-        world.asked("Queue", "a", {"parent": "b", "admissionChecks": ["licence"]})
+        world.asked("Queue", "a", {"parent": "b", "strategy": {"type": "Backfill"}})
 
 
 @pytest.mark.parametrize("word", [word for word in Word if word is not Word.OK])

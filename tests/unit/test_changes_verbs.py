@@ -289,9 +289,11 @@ def test_gates_are_opened_one_by_one_in_any_order(store: MemoryStore) -> None:
     make(store, "PodGroup", "a", {**WORK, "schedulingGates": gates})
     commit(store, changes.open_gate(store, "default/a", "review", now_ms=NOW))
     assert [gate.name for gate in group(store).spec.scheduling_gates] == ["data", "budget"]
+    # Somebody whose answer was lost asks again.
+    assert changes.open_gate(store, "default/a", "review", now_ms=NOW) is None
     with pytest.raises(NotFound) as caught:
-        changes.open_gate(store, "default/a", "review", now_ms=NOW)
-    assert caught.value.message == "PodGroup default/a has no scheduling gate 'review'"
+        changes.open_gate(store, "default/a", "revue", now_ms=NOW)
+    assert caught.value.message == "PodGroup default/a has no scheduling gate 'revue'"
     assert caught.value.hint == "there are: data, budget"
 
 

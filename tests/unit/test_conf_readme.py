@@ -12,7 +12,8 @@ from msgspec import NODEFAULT, Struct, inspect
 from batchq.api.notation import default_of, write_form
 from batchq.api.objects import KINDS, NAMESPACED, Metadata
 from batchq.config.load import as_written
-from batchq.config.model import SchedulerConfig, SchedulerFile
+from batchq.config.model import PluginEntry, SchedulerConfig, SchedulerFile
+from batchq.framework.extension import POINTS
 
 README = Path(__file__).resolve().parents[2] / "conf" / "README.md"
 FORMS = {
@@ -119,13 +120,29 @@ def test_the_metadata_of_all_kinds_is_documented() -> None:
 
 def test_every_setting_of_the_scheduler_is_documented() -> None:
     found = {path: (kind, default) for path, kind, default in documented("scheduler.yaml")}
-    for path, kind, default in rows(SchedulerFile):
+    for path, kind, default in [
+        *rows(SchedulerFile),
+        *rows(PluginEntry, "plugins.multiPoint.enabled[]."),
+    ]:
         assert found.pop(path) == (kind, default)
     written = as_written(SchedulerConfig())
     assert found.pop("actions")[1] == f"`{', '.join(written['actions'])}`"
-    assert found.pop("plugins")[1] == f"`{', '.join(written['plugins'])}`"
+    assert found.pop("plugins.multiPoint.disabled") == ("list of text", "–")
+    assert found.pop("plugins.<point>.disabled") == ("list of text", "–")
+    fields = ", ".join(PluginEntry.__struct_encode_fields__)
+    assert found.pop("plugins.<point>.enabled[]") == (
+        f"list of text, or of {{{fields}}}",
+        "–",
+    )
     assert found.pop("pluginConfig")[1] == "–"
     assert not found
+
+
+def test_the_default_plugins_and_the_points_are_named() -> None:
+    text = README.read_text(encoding="utf-8")
+    default = ", ".join(entry.name for entry in SchedulerConfig().plugins)
+    assert f"The default ones are on anyway: `{default}`." in text
+    assert f"The points: {', '.join(f'`{point}`' for point in POINTS)}." in text
 
 
 def test_namespaced_kinds_are_named() -> None:

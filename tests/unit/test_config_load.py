@@ -24,6 +24,7 @@ def test_without_a_file_everything_is_at_its_default() -> None:
         "dependencies",
         "quota",
         "capacity",
+        "checks",
         "gang",
         "priority",
         "proportion",
@@ -172,14 +173,6 @@ WRONG = {
     "a plugin twice": (
         "plugins:\n- gang\n- {name: gang}\n",
         "scheduler.yaml, line 3: plugins[1]: gang is named twice",
-    ),
-    "plugins per extension point": (
-        "plugins:\n  multiPoint: {enabled: []}\n",
-        (
-            "scheduler.yaml, line 1: plugins: enabling plugins per extension point (multiPoint"
-            " and the"
-            " like) is not available in this version; write a list of plugin names"
-        ),
     ),
     "a plugin without a name": (
         "plugins:\n- weight: 3\n",

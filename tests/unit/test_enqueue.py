@@ -258,5 +258,6 @@ def test_a_group_that_pauses_says_what_it_was_that_did_not_fit() -> None:
     decided = decide(a_node(cpu=4), a_group("g", status=paused))
     assert decided.reasons("g") == ["BackingOff"]
     assert decided.message("g") == (
-        "pauses for 20s, 2 times in a row; Unschedulable: 0/2 nodes fit: 2 cordoned"
+        "pauses for 20s, until 1970-01-01T00:00:20Z, 2 times in a row;"
+        " Unschedulable: 0/2 nodes fit: 2 cordoned"
     )

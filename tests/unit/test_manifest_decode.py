@@ -233,15 +233,18 @@ WRONG: dict[str, tuple[Any, str]] = {
         manifest("Pod", spec={"task": "w"}),
         "Pod default/x: spec.podGroup: this field is required",
     ),
-    "a pod on a node with gates": (
-        manifest(
-            "Pod",
-            spec={"podGroup": "g", "task": "w", "schedulingGates": [{"name": "a"}]},
-            status={"node": "n1"},
-        ),
+    "a gate of a pod whose name is none": (
+        manifest("Pod", spec={"podGroup": "g", "task": "w", "schedulingGates": [{"name": "a b"}]}),
         (
-            "Pod default/x: spec.schedulingGates: a pod that has a node, or is past Pending, cannot"
-            " have scheduling gates"
+            "Pod default/x: spec.schedulingGates[0].name: expected a name such as gpu or"
+            " example.com/gpu, found 'a b'"
+        ),
+    ),
+    "a gate of a template whose name is none": (
+        group(template={"schedulingGates": [{"name": "ok"}, {"name": ""}]}),
+        (
+            "PodGroup default/x: spec.tasks[0].template.schedulingGates[1].name: expected a name"
+            " such as gpu or example.com/gpu, found ''"
         ),
     ),
 }

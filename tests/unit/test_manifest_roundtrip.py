@@ -41,6 +41,7 @@ NAMES = {
     "labels": st.dictionaries(QUALIFIED, st.one_of(st.just(""), WORD), max_size=2),
     "annotations": st.dictionaries(QUALIFIED, TEXT, max_size=2),
     "queue": SUBDOMAIN,
+    "admission_checks": st.lists(SUBDOMAIN, max_size=2, unique=True).map(tuple),
     "parent": st.one_of(st.just(""), SUBDOMAIN),
     "priority_class_name": st.one_of(st.just(""), SUBDOMAIN),
     "pod_group": LABEL,

@@ -66,6 +66,38 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
         group(schedulingGates=[{"name": f"g{number}"} for number in range(65)]),
         "PodGroup default/x: spec.schedulingGates: expected at most 64, found 65",
     ),
+    "two gates of one name in a template": (
+        "PodGroup",
+        template(schedulingGates=[{"name": "g"}, {"name": "g"}]),
+        "PodGroup default/x: spec.tasks[0].template.schedulingGates: 'g' is named twice",
+    ),
+    "too many gates in a template": (
+        "PodGroup",
+        template(schedulingGates=[{"name": f"g{number}"} for number in range(65)]),
+        "PodGroup default/x: spec.tasks[0].template.schedulingGates: expected at most 64, found 65",
+    ),
+    "too many gates in all": (
+        "PodGroup",
+        group(
+            *(
+                task(
+                    f"t{place}",
+                    template={
+                        "command": ["true"],
+                        "schedulingGates": [{"name": f"g{number}"} for number in range(50)],
+                    },
+                )
+                for place in range(20)
+            ),
+            schedulingGates=[{"name": "g"}],
+        ),
+        "PodGroup default/x: the gates of all tasks: expected at most 1000, found 1001",
+    ),
+    "two gates of one name on a pod": (
+        "Pod",
+        {"podGroup": "g", "task": "w", "schedulingGates": [{"name": "a"}, {"name": "a"}]},
+        "Pod default/x: spec.schedulingGates: 'a' is named twice",
+    ),
     "no walltime at all": (
         "PodGroup",
         group(walltime="0s"),
@@ -277,11 +309,6 @@ def test_only_a_described_world_can_do_without_commands() -> None:
 
 
 NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
-    "checks": (
-        "Queue",
-        {"admissionChecks": ["licence"]},
-        "spec.admissionChecks is not available in this version; leave it out",
-    ),
     "backfill": (
         "Queue",
         {"strategy": {"type": "Backfill"}},
@@ -299,20 +326,6 @@ NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
         "Queue",
         {"strategy": {"reservations": "all"}},
         "spec.strategy.reservations all is not available in this version; use 1",
-    ),
-    "a check": (
-        "AdmissionCheck",
-        {},
-        "admission checks are not available in this version",
-    ),
-    "gates of pods": (
-        "PodGroup",
-        template(schedulingGates=[{"name": "a"}]),
-        (
-            "spec.tasks[0].template.schedulingGates is not available in this version; use the"
-            " group's"
-            " own spec.schedulingGates"
-        ),
     ),
 }
 

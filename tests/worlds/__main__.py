@@ -25,8 +25,8 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.sim.run import Stage
 from batchq.sim.world import read_world
-from tests.worlds.making import Described, described
-from tests.worlds.play import MOST_SESSIONS, failure_of_world, failures_of, smaller
+from tests.worlds.making import Described
+from tests.worlds.play import MOST_SESSIONS, failure_of_world, failures_of, smaller, world_of
 
 _MOST_SHOWN = 30
 
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _replay(seed: int, folder: Path | None) -> int:
-    world = described(seed)
+    world = world_of(seed)
     found = failure_of_world(world)
     if folder is not None:
         world = smaller(world)

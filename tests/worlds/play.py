@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct, structs
 
+from batchq.api.intents import RollBack
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import BatchqError
@@ -20,6 +21,11 @@ from batchq.scheduler.scheduler import Scheduler
 from batchq.sim.report import Outcome, as_json
 from batchq.sim.run import Stage
 from batchq.sim.world import read_world
+from tests.worlds.check_rules import (
+    AFTER_EVERY_SESSION_WITH_CHECKS,
+    nobody_waits_whose_checks_have_passed,
+)
+from tests.worlds.checking import with_checks
 from tests.worlds.crashes import DoubtfulStage
 from tests.worlds.fair import fair_world, shares_have_converged
 from tests.worlds.making import Described, described
@@ -51,7 +57,7 @@ class Judged(Scheduler):
         before = self.open(snapshot, now_ms)
         after = super().decide(snapshot, now_ms)
         self.last[:] = [after]
-        for rule in AFTER_EVERY_SESSION:
+        for rule in (*AFTER_EVERY_SESSION, *AFTER_EVERY_SESSION_WITH_CHECKS):
             rule(before, after)
         self.course.follow(before, after)
         return after
@@ -70,8 +76,11 @@ class Traceless:
     def execute(self, session: Session) -> None:
         """What claimants tried in vain is not to be seen afterwards."""
         before, decided = state_of(session), len(session.joined)
+        said = len(session.intents)
         self.action.execute(session)
-        if len(session.joined) > decided:
+        sent_back = any(isinstance(one, RollBack) for one in session.intents[said:])
+        if len(session.joined) > decided or sent_back:
+            # A claimant that counted on victims it may not take any more is sent back.
             return
         after = state_of(session)
         for what, value in before.items():
@@ -101,7 +110,7 @@ def play(world: Described) -> Outcome:
     if played.refused > MOST_REFUSED:
         raise Broken(f"the store refused {played.refused} of what the sessions decided")
     if not played.exhausted:
-        for rule in AT_REST:
+        for rule in (*AT_REST, nobody_waits_whose_checks_have_passed):
             rule(scheduler.last[0])
     course = scheduler.course
     quiet_from = MOST_SESSIONS - QUIET_SESSIONS
@@ -155,7 +164,12 @@ def failure_of_world(world: Described) -> Failure | None:
 
 def failure_of(seed: int) -> Failure | None:
     """What is wrong with a seed."""
-    return failure_of_world(described(seed))
+    return failure_of_world(world_of(seed))
+
+
+def world_of(seed: int) -> Described:
+    """The world of a seed; in most, some queues ask for admission checks."""
+    return with_checks(described(seed))
 
 
 def failures_of(seeds: Iterable[int], *, processes: int) -> Iterator[Failure | None]:

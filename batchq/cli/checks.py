@@ -1,0 +1,224 @@
+"""`batchq checks`: what controllers answered about groups, and answers by command."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from batchq.api.manifest import encode
+from batchq.api.objects import full_name
+from batchq.cli import checkview
+from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
+from batchq.cli.output import report, show_data, show_table
+from batchq.cli.values import as_duration, group_key, name_of_kind, seconds_of
+from batchq.client.checks import CheckRequest, CheckWatch
+
+_REASONS = ("Retry", "Reject", "PreemptionRequired")
+
+
+@click.group(
+    epilog=examples(
+        "batchq checks list --waiting",
+        "batchq checks show approval",
+        "batchq checks serve approval",
+        "batchq checks set train-1 approval True -m 'the data is there'",
+        "batchq checks set train-1 approval False --reason Retry",
+    )
+)
+def checks() -> None:
+    """See and answer admission checks.
+
+    A queue may ask for checks (spec.admissionChecks): a group that would be admitted reserves its
+    quota, and starts when all of them are True. Programs answer them, or people do with these
+    commands; docs/checks.md says what each answer does, and how to write a controller.
+
+    Exit codes: 0 done, 1 no such combination of status and reason, 6 there is no such group, queue
+    or check, 8 the group cannot be answered now.
+    """
+
+
+@checks.command(
+    "list",
+    epilog=examples(
+        "batchq checks list",
+        "batchq checks list train-1",
+        "batchq checks list -q gpus --waiting -o json",
+    ),
+)
+@click.argument("name", required=False)
+@click.option("-n", "--namespace", default="", help="Only this namespace.")
+@click.option("-q", "--queue", default="", help="Only this queue, and those below it.")
+@click.option("--waiting", is_flag=True, help="Only what is to be answered now.")
+@output_option("table", "json")
+@pass_globals
+def list_checks(
+    shared: Globals, name: str | None, namespace: str, queue: str, waiting: bool, output: str
+) -> None:
+    """List the checks of unfinished groups, or of the group NAME; the longest reserved first.
+
+    RESERVED is for how long its quota has been kept for a group, CONTROLLER who answers, and for
+    how long that lasts unless it is heard of again.
+    """
+    key = "" if name is None else group_key(name, namespace or "default")
+    with shared.connect() as client:
+        views = client.checks.views(
+            group=key,
+            queue=name_of_kind("Queue", queue) if queue else "",
+            namespace=namespace,
+            waiting=waiting,
+        )
+        now_ms = client.now_ms()
+    if output == "json":
+        show_data({"items": [checkview.view_row(view) for view in views]}, "json")
+    elif views:
+        show_table(checkview.views_table(views, now_ms), color=shared.color)
+    else:
+        click.echo("no check waits for an answer" if waiting else "there are no checks", err=True)
+
+
+@checks.command(
+    epilog=examples("batchq checks show approval", "batchq checks show approval -o json")
+)
+@click.argument("name")
+@output_option("text", "json", "yaml")
+@pass_globals
+def show(shared: Globals, name: str, output: str) -> None:
+    """Show the AdmissionCheck NAME: who carries it out, what it is set to, and who waits for it.
+
+    Exit codes: 0 shown, 6 there is no such check.
+    """
+    with shared.connect() as client:
+        page = client.checks.page(name_of_kind("AdmissionCheck", name))
+        now_ms = client.now_ms()
+    if output == "text":
+        checkview.show_check(page.check, page.queues, page.views, now_ms)
+        return
+    assert page.check.record is not None
+    waiting = [checkview.view_row(view) for view in page.views if view.waits]
+    data = {
+        "object": encode(page.check.record),
+        "active": page.check.active,
+        "queues": list(page.queues),
+        "waiting": waiting,
+    }
+    show_data(data, output)
+
+
+@checks.command(
+    "set",
+    epilog=examples(
+        "batchq checks set train-1 approval True",
+        "batchq checks set train-1 budget False --reason Retry -m 'nothing is left this week'",
+        "batchq checks set train-1 capacity Unknown --reason PreemptionRequired",
+    ),
+)
+@click.argument("name")
+@click.argument("check")
+@click.argument("status", metavar="True|False|Unknown")
+@click.option("--reason", type=click.Choice(_REASONS), default=None, help="Why it is not True.")
+@click.option("-m", "--message", default="", help="For people.")
+@namespace_option
+@output_option("text", "json")
+@pass_globals
+def set_check(
+    shared: Globals,
+    name: str,
+    check: str,
+    status: str,
+    reason: str | None,
+    message: str,
+    namespace: str,
+    output: str,
+) -> None:
+    """Answer CHECK of the group NAME.
+
+    True: it may start. False --reason Retry: not now; its quota is released at once (it is stopped
+    if it runs), and it is asked again after the check's retryDelayMinutes. False --reason Reject:
+    never; it has Failed. Unknown: no answer yet; with --reason PreemptionRequired, others may be
+    preempted for it already. It can be answered while quota is reserved for it, or it runs.
+
+    Exit codes: 0 it says so now, 1 no such combination, 6 no such group or check, 8 nothing is
+    reserved for the group, or it has ended.
+    """
+    key = group_key(name, namespace)
+    status = status.capitalize()
+    with shared.connect() as client, report(output) as done:
+        changed = client.checks.set(key, status, reason or "", message, check=check)
+        said = f"check {check} is {status}" + (f" ({reason})" if reason else "")
+        action = said if changed else f"{said} already"
+        done("PodGroup", key, action, f"podgroup {key}: {action}")
+
+
+@checks.command(
+    epilog=examples(
+        "batchq checks serve approval", "batchq checks serve approval --lease 1m -o json"
+    )
+)
+@click.argument("controller")
+@click.option("--holder", default=None, help="What this process calls itself.  [default: made up]")
+@click.option(
+    "--lease",
+    callback=as_duration,
+    default="30s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the checks stay active when this is killed.",
+)
+@output_option("text", "json")
+@pass_globals
+def serve(shared: Globals, controller: str, holder: str | None, lease: str, output: str) -> None:
+    """Keep the checks of CONTROLLER active, for people to answer them with `batchq checks set`.
+
+    CONTROLLER is what their spec.controllerName says. Without this (or a controller of yours)
+    their queues admit nothing. One line for each group that is to be answered; with -o json, one
+    object. Started twice, the second one stands by. Runs until SIGTERM or Ctrl-C; then the checks
+    are inactive at once.
+
+    Exit codes: 0 it was told to end, 9 this user may not do that.
+    """
+    lease_s = seconds_of(lease) or 0.0
+    with shared.connect(patience_s=None) as client:
+        watch = client.checks.watch(controller, holder=holder, lease_s=lease_s)
+        with _until_told(watch), watch:
+            if output == "text":
+                click.echo(_beginning(watch), err=True)
+            for request in watch:
+                if request.kind == "asked":
+                    _tell(request, output)
+
+
+def _beginning(watch: CheckWatch) -> str:
+    if watch.held:
+        return f"keeping {', '.join(watch.held)} active"
+    return (
+        f"there is no check of controller {watch.controller_name} to keep active yet, or another"
+        " process does: standing by"
+    )
+
+
+def _tell(request: CheckRequest, output: str) -> None:
+    name = full_name(request.group).removeprefix("default/")
+    if output == "json":
+        row = {"podGroup": request.key, "check": request.check, "queue": request.queue}
+        click.echo(json.dumps(row, ensure_ascii=False))
+        return
+    click.echo(
+        f"{request.key} (queue {request.queue}) waits: `batchq checks set {name} {request.check}"
+        " True`"
+    )
+
+
+@contextmanager
+def _until_told(watch: CheckWatch) -> Iterator[None]:
+    """In here SIGTERM and Ctrl-C end the watch, which then lets go of its checks."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: watch.stop()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,105 @@
+"""`batchq events`: what has happened, the newest last, and what happens."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from batchq.api.objects import NAMESPACED
+from batchq.api.times import format_instant
+from batchq.api.transaction import Event
+from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
+from batchq.cli.output import Table, one_line, show_data, show_table
+from batchq.cli.values import as_duration, group_key, kind_of_word, seconds_of
+
+_MOST = 100
+
+
+@click.command(
+    epilog=examples(
+        "batchq events",
+        "batchq events train-1",
+        "batchq events -w -A",
+        "batchq events -A --kind Node --since 1h",
+        "batchq events --reason Preempted -o json",
+    )
+)
+@click.argument("name", required=False, metavar="[GROUP]")
+@namespace_option
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of everything, queues and nodes too.")
+@click.option("-w", "--watch", is_flag=True, help="Go on with what happens, until interrupted.")
+@click.option("--kind", metavar="KIND", help="Only of objects of this kind.")
+@click.option("--since", callback=as_duration, metavar="DURATION", help="Only so old at most.")
+@click.option("--reason", default="", metavar="REASON", help="Only those with this reason.")
+@click.option(
+    "--most",
+    type=click.IntRange(min=1, max=10_000),
+    default=_MOST,
+    show_default=True,
+    help="So many of those that there are.",
+)
+@output_option("table", "json")
+@pass_globals
+def events(
+    shared: Globals,
+    name: str | None,
+    namespace: str,
+    all_namespaces: bool,
+    watch: bool,
+    kind: str | None,
+    since: str | None,
+    reason: str,
+    most: int,
+    output: str,
+) -> None:
+    """List events, the newest last: of the groups of a namespace, or of one GROUP.
+
+    -A shows those of all namespaces and of what is in none, such as queues and nodes; so does
+    --kind, for a kind that is in none. The server keeps the latest 10,000 events of all. With -w
+    and -o json each event is a line of its own.
+    """
+    known = kind_of_word(kind) if kind else ""
+    cluster_wide = all_namespaces or (known != "" and known not in NAMESPACED)
+    with shared.connect() as client:
+        age_s = seconds_of(since)
+        wanted = {
+            "kind": "PodGroup" if name else known,
+            "key": group_key(name, namespace) if name else "",
+            "namespace": "" if name or cluster_wide else namespace,
+            "reason": reason,
+        }
+        since_ms = 0 if age_s is None else client.now_ms() - round(age_s * 1000)
+        if watch:
+            for some in client.follow_events(since_ms=since_ms, most=most, **wanted):
+                for event in some:
+                    click.echo(_line(event, output))
+            return
+        found = client.events(since_ms=since_ms, most=most, **wanted)
+    if output == "json":
+        show_data({"items": [_row(event) for event in found]}, "json")
+    elif found:
+        rows = tuple(
+            (format_instant(one.at), one.kind, one.key, one.reason, one.message) for one in found
+        )
+        show_table(Table(("AT", "KIND", "OBJECT", "REASON", "MESSAGE"), rows), color=shared.color)
+    else:
+        where = "" if name or cluster_wide else f" in namespace {namespace}"
+        click.echo(f"there are no such events{where}", err=True)
+
+
+def _row(event: Event) -> dict[str, str]:
+    return {
+        "at": format_instant(event.at),
+        "kind": event.kind,
+        "object": event.key,
+        "reason": event.reason,
+        "message": event.message,
+    }
+
+
+def _line(event: Event, output: str) -> str:
+    if output == "json":
+        return json.dumps(_row(event), ensure_ascii=False)
+    words = (format_instant(event.at), event.kind, event.key, event.reason, event.message)
+    return one_line("  ".join(words)).rstrip()

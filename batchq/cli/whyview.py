@@ -1,0 +1,304 @@
+"""Why a group waits, as people read it, and as `-o json` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
+from batchq.api.names import counted
+from batchq.api.quantity import describe_quantity, format_quantity
+from batchq.api.resources import Amounts, describe
+from batchq.api.times import describe_age, format_instant
+from batchq.cli import tables
+from batchq.cli.output import one_line, show_fields, show_section
+from batchq.client.leading import NO_LEADER
+from batchq.client.spells import Spell
+from batchq.client.why import Others, Reason, Start, Why
+
+
+def show_why(why: Why, *, history: bool) -> None:
+    """To stdout: one sentence, the reasons, and what else decides."""
+    click.echo(one_line(_sentence(why)))
+    for place, reason in enumerate(why.reasons, start=1):
+        click.echo(one_line(f"  {place}. {reason.reason}: {reason.message}"))
+        if reason.remedy:
+            click.echo(one_line(f"     -> {reason.remedy}"))
+    for reason in why.former:
+        text = f"  -  {reason.reason}, as of revision {reason.revision}, no longer: "
+        click.echo(one_line(text + reason.message))
+    click.echo()
+    show_fields(_fields(why))
+    show_section("Nobody is evicted for it", list(_spared(why)))
+    show_section(
+        "Conditions",
+        [
+            (
+                one.type,
+                one.status,
+                one.reason,
+                format_instant(one.last_transition_time),
+                one.message,
+            )
+            for one in why.conditions
+        ],
+    )
+    if history:
+        show_section("History", [_spell_row(spell, why.at) for spell in why.history])
+
+
+def _sentence(why: Why) -> str:
+    age = describe_age(why.at - why.since)
+    where = f" on {', '.join(why.nodes)}" if why.nodes else ""
+    match why.phase:
+        case PodGroupPhase.PENDING:
+            place = "" if why.position is None else f", position {why.position}"
+            state = f"{why.key} is {why.shown} in queue {why.queue}{place}, for {age}"
+        case phase if phase in TERMINAL:
+            ending = f": {why.ending}" if why.ending else ""
+            state = f"{why.key} is {phase} since {age}{ending}"
+        case phase:
+            state = f"{why.key} is {phase} for {age}{where}"
+    if why.phase in TERMINAL:
+        return state
+    news = f"; {why.next}" if why.next else ""
+    if not news and not why.reasons and why.phase == PodGroupPhase.PENDING:
+        news = "; nothing stands against it any more"
+    return state + news
+
+
+def _fields(why: Why) -> list[tuple[str, str]]:
+    waits = why.phase == PodGroupPhase.PENDING
+    start = _start(why, why.start) if why.start is not None else ""
+    return [
+        ("No scheduler", "" if why.led or why.phase in TERMINAL else NO_LEADER),
+        ("Ahead", _others(why.ahead) if waits else ""),
+        ("Ever", ("no: " + why.ever if why.ever else "yes, it fits when others have ended"))
+        if waits and why.reasons
+        else ("Ever", ""),
+        ("Room by", start),
+        ("Queue", _queue(why)),
+        ("Borrowed", "; ".join(_borrowers(why)) if waits else ""),
+        ("Pledge", "" if why.awaits is None else tables.awaited_text(why.awaits)),
+        ("Backs off", "" if why.backoff_until is None else _until(why, why.backoff_until)),
+        ("Evicted", why.evicted),
+        ("Evictions", counted(why.evictions, "time") if why.evictions else ""),
+        ("Waited", _waited(why)),
+        ("As of", f"{format_instant(why.at)}, revision {why.revision}"),
+    ]
+
+
+def _until(why: Why, at: int) -> str:
+    return f"until {format_instant(at)} (in {describe_age(at - why.at)})"
+
+
+def _others(others: Others) -> str:
+    """`default/a, default/b and 3 more; 2 of other namespaces`."""
+    parts = []
+    if others.named:
+        more = f" and {others.more} more" if others.more else ""
+        parts.append(f"{', '.join(others.named)}{more}")
+    if others.elsewhere:
+        parts.append(f"{counted(others.elsewhere, 'group')} of other namespaces")
+    return "; ".join(parts)
+
+
+def _start(why: Why, start: Start) -> str:
+    if why.reserved:
+        return "its quota is reserved"
+    if start.at is None:
+        # What no end of anybody's changes is the first of the reasons already.
+        told = any(start.why.startswith(f"{reason.reason}: ") for reason in why.reasons)
+        return "" if told else f"not known: {start.why}"
+    if start.at <= why.at:
+        return "there is room now"
+    when = f"{format_instant(start.at)} (in {describe_age(start.at - why.at)})"
+    ends = f", when {_others(start.ends)} {_ended(start.ends)}" if start.ends.count else ""
+    unless = ", unless those ahead take it" if why.ahead.count else ""
+    return f"{when}{ends}{unless}"
+
+
+def _ended(others: Others) -> str:
+    return "has ended" if others.count == 1 else "have ended"
+
+
+def _queue(why: Why) -> str:
+    share = why.queue_share
+    if share is None:
+        return ""
+    held = [
+        f"{name} {describe_quantity(name, share.charged.get(name, 0))}"
+        f" of {describe_quantity(name, units)}"
+        for name, units in share.deserved.items()
+    ]
+    holds = f" holds {', '.join(held)} deserved;" if held else ""
+    return f"{share.name}{holds} share {share.share}"
+
+
+def _borrowers(why: Why) -> Iterator[str]:
+    """Who holds what the group's queue deserves."""
+    share = why.queue_share
+    for name, amounts in share.borrowers.items() if share is not None else ():
+        yield f"queue {name} holds {describe(amounts)} that {why.queue} deserves"
+
+
+def _spared(why: Why) -> Iterator[tuple[str, ...]]:
+    for spared in why.spared:
+        for line in spared.reasons:
+            yield spared.action, line
+
+
+def _waited(why: Why) -> str:
+    """How long it has waited for what, the longest first."""
+    parts = [
+        f"{describe_age(units)} for {name}" for name, units in why.waited.items() if units >= 1000
+    ]
+    return ", ".join(parts)
+
+
+def _spell_row(spell: Spell, now_ms: int) -> tuple[str, ...]:
+    lasted = describe_age(spell.lasted(now_ms))
+    still = " so far" if spell.until is None and spell.phase not in TERMINAL else ""
+    reasons = ", ".join(spell.reasons)
+    lasts = "" if spell.until is None and spell.phase in TERMINAL else f"{lasted}{still}"
+    return format_instant(spell.at), lasts, str(spell.phase), reasons, spell.note
+
+
+# --- -o json ------------------------------------------------------------------------------------
+
+
+def row_of(why: Why) -> dict[str, object]:
+    """Quantities in people's notation, times in RFC 3339."""
+    return {
+        "podGroup": why.key,
+        "queue": why.queue,
+        "priority": why.priority,
+        "phase": str(why.phase),
+        "shown": why.shown,
+        "at": format_instant(why.at),
+        "revision": why.revision,
+        "since": format_instant(why.since),
+        "submittedAt": format_instant(why.created_at),
+        "startedAt": _instant(why.started_at),
+        "finishedAt": _instant(why.finished_at),
+        "nodes": list(why.nodes),
+        "ending": why.ending,
+        "schedulerLeads": why.led,
+        "next": why.next,
+        "reasons": [_reason_row(reason) for reason in why.reasons],
+        "former": [_reason_row(reason) for reason in why.former],
+        "reserved": why.reserved,
+        "position": why.position,
+        "ahead": _others_row(why.ahead),
+        "everPossible": _ever(why),
+        "neverBecause": why.ever,
+        "earliestStart": _start_row(why.start),
+        "spared": [
+            {"action": spared.action, "reasons": list(spared.reasons)} for spared in why.spared
+        ],
+        "queueShare": _queue_row(why),
+        "awaits": _awaits_row(why),
+        "backoffUntil": _instant(why.backoff_until),
+        "evictions": why.evictions,
+        "evicted": why.evicted,
+        "conditions": [
+            {
+                "type": one.type,
+                "status": one.status,
+                "reason": one.reason,
+                "message": one.message,
+                "lastTransitionTime": format_instant(one.last_transition_time),
+            }
+            for one in why.conditions
+        ],
+        "waitedSeconds": {name: units // 1000 for name, units in why.waited.items()},
+        "history": [_spell_data(spell, why.at) for spell in why.history],
+    }
+
+
+def _ever(why: Why) -> bool | None:
+    """Of what has run already the question is moot."""
+    return not why.ever if why.phase not in TERMINAL and why.phase not in ADMITTED else None
+
+
+def _instant(at: int | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+def _amounts(amounts: Amounts) -> dict[str, str]:
+    return {name: format_quantity(name, units) for name, units in amounts.items()}
+
+
+def _reason_row(reason: Reason) -> dict[str, object]:
+    numbers = {
+        name: None if units is None else format_quantity(reason.resource, units)
+        for name, units in (
+            ("need", reason.need),
+            ("limit", reason.limit),
+            ("seen", reason.seen),
+            ("free", reason.free),
+        )
+    }
+    return {
+        "reason": str(reason.reason),
+        "message": reason.message,
+        "plugin": reason.plugin,
+        "subject": reason.subject,
+        "resource": reason.resource,
+        **numbers,
+        "remedy": reason.remedy,
+        "revision": reason.revision,
+    }
+
+
+def _others_row(others: Others) -> dict[str, object]:
+    return {
+        "count": others.count,
+        "named": list(others.named),
+        "more": others.more,
+        "otherNamespaces": others.elsewhere,
+    }
+
+
+def _start_row(start: Start | None) -> dict[str, object] | None:
+    if start is None:
+        return None
+    return {"at": _instant(start.at), "ends": _others_row(start.ends), "why": start.why}
+
+
+def _queue_row(why: Why) -> dict[str, object] | None:
+    share = why.queue_share
+    if share is None:
+        return None
+    return {
+        "name": share.name,
+        "share": share.share,
+        "deserved": _amounts(share.deserved),
+        "charged": _amounts(share.charged),
+        "borrowed": _amounts(share.borrowed),
+        "borrowers": {name: _amounts(amounts) for name, amounts in share.borrowers.items()},
+    }
+
+
+def _awaits_row(why: Why) -> dict[str, object] | None:
+    awaits = why.awaits
+    if awaits is None:
+        return None
+    return {
+        "action": awaits.action,
+        "pods": awaits.pods,
+        "podGroups": list(awaits.groups),
+        "until": _instant(awaits.until),
+    }
+
+
+def _spell_data(spell: Spell, now_ms: int) -> dict[str, object]:
+    return {
+        "at": format_instant(spell.at),
+        "until": _instant(spell.until),
+        "seconds": spell.lasted(now_ms) // 1000,
+        "phase": str(spell.phase),
+        "reasons": list(spell.reasons),
+        "note": spell.note,
+    }

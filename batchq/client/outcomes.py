@@ -1,0 +1,312 @@
+"""What a session has come to, as plans tell it: who starts where, who has to go, who waits why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from enum import StrEnum
+
+from msgspec import Struct
+
+from batchq.api import intents
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.objects import Pod
+from batchq.api.reasons import Leaving, Verdict, Waiting, ranked
+from batchq.api.resources import Amounts, of_pod, plus, times
+from batchq.framework.checks import open_checks
+from batchq.framework.forecast import Forecast, forecast
+from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.pledges import victims_left
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, is_admitted
+
+
+class Outcome(StrEnum):
+    """What becomes of a group in the next session, from the best to the worst."""
+
+    #: It is admitted, and its minMember pods get nodes.
+    NOW = "Now"
+    #: The same, as soon as those have ended who are evicted for it.
+    EVICTS = "Evicts"
+    WAITS = "Waits"
+    #: It waits for what no waiting brings: nothing that there is could ever hold it.
+    NEVER = "Never"
+
+
+class Awaiting(Struct, frozen=True, kw_only=True):
+    """Who has to end before a group starts: so many pods of these groups, within so long at most.
+
+    An external group counts without pods.
+    """
+
+    pods: int
+    groups: tuple[str, ...]
+    within_ms: int
+
+
+class Advice(Struct, frozen=True, kw_only=True):
+    """A change that was tried, and what would come of it: `requests`, `minMember`, `queue`,
+    `priorityClass`, or `released` (what holds it back by its author's wish is taken away).
+
+    `value` is what to ask for instead: `cpu=12`, `3`, the name of a queue or of a class.
+    """
+
+    change: str
+    value: str
+    outcome: Outcome
+    sentence: str
+
+
+class GroupPlan(Struct, frozen=True, kw_only=True):
+    """What becomes of one group. Amounts are in integer units, instants in milliseconds.
+
+    `phase` is what the session leaves it in, `reserved` whether quota is kept for it then. `nodes`
+    maps each node to how many of its pods go there. `blockers` are all reasons for which it waits,
+    the most fundamental first; `checks` the admission checks that have not passed. `position` is
+    its place in its queue's line, None unless it stands in it; `ahead` are the keys before it.
+    `ending`: how it ends, where the session ends it. `earliest_start`: when there will be room,
+    once the groups `after` have ended by their walltimes; None where that is not known.
+    """
+
+    key: str
+    queue: str
+    priority: int
+    request: Amounts
+    least: int
+    replicas: int
+    outcome: Outcome
+    phase: PodGroupPhase
+    reserved: bool
+    external: bool
+    nodes: dict[str, int]
+    awaits: Awaiting | None
+    checks: tuple[str, ...]
+    blockers: tuple[Verdict, ...]
+    position: int | None
+    ahead: tuple[str, ...]
+    ending: str
+    earliest_start: int | None
+    after: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()
+
+
+class Victim(Struct, frozen=True, kw_only=True):
+    """A group that has to give: all of it (`whole`), or these of its pods.
+
+    `by` is the claimant and `action` what takes, both empty where nobody claims and an edit in the
+    request sends it back. `lost` is what its pods have worked, in resource-seconds.
+    """
+
+    key: str
+    queue: str
+    whole: bool
+    pods: tuple[str, ...]
+    by: str
+    action: str
+    reason: str
+    lost: Amounts
+
+
+_NEVER = frozenset({Waiting.EXCEEDS_MAX_QUOTA, Waiting.MISCONFIGURED})
+_ACTIONS = {str(Leaving.PREEMPTED): "preempt", str(Leaving.RECLAIMED): "reclaim"}
+
+
+def group_plan(session: Session, key: str) -> GroupPlan:
+    """What a session that has decided makes of one group."""
+    group = session.by_key[key]
+    awaits = _awaiting(session, group)
+    verdicts = () if _starts(group) else _verdicts(session, group)
+    outcome = _outcome(session, group, awaits, verdicts)
+    waits = outcome in (Outcome.WAITS, Outcome.NEVER)
+    line = _line(session, group.queue) if waits else []
+    place = line.index(key) if key in line else None
+    room = forecast(session, group) if waits else None
+    later = room is not None and room.at is not None and room.at > session.now_ms
+    return GroupPlan(
+        key=key,
+        queue=group.queue,
+        priority=group.priority,
+        request=group.reservation,
+        least=group.min_member,
+        replicas=group.replicas,
+        outcome=outcome,
+        phase=group.phase,
+        reserved=group.reserved,
+        external=group.is_external,
+        nodes=_nodes(group),
+        awaits=awaits,
+        checks=() if is_admitted(group) else _open_checks(group),
+        blockers=verdicts if waits else (),
+        position=None if place is None else place + 1,
+        ahead=() if place is None else tuple(line[:place]),
+        ending=_ending(group),
+        earliest_start=room.at if room is not None and later else None,
+        after=_after(room) if room is not None and later else (),
+    )
+
+
+def victims(session: Session, without: Session, keys: Collection[str]) -> list[Victim]:
+    """Who has to give in a session: for one of the groups `keys`, or at all, but not in the session
+    `without` them.
+    """
+    stopped_anyway = {one.uid for one in without.intents if isinstance(one, intents.Evict)}
+    left_anyway = {one.group for one in without.intents if isinstance(one, intents.RollBack)}
+    told: dict[str, list[intents.Evict]] = {}
+    left: dict[str, intents.RollBack] = {}
+    for intent in session.intents:
+        match intent:
+            case intents.Evict() if intent.by in keys or intent.uid not in stopped_anyway:
+                told.setdefault(intent.group, []).append(intent)
+            case intents.RollBack(group=key):
+                if key not in left_anyway or _taken_by(session, key) in keys:
+                    left[key] = intent
+            case _:
+                pass
+    there = [key for key in dict.fromkeys((*told, *left)) if key not in keys]
+    return [_victim(session, key, told.get(key, []), left.get(key)) for key in there]
+
+
+def delayed(session: Session, without: Session, gone: Collection[str]) -> list[str]:
+    """The groups that would start in the session `without` the request, and do not in this one;
+    those that have to go are told apart.
+    """
+    return [
+        key
+        for key, group in sorted(without.by_key.items())
+        if key not in gone
+        and _starts(group)
+        and key in session.by_key
+        and not _starts(session.by_key[key])
+    ]
+
+
+# --- one group --------------------------------------------------------------------------------
+
+
+def _starts(group: GroupState) -> bool:
+    """Whether it has what it needs to run: its gang has nodes; an external one is admitted."""
+    if not is_admitted(group):
+        return False
+    return group.is_external or sum(group.placed.values()) >= group.min_member
+
+
+def _outcome(
+    session: Session, group: GroupState, awaits: Awaiting | None, verdicts: tuple[Verdict, ...]
+) -> Outcome:
+    if group.phase in TERMINAL or any(verdict.reason in _NEVER for verdict in verdicts):
+        return Outcome.NEVER
+    evicts = bool(_taken_from(session, group.key))
+    if _starts(group) or (awaits is not None and evicts):
+        return Outcome.EVICTS if evicts else Outcome.NOW
+    return Outcome.WAITS
+
+
+def _taken_from(session: Session, key: str) -> list[str]:
+    """The groups that give to this one in this session."""
+    told = [
+        one.group for one in session.intents if isinstance(one, intents.Evict) and one.by == key
+    ]
+    left = [
+        one.group
+        for one in session.intents
+        if isinstance(one, intents.RollBack) and _taken_by(session, one.group) == key
+    ]
+    return list(dict.fromkeys((*told, *left)))
+
+
+def _taken_by(session: Session, key: str) -> str:
+    """For whom a group was evicted last, if that was in this session."""
+    group = session.by_key[key]
+    now, before = group.status.evictions, group.record.status.evictions
+    return now.last_by if now != before else ""
+
+
+def _awaiting(session: Session, group: GroupState) -> Awaiting | None:
+    if not group.status.pledge.stands or group.phase in TERMINAL:
+        return None
+    left = victims_left(session, group.status.pledge)
+    if not left:
+        return None
+    over_at = [
+        (pod.status.terminating_at or session.now_ms) + pod.spec.termination_grace
+        for _, pods in left
+        for pod in pods
+    ]
+    over_at += [one.status.claim.over_at or session.now_ms for one, pods in left if not pods]
+    return Awaiting(
+        pods=sum(len(pods) for _, pods in left),
+        groups=tuple(one.key for one, _ in left),
+        within_ms=max(0, max(over_at) - session.now_ms),
+    )
+
+
+def _verdicts(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    said = session.refusals.get(group.uid) or group.status.reasons
+    if said or group.phase != PodGroupPhase.PENDING:
+        return said
+    return ranked(list(blockers(session, group)))
+
+
+def _line(session: Session, queue: str) -> list[str]:
+    """The keys of those that stand in a queue's line once the session is over, in order."""
+    waiting = [
+        group
+        for group in session.groups.values()
+        if group.queue == queue
+        and group.phase == PodGroupPhase.PENDING
+        and waits_in_line(_verdicts(session, group))
+    ]
+    return [group.key for group in sorted(waiting, key=session.group_key)]
+
+
+def _nodes(group: GroupState) -> dict[str, int]:
+    """Where its pods are, and where they are to go once its victims have ended."""
+    nodes = [pod.status.node for pod in group.current() if pod.status.phase in ON_NODE]
+    on = Counter((*nodes, *group.status.pledge.plan.values()))
+    return {name: on[name] for name in sorted(on)}
+
+
+def _after(room: Forecast) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(end.group.key for end in room.ends))
+
+
+def _open_checks(group: GroupState) -> tuple[str, ...]:
+    return tuple(state.name for state in open_checks(group))
+
+
+def _ending(group: GroupState) -> str:
+    if group.phase not in TERMINAL:
+        return ""
+    said = [one for one in group.status.conditions if one.type == "Finished"]
+    return ": ".join(part for one in said for part in (one.reason, one.message) if part)
+
+
+# --- victims ----------------------------------------------------------------------------------
+
+
+def _victim(
+    session: Session, key: str, told: list[intents.Evict], left: intents.RollBack | None
+) -> Victim:
+    group = session.by_key[key]
+    reason = left.reason if left is not None else told[0].reason
+    by = _taken_by(session, key) if left is not None else told[0].by
+    return Victim(
+        key=key,
+        queue=group.queue,
+        whole=left is not None,
+        pods=tuple(one.pod for one in told),
+        by=by,
+        action=_ACTIONS.get(str(reason), ""),
+        reason=str(reason),
+        lost=_work_of(session, [group.pods[one.uid] for one in told if one.uid in group.pods]),
+    )
+
+
+def _work_of(session: Session, pods: list[Pod]) -> Amounts:
+    """What pods have worked until now, in resource-seconds."""
+    lost: Amounts = {}
+    for pod in pods:
+        if pod.status.started_at is not None:
+            seconds = max(0, session.now_ms - pod.status.started_at) // 1000
+            lost = plus(lost, times(of_pod(pod.spec.requests), seconds))
+    return {name: units for name, units in lost.items() if units}

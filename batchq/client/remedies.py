@@ -1,0 +1,170 @@
+"""What to do about a reason for which a group waits: one concrete line each.
+
+What ends by itself says so; the rest names the command to type, or the number to ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from batchq.api.gates import gates_of
+from batchq.api.objects import Pledge
+from batchq.api.quantity import describe_quantity
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.times import format_instant
+from batchq.api.transaction import POD_GROUPS
+from batchq.client.leading import NO_LEADER
+from batchq.framework.checks import open_checks, retry_at
+from batchq.framework.dependencies import DependencyState, dependency_state
+from batchq.framework.eligibility import stops_of
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+
+_Remedy = Callable[[Session, GroupState, Verdict], str]
+
+
+def remedy_for(session: Session, group: GroupState, verdict: Verdict, *, led: bool) -> str:
+    """What ends this wait; '' where only time does and the message says so already."""
+    if verdict.reason == Waiting.PENDING_EVALUATION:
+        return "nothing: the scheduler's next session looks at it" if led else NO_LEADER
+    return _REMEDIES[verdict.reason](session, group, verdict)
+
+
+def short_key(key: str) -> str:
+    """A group as commands name it in the namespace `default`."""
+    return key.removeprefix("default/")
+
+
+def _misconfigured(session: Session, group: GroupState, verdict: Verdict) -> str:
+    return "correct the manifest and apply it: `batchq apply -f FILE`"
+
+
+def _queue_not_found(session: Session, group: GroupState, verdict: Verdict) -> str:
+    return (
+        f"create queue {group.queue} (`batchq apply -f FILE`),"
+        " or submit it anew to one that is there"
+    )
+
+
+def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
+    if verdict.limit is None:
+        return "ask for less"
+    most = describe_quantity(verdict.resource, verdict.limit)
+    if verdict.resource == POD_GROUPS:
+        return f"have {verdict.subject} allow more than {most} groups"
+    return f"ask for less {verdict.resource}: at most {most} can ever fit"
+
+
+def _stopped(session: Session, group: GroupState, verdict: Verdict) -> str:
+    names = [name for name, _ in stops_of(session, group)]
+    return " and ".join(f"`batchq queues resume {name}`" for name in names)
+
+
+def _suspended(session: Session, group: GroupState, verdict: Verdict) -> str:
+    return f"`batchq resume {short_key(group.key)}`"
+
+
+def _gated(session: Session, group: GroupState, verdict: Verdict) -> str:
+    gates = dict.fromkeys(gate.name for gate in gates_of(group.record.spec))
+    return f"`batchq gates open {short_key(group.key)} {' '.join(gates)}`"
+
+
+def _dependent(session: Session, group: GroupState, verdict: Verdict) -> str:
+    for one in group.record.spec.depends_on:
+        if dependency_state(group, one, session.groups) is not DependencyState.MET:
+            return (
+                f"see how that gets on: `batchq why {short_key(f'{group.namespace}/{one.name}')}`"
+            )
+    return ""
+
+
+def _backs_off(session: Session, group: GroupState, verdict: Verdict) -> str:
+    ends = [group.status.backoff_until, group.status.claim.over_at, retry_at(session, group)]
+    later = [at for at in ends if at is not None and at > session.now_ms]
+    until = f" at {format_instant(max(later))}" if later else ""
+    return f"nothing: it stands in line again{until}; what sent it back may need a look"
+
+
+def _unchecked(session: Session, group: GroupState, verdict: Verdict) -> str:
+    waiting = open_checks(group)
+    if not waiting:
+        return ""
+    check = session.admission_checks.get(waiting[0].name)
+    who = check.spec.controller_name if check is not None else ""
+    by_hand = f"`batchq checks set {short_key(group.key)} {waiting[0].name} True`"
+    return f"ask {who or 'its controller'}, or where that is a person's to say: {by_hand}"
+
+
+def _inactive(session: Session, group: GroupState, verdict: Verdict) -> str:
+    return "start the controller of the check, or take the check off the queue"
+
+
+def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
+    if verdict.resource == POD_GROUPS:
+        return f"wait until another group of {verdict.subject} has ended, or have it allow more"
+    smaller = _at_most_what_is_free(verdict)
+    if verdict.subject.startswith("the quota of"):
+        raised = f"`batchq quota set {group.namespace} {verdict.resource}=…`"
+        return f"wait until others of namespace {group.namespace} end, {smaller}raise it: {raised}"
+    return f"wait until others of {verdict.subject} end, {smaller}have its capability raised"
+
+
+def _no_room(session: Session, group: GroupState, verdict: Verdict) -> str:
+    if not any(node.ready for node in session.nodes.values()):
+        return "bring a node up: `batchq up`, or `batchq worker`; `batchq nodes` lists them"
+    return f"wait until others end, {_at_most_what_is_free(verdict)}have nodes added"
+
+
+def _at_most_what_is_free(verdict: Verdict) -> str:
+    free = max(0, (verdict.limit or 0) - (verdict.seen or 0))
+    if not free:
+        return "or "
+    return f"ask for at most {verdict.resource} {describe_quantity(verdict.resource, free)}, or "
+
+
+def _behind(session: Session, group: GroupState, verdict: Verdict) -> str:
+    head = session.strict_heads.get(group.queue)
+    if head is None or verdict.plugin == "pledge":
+        return "nothing: it is next once that has started"
+    if head.namespace != group.namespace:
+        return "wait for its turn; a higher priority class goes ahead"
+    why = f"`batchq why {short_key(head.key)}`"
+    return f"see what the head waits for: {why}; a higher priority class goes ahead"
+
+
+def _preempting(session: Session, group: GroupState, verdict: Verdict) -> str:
+    pledge: Pledge = group.status.pledge
+    if not pledge.stands:
+        return "nothing: it goes on as evictions leave the window of the budget"
+    return "nothing: it starts once they have stopped"
+
+
+def _no_node(session: Session, group: GroupState, verdict: Verdict) -> str:
+    return (
+        "wait for others to end, ask for smaller pods, or let more nodes take them"
+        " (`batchq nodes`: cordoned, taints, labels)"
+    )
+
+
+def _unseen(session: Session, group: GroupState, verdict: Verdict) -> str:
+    return ""
+
+
+_REMEDIES: dict[Waiting, _Remedy] = {
+    Waiting.MISCONFIGURED: _misconfigured,
+    Waiting.QUEUE_NOT_FOUND: _queue_not_found,
+    Waiting.EXCEEDS_MAX_QUOTA: _exceeds,
+    Waiting.QUEUE_STOPPED: _stopped,
+    Waiting.SUSPENDED: _suspended,
+    Waiting.SCHEDULING_GATED: _gated,
+    Waiting.DEPENDENCY_NOT_MET: _dependent,
+    Waiting.BACKING_OFF: _backs_off,
+    Waiting.WAITING_FOR_CHECKS: _unchecked,
+    Waiting.CHECK_INACTIVE: _inactive,
+    Waiting.WAITING_FOR_QUOTA: _over_quota,
+    Waiting.WAITING_FOR_RESOURCES: _no_room,
+    Waiting.WAITING_FOR_TURN: _behind,
+    Waiting.WAITING_FOR_PREEMPTION: _preempting,
+    Waiting.UNSCHEDULABLE: _no_node,
+    Waiting.PENDING_EVALUATION: _unseen,
+}

@@ -1,0 +1,102 @@
+"""How long a group has been in which state, and for which reasons: its events as a time series.
+
+Only so many events are kept of all groups together; of a group whose first ones are gone the series
+begins later than the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, structs
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.reasons import Leaving, Waiting
+from batchq.api.transaction import Event
+
+#: Event -> the phase that it begins.
+_PHASES = {
+    "Submitted": PodGroupPhase.PENDING,
+    "Created": PodGroupPhase.PENDING,
+    "Waiting": PodGroupPhase.PENDING,
+    "QuotaReserved": PodGroupPhase.PENDING,
+    "Admitted": PodGroupPhase.IN_QUEUE,
+    **{str(phase): phase for phase in PodGroupPhase},
+    **{str(reason): PodGroupPhase.PENDING for reason in Leaving},
+}
+_LEFT = frozenset(map(str, Leaving))
+_BEGINS = frozenset({"Submitted", "Created"})
+
+
+class Spell(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A stretch of time in one state, in milliseconds; `until` None: it lasts.
+
+    `reasons`: what the group waited for, the most fundamental first. `note`: what began it, where
+    the state does not say it: who took its place, or how it ended.
+    """
+
+    at: int
+    until: int | None
+    phase: PodGroupPhase
+    reasons: tuple[str, ...] = ()
+    note: str = ""
+
+    def lasted(self, now_ms: int) -> int:
+        """How long, up to now."""
+        return (now_ms if self.until is None else self.until) - self.at
+
+
+def spells_of(events: Iterable[Event], since: int) -> list[Spell]:
+    """The states of a group that was created at `since`, from its events, oldest first."""
+    found: list[Spell] = []
+    for event in events:
+        phase = _PHASES.get(event.reason)
+        if phase is None or event.at < since:
+            continue
+        spell = _spell(event, phase, found[-1] if found else None)
+        if found and found[-1].at == event.at:
+            # What begins and ends at one instant was no state.
+            spell = structs.replace(spell, note=found[-1].note or spell.note)
+            found.pop()
+        found.append(spell)
+    return _joined(found)
+
+
+def _spell(event: Event, phase: PodGroupPhase, before: Spell | None) -> Spell:
+    if event.reason in _BEGINS:
+        reasons: tuple[str, ...] = (str(Waiting.PENDING_EVALUATION),)
+        return Spell(at=event.at, until=None, phase=phase, reasons=reasons)
+    if event.reason == "Waiting":
+        # An admitted group that no node takes waits, too.
+        there = PodGroupPhase.PENDING if before is None else before.phase
+        reasons = tuple(part for part in event.message.split(", ") if part)
+        return Spell(at=event.at, until=None, phase=there, reasons=reasons)
+    if event.reason in _LEFT:
+        note = f"{event.reason}: {event.message}" if event.message else event.reason
+        return Spell(at=event.at, until=None, phase=phase, note=note)
+    reasons = (str(Waiting.WAITING_FOR_CHECKS),) if event.reason == "QuotaReserved" else ()
+    note = event.message if event.reason not in ("Running", "Unknown") else ""
+    return Spell(at=event.at, until=None, phase=phase, reasons=reasons, note=note)
+
+
+def _joined(spells: Sequence[Spell]) -> list[Spell]:
+    """Each until the next begins; neighbours that say the same are one."""
+    found: list[Spell] = []
+    for spell in spells:
+        if found and (found[-1].phase, found[-1].reasons) == (spell.phase, spell.reasons):
+            continue
+        if found:
+            found[-1] = structs.replace(found[-1], until=spell.at)
+        found.append(spell)
+    return found
+
+
+def waited_for(spells: Iterable[Spell], now_ms: int) -> dict[str, int]:
+    """The first reason of each stretch in which the group waited -> for how long in all, the
+    longest first, in milliseconds.
+    """
+    sums: dict[str, int] = {}
+    for spell in spells:
+        if spell.reasons:
+            sums[spell.reasons[0]] = sums.get(spell.reasons[0], 0) + spell.lasted(now_ms)
+    return {name: sums[name] for name in sorted(sums, key=lambda name: (-sums[name], name))}

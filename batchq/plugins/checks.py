@@ -1,0 +1,102 @@
+"""checks (preEnqueue, permit): a group passes the admission checks of its queue (KEP-993).
+
+preEnqueue: a queue with a missing or inactive check reserves nothing, and a check that asked for
+a retry holds its group back for a while. permit: what has its quota reserved waits until all its
+checks are True. Woken by the answer, by the lease of a controller, and by the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from batchq.api.names import counted
+from batchq.api.objects import CheckState
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.times import format_duration
+from batchq.framework.checks import (
+    is_active,
+    names_for,
+    open_checks,
+    refused_with,
+    retry_delay_ms,
+    spec_of,
+)
+from batchq.framework.parking import Change, LiftedBy
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+
+
+class Checks:
+    name = "checks"
+    lifted_by: ClassVar[LiftedBy] = {
+        Waiting.BACKING_OFF: frozenset({Change.CLOCK, Change.CHECKS}),
+        Waiting.CHECK_INACTIVE: frozenset({Change.CHECKS}),
+    }
+
+    def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
+        names = names_for(session, group)
+        if not names:
+            return []
+        return [*self._pauses(session, group), *self._inactive(session, group, names)]
+
+    def permit(self, session: Session, group: GroupState) -> list[Verdict]:
+        waiting = open_checks(group)
+        if not waiting:
+            return []
+        passed = len(group.status.checks) - len(waiting)
+        told = "; ".join(_tell(session, state) for state in waiting)
+        detail = f"{passed} of {counted(len(group.status.checks), 'check')} passed; {told}"
+        return [Verdict(plugin=self.name, reason=Waiting.WAITING_FOR_CHECKS, detail=detail)]
+
+    def due_at(self, session: Session) -> Iterator[int]:
+        """When a controller's lease lapses, unless it is renewed."""
+        for check in session.admission_checks.values():
+            if check.status.active and check.status.expires_at is not None:
+                yield check.status.expires_at
+
+    def _pauses(self, session: Session, group: GroupState) -> list[Verdict]:
+        """The same words all the while: who asked, why, and for how long."""
+        asked = refused_with(group, "Retry")
+        if not asked or group.reserved:
+            return []
+        # Also where the delay is over already: a reservation must not be made under an answer
+        # about the former one. The next session begins by asking anew.
+        told = "; ".join(
+            f"check {state.name} asked to retry after"
+            f" {format_duration(retry_delay_ms(session, state))}{_said(state)}"
+            for state in asked
+        )
+        return [Verdict(plugin=self.name, reason=Waiting.BACKING_OFF, detail=told)]
+
+    def _inactive(
+        self, session: Session, group: GroupState, names: tuple[str, ...]
+    ) -> list[Verdict]:
+        """Whoever has passed a check does not need its controller any more."""
+        passed = {state.name for state in group.status.checks if state.status == "True"}
+        found = []
+        for name in names:
+            if group.reserved and name in passed:
+                continue
+            check = session.admission_checks.get(name)
+            if is_active(check, session.now_ms):
+                continue
+            if check is None:
+                detail = f"there is no AdmissionCheck {name}, which queue {group.queue} asks for"
+            else:
+                controller = check.spec.controller_name or "its controller"
+                detail = f"check {name} is inactive: {controller} holds no lease on it"
+            found.append(Verdict(plugin=self.name, reason=Waiting.CHECK_INACTIVE, detail=detail))
+        return found
+
+
+def _tell(session: Session, state: CheckState) -> str:
+    spec = spec_of(session, state.name)
+    answer = f"{state.status} ({state.reason})" if state.reason else state.status
+    most = format_duration(spec.unknown_timeout)
+    patience = f", for at most {most} from the reservation" if state.status == "Unknown" else ""
+    return f"check {state.name} is {answer}{patience}{_said(state)}"
+
+
+def _said(state: CheckState) -> str:
+    return f": {state.message}" if state.message else ""

@@ -1,0 +1,142 @@
+"""What admission checks do to a group, at the start of each session (KEP-993).
+
+    a list that has changed   joins groups that wait; what was taken off is dropped from all
+    no answer in time         becomes Retry or Reject, as the check says
+    Reject                    Failed, final; it beats Retry
+    Retry                     back to Pending at once, quota released; after the delay all checks
+                              are Unknown again
+
+The same for a group that runs: a check that turns False later takes it back.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from batchq.api import intents
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import CheckState
+from batchq.api.reasons import Finish, Leaving, Verdict
+from batchq.api.times import format_duration
+from batchq.framework.checks import (
+    are_honoured,
+    cleared,
+    names_for,
+    open_checks,
+    refused_with,
+    retry_at,
+    retry_delay_ms,
+    spec_of,
+    timeout_at,
+)
+from batchq.framework.line import waits_in_line
+from batchq.framework.moves import finish, roll_back
+from batchq.framework.pledges import awaits_victims
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.statement import Statement
+
+
+def follow_checks(statement: Statement, group: GroupState) -> bool:
+    """Let an unfinished group follow its checks; whether it has left or ended by that."""
+    session = statement.session
+    if not are_honoured(session):
+        return False
+    _list_what_queue_asks(statement, group)
+    if not group.status.checks:
+        return False
+    _give_up_waiting(statement, group)
+    if rejected := refused_with(group, "Reject"):
+        told = _told(rejected)
+        finish(statement, group, PodGroupPhase.FAILED, Finish.CHECK_REJECTED, told)
+        return True
+    if not (asked := refused_with(group, "Retry")):
+        return False
+    if group.reserved or is_admitted(group):
+        delay = max(retry_delay_ms(session, state) for state in asked)
+        told = f"{_told(asked)}; tries again after {format_duration(delay)}"
+        roll_back(statement, group, Leaving.CHECK_RETRY, told)
+        return True
+    if (retry_at(session, group) or 0) <= session.now_ms:
+        _set(statement, group, cleared(session, group), "all checks are Unknown again")
+    return False
+
+
+def give_back_what_no_longer_fits(session: Session) -> None:
+    """At the end of a session: what has passed its checks, and is refused by limits all the same,
+    goes back to Pending. Others may have evicted for it in this session, so this comes last.
+    """
+    for group in session.groups.values():
+        if group.phase != PodGroupPhase.PENDING or not group.reserved or not group.status.checks:
+            continue
+        refusals = session.refusals.get(group.uid, ())
+        if open_checks(group) or awaits_victims(session, group) or not waits_in_line(refusals):
+            continue
+        if all(verdict.plugin == "pledge" for verdict in refusals):
+            # It fits: somebody whose checks are still open counts on its room.
+            continue
+        with Statement(session) as statement:
+            roll_back(statement, group, Leaving.CAPACITY_CUT, _short(refusals))
+            statement.commit()
+
+
+def _short(refusals: tuple[Verdict, ...]) -> str:
+    return f"all checks passed, but it no longer fits: {refusals[0].message()}"
+
+
+def _list_what_queue_asks(statement: Statement, group: GroupState) -> None:
+    """Admitted groups are asked for nothing new."""
+    session, states = statement.session, group.status.checks
+    if group.queue not in session.queues:
+        return
+    names = names_for(session, group)
+    known = {state.name: state for state in states}
+    if tuple(known) == names:
+        return
+    listed = tuple(
+        known.get(name) or CheckState(name=name, since=session.now_ms)
+        for name in names
+        if name in known or not is_admitted(group)
+    )
+    if listed != states:
+        _set(statement, group, listed, f"its queue asks for {', '.join(names) or 'none'}")
+
+
+def _give_up_waiting(statement: Statement, group: GroupState) -> None:
+    """A controller that never answers must not keep the quota for ever."""
+    session = statement.session
+    states = tuple(_given_up(session, group, state) for state in group.status.checks)
+    if states != group.status.checks:
+        late = [
+            new.name for new, old in zip(states, group.status.checks, strict=True) if new is not old
+        ]
+        _set(statement, group, states, f"no answer in time from {', '.join(late)}")
+
+
+def _given_up(session: Session, group: GroupState, state: CheckState) -> CheckState:
+    at = timeout_at(session, group, state)
+    if at is None or session.now_ms < at:
+        return state
+    spec = spec_of(session, state.name)
+    waited = format_duration(spec.unknown_timeout)
+    return structs.replace(
+        state,
+        status="False",
+        reason=spec.on_timeout,
+        message=f"no answer within {waited} (unknownTimeout)",
+        since=session.now_ms,
+    )
+
+
+def _set(
+    statement: Statement, group: GroupState, states: tuple[CheckState, ...], message: str
+) -> None:
+    statement.set_status(group, checks=states)
+    statement.say(intents.SetChecks(group=group.key, message=message))
+
+
+def _told(states: list[CheckState]) -> str:
+    return "; ".join(
+        f"check {state.name} said {state.reason}" + (f": {state.message}" if state.message else "")
+        for state in states
+    )

@@ -1,0 +1,212 @@
+"""Kueue's cases of admission checks (K37, K39, K40) as worlds, and what came of them.
+
+| Kueue                                | batchq                                                  |
+|--------------------------------------|---------------------------------------------------------|
+| Pending, Ready                       | Unknown, True                                           |
+| Retry, Rejected                      | False with the reason Retry, Reject                     |
+| evicted, reason AdmissionCheck       | left for CheckRetry                                     |
+| requeueAfterSeconds, of each answer  | retryDelayMinutes, of each check: seconds are minutes   |
+| requeueAt that stood already         | a back-off that had begun already                       |
+| in the active queue                  | in line: its quota is reserved as soon as it fits       |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from batchq.config.load import read_config
+from batchq.sim.report import Outcome
+from batchq.sim.run import play
+from tests.cases.peers import Data
+from tests.sim.worlds import check, group, node, pod, queue, timeline
+
+_CONFIG = read_config("actions: enqueue, allocate, reclaim, preempt", "config")
+_STATES: dict[str, tuple[str, str]] = {
+    "Pending": ("Unknown", ""),
+    "Ready": ("True", ""),
+    "Retry": ("False", "Retry"),
+    "Rejected": ("False", "Reject"),
+}
+_WORDS = {"Unknown": "Pending", "True": "Ready"}
+_MINUTE = 60
+
+
+def came_of_checks(case: Data) -> Data:
+    """What comes of it here, in Kueue's words where there are any."""
+    if "given" in case:
+        return _evicted(case)
+    if "existing_requeue_at" in case:
+        return {"requeue_at": _reserved_at(_delayed(case))}
+    if "requeued" in case:
+        return _woken(case)
+    if "event" in case:
+        return _list_changed(added="added" in case["event"])
+    if "queue_rules" in case:
+        came = _first(_world(case["queue_rules"], _reserved(case["workload_checks"])))
+        return {"checks": _checks(came)}
+    return _synced(case)
+
+
+def expected_of_checks(case: Data) -> Data:
+    """What Kueue does with it, as `came_of_checks` would say it."""
+    if "given" in case:
+        states = {name: one["state"] for name, one in case["expect"]["checks"].items()}
+        return {"left": "CheckRetry", "checks": states}
+    if "existing_requeue_at" in case:
+        return {"requeue_at": case["expect_requeue_at"]}
+    if "requeued" in case:
+        waits = case["requeue_at"] > case["now"]
+        return {"in_line": False, "wakes_at": case["requeue_at"]} if waits else {"in_line": True}
+    if "event" in case:
+        if "added" in case["event"]:
+            return {"checks": {"a": "Ready", "b": "Pending"}, "admitted": True}
+        return {"checks": {"a": "Ready"}, "admitted": True}
+    if "queue_rules" in case:
+        return {"checks": case["expect"]}
+    if "expect_admitted" in case:
+        return {"admitted": case["expect_admitted"]}
+    if "Retry" in case["checks"]:
+        return {"admitted": False, "left": "CheckRetry"}
+    return {"admitted": False, "left": "deactivated"}
+
+
+# --- worlds -----------------------------------------------------------------------------------
+
+
+def _world(names: list[str], *groups: Data, delay: int = 1, **spec: Any) -> list[Data]:
+    checks = [check(name, retryDelayMinutes=delay) for name in names]
+    return [node("n1", 10), *checks, queue("q", admissionChecks=names, **spec), *groups]
+
+
+def _told(states: dict[str, str]) -> list[Data]:
+    return [
+        {"name": name, "status": _STATES[state][0], "reason": _STATES[state][1]}
+        for name, state in states.items()
+    ]
+
+
+def _reserved(states: dict[str, str]) -> Data:
+    return group("w", queue="q", status={"reservedAt": 0, "checks": _told(states)})
+
+
+def _runs(states: dict[str, str]) -> list[Data]:
+    status = {"phase": "Running", "reservedAt": 0, "checks": _told(states)}
+    return [
+        group("w", queue="q", status=status),
+        pod("w-t-0", "w", phase="Running", node="n1"),
+    ]
+
+
+def _evicted(case: Data) -> Data:
+    """At once, and what is asked again when."""
+    states = {name: one["state"] for name, one in case["given"]["checks"].items()}
+    world = _world(list(states), _reserved(states))
+    return {
+        **_left(_first(world)),
+        "checks": _checks(_first(world)),
+        "asked_again": _reserved_at(world),
+    }
+
+
+def _delayed(case: Data) -> list[Data]:
+    names = [f"c{place}" for place in range(len(case["checks"]))]
+    checks = [
+        check(n, retryDelayMinutes=c["after"]) for n, c in zip(names, case["checks"], strict=True)
+    ]
+    told = [
+        {"name": name, "status": "False", "reason": "Retry", "since": one["at"] * _MINUTE}
+        for name, one in zip(names, case["checks"], strict=True)
+    ]
+    status: Data = {"checks": told}
+    if case["existing_requeue_at"] is not None:
+        status["backoffUntil"] = case["existing_requeue_at"] * _MINUTE
+    return [
+        node("n1", 10),
+        *checks,
+        queue("q", admissionChecks=names),
+        group("w", queue="q", created=0, status=status),
+    ]
+
+
+def _woken(case: Data) -> Data:
+    """It is minute 20; the retry's delay of ten is over `requeue_at` minutes from then."""
+    since = (20 + case["requeue_at"] - 10) * _MINUTE
+    told = [{"name": "a", "status": "False", "reason": "Retry", "since": since}]
+    waits = group("w", queue="q", created=20 * _MINUTE, status={"checks": told})
+    world = _world(["a"], waits, delay=10)
+    came = _first(world)
+    if any(cycle.reserved for cycle in came.cycles):
+        return {"in_line": True}
+    assert came.podgroups["default/w"].reasons[0].reason == "BackingOff"
+    return {"in_line": False, "wakes_at": _reserved_at(world) - 20}
+
+
+def _list_changed(*, added: bool) -> Data:
+    """A check joins while the workload runs; or is taken off while it waits for just that."""
+    after = ["a", "b"] if added else ["a"]
+    step = timeline({"at": "5s", "apply": queue("q", admissionChecks=after)})
+    if added:
+        world = [*_world(["a"], *_runs({"a": "Ready"})), check("b"), step]
+    else:
+        world = [*_world(["a", "b"], _reserved({"a": "Ready", "b": "Pending"})), step]
+    came = _outcome(world, 10)
+    return {"checks": _checks(came), "admitted": _is_admitted(came)}
+
+
+def _synced(case: Data) -> Data:
+    states = dict(zip("ab", case["checks"], strict=False))
+    if not case["reserved"]:
+        # Here nothing loses its reservation alone: its queue is drained.
+        came = _first(_world(list(states), *_runs(states), stopPolicy="HoldAndDrain"))
+        return {"admitted": _is_admitted(came)}
+    groups = _runs(states) if case["admitted_before"] else [_reserved(states)]
+    came = _first(_world(list(states), *groups))
+    return {"admitted": _is_admitted(came), **_left(came)}
+
+
+# --- what came of it ----------------------------------------------------------------------------
+
+
+def _outcome(world: list[Data], cycles: int) -> Outcome:
+    text = yaml.safe_dump_all(world, sort_keys=False)
+    played = play(text, "case", config=_CONFIG, cycles=cycles)
+    assert (played.refused, played.refused_steps) == (0, ())
+    return played.outcome
+
+
+def _first(world: list[Data]) -> Outcome:
+    return _outcome(world, 1)
+
+
+def _checks(came: Outcome) -> dict[str, str]:
+    return {
+        name: _WORDS.get(status, status)
+        for name, status in came.podgroups["default/w"].checks.items()
+    }
+
+
+def _is_admitted(came: Outcome) -> bool:
+    return came.podgroups["default/w"].phase in ("InQueue", "Running")
+
+
+def _left(came: Outcome) -> Data:
+    """Why it lost its reservation, if it did."""
+    for cycle in came.cycles:
+        for left in cycle.requeued:
+            return {"left": str(left.reason)}
+        if cycle.finished:
+            return {"left": f"Failed, {came.podgroups['default/w'].reasons[0].reason}"}
+    return {}
+
+
+def _reserved_at(world: list[Data]) -> int:
+    """The minute of the file's clock in which it is in line again, and reserves."""
+    stamps = [0]
+    for item in world:
+        stamps.append(item["metadata"].get("creationTimestamp", 0))
+        stamps += [one.get("since", 0) for one in item.get("status", {}).get("checks", ())]
+    came = _outcome(world, 10)
+    second = next(cycle.time for cycle in came.cycles if cycle.reserved)
+    return (max(stamps) + second) // _MINUTE

@@ -1,0 +1,182 @@
+"""`batchq why` and `batchq events`: what a new user reads, and what a program does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from itertools import islice
+
+import pytest
+
+from batchq.cli.whyview import row_of, show_why
+from batchq.client import Client
+from tests.builders import a_queue
+from tests.cli.conftest import Batchq
+from tests.client.stage import Stage
+from tests.client.waits import everything
+from tests.harness.server import Server
+
+
+@pytest.fixture
+def busy(stage: Stage) -> Stage:
+    """Queue a has 8 cpu: one group runs on 6 of them, one waits, one is gated."""
+    stage.furnish(a_queue("a", capability={"cpu": 8}))
+    client = stage.client
+    client.submit(command=["sleep"], name="runs", queue="a", cpus=6, walltime="2h")
+    stage.turn()
+    stage.start("runs")
+    client.submit(command=["true"], name="waits", queue="a", cpus=4)
+    client.submit(command=["true"], name="gated", queue="a", gates=["data-ready"])
+    stage.turn()
+    return stage
+
+
+def test_why_tells_the_reason_its_numbers_and_what_to_do(busy: Stage, batchq: Batchq) -> None:
+    answer = batchq("why", "waits")
+    assert answer.code == 0
+    assert answer.lines[0].startswith("default/waits is Pending in queue a, position 1, for ")
+    assert answer.lines[1:4] == [
+        "  1. WaitingForQuota: needs cpu 4, and queue a has 2 free (6 of 8 in use)",
+        (
+            "     -> wait until others of queue a end, ask for at most cpu 2, or have its"
+            " capability raised"
+        ),
+        "  2. WaitingForResources: needs cpu 4, and the cluster has 2 free (6 of 8 in use)",
+    ]
+    told = {line.split(":")[0]: line for line in answer.lines if ":" in line}
+    assert told["Ever"].endswith("yes, it fits when others have ended")
+    assert told["Room by"].endswith("when default/runs has ended")
+
+
+def test_explain_is_another_name_of_it(busy: Stage, batchq: Batchq) -> None:
+    assert batchq("explain", "gated").lines[1:3] == [
+        "  1. SchedulingGated: Scheduling is blocked due to non-empty scheduling gates: data-ready",
+        "     -> `batchq gates open gated data-ready`",
+    ]
+
+
+def test_why_as_json(busy: Stage, batchq: Batchq) -> None:
+    told = json.loads(batchq("why", "waits", "-o", "json").out)
+    first = told["reasons"][0]
+    assert {
+        name: first[name] for name in ("reason", "resource", "need", "limit", "seen", "free")
+    } == {
+        "reason": "WaitingForQuota",
+        "resource": "cpu",
+        "need": "4",
+        "limit": "8",
+        "seen": "6",
+        "free": "2",
+    }
+    assert (told["position"], told["ahead"]["count"], told["everPossible"]) == (1, 0, True)
+    assert told["earliestStart"]["ends"]["named"] == ["default/runs"]
+    assert [spell["reasons"] for spell in told["history"]][-1] == [
+        "WaitingForQuota",
+        "WaitingForResources",
+    ]
+
+
+def test_why_of_what_runs_and_of_what_has_ended(busy: Stage, batchq: Batchq) -> None:
+    running = batchq("why", "runs").lines[0]
+    assert running.startswith("default/runs is Running for ")
+    assert running.endswith(" on n1")
+    busy.end("runs")
+    assert batchq("why", "runs").lines[0].startswith("default/runs is Completed since ")
+
+
+def test_history_has_each_change_with_its_time(busy: Stage, batchq: Batchq) -> None:
+    lines = batchq("why", "gated", "--history").lines
+    history = lines[lines.index("History:") + 1 :]
+    assert "SchedulingGated" in history[-1]
+    assert "so far" in history[-1]
+
+
+def test_why_of_nobody(stage: Stage, batchq: Batchq) -> None:
+    answer = batchq("why", "nobody")
+    assert (answer.code, answer.out) == (6, "")
+
+
+@pytest.mark.parametrize("name", ["huge", "turn", "claimant", "homeless", "unapproved"])
+def test_every_page_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = everything().why(name)
+    show_why(told, history=True)
+    written = capsys.readouterr().out
+    assert written.startswith(f"default/{name} is ")
+    assert f"  1. {told.reasons[0].reason}: {told.reasons[0].message}" in written
+    assert json.loads(json.dumps(row_of(told)))["podGroup"] == f"default/{name}"
+
+
+def test_jobs_by_reason(busy: Stage, batchq: Batchq) -> None:
+    assert batchq("jobs", "--reason", "waitingforquota", "-o", "name").lines == ["default/waits"]
+    both = batchq(
+        "jobs", "--reason", "WaitingForQuota", "--reason", "SchedulingGated", "-o", "name"
+    )
+    assert both.lines == ["default/waits", "default/gated"]
+    wide = batchq("jobs", "--reason", "WaitingForQuota", "-o", "wide").lines
+    assert "REASON" in wide[0]
+    assert "WaitingForQuota" in wide[1]
+    refused = batchq("jobs", "--reason", "Bored")
+    assert refused.code == 2
+    assert "expected one of Misconfigured, QueueNotFound," in refused.err
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def test_events_of_a_namespace_the_newest_last(busy: Stage, batchq: Batchq) -> None:
+    rows = [line.split()[1:4] for line in batchq("events").lines[1:]]
+    assert rows[0] == ["PodGroup", "default/runs", "Submitted"]
+    assert rows[-1] == ["PodGroup", "default/gated", "Waiting"]
+    assert {kind for kind, _, _ in rows} == {"PodGroup"}
+
+
+def test_events_of_one_group(busy: Stage, batchq: Batchq) -> None:
+    told = json.loads(batchq("events", "runs", "-o", "json").out)["items"]
+    assert [event["reason"] for event in told] == ["Submitted", "Admitted", "Bound", "Running"]
+    assert {event["object"] for event in told} == {"default/runs"}
+
+
+def test_events_of_what_is_in_no_namespace(busy: Stage, batchq: Batchq) -> None:
+    everything = batchq("events", "-A").lines
+    assert any(" Queue " in line for line in everything)
+    queues = batchq("events", "--kind", "queue").lines
+    assert all(" Queue " in line for line in queues[1:])
+    assert len(queues) > 1
+
+
+def test_events_by_reason_and_age(busy: Stage, batchq: Batchq) -> None:
+    waiting = batchq("events", "--reason", "Waiting", "-o", "json").out
+    assert {event["reason"] for event in json.loads(waiting)["items"]} == {"Waiting"}
+    assert len(batchq("events", "--since", "1h").lines) > 1
+    none = batchq("events", "-n", "elsewhere")
+    assert (none.code, none.out, none.err) == (
+        0,
+        "",
+        "there are no such events in namespace elsewhere\n",
+    )
+
+
+def test_whoever_follows_hears_what_was_and_what_happens(
+    busy: Stage, batchq: Batchq, server: Server
+) -> None:
+    heard: list[str] = []
+    listens = threading.Event()
+    done = threading.Event()
+
+    def follow() -> None:
+        with Client(server.url) as client:
+            for some in islice(client.follow_events(kind="PodGroup", reason="GateOpened"), 50):
+                heard.extend(event.key for event in some)
+                listens.set()
+                if heard:
+                    break
+        done.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert listens.wait(10)
+    assert heard == []
+    batchq("gates", "open", "gated", "data-ready")
+    assert done.wait(10)
+    thread.join()
+    assert heard == ["default/gated"]

@@ -1,0 +1,451 @@
+"""What a plan says, on a snapshot: where, who has to go, what blocks, and what would help."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import (
+    AdmissionCheck,
+    AdmissionCheckSpec,
+    AdmissionCheckStatus,
+    Dependency,
+    Metadata,
+    Object,
+    PodGroup,
+    SchedulingGate,
+)
+from batchq.assembly import assemble
+from batchq.cli.planview import show_plan
+from batchq.client.deciding import Deciding
+from batchq.client.outcomes import GroupPlan, Outcome
+from batchq.client.planning import Plan, Planner
+from batchq.config.model import SchedulerConfig
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
+from batchq.framework.snapshot import Snapshot
+from batchq.ids import RandomIds
+from batchq.store.memory import MemoryStore
+from tests.builders import (
+    a_group,
+    a_node,
+    a_priority,
+    a_queue,
+    a_quota,
+    a_running_group,
+    a_snapshot,
+    a_task,
+    amounts,
+)
+
+NOW = 300_000
+CPU_8 = a_node("n1", cpu=8)
+HIGH = a_priority("high", 10)
+
+
+def a_request(name: str = "x", replicas: int = 1, *, cpu: str | int = 1, **spec: Any) -> PodGroup:
+    """A group as somebody would submit it."""
+    tasks = spec.pop("tasks", None) or (
+        a_task("w", replicas, requests={"cpu": cpu}, command=("true",)),
+    )
+    return a_group(name, tasks=tasks, **spec)
+
+
+def plan_on(snapshot: Snapshot, *wanted: Object, advise: bool = True, **config: Any) -> Plan:
+    deciding = Deciding(
+        snapshot=snapshot, scheduler=assemble(SchedulerConfig(**config)), now_ms=NOW
+    )
+    return Planner(deciding, MemoryStore(), RandomIds().new_uid).plan(wanted, advise=advise)
+
+
+def plan_of(wanted: PodGroup, *there: Any, **config: Any) -> Plan:
+    """The plan of one group, where this is there beside a node of 8 cpus."""
+    return plan_on(a_snapshot(CPU_8, *there), wanted, **config)
+
+
+def only(plan: Plan) -> GroupPlan:
+    [group] = plan.groups
+    return group
+
+
+def advices(plan: Plan) -> list[str]:
+    return [advice.sentence for advice in only(plan).advice]
+
+
+def test_what_fits_starts_now_and_the_plan_says_where() -> None:
+    there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=3))
+    plan = plan_on(there, a_request(replicas=3, cpu=2, min_member=2))
+    group = only(plan)
+    assert (plan.outcome, plan.exit_code) == (Outcome.NOW, 0)
+    assert (group.nodes, group.phase, group.blockers) == ({"n1": 1, "n2": 1}, "InQueue", ())
+
+
+def test_an_external_group_that_fits_is_admitted_now() -> None:
+    wanted = PodGroup(
+        metadata=Metadata(name="x"),
+        spec=structs.replace(
+            a_group("x").spec, tasks=(), controller="external", min_resources=amounts(cpu=4)
+        ),
+    )
+    plan = plan_of(wanted)
+    assert (plan.outcome, only(plan).external, only(plan).nodes) == (Outcome.NOW, True, {})
+
+
+def test_a_group_of_higher_priority_names_its_victims_and_what_they_lose() -> None:
+    plan = plan_of(
+        a_request(cpu=4, priority_class_name="high"), HIGH, *a_running_group("low", cpu=6)
+    )
+    [victim], group = plan.evicted, only(plan)
+    assert (plan.outcome, plan.exit_code) == (Outcome.EVICTS, 3)
+    assert (victim.key, victim.whole, victim.pods) == ("default/low", True, ("default/low-w-0",))
+    assert (victim.by, victim.action, victim.reason) == ("default/x", "preempt", "Preempted")
+    assert victim.lost == {"cpu": 6000 * 300, "pods": 1000 * 300}
+    assert group.awaits is not None
+    assert (group.awaits.pods, group.awaits.groups) == (1, ("default/low",))
+    assert group.awaits.within_ms == 30_000
+    # Where it goes once they have ended.
+    assert (group.nodes, group.reserved) == ({"n1": 1}, True)
+
+
+def test_pods_beyond_min_member_go_before_whole_groups() -> None:
+    wanted = a_request(cpu=2, priority_class_name="high")
+    plan = plan_of(wanted, HIGH, *a_running_group("wide", 4, cpu=2, min_member=1))
+    [victim] = plan.evicted
+    assert (victim.key, victim.whole, len(victim.pods)) == ("default/wide", False, 1)
+
+
+def test_reclaim_is_told_apart_from_preempt() -> None:
+    plan = plan_of(
+        a_request(cpu=4, queue="b"),
+        a_queue("a"),
+        a_queue("b"),
+        *a_running_group("r", 4, cpu=2, queue="a"),
+    )
+    assert [(one.action, one.queue) for one in plan.evicted] == [("reclaim", "a")]
+    assert plan.exit_code == 3
+
+
+def test_who_is_evicted_anyway_is_not_evicted_for_this() -> None:
+    plan = plan_of(
+        a_request(cpu=2),
+        HIGH,
+        *a_running_group("low", cpu=6),
+        a_group("other", cpu=8, priority_class_name="high"),
+    )
+    assert (plan.evicted, plan.outcome) == ((), Outcome.WAITS)
+
+
+def test_who_would_start_now_and_starts_later_for_this_is_told() -> None:
+    plan = plan_of(a_request(cpu=8, priority_class_name="high"), HIGH, a_group("other", cpu=8))
+    assert (plan.outcome, plan.evicted, plan.delayed) == (Outcome.NOW, (), ("default/other",))
+
+
+def test_what_waits_has_all_reasons_its_place_and_those_ahead() -> None:
+    plan = plan_of(
+        a_request(cpu=4, scheduling_gates=()),
+        a_quota(cpu=9),
+        *a_running_group("r", cpu=6),
+        a_group("first", cpu=3),
+        advise=False,
+    )
+    group = only(plan)
+    assert (plan.outcome, plan.exit_code, group.phase) == (Outcome.WAITS, 4, "Pending")
+    assert [(one.reason, one.message()) for one in group.blockers] == [
+        (
+            "WaitingForQuota",
+            "needs cpu 4, and the quota of namespace default has 3 free (6 of 9 in use)",
+        ),
+        ("WaitingForResources", "needs cpu 4, and the cluster has 2 free (6 of 8 in use)"),
+    ]
+    assert (group.position, group.ahead) == (2, ("default/first",))
+
+
+def test_what_waits_for_others_to_end_says_when_that_will_be() -> None:
+    plan = plan_of(a_request(cpu=4), *a_running_group("r", cpu=6, walltime=600_000))
+    group = only(plan)
+    assert (group.earliest_start, group.after) == (600_000, ("default/r",))
+
+
+def test_nobody_knows_when_a_group_without_a_walltime_ends() -> None:
+    group = only(plan_of(a_request(cpu=4), *a_running_group("r", cpu=6)))
+    assert (group.earliest_start, group.after) == (None, ())
+
+
+def test_what_no_node_takes_is_admitted_and_says_why() -> None:
+    there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=3))
+    plan = plan_on(there, a_request(cpu=4))
+    group = only(plan)
+    assert (plan.outcome, group.phase, group.position) == (Outcome.WAITS, "InQueue", None)
+    [verdict] = group.blockers
+    assert verdict.reason == "Unschedulable"
+    assert verdict.message().startswith("task w: 0/2 nodes fit: 2 insufficient cpu")
+    assert advices(plan) == ["asking for cpu 3 instead of 4, it would start now"]
+
+
+def test_what_exceeds_everything_never_starts() -> None:
+    plan = plan_of(a_request(cpu=9))
+    assert (plan.outcome, plan.exit_code) == (Outcome.NEVER, 5)
+    assert only(plan).blockers[0].reason == "ExceedsMaxQuota"
+
+
+def test_never_is_worse_than_waiting_and_waiting_worse_than_evicting() -> None:
+    there = a_snapshot(CPU_8, HIGH, *a_running_group("low", cpu=6))
+    now = a_request("now", cpu=2)
+    evicts = a_request("evicts", cpu=4, priority_class_name="high")
+    waits = a_request("waits", cpu=8)
+    never = a_request("never", cpu=9)
+
+    def outcome(*wanted: PodGroup) -> str:
+        return str(plan_on(there, *wanted, advise=False).outcome)
+
+    assert outcome(now) == "Now"
+    assert outcome(now, evicts) == "Evicts"
+    assert outcome(evicts, waits) == "Waits"
+    assert outcome(waits, never) == "Never"
+
+
+def test_all_groups_of_a_request_are_planned_together() -> None:
+    plan = plan_on(a_snapshot(CPU_8), a_request("a", cpu=5), a_request("b", cpu=5), advise=False)
+    assert [(one.key, str(one.outcome)) for one in plan.groups] == [
+        ("default/a", "Now"),
+        ("default/b", "Waits"),
+    ]
+
+
+def test_a_group_waits_for_another_of_its_own_request() -> None:
+    after = a_request("b", depends_on=(Dependency(name="a"),))
+    plan = plan_on(a_snapshot(CPU_8), after, a_request("a"))
+    assert [(one.key, str(one.outcome)) for one in plan.groups] == [
+        ("default/b", "Waits"),
+        ("default/a", "Now"),
+    ]
+    assert [one.reason for one in plan.groups[0].blockers] == ["DependencyNotMet"]
+
+
+def test_gates_and_suspension_wait_and_the_advice_says_what_comes_after() -> None:
+    gated = a_request(
+        scheduling_gates=(SchedulingGate(name="a"), SchedulingGate(name="b")), suspend=True
+    )
+    plan = plan_of(gated)
+    assert [one.reason for one in only(plan).blockers] == ["Suspended", "SchedulingGated"]
+    assert (plan.exit_code, only(plan).position) == (4, None)
+    assert advices(plan) == [
+        "once gate a, b is open and it is resumed, it would start, as things stand"
+    ]
+
+
+def test_what_would_wait_behind_its_gate_too_says_for_what() -> None:
+    gated = a_request(cpu=4, scheduling_gates=(SchedulingGate(name="a"),))
+    plan = plan_of(gated, *a_running_group("r", cpu=6))
+    [sentence] = advices(plan)
+    assert sentence == (
+        "once gate a is open, it would wait all the same: WaitingForResources, needs cpu 4, and"
+        " the cluster has 2 free (6 of 8 in use)"
+    )
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+def a_check(name: str = "budget", *, active: bool = True) -> AdmissionCheck:
+    return AdmissionCheck(
+        metadata=Metadata(name=name),
+        spec=AdmissionCheckSpec(controller_name="accountant"),
+        status=AdmissionCheckStatus(active=active),
+    )
+
+
+def with_checks(*checks: AdmissionCheck) -> Snapshot:
+    queue = a_queue("default", admission_checks=("budget",))
+    return structs.replace(a_snapshot(CPU_8, queue), admission_checks=checks)
+
+
+def test_a_group_with_checks_reserves_its_quota_and_waits_for_them() -> None:
+    plan = plan_on(with_checks(a_check()), a_request())
+    group = only(plan)
+    assert (plan.exit_code, group.reserved, group.checks) == (4, True, ("budget",))
+    assert [one.reason for one in group.blockers] == ["WaitingForChecks"]
+
+
+def test_nobody_is_evicted_before_a_late_check_has_passed() -> None:
+    check = structs.replace(
+        a_check(),
+        spec=AdmissionCheckSpec(
+            controller_name="accountant", preemption_policy="AfterCheckPassedOrOnDemand"
+        ),
+    )
+    there = a_snapshot(
+        *(CPU_8, HIGH, a_queue("default", admission_checks=("budget",))),
+        *a_running_group("low", cpu=6),
+    )
+    wanted = a_request(cpu=4, priority_class_name="high")
+    plan = plan_on(structs.replace(there, admission_checks=(check,)), wanted, advise=False)
+    group = only(plan)
+    assert (plan.exit_code, plan.evicted, group.reserved) == (4, (), True)
+    assert group.checks == ("budget",)
+    assert group.awaits is not None
+    assert group.awaits.groups == ("default/low",)
+    assert any(line == LATE for line in _told(plan))
+
+
+LATE = (
+    "Would:     reserve its quota, and wait for the check budget; others are evicted for it only"
+    " then"
+)
+
+
+def _told(plan: Plan) -> list[str]:
+    """As people read it."""
+    written = io.StringIO()
+    with redirect_stdout(written):
+        show_plan(plan)
+    return written.getvalue().splitlines()
+
+
+def test_a_check_without_a_controller_reserves_nothing() -> None:
+    plan = plan_on(with_checks(a_check(active=False)), a_request())
+    group = only(plan)
+    assert (plan.exit_code, group.reserved) == (4, False)
+    assert [one.reason for one in group.blockers] == ["CheckInactive"]
+
+
+def test_a_check_of_the_request_is_there_and_has_no_controller_yet() -> None:
+    queue = a_queue("team", admission_checks=("budget",))
+    plan = plan_on(a_snapshot(CPU_8), a_check(), queue, a_request(queue="team"))
+    assert [one.message() for one in only(plan).blockers] == [
+        "check budget is inactive: accountant holds no lease on it"
+    ]
+
+
+# --- other objects of the request -------------------------------------------------------------
+
+
+def test_a_queue_of_the_request_is_taken_as_applied() -> None:
+    stored = a_queue("team", capability={"cpu": 2})
+    more = a_queue("team", capability={"cpu": 6})
+    plan = plan_on(a_snapshot(CPU_8, stored), more, a_request(cpu=4, queue="team"))
+    assert plan.outcome == "Now"
+    assert plan.changes == ("queue team configured: capability cpu 2 -> 6",)
+
+
+def test_a_quota_of_the_request_holds_for_its_groups() -> None:
+    plan = plan_on(a_snapshot(CPU_8), a_quota(cpu=2), a_request(cpu=4))
+    assert (plan.outcome, only(plan).blockers[0].reason) == ("Never", "ExceedsMaxQuota")
+    assert plan.changes == ("resourcequota default/quota created",)
+
+
+def test_who_is_sent_back_by_an_edit_of_the_request_is_evicted_by_nobody() -> None:
+    there = a_snapshot(CPU_8, a_queue("team"), *a_running_group("r", cpu=4, queue="team"))
+    drained = a_queue("team", stop_policy="HoldAndDrain")
+    plan = plan_on(there, drained, a_request(cpu=2))
+    assert [(one.key, one.by, one.action, one.reason) for one in plan.evicted] == [
+        ("default/r", "", "", "QueueStopped")
+    ]
+    assert plan.exit_code == 3
+
+
+# --- what would help --------------------------------------------------------------------------
+
+
+def test_the_largest_request_that_starts_now_is_found() -> None:
+    plan = plan_of(a_request(replicas=2, cpu=3), *a_running_group("r", cpu=4))
+    assert advices(plan) == [
+        "asking for cpu 2 instead of 3 per pod, it would start now",
+        "with minMember 1 instead of 2, it would start now with 1 pod or more",
+    ]
+
+
+def test_nodes_that_are_full_in_part_are_no_matter_of_sums() -> None:
+    """Twelve cpus are free, and no node has more than four of them."""
+    there = a_snapshot(*(a_node(f"n{place}", cpu=4) for place in range(3)))
+    plan = plan_on(there, a_request(cpu=10))
+    assert advices(plan) == ["asking for cpu 4 instead of 10, it would start now"]
+
+
+def test_a_queue_and_a_class_in_which_it_would_start_are_named() -> None:
+    plan = plan_of(
+        a_request(cpu=4, queue="full"),
+        HIGH,
+        a_priority("higher", 20),
+        a_queue("full", capability={"cpu": 4}),
+        a_queue("free"),
+        a_queue("held", stop_policy="Hold"),
+        *a_running_group("r", cpu=2, queue="full"),
+    )
+    assert advices(plan) == [
+        "asking for cpu 2 instead of 4, it would start now",
+        "in queue default, it would start now",
+        "in queue free, it would start now",
+        "with priority class high, it would start, and 1 pod of others would be evicted",
+    ]
+
+
+def test_memory_is_advised_in_sizes_that_people_write() -> None:
+    there = a_snapshot(a_node("n1", cpu=8, memory="10Gi"))
+    task = a_task("w", 1, requests={"cpu": 1, "memory": "16Gi"}, command=("true",))
+    plan = plan_on(there, a_request(tasks=(task,)))
+    assert advices(plan) == ["asking for memory 10Gi instead of 16Gi, it would start now"]
+
+
+def test_what_is_too_large_for_ever_is_told_what_would_at_least_wait() -> None:
+    plan = plan_of(a_request(cpu=12), *a_running_group("r", cpu=8))
+    assert advices(plan) == [
+        "asking for cpu 8 instead of 12, it would wait in line, and could start one day"
+    ]
+
+
+def test_an_external_group_is_advised_about_what_it_reserves() -> None:
+    wanted = PodGroup(
+        metadata=Metadata(name="x"),
+        spec=structs.replace(
+            a_group("x").spec, tasks=(), controller="external", min_resources=amounts(cpu=4)
+        ),
+    )
+    queue = a_queue(capability={"cpu": 3})
+    assert advices(plan_of(wanted, queue)) == ["asking for cpu 3 instead of 4, it would start now"]
+
+
+def test_what_starts_is_not_advised_and_nobody_is_if_nobody_asks() -> None:
+    assert only(plan_of(a_request())).advice == ()
+    assert only(plan_of(a_request(cpu=9), advise=False)).advice == ()
+
+
+def test_the_configured_actions_decide() -> None:
+    wanted = a_request(cpu=4, priority_class_name="high")
+    there = (HIGH, *a_running_group("low", cpu=6))
+    assert plan_of(wanted, *there).outcome == "Evicts"
+    assert plan_of(wanted, *there, actions=("enqueue", "allocate")).outcome == "Waits"
+
+
+# --- what cannot be planned -------------------------------------------------------------------
+
+
+def test_a_request_without_groups_is_none() -> None:
+    with pytest.raises(InvalidInput, match="expected at least one PodGroup to plan, found none"):
+        plan_on(a_snapshot(CPU_8), a_queue("team"))
+
+
+def test_a_name_that_is_taken_is_refused_as_at_submission() -> None:
+    with pytest.raises(Conflict, match="PodGroup default/x exists already and is Running"):
+        plan_of(a_request(), *a_running_group("x"))
+
+
+def test_a_queue_that_is_not_there_is_refused_as_at_submission() -> None:
+    with pytest.raises(NotFound, match="nowhere"):
+        plan_of(a_request(queue="nowhere"))
+
+
+def test_the_number_of_groups_of_a_namespace_is_minded_as_at_submission() -> None:
+    quota = a_quota(podgroups=1)
+    with pytest.raises(
+        Rejected, match="namespace default allows at most 1 unfinished pod group, and has 1"
+    ):
+        plan_of(a_request(), quota, a_group("other"))
+    with pytest.raises(
+        Rejected, match="namespace default allows at most 1 unfinished pod group, and has 1"
+    ):
+        plan_on(a_snapshot(CPU_8, quota), a_request("a"), a_request("b"))
+    assert plan_of(a_request(), quota).outcome == "Now"

@@ -1,0 +1,188 @@
+"""A plan is kept: what it says is what the next session does, once the same is submitted.
+
+Over seeded worlds in which groups take from each other: one waiting group is held out, planned, and
+then submitted in earnest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from msgspec import structs
+
+from batchq.api.intents import AdmitGroup, Bind, Evict, RollBack
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import PodGroup, PodTemplate
+from batchq.assembly import assemble
+from batchq.changes import create
+from batchq.client.deciding import Deciding
+from batchq.client.outcomes import Outcome
+from batchq.client.planning import Plan, Planner
+from batchq.config.load import read_config
+from batchq.errors import Rejected
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.sim.clock import CountedIds, VirtualClock
+from batchq.sim.founding import found, overbooked
+from batchq.sim.world import World, read_world
+from batchq.sim.writing import write
+from tests.worlds.making import described
+
+SEEDS = 120
+UID = "999999"
+
+
+class Tried(NamedTuple):
+    """What was said of a group, and the session that came after it was submitted."""
+
+    group: PodGroup
+    plan: Plan
+    report: CycleReport
+
+
+def held_out(world: World) -> PodGroup | None:
+    """The last group that waits, as somebody would submit it."""
+    pods = {(one.pod.metadata.namespace, one.pod.spec.pod_group) for one in world.pods}
+    waiting = [
+        group
+        for group in world.groups
+        if group.status.phase == PodGroupPhase.PENDING
+        and (group.metadata.namespace, group.metadata.name) not in pods
+        and not group.spec.depends_on
+    ]
+    return waiting[-1] if waiting else None
+
+
+def as_submitted(group: PodGroup) -> PodGroup:
+    """With something to run, which described worlds may leave out."""
+
+    def runs(template: PodTemplate) -> PodTemplate:
+        return structs.replace(template, command=("true",), annotations={})
+
+    tasks = tuple(structs.replace(one, template=runs(one.template)) for one in group.spec.tasks)
+    meta = structs.replace(group.metadata, uid="", creation_timestamp=None)
+    return structs.replace(group, metadata=meta, spec=structs.replace(group.spec, tasks=tasks))
+
+
+class Rehearsal:
+    """A world without one of its groups, after its first sessions."""
+
+    def __init__(self, seed: int, sessions: int) -> None:
+        made = described(seed)
+        world = read_world(made.text, f"seed {seed}")
+        out = held_out(world)
+        self.group = None if out is None else as_submitted(out)
+        rest = tuple(group for group in world.groups if group is not out)
+        self.scheduler = assemble(read_config(made.config_text, "scheduler.yaml"))
+        self.clock = VirtualClock(world.start_at)
+        self.requests = CountedIds()
+        self.store = found(structs.replace(world, groups=rest), self.requests)
+        opened = self.scheduler.open(self.store.snapshot(), world.start_at)
+        self.store.overbooked = overbooked(opened)
+        for _ in range(sessions):
+            self.turn()
+
+    def turn(self) -> CycleReport:
+        return Cycle(self.store, self.scheduler, self.clock, self.requests).run_once()
+
+    def plan(self, group: PodGroup, *, advise: bool = False) -> Plan:
+        deciding = Deciding(
+            snapshot=self.store.snapshot(), scheduler=self.scheduler, now_ms=self.clock.now_ms()
+        )
+        return Planner(deciding, self.store, lambda: UID).plan([group], advise=advise)
+
+    def submit(self, group: PodGroup) -> None:
+        now_ms = self.clock.now_ms()
+        write(self.store, self.requests, create(self.store, group, now_ms=now_ms, uid=UID))
+
+
+def rejection(call: Callable[[], object]) -> str:
+    """In which words it is rejected, or nothing."""
+    try:
+        call()
+    except Rejected as refusal:
+        return refusal.message
+    return ""
+
+
+def tried(seed: int) -> Tried | None:
+    """Plan the group that was held out, then submit it and let the next session decide.
+
+    None if there is none, or if both are refused in the same words.
+    """
+    world = Rehearsal(seed, sessions=seed % 4)
+    if world.group is None:
+        return None
+    group = world.group
+    if said := rejection(lambda: world.plan(group)):
+        assert rejection(lambda: world.submit(group)) == said
+        return None
+    plan = world.plan(group)
+    world.submit(group)
+    return Tried(group, plan, world.turn())
+
+
+def check_kept(one: Tried) -> None:
+    """Admission, nodes and victims, by the session's intents."""
+    [told] = one.plan.groups
+    intents = one.report.intents
+    admitted = [item.group for item in intents if isinstance(item, AdmitGroup)]
+    bound = Counter(
+        item.node for item in intents if isinstance(item, Bind) and item.group == told.key
+    )
+    mine = [item for item in intents if isinstance(item, Evict) and item.by == told.key]
+    assert (told.phase == PodGroupPhase.IN_QUEUE) == (told.key in admitted)
+    if told.awaits is None:
+        assert told.nodes == dict(bound)
+    else:
+        assert not bound
+    stopped = [pod for victim in one.plan.evicted if victim.by == told.key for pod in victim.pods]
+    assert sorted(stopped) == sorted(item.pod for item in mine)
+    left = {item.group for item in intents if isinstance(item, RollBack)}
+    assert {victim.key for victim in one.plan.evicted if victim.whole} <= left
+    after = one.report.session.by_key[told.key]
+    assert (told.phase, told.reserved) == (after.phase, after.reserved)
+    if told.blockers:
+        assert [str(verdict.reason) for verdict in told.blockers] == [
+            str(verdict.reason) for verdict in one.report.session.refusals[after.uid]
+        ]
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 30))
+def test_what_a_plan_says_is_what_the_next_session_does(first: int) -> None:
+    for seed in range(first, first + 30):
+        if (one := tried(seed)) is not None:
+            check_kept(one)
+
+
+def test_the_worlds_are_such_that_plans_come_to_everything() -> None:
+    outcomes = [str(one.plan.outcome) for seed in range(SEEDS) if (one := tried(seed))]
+    assert len(outcomes) > SEEDS // 2
+    assert set(outcomes) == {str(outcome) for outcome in Outcome}
+
+
+def test_what_was_advised_starts() -> None:
+    """Each advice is tried as a request of its own, on the same world."""
+    followed = set()
+    for seed in range(40):
+        world = Rehearsal(seed, sessions=1)
+        if world.group is None:
+            continue
+        [told] = world.plan(world.group, advise=True).groups
+        for advice in told.advice:
+            spec = world.group.spec
+            match advice.change:
+                case "minMember":
+                    spec = structs.replace(spec, min_member=int(advice.value))
+                case "queue":
+                    spec = structs.replace(spec, queue=advice.value)
+                case "priorityClass":
+                    spec = structs.replace(spec, priority_class_name=advice.value)
+                case _:
+                    continue
+            again = world.plan(structs.replace(world.group, spec=spec))
+            assert again.groups[0].outcome == advice.outcome, f"seed {seed}: {advice.sentence}"
+            followed.add(advice.change)
+    assert followed == {"minMember", "queue", "priorityClass"}

@@ -1,0 +1,407 @@
+"""Why a group waits: for every reason a world, the message with its numbers, and what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from msgspec import json, structs
+
+from batchq.api.objects import PodGroup
+from batchq.api.reasons import Waiting
+from batchq.assembly import assemble
+from batchq.cli.whyview import show_why
+from batchq.client.why import Others, Why, others
+from batchq.config.model import SchedulerConfig
+from batchq.framework.settings import Settings
+from tests.builders import a_node, a_priority, a_queue
+from tests.client.waits import MINUTE, NEVER, NOW, World, asks, everything, waiting
+from tests.tidy.command_lines import accept
+from tests.tidy.source import ROOT
+
+#: Group -> its reason, the message, and what to do.
+TOLD = {
+    "misconfigured": (
+        Waiting.MISCONFIGURED,
+        "there is no priority class urgent",
+        "correct the manifest and apply it: `batchq apply -f FILE`",
+    ),
+    "lost": (
+        Waiting.QUEUE_NOT_FOUND,
+        (
+            "there is no queue nowhere; there are: approved, budgeted, claims, default, full, held,"
+            " strict"
+        ),
+        "create queue nowhere (`batchq apply -f FILE`), or submit it anew to one that is there",
+    ),
+    "huge": (
+        Waiting.EXCEEDS_MAX_QUOTA,
+        (
+            "needs cpu 100, and the cluster, with every node that was seen within a day, allows at"
+            " most 80"
+        ),
+        "ask for less cpu: at most 80 can ever fit",
+    ),
+    "stopped": (
+        Waiting.QUEUE_STOPPED,
+        "queue held is stopped (Hold)",
+        "`batchq queues resume held`",
+    ),
+    "suspended": (Waiting.SUSPENDED, "the group is suspended", "`batchq resume suspended`"),
+    "gated": (
+        Waiting.SCHEDULING_GATED,
+        "Scheduling is blocked due to non-empty scheduling gates: data-ready",
+        "`batchq gates open gated data-ready`",
+    ),
+    "depends": (
+        Waiting.DEPENDENCY_NOT_MET,
+        "waits for gated to complete; gated is Pending",
+        "see how that gets on: `batchq why gated`",
+    ),
+    "pauses": (
+        Waiting.BACKING_OFF,
+        (
+            "pauses for 20s, until 1970-01-01T00:18:40Z, 2 times in a row; InQueueTimeout: not"
+            " Running within 5m"
+        ),
+        (
+            "nothing: it stands in line again at 1970-01-01T00:18:40Z; what sent it back may need a"
+            " look"
+        ),
+    ),
+    "unapproved": (
+        Waiting.WAITING_FOR_CHECKS,
+        "0 of 1 check passed; check approval is Unknown, for at most 30m from the reservation",
+        (
+            "ask finance, or where that is a person's to say: `batchq checks set unapproved"
+            " approval True`"
+        ),
+    ),
+    "unbudgeted": (
+        Waiting.CHECK_INACTIVE,
+        "check budget is inactive: finance holds no lease on it",
+        "start the controller of the check, or take the check off the queue",
+    ),
+    "quota": (
+        Waiting.WAITING_FOR_QUOTA,
+        "needs cpu 1, and queue full has 0 free (1 of 1 in use)",
+        "wait until others of queue full end, or have its capability raised",
+    ),
+    "head": (
+        Waiting.WAITING_FOR_RESOURCES,
+        "needs gpu 1, and the cluster has 0 free (1 of 1 in use)",
+        "wait until others end, or have nodes added",
+    ),
+    "turn": (
+        Waiting.WAITING_FOR_TURN,
+        (
+            "waits behind the head of its queue, which is first come, first served"
+            " (StrictFIFO); that is default/head (priority 0, cpu 1, gpu 1)"
+        ),
+        "see what the head waits for: `batchq why head`; a higher priority class goes ahead",
+    ),
+    "claimant": (
+        Waiting.WAITING_FOR_PREEMPTION,
+        "waits until default/victim-w-0 has stopped for it, at the latest at 1970-01-01T00:19:10Z",
+        "nothing: it starts once they have stopped",
+    ),
+    "homeless": (
+        Waiting.UNSCHEDULABLE,
+        (
+            "task w: 0/2 nodes fit: 2 insufficient tpu; a pod needs tpu 2, and the most that is"
+            " free is 1, on n2"
+        ),
+        (
+            "wait for others to end, ask for smaller pods, or let more nodes take them (`batchq"
+            " nodes`: cordoned, taints, labels)"
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return everything()
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_group_is_told_the_numbers_that_decide_and_what_to_do(world: World, name: str) -> None:
+    [reason] = world.why(name).reasons
+    assert (reason.reason, reason.message, reason.remedy) == TOLD[name]
+
+
+def test_every_reason_but_one_is_among_them() -> None:
+    """Who has not been looked at is told apart, below."""
+    assert set(Waiting) - {reason for reason, _, _ in TOLD.values()} == {Waiting.PENDING_EVALUATION}
+
+
+@pytest.mark.parametrize("name", [group.metadata.name for group in waiting()])
+def test_what_is_told_can_be_written_as_json(world: World, name: str) -> None:
+    told = world.why(name)
+    assert json.decode(json.encode(told), type=Why) == told
+
+
+def test_who_has_only_just_come_waits_for_a_session() -> None:
+    world = World(a_node(cpu=4))
+    world.add(asks("new"))
+    told = world.why("new")
+    assert [(one.reason, one.message, one.remedy) for one in told.reasons] == [
+        (
+            Waiting.PENDING_EVALUATION,
+            "the scheduler has not looked at it yet",
+            "nothing: the scheduler's next session looks at it",
+        )
+    ]
+    assert told.next == "the next session admits it"
+    alone = world.why("new", led=False).reasons[0].remedy
+    assert alone == "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
+
+
+def test_numbers_are_a_resource_s_own_units(world: World) -> None:
+    [reason] = world.why("quota").reasons
+    assert (reason.resource, reason.need, reason.limit, reason.seen, reason.free) == (
+        *("cpu", 1000, 1000, 1000),
+        0,
+    )
+    assert (reason.subject, reason.plugin, reason.revision) == ("queue full", "capacity", 3)
+
+
+def test_what_is_stored_and_holds_no_longer_is_told_as_of_then(world: World) -> None:
+    roomy = everything()
+    roomy.snapshot = structs.replace(
+        roomy.snapshot,
+        revision=9,
+        queues=tuple(
+            structs.replace(one, spec=structs.replace(one.spec, capability={"cpu": 2000}))
+            if one.metadata.name == "full"
+            else one
+            for one in roomy.snapshot.queues
+        ),
+    )
+    told = roomy.why("quota")
+    assert (told.reasons, told.next) == ((), "the next session admits it")
+    [former] = told.former
+    assert (former.message, former.revision) == (
+        "needs cpu 1, and queue full has 0 free (1 of 1 in use)",
+        3,
+    )
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_to_do_is_what_batchq_understands(name: str) -> None:
+    _, _, remedy = TOLD[name]
+    for command in re.findall(r"`batchq ([^`]+)`", remedy):
+        accept(command.split())
+
+
+def test_the_page_shows_what_is_printed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
+    for name in TOLD.keys() - {"resources"}:
+        show_why(world.why(name), history=False)
+        first = capsys.readouterr().out.partition("\n\n")[0]
+        assert f"```text\n{first}\n```" in page, f"docs/why.md tells something else of {name}"
+
+
+# --- place, and time ------------------------------------------------------------------------------
+
+
+def test_the_start_follows_from_the_walltime_of_who_has_the_room(world: World) -> None:
+    start = world.why("quota").start
+    assert start is not None
+    assert (start.at, start.ends) == (NOW + 60 * MINUTE, Others(named=("default/fills",)))
+
+
+def test_without_a_walltime_nobody_knows() -> None:
+    world = World(a_node(cpu=1))
+    world.run(asks("runs"))
+    world.add(asks("waits"))
+    world.settle()
+    start = world.why("waits").start
+    assert start is not None
+    assert start.at is None
+    assert (
+        start.why
+        == "nothing is known to end: it needs cpu 1, and the cluster has 0 free (1 of 1 in use)"
+    )
+
+
+def test_of_other_namespaces_only_the_number_is_told() -> None:
+    keys = ["b/x", "a/1", "a/2", "b/y", "a/3", "a/4", "a/5"]
+    told = others(keys, "a")
+    assert told == Others(named=("a/1", "a/2", "a/3"), more=2, elsewhere=2)
+    assert told.count == 7
+
+
+def test_those_ahead_are_those_before_it_in_its_queue(world: World) -> None:
+    told = world.why("turn")
+    assert (told.position, told.ahead) == (2, Others(named=("default/head",)))
+
+
+def test_what_can_never_run_is_told_so(world: World) -> None:
+    assert world.why("quota").ever == ""
+    assert world.why("huge").ever == TOLD["huge"][1]
+
+
+def test_a_gang_that_no_empty_node_takes_can_never_run() -> None:
+    world = World(a_node("n1", cpu=2), a_node("n2", cpu=2))
+    world.run(asks("runs", requests={"cpu": 2}))
+    world.add(asks("wide", requests={"cpu": 3}))
+    world.turn()
+    assert (
+        world.why("wide").ever
+        == "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu"
+    )
+
+
+def test_who_runs_is_told_how_long_it_waited_and_for_what() -> None:
+    world = World(a_node(cpu=1))
+    world.run(asks("first", created=NOW))
+    world.add(asks("second", created=NOW))
+    world.settle()
+    world.now_ms += 5 * MINUTE
+    told = world.why("second")
+    assert told.waited == {"WaitingForResources": 5 * MINUTE}
+    assert [(spell.phase, spell.reasons) for spell in told.history] == [
+        ("Pending", ("WaitingForResources",))
+    ]
+    told = world.why("first")
+    assert (told.phase, told.nodes, told.reasons, told.started_at) == ("Running", ("n1",), (), NOW)
+
+
+# --- why nobody makes way -------------------------------------------------------------------------
+
+
+def spared(world: World, name: str) -> dict[str, tuple[str, ...]]:
+    return {one.action: one.reasons for one in world.why(name).spared}
+
+
+def crowded(*objects: Any, runs: tuple[PodGroup, ...], waits: PodGroup) -> World:
+    """A world in which one group has no room for those that run."""
+    world = World(a_node(cpu=4), a_priority("high", 100), *objects)
+    world.run(*runs)
+    world.add(waits)
+    world.turn()
+    return world
+
+
+def test_equals_do_not_make_way() -> None:
+    world = crowded(runs=(asks("a", requests={"cpu": 4}),), waits=asks("b"))
+    assert spared(world, "b") == {
+        "preempt": (
+            "nobody in queue default is of lower priority than its 0: the lowest of 1 group is 0",
+        )
+    }
+
+
+def test_a_queue_may_take_nothing_from_its_own() -> None:
+    world = crowded(
+        a_queue("default", preemption=NEVER),
+        runs=(asks("a", requests={"cpu": 4}),),
+        waits=asks("b", priority_class_name="high"),
+    )
+    assert spared(world, "b") == {
+        "preempt": ("queue default takes nothing from its own (preemption.withinQueue Never)",)
+    }
+
+
+def test_who_has_only_just_started_is_protected() -> None:
+    world = World(a_node(cpu=4), a_priority("high", 100))
+    settings = Settings(min_runtime_ms=10 * MINUTE)
+    world.scheduler = assemble(SchedulerConfig(settings=settings))
+    world.run(asks("a", requests={"cpu": 4}))
+    world.add(asks("b", priority_class_name="high"))
+    world.turn()
+    assert spared(world, "b") == {
+        "preempt": ("1 group is protected by minRuntime until 1970-01-01T00:26:40Z",)
+    }
+
+
+def test_a_queue_above_what_it_deserves_takes_nothing_back() -> None:
+    world = crowded(
+        a_queue("mine", deserved={"cpu": 1000}),
+        a_queue("theirs"),
+        runs=(asks("a", queue="theirs", requests={"cpu": 4}),),
+        waits=asks("b", queue="mine", requests={"cpu": 2}),
+    )
+    assert spared(world, "b")["reclaim"] == (
+        "queue mine would hold cpu 2, more than the 1 that it deserves",
+    )
+
+
+def test_what_is_not_reclaimable_is_named() -> None:
+    world = crowded(
+        a_queue("mine", deserved={"cpu": 2000}),
+        a_queue("theirs", reclaimable=False),
+        runs=(asks("a", queue="theirs", requests={"cpu": 4}),),
+        waits=asks("b", queue="mine", requests={"cpu": 2}),
+    )
+    assert spared(world, "b")["reclaim"][0] == (
+        "queue theirs holds more than it deserves, and is reclaimable: false"
+    )
+
+
+def test_a_class_that_evicts_nobody_is_named() -> None:
+    shy = a_priority("shy", 50)
+    shy = structs.replace(shy, spec=structs.replace(shy.spec, preemption_policy="Never"))
+    world = crowded(
+        shy,
+        runs=(asks("a", requests={"cpu": 4}),),
+        waits=asks("b", priority_class_name="shy"),
+    )
+    assert spared(world, "b") == {
+        "preempt": ("its priority class shy evicts nobody (preemptionPolicy Never)",)
+    }
+
+
+def test_a_system_namespace_is_left_alone() -> None:
+    world = crowded(
+        runs=(asks("a", requests={"cpu": 4}, namespace="system"),),
+        waits=asks("b", priority_class_name="high"),
+    )
+    assert spared(world, "b") == {"preempt": ("1 group is in a protected namespace",)}
+
+
+def test_siblings_guarantees_are_named() -> None:
+    world = World(a_node(cpu=8), a_queue("mine"), a_queue("theirs", guarantee={"cpu": 6000}))
+    world.add(asks("b", queue="mine", requests={"cpu": 3}))
+    world.turn()
+    [reason] = world.why("b").reasons
+    assert (reason.reason, reason.message) == (
+        Waiting.EXCEEDS_MAX_QUOTA,
+        (
+            "needs cpu 3, and queue mine, beside what its siblings are guaranteed, allows at"
+            " most 2; guaranteed are theirs cpu 6"
+        ),
+    )
+
+
+# --- written on change only -----------------------------------------------------------------------
+
+
+def test_a_thousand_idle_sessions_write_nothing(world: World) -> None:
+    waits = {world.reasons(group.metadata.name)[0] for group in waiting()}
+    assert waits == set(map(str, Waiting)) - {"PendingEvaluation"}
+    idle = everything()
+    before = idle.writes
+    for _ in range(1_000):
+        idle.turn()
+        idle.now_ms += 10
+    assert idle.writes - before == 0
+
+
+def test_a_group_behind_a_head_is_not_written_when_the_head_changes(world: World) -> None:
+    """It is the head's name that passes, not the cause."""
+    changing = World(a_node(cpu=4), a_queue("strict", strict=True, preemption=NEVER))
+    changing.run(asks("runs", queue="strict", requests={"cpu": 4}))
+    changing.add(asks("one", queue="strict", created=NOW + 1, requests={"cpu": 4}))
+    changing.add(asks("two", queue="strict", created=NOW + 2, requests={"cpu": 4}))
+    changing.settle()
+    assert "that is default/one" in changing.why("two").reasons[-1].message
+    before = changing.writes
+    first = asks("first", queue="strict", created=NOW, requests={"cpu": 4})
+    changing.add(first)
+    changing.turn()
+    assert "that is default/first" in changing.why("two").reasons[-1].message
+    assert [one.key for one in changing.events[-2:]] == ["default/first", "default/one"]
+    assert changing.writes - before == 2

@@ -1,0 +1,148 @@
+"""When a scheduler says that it is alive and ready, and what it says otherwise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from batchq.daemon import health
+from batchq.daemon.health import Health
+from batchq.daemon.lookout import Lookout
+from batchq.daemon.loop import Loop, Turn, TurnReport
+from batchq.errors import StoreUnavailable
+from batchq.framework.settings import Settings
+from batchq.store.outage import Backoff, Outage
+from tests.daemon.scrapes import get
+from tests.daemon.waiting import until
+
+QUICK = Settings(schedule_period_ms=10, min_session_interval_ms=1)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything counts in fractions of a second."""
+    monkeypatch.setattr(health, "_LEAST_STILL_S", 0.3)
+    monkeypatch.setattr(health, "_LEAST_RECENT_S", 0.3)
+    monkeypatch.setattr(health, "_SLOW_STORE_S", 0.1)
+    monkeypatch.setattr(health, "UNFIT_AFTER_PERIODS", 10)
+
+
+@contextmanager
+def looping(
+    turn: Turn, *, asking_s: Callable[[int], float] = lambda _: 0.0
+) -> Iterator[tuple[Health, Outage]]:
+    """A loop that takes this turn, watched."""
+    watched, outage = Health(server="redis://db", ending=lambda: False), Outage()
+    loop = Loop(
+        watched.watching(turn),
+        settings=QUICK,
+        outage=outage,
+        crashed=lambda _: None,
+        asking_s=asking_s,
+        backoff=Backoff(first_ms=10, longest_ms=20),
+        patience_s=10,
+    )
+    watched.follow(loop, outage)
+    loop.start()
+    try:
+        yield watched, outage
+    finally:
+        loop.stop()
+
+
+def test_while_it_waits_for_its_server_it_is_alive_and_not_ready() -> None:
+    waiting = Health(server="redis://db", ending=lambda: False)
+    assert waiting.why_not_live() == ""
+    assert waiting.why_not_ready() == "waits for the server at redis://db"
+
+
+def test_it_is_ready_once_a_turn_has_ended_well() -> None:
+    let_go = threading.Event()
+
+    def turn() -> TurnReport:
+        let_go.wait(10)
+        return TurnReport()
+
+    with looping(turn) as (watched, _):
+        assert watched.why_not_ready() == "no session has ended yet"
+        let_go.set()
+        until(lambda: watched.why_not_ready() == "")
+        assert watched.why_not_live() == ""
+
+
+def test_a_turn_that_hangs_is_neither_alive_nor_ready() -> None:
+    let_go = threading.Event()
+    turns = iter([TurnReport()])
+
+    def turn() -> TurnReport:
+        for report in turns:
+            return report
+        let_go.wait(10)
+        return TurnReport()
+
+    with looping(turn) as (watched, _):
+        until(lambda: "has moved" in watched.why_not_live())
+        assert watched.why_not_live() == "nothing has moved in the session thread for 0 s"
+        assert watched.why_not_ready() == "no session has ended well for 0 s"
+        let_go.set()
+        until(lambda: watched.why_not_live() == watched.why_not_ready() == "")
+
+
+def test_a_server_that_is_away_makes_it_unready_and_no_restart_would_help() -> None:
+    away = threading.Event()
+
+    def turn() -> TurnReport:
+        if away.is_set():
+            raise StoreUnavailable("the server does not answer")
+        return TurnReport()
+
+    with looping(turn) as (watched, outage):
+        until(lambda: watched.why_not_ready() == "")
+        away.set()
+        until(lambda: outage.unavailable)
+        assert watched.why_not_ready() == "the server has not answered for 0 s"
+        until(lambda: outage.lasts_s() > 0.5)
+        assert watched.why_not_live() == ""
+        away.clear()
+        until(lambda: watched.why_not_ready() == "")
+
+
+def test_a_server_that_hangs_makes_it_unready_before_anybody_has_given_up() -> None:
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def turn() -> TurnReport:
+        if hangs.is_set():
+            let_go.wait(10)
+        return TurnReport()
+
+    def asking_s(_: int) -> float:
+        return 3_600.0 if hangs.is_set() else 0.0
+
+    with looping(turn, asking_s=asking_s) as (watched, _):
+        until(lambda: watched.why_not_ready() == "")
+        hangs.set()
+        until(lambda: watched.why_not_ready() == "the server has not answered for 3600 s")
+        assert watched.why_not_live() == ""
+        hangs.clear()
+        let_go.set()
+
+
+def test_whoever_is_ending_takes_no_more_and_needs_no_restart() -> None:
+    ending = Health(server="redis://db", ending=lambda: True)
+    assert ending.why_not_live() == ""
+    assert ending.why_not_ready() == "the scheduler is ending"
+
+
+def test_the_answers_are_served_as_200_and_503_with_the_reason() -> None:
+    lookout = Lookout("0", server="redis://db")
+    lookout.start()
+    assert lookout.listener is not None
+    url = lookout.listener.url
+    try:
+        assert get(f"{url}/livez") == (200, "ok\n")
+        assert get(f"{url}/readyz") == (503, "waits for the server at redis://db\n")
+    finally:
+        lookout.stop()

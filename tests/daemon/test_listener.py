@@ -1,0 +1,149 @@
+"""The small HTTP service: what it answers, and how little can be asked of it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from http import HTTPStatus
+
+import pytest
+
+from batchq.daemon.listener import (
+    MOST_AT_ONCE,
+    Address,
+    Answer,
+    Listener,
+    check_address,
+    listen,
+    parse_address,
+)
+from batchq.errors import InvalidInput
+from tests.daemon.scrapes import get
+from tests.daemon.waiting import until
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """Answers /hello, and hands a connection half a second."""
+    made = Listener(
+        listen(Address("127.0.0.1", 0)),
+        {"/hello": lambda accept: Answer(status=HTTPStatus.OK, body=f"hi {accept}".encode())},
+        longest_s=0.5,
+        patience_s=10,
+    )
+    made.start()
+    yield made
+    made.stop()
+    assert not made.alive
+
+
+def connected(listener: Listener) -> socket.socket:
+    host, port = listener.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def raw(listener: Listener, request: bytes) -> bytes:
+    """What comes back for these bytes, until the other side has nothing more to say."""
+    with connected(listener) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", Address("127.0.0.1", 9464)),
+        ("0", Address("127.0.0.1", 0)),
+        ("0.0.0.0:9464", Address("0.0.0.0", 9464)),
+        ("metrics.example.com:80", Address("metrics.example.com", 80)),
+        ("[::1]:9464", Address("::1", 9464)),
+    ],
+)
+def test_an_address_is_a_port_and_maybe_a_host(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "x", ":9464", "65536", "-1", "host:", "::1:9464", "1:2:3"])
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_address(text)
+    assert refused.value.message == f"expected [HOST:]PORT to serve metrics on, found {text!r}"
+    assert "9464" in refused.value.hint
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with closing(listen(Address("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInput) as refused:
+            check_address(str(port))
+    expected = f"cannot serve metrics on 127.0.0.1:{port}: Address already in use"
+    assert refused.value.message == expected
+    check_address(str(port))
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"on 192\.0\.2\.1:9464: Cannot assign"):
+        check_address("192.0.2.1:9464")
+
+
+def test_a_page_is_answered_and_a_query_is_no_part_of_its_path(listener: Listener) -> None:
+    assert get(f"{listener.url}/hello?x=1", accept="you") == (200, "hi you")
+
+
+def test_other_paths_and_other_methods_are_refused(listener: Listener) -> None:
+    assert get(f"{listener.url}/") == (404, "there are /hello\n")
+    assert get(f"{listener.url}/hello/../etc/passwd")[0] == 404
+    for method in ("POST", "PUT", "DELETE", "HEAD", "NONSENSE"):
+        assert get(f"{listener.url}/hello", method=method)[0] == 405
+
+
+def test_what_is_no_request_is_refused_and_harms_nobody(listener: Listener) -> None:
+    assert raw(listener, b"\x00\xff rubbish\r\n\r\n").startswith(b"Bad HTTP")
+    assert b"414" in raw(listener, b"GET /" + b"a" * 70_000)
+    assert b"431" in raw(listener, b"GET /hello HTTP/1.0\r\n" + b"a: b\r\n" * 200 + b"\r\n")
+    with connected(listener):
+        pass
+    assert get(f"{listener.url}/hello")[0] == 200
+
+
+def test_whoever_asks_slowly_is_cut_off_and_the_next_is_answered(listener: Listener) -> None:
+    slow = [connected(listener) for _ in range(MOST_AT_ONCE + 2)]
+    for connection in slow:
+        connection.sendall(b"GET /hel")
+    assert get(f"{listener.url}/hello") == (200, "hi ")
+    assert slow[0].recv(10) == b""
+    for connection in slow:
+        connection.close()
+
+
+def test_whoever_trickles_is_cut_off_all_the_same(listener: Listener) -> None:
+    with connected(listener) as connection:
+        connection.sendall(b"GET /")
+
+        def is_cut_off() -> bool:
+            try:
+                connection.sendall(b"a")
+            except OSError:
+                return True
+            return False
+
+        until(is_cut_off)
+
+
+def test_a_stop_cuts_off_who_is_still_asking() -> None:
+    listener = Listener(listen(Address("127.0.0.1", 0)), {}, longest_s=3_600, patience_s=10)
+    listener.start()
+    with connected(listener) as connection:
+        connection.sendall(b"GET /")
+        until(lambda: bool(listener._open))
+        listener.stop()
+        assert connection.recv(10) == b""
+    assert not listener.alive
+
+
+def test_one_that_was_never_started_gives_its_port_back() -> None:
+    listening = listen(Address("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    Listener(listening, {}).stop()
+    check_address(str(port))

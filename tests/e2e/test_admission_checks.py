@@ -1,0 +1,298 @@
+"""Admission in two steps on real processes: what quota is kept, who is asked, and who is killed.
+
+Both controllers of conf/examples run as their users start them. Every group is asked about by a
+budget, which answers by itself, and by a person, who answers by command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from batchq.api.objects import Pod, PodGroup
+from batchq.client.checks import CheckRequest, CheckWatch
+from batchq.client.watching import Watch
+from batchq.errors import Conflict
+from tests.e2e.admitting import DESK, Admissions
+from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
+from tests.swarm.diary import twice_at_once
+
+#: The steps of an admission, as events tell them.
+STEPS = ("QuotaReserved", "CheckTrue", "CheckFalse", "CheckUnknown", "Admitted", "Completed")
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Admissions]:
+    """One stack for all tests here."""
+    with Machine() as machine, Admissions(machine) as made:
+        yield made
+
+
+@pytest.fixture
+def admissions(whole: Admissions) -> Iterator[Admissions]:
+    """The stack with both controllers at work; afterwards nothing is left, in the ledger either."""
+    whole.at_work()
+    yield whole
+    whole.settles()
+
+
+def says(found: PodGroup, condition: str) -> bool:
+    return any((one.type, one.status) == (condition, "True") for one in found.status.conditions)
+
+
+# --- The way of a group ---------------------------------------------------------------------------
+
+
+def test_quota_is_reserved_both_answer_and_only_then_there_are_pods(admissions: Admissions) -> None:
+    client = admissions.client
+    admissions.queue("a")
+    with admissions.machine.store() as store:
+        watch = Watch(store, ("PodGroup", "Pod"), listing=False)
+        admissions.submit("a", "a-both", "sleep", "0.5")
+        admissions.asks("a-both", "approval-a")
+        assert pods_of(client, "a-both") == []
+        assert (
+            "1. WaitingForChecks: 1 of 2 checks passed; check approval-a is Unknown"
+            in admissions.machine.batchq("why", "a-both").stdout
+        )
+        admissions.set("a-both", "approval-a", "True", "-m", "read and tested")
+        admissions.machine.batchq("wait", "a-both", "--timeout", "60s")
+        history = list(watch.poll(0))
+
+    groups = [(one.revision, one.value) for one in history if isinstance(one.value, PodGroup)]
+    assert list(dict.fromkeys(str(one.status.phase) for _, one in groups)) == [
+        *("Pending", "InQueue", "Running", "Completed")
+    ]
+    admitted_at = next(at for at, one in groups if says(one, "Admitted"))
+    reserved_at = next(at for at, one in groups if says(one, "QuotaReserved"))
+    pods = [one.revision for one in history if isinstance(one.value, Pod)]
+    assert len(pods) >= 4
+    assert reserved_at < admitted_at < min(pods), "no pod is there before Admitted"
+    assert admissions.events("a-both", *STEPS) == [
+        *("QuotaReserved", "CheckTrue budget-a", "CheckTrue approval-a", "Admitted", "Completed")
+    ]
+
+
+def test_a_retry_frees_its_quota_at_once_for_another_group_of_the_queue(
+    admissions: Admissions,
+) -> None:
+    client = admissions.client
+    admissions.queue("b")
+    admissions.submit("b", "b-first", "true")
+    admissions.asks("b-first", "approval-b")
+    admissions.submit("b", "b-second")
+    until(lambda: admissions.reasons("b-second") == ["WaitingForQuota"])
+
+    not_yet = ("False", "--reason", "Retry", "-m", "the data is not there yet")
+    admissions.set("b-first", "approval-b", *not_yet)
+    admissions.asks("b-second", "approval-b")
+    admissions.set("b-second", "approval-b", "True")
+    until(lambda: phase(client, "b-second") == "Running")
+    assert not admissions.is_reserved("b-first")
+    assert admissions.reasons("b-first")[0] == "BackingOff"
+    assert (
+        "check approval-b asked to retry after 30m: the data is not there yet"
+        in admissions.machine.batchq("why", "b-first").stdout
+    )
+    assert "no quota reserved" in admissions.set("b-first", "approval-b", "True", exits=8)
+
+    # The delay is over: all is asked anew, of the budget too, once there is room.
+    admissions.check("approval-b", retry_delay_minutes=0)
+    until(lambda: admissions.answers("b-first") == {"budget-b": "Unknown", "approval-b": "Unknown"})
+    until(lambda: admissions.reasons("b-first") == ["WaitingForQuota"])
+    client.cancel("b-second")
+    admissions.asks("b-first", "approval-b")
+    admissions.set("b-first", "approval-b", "True")
+    admissions.machine.batchq("wait", "b-first", "--timeout", "60s")
+    assert admissions.events("b-first", *STEPS) == [
+        *("QuotaReserved", "CheckTrue budget-b", "CheckFalse approval-b"),
+        *("QuotaReserved", "CheckTrue budget-b", "CheckTrue approval-b", "Admitted", "Completed"),
+    ]
+    assert group(client, "b-first").status.admission == 1, "it was never let in before"
+
+
+def test_a_reject_is_the_end_and_whoever_waits_for_the_group_is_told(
+    admissions: Admissions,
+) -> None:
+    admissions.queue("c")
+    admissions.submit("c", "c-no")
+    admissions.asks("c-no", "approval-c")
+    admissions.submit("c", "c-next")
+    waits = admissions.machine.start("wait", "c-no", "-o", "json")
+    # It has a connection for what it asks and one for what it hears.
+    until(lambda: admissions.machine.talks(waits), what="somebody waits for the group")
+    admissions.set("c-no", "approval-c", "False", "--reason", "Reject", "-m", "not this year")
+    assert waits.wait(60) == 10
+    done = admissions.machine.batchq("wait", "c-no", exits=10)
+    assert "check approval-c said Reject: not this year" in done.stdout + done.stderr
+    found = group(admissions.client, "c-no")
+    assert (str(found.status.phase), found.status.admission) == ("Failed", 0)
+    assert (found.status.reserved_at, found.status.charge) == (None, {})
+    refused = admissions.set("c-no", "approval-c", "True", exits=8)
+    assert "PodGroup default/c-no is Failed already" in refused
+    admissions.asks("c-next", "approval-c")
+
+
+def test_a_budget_that_runs_out_stops_what_runs_until_there_is_more(admissions: Admissions) -> None:
+    client, hours = admissions.client, admissions.hours
+    # A cpu for 1.8 seconds.
+    hours.write_text("default: 40\nlab: 0.0005\n")
+    admissions.queue("d", cpus=1)
+    admissions.submit_diary("d", "d-meter", namespace="lab")
+    admissions.asks("lab/d-meter", "approval-d")
+    admissions.set("lab/d-meter", "approval-d", "True")
+    until(lambda: phase(client, "lab/d-meter") == "Running")
+    admissions.submit("d", "d-next", "true", replicas=1, min_member=1)
+
+    # Its room is another's once its process has ended.
+    admissions.asks("d-next", "approval-d")
+    [run] = admissions.runs_of("d-meter")
+    assert (run.told, run.end) == ("CheckRetry", "saved")
+    assert phase(client, "lab/d-meter") == "Pending"
+    [spent] = [one for one in client.checks.list("lab/d-meter") if one.name == "budget-d"]
+    assert (spent.status, spent.reason) == ("False", "Retry")
+    assert spent.message.startswith("the 0.0005 cpu-hours of lab are spent this week (0.00")
+    admissions.set("d-next", "approval-d", "True")
+    admissions.machine.batchq("wait", "d-next", "--timeout", "60s")
+
+    hours.write_text("default: 40\nlab: 1\n")
+    admissions.check("budget-d", retry_delay_minutes=0)
+    admissions.asks("lab/d-meter", "approval-d")
+    admissions.set("lab/d-meter", "approval-d", "True")
+    until(lambda: len(admissions.runs_of("d-meter")) == 2)
+    runs = admissions.runs_of("d-meter")
+    assert runs[1].after == "CheckRetry"
+    assert twice_at_once({"d-meter": runs}) == []
+    until(lambda: phase(client, "lab/d-meter") == "Running")
+    uid = group(client, "lab/d-meter").metadata.uid
+    until(lambda: {f"{uid}/1", f"{uid}/2"} <= set(admissions.spans()), what="both are counted")
+
+
+# --- What becomes of a reservation ----------------------------------------------------------------
+
+
+def hears(watch: CheckWatch, heard: list[CheckRequest], kind: str, name: str) -> CheckRequest:
+    """The next that a controller is told of a group, which is of this kind."""
+    found: list[CheckRequest] = []
+
+    def is_told() -> bool:
+        heard.extend(watch.poll(0.2))
+        found[:] = [one for one in heard if one.name == name]
+        return bool(found)
+
+    until(is_told, what=f"the controller is told that {name} is {kind}")
+    heard.remove(found[0])
+    assert found[0].kind == kind
+    return found[0]
+
+
+def test_a_reserved_group_that_is_preempted_is_asked_about_anew_and_old_answers_are_refused(
+    admissions: Admissions,
+) -> None:
+    client = admissions.client
+    heard: list[CheckRequest] = []
+    with client.checks.watch(DESK) as watch:
+        admissions.queue("e", controllers=("budget", DESK))
+        until(lambda: watch.held == ("desk-e",))
+        admissions.submit("e", "e-low", "true")
+        admissions.asks("e-low", "desk-e")
+        old = hears(watch, heard, "asked", "e-low")
+
+        admissions.submit("e", "e-high", "sleep", "0.5", priority_class="high")
+        lost = hears(watch, heard, "lost", "e-low")
+        assert (lost.reserved_at, lost.must_stop) == (old.reserved_at, True)
+        assert admissions.answers("e-low") == {"budget-e": "Unknown", "desk-e": "Unknown"}
+        assert not admissions.is_reserved("e-low")
+        with pytest.raises(Conflict, match="PodGroup default/e-low has no quota reserved"):
+            client.checks.set(old, "True")
+        assert client.checks.set(hears(watch, heard, "asked", "e-high"), "True")
+        admissions.machine.batchq("wait", "e-high", "--timeout", "60s")
+
+        admissions.asks("e-low", "desk-e")
+        again = hears(watch, heard, "asked", "e-low")
+        assert again.reserved_at != old.reserved_at
+        with pytest.raises(Conflict, match=r"has reserved anew at .* the answer of check desk-e"):
+            client.checks.set(old, "True")
+        assert admissions.answers("e-low")["desk-e"] == "Unknown"
+        assert client.checks.set(again, "True")
+        admissions.machine.batchq("wait", "e-low", "--timeout", "60s")
+    assert admissions.events("e-low", *STEPS, "Preempted") == [
+        *("QuotaReserved", "CheckTrue budget-e", "Preempted"),
+        *("QuotaReserved", "CheckTrue budget-e", "CheckTrue desk-e", "Admitted", "Completed"),
+    ]
+
+
+# --- Who is killed --------------------------------------------------------------------------------
+
+
+def test_controllers_that_are_killed_hold_the_queue_and_those_that_follow_answer_what_waits(
+    admissions: Admissions,
+) -> None:
+    client = admissions.client
+    admissions.queue("f", cpus=6)
+    admissions.submit_diary("f", "f-runs")
+    admissions.asks("f-runs", "approval-f")
+    admissions.set("f-runs", "approval-f", "True")
+    until(lambda: len(admissions.runs_of("f-runs")) == 1)
+    admissions.submit("f", "f-early")
+    admissions.asks("f-early", "approval-f")
+
+    admissions.kill_controllers()
+    # It is reserved, and a person asks to look again at what nobody looks at now.
+    admissions.set("f-early", "budget-f", "Unknown")
+    until(lambda: admissions.active() == set(), what="their leases have lapsed")
+    admissions.submit("f", "f-late")
+    until(lambda: admissions.reasons("f-late") == ["CheckInactive", "CheckInactive"])
+    for look in ("why", "describe"):
+        told = admissions.machine.batchq(look, "f-late").stdout
+        assert "check budget-f is inactive: budget holds no lease on it" in told
+        assert "check approval-f is inactive: approval holds no lease on it" in told
+    assert admissions.is_reserved("f-early"), "what was reserved before waits on"
+    assert phase(client, "f-runs") == "Running"
+
+    admissions.at_work()
+    for name in ("f-early", "f-late"):
+        admissions.asks(name, "approval-f")
+        admissions.set(name, "approval-f", "True")
+        until(lambda name=name: phase(client, name) == "Running")  # type: ignore[misc]
+    answered = {name: admissions.events(name, *STEPS) for name in ("f-runs", "f-early", "f-late")}
+    once = ["QuotaReserved", "CheckTrue budget-f", "CheckTrue approval-f", "Admitted"]
+    assert answered["f-runs"] == once, "and nothing since"
+    assert answered["f-late"] == once
+    assert answered["f-early"] == [*once[:2], "CheckUnknown budget-f", *once[1:]]
+    [run] = admissions.runs_of("f-runs")
+    assert (run.told, run.end) == ("", "")
+    # Its use is counted from its start, and once.
+    found = group(client, "f-runs")
+    until(lambda: f"{found.metadata.uid}/1" in admissions.spans())
+    assert admissions.spans()[f"{found.metadata.uid}/1"][:3] == [
+        *("default", 1.0, found.status.started_at)
+    ]
+
+
+def test_a_scheduler_that_dies_between_an_answer_and_its_session_leaves_it_to_the_next(
+    admissions: Admissions,
+) -> None:
+    client = admissions.client
+    admissions.queue("g")
+    admissions.submit_diary("g", "g-one")
+    admissions.asks("g-one", "approval-g")
+    admissions.start_scheduler()
+    leader = admissions.leader()
+    os.kill(leader, signal.SIGSTOP)
+    try:
+        admissions.set("g-one", "approval-g", "True")
+        assert (phase(client, "g-one"), pods_of(client, "g-one")) == ("Pending", [])
+    finally:
+        kill(leader)
+    until(lambda: phase(client, "g-one") == "Running")
+    assert admissions.leader() != leader
+    assert len(pods_of(client, "g-one")) == 1
+    assert group(client, "g-one").status.admission == 1
+    until(lambda: len(admissions.runs_of("g-one")) == 1)
+    assert admissions.events("g-one", *STEPS) == [
+        *("QuotaReserved", "CheckTrue budget-g", "CheckTrue approval-g", "Admitted")
+    ]

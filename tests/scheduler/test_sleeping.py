@@ -1,0 +1,254 @@
+"""Groups that nothing has happened to cost a session nothing, and wake when something does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from batchq import changes
+from batchq.api.objects import (
+    AdmissionCheck,
+    AdmissionCheckSpec,
+    Dependency,
+    Metadata,
+    PodGroup,
+    PodTemplate,
+    SchedulingGate,
+    key_of,
+)
+from batchq.api.transaction import Transaction, Write
+from batchq.config.model import SchedulerConfig
+from batchq.scheduler.cycle import CycleReport
+from batchq.store.memory import MemoryStore
+from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, a_task, amounts
+from tests.scheduler.conftest import Stack
+
+MINUTE = 60_000
+
+
+def _group(name: str, *, cpu: str | int = 1, **spec: Any) -> PodGroup:
+    group = a_group(name, cpu=cpu, **spec)
+    tasks = tuple(
+        msgspec.structs.replace(
+            task, template=PodTemplate(command=("true",), requests=task.template.requests)
+        )
+        for task in group.spec.tasks
+    )
+    return msgspec.structs.replace(group, spec=msgspec.structs.replace(group.spec, tasks=tasks))
+
+
+def _gated(name: str, **spec: Any) -> PodGroup:
+    return _group(name, scheduling_gates=(SchedulingGate(name="data"),), **spec)
+
+
+def _stack() -> Stack:
+    stack = Stack(MemoryStore(), SchedulerConfig())
+    stack.apply(a_queue())
+    stack.ready(a_node(cpu=4))
+    return stack
+
+
+def _write(stack: Stack, groups: list[PodGroup]) -> None:
+    """All at once, and without the checks of a submission: these are many."""
+    writes = tuple(
+        Write(kind="PodGroup", key=key_of(group), expect=0, value=group) for group in groups
+    )
+    stack.commit(Transaction(subject="many", writes=writes))
+
+
+def _asked(report: CycleReport) -> int:
+    """About how many groups the session asked anybody."""
+    return 0 if report.rested else report.session.evaluated
+
+
+def _asleep(stack: Stack) -> None:
+    """Sessions until one has nothing to do: from then on everybody sleeps who may."""
+    stack.until_idle()
+    stack.turn()
+
+
+def test_ten_thousand_gated_and_ten_thousand_impossible_groups_are_not_asked_again() -> None:
+    stack = _stack()
+    _write(stack, [_gated(f"gated-{number}") for number in range(10_000)])
+    _write(stack, [_group(f"large-{number}", cpu=5) for number in range(10_000)])
+    first = stack.turn()
+    assert first.session.evaluated == 20_000
+    assert len(first.intents) == 20_000
+    _asleep(stack)
+
+    # Something happens: a session takes place, and is about this one group alone.
+    stack.apply(_group("small"))
+    report = stack.turn()
+    assert not report.rested
+    assert _asked(report) == 1
+    assert [type(intent).__name__ for intent in report.intents] == [
+        "AdmitGroup",
+        "CreatePods",
+        "Bind",
+    ]
+
+    # Of ten thousand, the one whose gate is opened.
+    stack.commit(
+        changes.open_gate(stack.store, "default/gated-77", "data", now_ms=stack.clock.at_ms)
+    )
+    report = stack.turn()
+    assert _asked(report) == 1
+    assert report.session.by_key["default/gated-77"].status.admission == 1
+
+
+def test_a_session_to_which_nothing_has_happened_decides_nothing_at_all() -> None:
+    stack = _stack()
+    stack.apply(_group("runs", cpu=4), _group("waits", cpu=4), _gated("gated"))
+    stack.until_idle()
+    stack.clock.at_ms += 1_000
+    report = stack.turn()
+    assert (report.rested, report.intents, report.commit.applied) == (True, (), ())
+    # A minute on, the clock has something to say.
+    stack.clock.at_ms += 10 * MINUTE
+    assert not stack.turn().rested
+
+
+def test_what_is_refused_and_has_not_been_written_is_asked_again() -> None:
+    stack = _stack()
+    stack.apply(_gated("gated"))
+    report = stack.turn()
+    assert _asked(report) == 1
+    # Only a session that finds it written lets it sleep.
+    assert _asked(stack.turn()) == 1
+    stack.apply(_group("small"))
+    assert _asked(stack.turn()) == 1
+
+
+def _a_node_comes(stack: Stack) -> None:
+    stack.ready(a_node("n2", cpu=8))
+
+
+def _its_queue_goes_on(stack: Stack) -> None:
+    stack.commit(changes.set_stop_policy(stack.store, "held", "None", now_ms=stack.clock.at_ms))
+
+
+def _it_is_resumed(stack: Stack) -> None:
+    stack.commit(changes.resume(stack.store, "default/sleeper", now_ms=stack.clock.at_ms))
+
+
+def _the_other_ends(stack: Stack) -> None:
+    stack.commit(changes.cancel(stack.store, "default/other", now_ms=stack.clock.at_ms))
+
+
+def _a_quota_is_raised(stack: Stack) -> None:
+    transaction = changes.set_quota(
+        stack.store, "small", amounts(cpu=2), now_ms=stack.clock.at_ms, uid="new", name="quota"
+    )
+    stack.commit(transaction)
+
+
+def _its_check_becomes_active(stack: Stack) -> None:
+    stack.commit(
+        changes.renew_check(
+            stack.store,
+            "budget",
+            holder="money",
+            expires_at=stack.clock.at_ms + 10 * MINUTE,
+            now_ms=stack.clock.at_ms,
+        )
+    )
+
+
+_BUDGET = AdmissionCheck(
+    metadata=Metadata(name="budget"), spec=AdmissionCheckSpec(controller_name="money")
+)
+
+#: What keeps a group from the line -> the world, the group, what wakes it, and what it comes to.
+_WAKERS: dict[str, tuple[list[Any], PodGroup, Callable[[Stack], None], str]] = {
+    "too large for every node, until one comes that is not": (
+        [],
+        _group("sleeper", cpu=8),
+        _a_node_comes,
+        "InQueue",
+    ),
+    "in a queue that is stopped, until it goes on": (
+        [a_queue("held", stop_policy="Hold")],
+        _group("sleeper", queue="held"),
+        _its_queue_goes_on,
+        "InQueue",
+    ),
+    "suspended, until it is resumed": (
+        [],
+        _group("sleeper", suspend=True),
+        _it_is_resumed,
+        "InQueue",
+    ),
+    "behind another group, until that has ended": (
+        [_gated("other")],
+        _group("sleeper", depends_on=(Dependency(name="other", condition="any"),)),
+        _the_other_ends,
+        "InQueue",
+    ),
+    "never to be started any more, once the other has failed": (
+        [_gated("other")],
+        _group("sleeper", depends_on=(Dependency(name="other"),)),
+        _the_other_ends,
+        "Failed",
+    ),
+    "larger than its namespace's quota, until that is raised": (
+        [a_quota("small", cpu=1)],
+        _group("sleeper", cpu=2, namespace="small"),
+        _a_quota_is_raised,
+        "InQueue",
+    ),
+    "in a queue with an inactive check, until somebody carries it out": (
+        [_BUDGET, a_queue("checked", admission_checks=("budget",))],
+        _group("sleeper", queue="checked"),
+        _its_check_becomes_active,
+        "Pending",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", _WAKERS)
+def test_a_group_sleeps_while_it_is(why: str) -> None:
+    world, group, wake, phase = _WAKERS[why]
+    stack = _stack()
+    stack.apply(*world, group)
+    _asleep(stack)
+    stack.apply(_group("passes-by", cpu="100m"))
+    stack.turn()
+    # What wakes it also wakes what sleeps beside it; nobody else was asked.
+    stack.apply(_group("passes-by-too", cpu="100m"))
+    assert _asked(stack.turn()) == 1
+    wake(stack)
+    report = stack.turn()
+    assert "sleeper" in {group.record.metadata.name for group in report.session.touched.values()}
+    stored = stack.store.get("PodGroup", f"{group.metadata.namespace}/sleeper")
+    assert isinstance(stored, PodGroup)
+    assert stored.status.phase == phase
+    assert (stored.status.reserved_at is not None) == (phase != "Failed")
+
+
+def test_a_group_that_backs_off_sleeps_until_its_time_has_come() -> None:
+    stack = _stack()
+    picky = a_group("picky", tasks=(a_task(command=("true",), node_selector={"zone": "b"}),))
+    stack.apply(picky)
+    reports = stack.until_idle()
+    # Admitted, and sent back since no node has that label: it pauses for 10 s.
+    told = [type(intent).__name__ for report in reports for intent in report.intents]
+    assert told == ["AdmitGroup", "CreatePods", "SetReasons", "RollBack", "SetReasons"]
+    stack.turn()
+    stack.clock.at_ms += 9_999
+    stack.apply(_group("passes-by"))
+    assert _asked(stack.turn()) == 1
+    stack.clock.at_ms += 1
+    stack.turn()
+    assert stack.group("picky").status.admission == 2
+
+
+def test_the_importance_of_a_class_wakes_everybody_and_changes_nothing_for_gates() -> None:
+    stack = _stack()
+    stack.apply(_gated("gated"))
+    _asleep(stack)
+    stack.apply(a_priority("high", 7))
+    report = stack.turn()
+    assert (_asked(report), report.intents) == (1, ())

@@ -1,0 +1,60 @@
+"""The order of `actions` decides: the same world under two orders comes to two ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchq.sim.report import Outcome
+from tests.sim.test_norm_evictions import CLASSES, HI, gone, halves, runs
+from tests.sim.worlds import bound, evicted, group, node, outcome, phases
+
+#: Four cpus, of which each queue deserves two: b has borrowed one of a's, and a's own is low.
+BORROWED = (
+    node("n1", 4),
+    *halves(2),
+    *runs("own", queue="a", prio="low"),
+    *runs("lent-1", queue="b", since=0),
+    *runs("lent-2", queue="b", since=1),
+    *runs("lent-3", queue="b", since=2),
+    group("urgent", queue="a", **HI),
+)
+
+
+@pytest.mark.parametrize(
+    ("actions", "goes"),
+    [
+        ("enqueue, allocate, reclaim, preempt", ["lent-3-t-0"]),
+        ("enqueue, allocate, preempt, reclaim", ["own-t-0"]),
+    ],
+)
+def test_the_action_that_comes_first_chooses_who_has_to_go(actions: str, goes: list[str]) -> None:
+    assert gone(*BORROWED, config=f"actions: {actions}") == goes
+
+
+def test_to_the_same_end_one_order_evicts_once_and_the_other_twice() -> None:
+    """Who was sent away for its own queue reclaims what the other has borrowed, all the same."""
+
+    def played(actions: str) -> Outcome:
+        return outcome(*CLASSES, *BORROWED, config=f"actions: {actions}", cycles=20)
+
+    borrowers_first = played("enqueue, allocate, reclaim, preempt")
+    own_first = played("enqueue, allocate, preempt, reclaim")
+    assert evicted(borrowers_first) == [(0, [("default/lent-3-t-0", "Reclaimed")])]
+    assert evicted(own_first) == [
+        (0, [("default/own-t-0", "Preempted")]),
+        (30, [("default/lent-3-t-0", "Reclaimed")]),
+    ]
+    assert phases(borrowers_first) == phases(own_first)
+
+
+@pytest.mark.parametrize(
+    ("actions", "first"),
+    [("enqueue, allocate", [(0, {"default/g-t-0": "n1"})]), ("allocate, enqueue", [])],
+)
+def test_what_is_admitted_after_allocate_is_placed_a_session_later(
+    actions: str, first: list[tuple[int, dict[str, str]]]
+) -> None:
+    world = (node("n1", 1), group("g"))
+    assert bound(outcome(*world, config=f"actions: {actions}", cycles=1)) == first
+    later = bound(outcome(*world, config=f"actions: {actions}", cycles=3))
+    assert [pods for _, pods in later] == [{"default/g-t-0": "n1"}]

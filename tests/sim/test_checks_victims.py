@@ -1,0 +1,206 @@
+"""Checks and victims, continued: what is looked at again once all have passed, and reserved groups
+that have to make way.
+"""
+
+from __future__ import annotations
+
+from tests.sim.test_checks_preemption import HI, asks, play, runs
+from tests.sim.worlds import (
+    admitted,
+    answers,
+    evicted,
+    group,
+    manifest,
+    node,
+    of,
+    pledged,
+    queue,
+    requeued,
+    reserved,
+    timeline,
+)
+
+# --- Rules 1 to 4 again ---------------------------------------------------------------------------
+
+
+def test_preemption_that_is_newly_needed_once_checks_have_passed_is_done_then() -> None:
+    """What another queue has been guaranteed meanwhile is not there any more."""
+    came = play(
+        node("n1", 4),
+        asks("any"),
+        queue("other"),
+        *runs("low", 1, 2),
+        group("hi", 1, 2, **HI),
+        timeline(
+            {"at": "3s", "apply": queue("other", guarantee={"cpu": 2})},
+            answers(5, "hi", "any", "True"),
+        ),
+    )
+    assert reserved(came)[0] == (0, ["default/hi"])
+    assert evicted(came) == [(5, [("default/low-t-0", "Preempted")])]
+    assert admitted(came) == [(15, ["default/hi"])]
+
+
+def test_where_nobody_may_be_preempted_for_it_it_goes_back() -> None:
+    came = play(
+        node("n1", 4),
+        asks("any"),
+        queue("other"),
+        *runs("top", 1, 2, priorityClassName="top"),
+        group("hi", 1, 2, **HI),
+        timeline(
+            {"at": "3s", "apply": queue("other", guarantee={"cpu": 2})},
+            answers(5, "hi", "any", "True"),
+        ),
+    )
+    assert requeued(came) == [(5, [("default/hi", "CapacityCut")])]
+    assert (evicted(came), admitted(came)) == ([], [])
+    assert of(came, "hi").checks == {"any": "Unknown"}
+
+
+# --- Reserved groups as victims -------------------------------------------------------------------
+
+
+def test_a_reserved_group_is_preempted_and_its_checks_are_cleared() -> None:
+    came = play(
+        node("n1", 4),
+        asks("any", "late"),
+        group("low", 1, 3, queue="q"),
+        timeline(
+            answers(1, "low", "any", "True"),
+            {"at": "3s", "apply": group("hi", 1, 3, **HI)},
+            answers(4, "hi", "late", "True"),
+        ),
+    )
+    assert pledged(came)[0] == (3, {"default/hi": ["default/low"]})
+    assert requeued(came) == [(4, [("default/low", "Preempted")])]
+    assert of(came, "low").checks == {"any": "Unknown", "late": "Unknown"}
+    assert admitted(came) == []
+
+
+def test_a_reserved_victim_whose_checks_pass_first_keeps_its_reservation_and_waits() -> None:
+    """Until it is known whether the claimant passes: then one of the two starts."""
+    for answer, at, first in (("True", 9, "hi"), ("False", 9, "low")):
+        came = play(
+            node("n1", 4),
+            asks("late"),
+            group("low", 1, 3, queue="q"),
+            timeline(
+                {"at": "3s", "apply": group("hi", 1, 3, **HI)},
+                answers(4, "low", "late", "True"),
+                answers(at, "hi", "late", answer, "Reject" if answer == "False" else ""),
+            ),
+        )
+        assert reserved(came)[:2] == [(0, ["default/low"]), (3, ["default/hi"])]
+        assert [one for one in requeued(came) if one[0] < at] == []
+        assert admitted(came) == [(at, [f"default/{first}"])]
+
+
+def test_a_reserved_group_has_no_process_to_wait_for() -> None:
+    came = play(
+        node("n1", 4),
+        asks("any"),
+        group("low", 1, 3, queue="q"),
+        timeline(
+            answers(1, "low", "any", "Unknown"),
+            {"at": "3s", "apply": group("hi", 1, 3, queue="q", priorityClassName="high")},
+            answers(5, "hi", "any", "True"),
+        ),
+    )
+    assert requeued(came) == [(3, [("default/low", "Preempted")])]
+    assert reserved(came) == [(0, ["default/low"]), (3, ["default/hi"])]
+    assert (evicted(came), admitted(came)) == ([], [(5, ["default/hi"])])
+
+
+def test_a_reserved_group_of_another_queue_is_reclaimed_from() -> None:
+    came = play(
+        node("n1", 4),
+        queue("b", deserved={"cpu": 1}, admissionChecks=["any"]),
+        queue("a", deserved={"cpu": 3}),
+        group("borrows", 1, 3, queue="b"),
+        timeline({"at": "3s", "apply": group("in", 1, 3, queue="a", runtime="1s")}),
+    )
+    assert reserved(came)[0] == (0, ["default/borrows"])
+    assert requeued(came) == [(3, [("default/borrows", "Reclaimed")])]
+    assert admitted(came) == [(3, ["default/in"])]
+
+
+def test_more_are_not_reserved_than_fit_together_once_victims_have_gone() -> None:
+    came = play(
+        node("n1", 4),
+        asks("late"),
+        *runs("low", 1, 4),
+        group("hi1", 1, 2, **HI),
+        group("hi2", 1, 2, **HI),
+        group("hi3", 1, 2, **HI),
+    )
+    assert (reserved(came), evicted(came)) == ([(0, ["default/hi1"])], [])
+
+
+def test_a_world_may_state_a_pledge_under_which_nobody_has_been_evicted() -> None:
+    hi = group("hi", 1, 3, **HI)
+    hi["status"] = {
+        "reservedAt": 0,
+        "checks": [{"name": "late", "status": "Unknown"}],
+        "pledge": {"victims": ["default/low-t-0"], "action": "preempt"},
+    }
+    came = play(
+        node("n1", 4),
+        asks("late"),
+        *runs("low", 1, 4),
+        hi,
+        timeline(answers(5, "hi", "late", "True")),
+    )
+    assert evicted(came) == [(5, [("default/low-t-0", "Preempted")])]
+    assert (0, ["default/hi"]) not in reserved(came)
+    assert admitted(came) == [(15, ["default/hi"])]
+
+
+def test_a_claimant_of_a_class_that_takes_nothing_reserves_nothing_by_others() -> None:
+    polite = manifest("PriorityClass", "polite", {"value": 50, "preemptionPolicy": "Never"})
+    came = play(
+        node("n1", 4),
+        polite,
+        asks("late"),
+        *runs("low", 1, 4),
+        group("hi", 1, 3, queue="q", priorityClassName="polite"),
+    )
+    assert (reserved(came), pledged(came)) == ([], [])
+
+
+# --- In one session -------------------------------------------------------------------------------
+
+
+def test_what_was_reserved_in_this_session_is_taken_back_as_if_it_had_never_been() -> None:
+    came = play(
+        node("n1", 4),
+        asks("any"),
+        *runs("runs", 1, 2),
+        group("hi", 1, 4, **HI),
+        group("small", 1, 2, queue="q"),
+        until=5,
+    )
+    assert reserved(came) == [(0, ["default/hi"])]
+    assert requeued(came) == [(0, [("default/runs", "Preempted")])]
+    assert "WaitingForChecks" not in [one.reason for one in of(came, "small").reasons]
+
+
+def test_what_comes_into_its_queue_meanwhile_does_not_cost_a_claimant_what_it_counts_on() -> None:
+    """Without what it is promised itself its queue would seem to hold less than before."""
+    came = play(
+        node("n1", 10),
+        asks("late", deserved={"cpu": 4}),
+        queue("other", deserved={"cpu": 6}, preemption={"reclaim": "Never"}),
+        *runs("low", 1, 3),
+        *runs("lender", 1, 6, queue="other"),
+        group("hi", 1, 4, **HI),
+        timeline(
+            {"at": "3s", "apply": group("newcomer", 1, 6, **HI)},
+            {"at": "3s", "finishPod": "lender-t-0"},
+            answers(9, "hi", "late", "True"),
+        ),
+    )
+    assert reserved(came) == [(0, ["default/hi"]), (3, ["default/newcomer"])]
+    assert evicted(came) == [(9, [("default/low-t-0", "Preempted")])]
+    assert [one for one in requeued(came) if one[0] < 9] == []
+    assert admitted(came) == [(19, ["default/hi"])]

@@ -1,0 +1,129 @@
+"""Kueue's KEP-993, where no other test shows a sentence of it.
+
+docs/sources.md has the whole document, sentence by sentence.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    answers,
+    bound,
+    check,
+    group,
+    node,
+    of,
+    outcome,
+    outcome_until,
+    queue,
+    quota,
+    reasons,
+    requeued,
+    reserved,
+    timeline,
+)
+
+TWO = [check("a"), check("b"), queue("q", admissionChecks=["a", "b"])]
+PASSED = [answers(5, "g", "a", "True"), answers(6, "g", "b", "True")]
+PROVISIONS = [check("machines"), queue("cloud", admissionChecks=["machines"])]
+
+
+# --- Two checks, where other tests have one -------------------------------------------------------
+
+
+def test_a_quota_that_is_cut_takes_back_what_waits_for_two_checks() -> None:
+    came = outcome(
+        node("n1", 4),
+        *TWO,
+        group("g", 2, queue="q"),
+        timeline(answers(1, "g", "b", "True"), {"at": "3s", "apply": quota("default", cpu=1)}),
+    )
+    assert (reserved(came), admitted(came)) == ([(0, ["default/g"])], [])
+    assert requeued(came) == [(3, [("default/g", "CapacityCut")])]
+    assert of(came, "g").checks == {"a": "Unknown", "b": "Unknown"}
+
+
+def test_passed_by_both_on_nodes_that_are_others_by_now_it_goes_back() -> None:
+    came = outcome_until(
+        7,
+        node("n1", 4),
+        node("n2", 2),
+        *TWO,
+        group("g", 1, 4, queue="q"),
+        timeline({"at": "3s", "apply": node("n1", 3)}, *PASSED),
+    )
+    assert (admitted(came), bound(came)) == ([], [])
+    assert requeued(came)[0] == (6, [("default/g", "Unschedulable")])
+    assert of(came, "g").phase == "Pending"
+
+
+# --- Defaults -------------------------------------------------------------------------------------
+
+
+def test_a_retry_lasts_fifteen_minutes_unless_told_otherwise() -> None:
+    came = outcome_until(
+        1000,
+        node("n1", 4),
+        *TWO,
+        group("g", queue="q"),
+        timeline(answers(5, "g", "a", "False", "Retry")),
+    )
+    assert reserved(came) == [(0, ["default/g"]), (905, ["default/g"])]
+    assert of(came, "g").checks == {"a": "Unknown", "b": "Unknown"}
+
+
+# --- As many as fit -------------------------------------------------------------------------------
+
+
+def test_of_very_many_that_wait_for_their_checks_none_lets_the_next_one_pass() -> None:
+    """Though its queue is of best effort, and its own check would say yes at once."""
+    groups = [group(f"g{place}", queue="q") for place in range(100)]
+    came = outcome_until(
+        60,
+        node("n1", 100),
+        *TWO,
+        *groups,
+        timeline({"at": "5s", "apply": group("next", queue="q")}),
+    )
+    assert [(at, len(names)) for at, names in reserved(came)] == [(0, 100)]
+    assert reasons(came, "next") == ["WaitingForResources"]
+    assert (admitted(came), requeued(came)) == ([], [])
+
+
+# --- Story 1: machines that are ordered when the quota has been set aside -------------------------
+
+
+def test_machines_that_come_for_a_reserved_group_are_there_when_it_starts() -> None:
+    """With an overcommit, which lets it reserve more than there is yet."""
+    came = outcome_until(
+        20,
+        node("n1", 4),
+        *PROVISIONS,
+        group("g", 8, queue="cloud"),
+        timeline(
+            {"at": "9s", "apply": node("n2", 4)},
+            answers(10, "g", "machines", "True"),
+        ),
+        config="overcommit: 2",
+    )
+    assert (reserved(came), admitted(came)) == ([(0, ["default/g"])], [(10, ["default/g"])])
+    assert [(at, len(pods)) for at, pods in bound(came)] == [(10, 8)]
+
+
+def test_without_an_overcommit_nothing_is_reserved_beyond_what_there_is() -> None:
+    came = outcome_until(20, node("n1", 4), *PROVISIONS, group("g", 8, queue="cloud"))
+    assert (reserved(came), reasons(came, "g")) == ([], ["ExceedsMaxQuota"])
+
+
+@pytest.mark.parametrize("nodes", [[], [node("n1", 4)]])
+def test_an_external_group_asks_its_checks_whatever_nodes_there_are(nodes: list[Manifest]) -> None:
+    elsewhere = group(
+        "g", queue="cloud", tasks=[], controller="external", minResources={"cpu": 500}
+    )
+    came = outcome_until(
+        20, *nodes, *PROVISIONS, elsewhere, timeline(answers(10, "g", "machines", "True"))
+    )
+    assert (reserved(came), admitted(came)) == ([(0, ["default/g"])], [(10, ["default/g"])])

@@ -1,0 +1,125 @@
+"""kube-batch's "Delay Pod Creation", where no other test shows a sentence of it.
+
+docs/sources.md has the whole document, sentence by sentence.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.worlds import (
+    admitted,
+    answers,
+    bound,
+    check,
+    created,
+    group,
+    node,
+    of,
+    outcome,
+    outcome_until,
+    queue,
+    quota,
+    reasons,
+    reserved,
+    timeline,
+)
+
+ENQUEUE = "actions: [enqueue]"
+
+
+@pytest.mark.parametrize(
+    ("idle", "hard", "phase", "told"),
+    [
+        (6, 6, "InQueue", []),
+        (6, 5, "Pending", ["WaitingForQuota"]),
+        (5, 6, "Pending", ["WaitingForResources"]),
+        (5, 5, "Pending", ["WaitingForQuota", "WaitingForResources"]),
+    ],
+)
+def test_a_group_is_in_queue_if_there_is_room_and_quota_for_its_min_resources(
+    idle: int, hard: int, phase: str, told: list[str]
+) -> None:
+    """Its only pod asks for far less; another group of the namespace holds 2 of everything."""
+    came = outcome(
+        node("n1", 2 + idle),
+        quota("default", cpu=2 + hard),
+        group("holds", 2, runtime="60s", created=1),
+        group("g", created=2, minResources={"cpu": 6}, runtime="1s"),
+        cycles=1,
+        config=ENQUEUE,
+    )
+    assert (of(came, "g").phase, reasons(came, "g")) == (phase, told)
+
+
+def test_the_sum_of_all_min_resources_of_a_namespace_is_not_above_its_quota() -> None:
+    came = outcome(
+        node("n1", 100),
+        quota("blue", cpu=10),
+        *(group(f"b{n}", minResources={"cpu": 3}, namespace="blue") for n in range(5)),
+        *(group(f"r{n}", minResources={"cpu": 3}, namespace="red") for n in range(5)),
+        cycles=2,
+        config=ENQUEUE,
+    )
+    (_, names), *_ = admitted(came)
+    assert sorted(names) == [
+        *("blue/b0", "blue/b1", "blue/b2"),
+        *("red/r0", "red/r1", "red/r2", "red/r3", "red/r4"),
+    ]
+    [reason] = of(came, "b3", "blue").reasons
+    assert reason.message == (
+        "needs cpu 3, and the quota of namespace blue has 1 free (9 of 10 in use)"
+    )
+
+
+def test_what_is_reserved_by_min_resources_is_used_by_nobody_else() -> None:
+    """Not by a group that comes later, and not by more pods of one that runs."""
+    came = outcome_until(
+        20,
+        node("n1", 10),
+        check("approval"),
+        queue("q", admissionChecks=["approval"]),
+        group("reserves", queue="q", minResources={"cpu": 6}),
+        group("array", 10, minMember=1, runtime="1h"),
+        timeline({"at": "5s", "apply": group("late", minResources={"cpu": 3})}),
+    )
+    assert reserved(came)[0] == (0, ["default/array", "default/reserves"])
+    assert [(at, len(pods)) for at, pods in bound(came)] == [(0, 4)]
+    assert reasons(came, "late") == ["WaitingForResources"]
+    assert came.queues["q"].reserved["cpu"] == "6"
+
+
+def test_who_has_reserved_and_starts_finds_what_was_kept_for_it() -> None:
+    came = outcome_until(
+        30,
+        node("n1", 10),
+        check("approval"),
+        queue("q", admissionChecks=["approval"]),
+        group("reserves", 6, queue="q"),
+        group("array", 10, minMember=1, runtime="1h"),
+        timeline(answers(25, "reserves", "approval", "True")),
+    )
+    assert [(at, len(pods)) for at, pods in bound(came)] == [(0, 4), (25, 6)]
+
+
+def test_quotas_may_add_up_to_more_than_the_cluster_has() -> None:
+    """What one tenant can place on no node, another uses."""
+    came = outcome_until(
+        4,
+        node("n1", 4),
+        node("n2", 4),
+        quota("blue", cpu=8),
+        quota("red", cpu=8),
+        group("wide", cpu=5, namespace="blue"),
+        group("all", 8, namespace="red", runtime="5s"),
+    )
+    assert [(at, len(pods)) for at, pods in bound(came)] == [(0, 8)]
+    assert reasons(came, "wide", "blue")[0] == "BackingOff"
+
+
+def test_what_no_node_takes_is_pending_and_its_pods_are_gone() -> None:
+    """Not InQueue, in which it would be tried again at once."""
+    came = outcome_until(35, node("n1", 2), node("n2", 2), group("wide", cpu=3))
+    assert of(came, "wide").phase == "Pending"
+    assert reasons(came, "wide")[0] == "BackingOff"
+    assert [at for at, _ in created(came)] == [0, 10, 30]

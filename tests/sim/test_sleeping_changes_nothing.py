@@ -1,0 +1,41 @@
+"""That groups sleep, and that idle sessions rest, saves work and decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from msgspec import to_builtins
+
+from batchq.api.reasons import Verdict
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.framework.parking import Parking
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.worlds.making import Described, described
+from tests.worlds.play import MOST_SESSIONS
+
+
+class Sleepless(Parking):
+    """Where nobody sleeps: every group is asked about in every session."""
+
+    def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
+        """Stays awake."""
+
+
+def _told(world: Described, *, sleeps: bool) -> object:
+    scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+    if not sleeps:
+        scheduler = replace(scheduler, _parking=Sleepless())
+    stage = Stage(read_world(world.text, "a world"), scheduler)
+    return to_builtins(stage.run(MOST_SESSIONS, bounded=True).outcome)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_a_world_goes_the_same_way_whether_groups_sleep_or_not(first: int) -> None:
+    for seed in range(first, first + 20):
+        world = described(seed)
+        assert _told(world, sleeps=True) == _told(world, sleeps=False), f"seed {seed}"

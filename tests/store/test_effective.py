@@ -1,0 +1,38 @@
+"""By which configuration the leader goes is published, and only by who leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from batchq.store.effective import publish_config, read_config_text
+from batchq.store.redis import RedisStore
+
+
+def test_nobody_has_published_anything_at_first(redis_store: RedisStore) -> None:
+    assert read_config_text(redis_store) is None
+
+
+def test_what_the_leader_publishes_others_read(open_redis: Callable[[], RedisStore]) -> None:
+    leader, client = open_redis(), open_redis()
+    epoch = leader.lead("one", 30_000)
+    assert publish_config(leader, "actions: [allocate]  # größer\n", epoch=epoch)
+    assert read_config_text(client) == "actions: [allocate]  # größer\n"
+    assert publish_config(leader, "actions: [enqueue]\n", epoch=epoch)
+    assert read_config_text(client) == "actions: [enqueue]\n"
+
+
+def test_a_former_leader_publishes_nothing(open_redis: Callable[[], RedisStore]) -> None:
+    former, present = open_redis(), open_redis()
+    old = former.lead("one", 30_000)
+    former.resign("one")
+    new = present.lead("two", 30_000)
+    assert publish_config(present, "actions: [enqueue]\n", epoch=new)
+    assert not publish_config(former, "actions: [allocate]\n", epoch=old)
+    assert read_config_text(present) == "actions: [enqueue]\n"
+
+
+def test_it_stays_when_nobody_leads_any_more(redis_store: RedisStore) -> None:
+    epoch = redis_store.lead("one", 30_000)
+    publish_config(redis_store, "actions: [enqueue]\n", epoch=epoch)
+    redis_store.resign("one")
+    assert read_config_text(redis_store) == "actions: [enqueue]\n"

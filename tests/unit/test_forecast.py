@@ -1,0 +1,131 @@
+"""What ends when, and from when on a group has room: the manual's list, one sentence each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod, PodGroup, PodGroupStatus, SchedulingGate
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.framework.forecast import earliest_start, ends, forecast
+from batchq.framework.session import Session
+from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
+
+NOW = 100_000
+HOUR = 3_600_000
+
+
+def opened(*objects: Any) -> Session:
+    """A session at NOW that has decided nothing."""
+    return assemble(SchedulerConfig()).open(a_snapshot(*objects), NOW)
+
+
+def told(*objects: Any) -> list[tuple[int, str, int, bool]]:
+    """Each end: when, whose, how many pods by themselves, and whether all of it."""
+    return [(end.at, end.group.key, len(end.pods), end.whole) for end in ends(opened(*objects))]
+
+
+def stopping(pod: Pod, at: int, grace: int = 30_000) -> Pod:
+    status = structs.replace(pod.status, terminating=True, terminating_at=at)
+    return structs.replace(
+        pod, status=status, spec=structs.replace(pod.spec, termination_grace=grace)
+    )
+
+
+def test_a_group_that_runs_ends_at_its_start_and_walltime() -> None:
+    assert told(a_node(cpu=4), *a_running_group("r", 2, walltime=HOUR)) == [
+        (HOUR, "default/r", 0, True)
+    ]
+
+
+def test_one_that_should_have_ended_does_so_in_a_second() -> None:
+    running = a_running_group("r", walltime=60_000)
+    assert told(a_node(cpu=4), *running) == [(NOW + 1_000, "default/r", 0, True)]
+
+
+def test_one_without_a_walltime_never_ends() -> None:
+    assert told(a_node(cpu=4), *a_running_group("r")) == []
+
+
+def test_one_that_is_admitted_and_does_not_run_yet_counts_from_now() -> None:
+    group, pod = a_running_group("r", walltime=HOUR)
+    status = structs.replace(group.status, phase="InQueue", started_at=None)
+    bound = structs.replace(pod, status=structs.replace(pod.status, phase=PodPhase.BOUND))
+    group = structs.replace(group, status=status)
+    assert told(a_node(cpu=4), group, bound) == [(NOW + HOUR, "default/r", 0, True)]
+
+
+def test_pods_of_an_array_end_one_by_one_and_the_last_takes_the_reservation_along() -> None:
+    group, first, second = a_running_group("r", 2, walltime=HOUR, min_member=1)
+    later = structs.replace(second, status=structs.replace(second.status, started_at=50_000))
+    assert told(a_node(cpu=4), group, first, later) == [
+        (HOUR, "default/r", 1, False),
+        (HOUR + 50_000, "default/r", 1, False),
+        (HOUR + 50_000, "default/r", 0, True),
+    ]
+
+
+def test_an_array_with_pods_yet_to_come_keeps_its_reservation() -> None:
+    group, first, _ = a_running_group("r", 2, walltime=HOUR, min_member=1)
+    assert told(a_node(cpu=4), group, first) == [(HOUR, "default/r", 1, False)]
+
+
+def test_what_is_told_to_stop_ends_with_its_grace() -> None:
+    group, pod = a_running_group("r", walltime=HOUR)
+    assert told(a_node(cpu=4), group, stopping(pod, 90_000)) == [
+        (120_000, "default/r", 1, False),
+        (HOUR, "default/r", 0, True),
+    ]
+
+
+def waits(cpu: int = 1, **more: Any) -> PodGroup:
+    return a_group("g", cpu=cpu, **more)
+
+
+def test_a_group_starts_when_enough_of_them_have_ended() -> None:
+    session = opened(
+        a_node(cpu=3),
+        *a_running_group("late", walltime=3 * HOUR),
+        *a_running_group("early", walltime=HOUR),
+        *a_running_group("middle", walltime=2 * HOUR),
+        waits(cpu=2),
+    )
+    found = forecast(session, session.by_key["default/g"])
+    assert found.at == 2 * HOUR
+    assert [end.group.key for end in found.ends] == ["default/early", "default/middle"]
+
+
+def test_what_ends_in_another_queue_is_no_help_against_a_queue_s_limit() -> None:
+    session = opened(
+        a_node(cpu=4),
+        a_queue("mine", capability={"cpu": 1}),
+        *a_running_group("other", walltime=HOUR),
+        *a_running_group("own", walltime=2 * HOUR, queue="mine"),
+        waits(queue="mine"),
+    )
+    found = forecast(session, session.by_key["default/g"])
+    assert (found.at, [end.group.key for end in found.ends]) == (2 * HOUR, ["default/own"])
+
+
+def test_nobody_s_end_opens_a_gate() -> None:
+    gated = waits(scheduling_gates=(SchedulingGate(name="data-ready"),))
+    session = opened(a_node(cpu=4), gated)
+    found = forecast(session, session.by_key["default/g"])
+    assert found.at is None
+    assert found.why == (
+        "SchedulingGated: Scheduling is blocked due to non-empty scheduling gates: data-ready"
+    )
+
+
+def test_a_pause_is_waited_for_even_if_there_is_room() -> None:
+    paused = waits(status=PodGroupStatus(backoff_until=NOW + 20_000, backoff_count=1))
+    session = opened(a_node(cpu=4), paused)
+    assert earliest_start(session, session.by_key["default/g"]) == NOW + 20_000
+
+
+def test_with_room_it_starts_now() -> None:
+    session = opened(a_node(cpu=4), waits())
+    assert earliest_start(session, session.by_key["default/g"]) == NOW

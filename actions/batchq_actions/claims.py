@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
 from batchq.api import intents
+from batchq.api.intents import Intent
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pledge, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
@@ -27,7 +29,7 @@ from batchq.framework.pledges import (
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
 from batchq.framework.search import Claim, Decision, find_victims
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.state import GroupState, Victim, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.taking import carry_out, evicted_recently, exceeds_budget
 from batchq.framework.tree import ROOT
@@ -35,6 +37,21 @@ from batchq.framework.turns import Turns
 
 _BUDGET = "hygiene"
 _NOBODY_LEFT = "those that were to make room for it can no longer be taken"
+
+
+@dataclass(frozen=True, slots=True)
+class _FromNobody(GangClaim):
+    """A gang's claim on what is free, or stops anyway: what its queue deserves limits what may be
+    taken from others, and nothing is.
+    """
+
+    def may_take(self, session: Session, victim: Victim) -> bool:
+        """Nobody."""
+        return False
+
+    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+        """However much its queue holds then: nobody has given anything for it."""
+        return True
 
 
 def serve_claimants(
@@ -84,6 +101,7 @@ def choose_anew(
     """
     if session.binding_refused is not None:
         return
+    session.undoable = None
     waiting = [
         group
         for group, pledge in standing_pledges(session)
@@ -102,7 +120,7 @@ def _choose_anew(
     action: str,
     serve: Callable[[Session, GroupState, Amounts], None],
 ) -> None:
-    before, said = group.status, len(session.intents)
+    before, said, decided = group.status, list(session.intents), len(session.joined)
     held = dict(session.ledger.sums.get(queue_scope(group.queue), {}))
     with Statement(session) as statement:
         withdraw_pledge(statement, group)
@@ -113,6 +131,9 @@ def _choose_anew(
     with Statement(session) as statement:
         if group.reserved or is_admitted(group):
             _go_on(statement, group, before, said)
+            if group.status is before and session.intents == said:
+                # As it was: nothing has been decided, and it may be a victim itself.
+                del session.joined[decided:]
         elif any(verdict.plugin == _BUDGET for verdict in session.refusals.get(group.uid, ())):
             statement.put_status(group, before)
             resume_pledge(statement, group, before.pledge)
@@ -124,31 +145,25 @@ def _choose_anew(
 
 
 def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:
-    """Whether it needs nobody any more, since others have ended or nodes have come; then it has
-    what it asks for. What its queue deserves limits what may be taken, and nothing is.
+    """Whether it needs nobody any more, since others have ended or do, or nodes have come; then it
+    has what it asks for.
     """
-    claim = GangClaim(group)
-    if not claim.fit(session).fits:
-        return False
-    nobody = Decision(room={}, plan={}, undone=[], ending=[], victims=[])
-    return let_happen(session, claim, nobody, action=action)
+    return try_claim(session, _FromNobody(group), [], action=action)
 
 
-def _go_on(statement: Statement, group: GroupState, before: PodGroupStatus, said: int) -> None:
+def _go_on(
+    statement: Statement, group: GroupState, before: PodGroupStatus, said: list[Intent]
+) -> None:
     """It has what it counted on, perhaps by other victims, or by none: its reservation is the one
     that it had, and what has not changed is not told again.
     """
     session, old, new = statement.session, before.pledge, group.status.pledge
-    told = session.intents[said:]
-    session.intents[said:] = [
+    # What was said before may have been taken back meanwhile.
+    known = {id(one) for one in said}
+    session.intents[:] = [
         one
-        for one in told
-        if not (isinstance(one, intents.ReserveQuota) and one.group == group.key)
-        and not (
-            isinstance(one, intents.Pledge)
-            and one.group == group.key
-            and one.victims == old.victims
-        )
+        for one in session.intents
+        if id(one) in known or not _is_no_news(one, group.key, old.victims)
     ]
     if structs.replace(new, made_at=old.made_at, owed=old.owed) == old:
         statement.put_status(group, before)
@@ -156,6 +171,17 @@ def _go_on(statement: Statement, group: GroupState, before: PodGroupStatus, said
     statement.set_status(group, reserved_at=before.reserved_at)
     if not new.stands:
         statement.say(intents.EndPledge(group=group.key))
+
+
+def _is_no_news(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
+    """Whether it tells of a claimant that it has reserved, or counts on those on whom it did."""
+    match intent:
+        case intents.ReserveQuota():
+            return intent.group == group
+        case intents.Pledge():
+            return intent.group == group and intent.victims == victims
+        case _:
+            return False
 
 
 def try_claim(session: Session, claim: Claim, queues: list[str], *, action: str) -> bool:
@@ -198,7 +224,7 @@ def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: Gr
 
 
 def _tell_what_it_waits_for(session: Session, group: GroupState) -> None:
-    session.ledger.drop_aside(group.queue)
+    session.ledger.drop_aside(group)
     session.refusals.pop(group.uid, None)
     session.asides.pop(group.uid, None)
     if group.phase == PodGroupPhase.PENDING:

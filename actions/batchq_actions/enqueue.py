@@ -135,6 +135,9 @@ def _cannot_be_placed(session: Session, group: GroupState) -> bool:
     with Statement(session) as statement:
         roll_back(statement, group, Leaving.UNSCHEDULABLE, why_not_on_empty_nodes(session, gang))
         statement.commit()
+    # It pauses from now on: what was said of it in this session holds no longer.
+    session.asides.pop(group.uid, None)
+    session.refuse(group, blockers(session, group))
     return True
 
 

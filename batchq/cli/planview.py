@@ -9,7 +9,7 @@ import click
 from batchq.api.names import counted
 from batchq.api.quantity import format_quantity
 from batchq.api.resources import Amounts, describe
-from batchq.api.times import describe_age, format_duration, format_instant
+from batchq.api.times import SECOND, describe_age, format_duration, format_instant
 from batchq.cli.output import show_fields, show_section
 from batchq.cli.tables import lost_text
 from batchq.client.outcomes import Awaiting, GroupPlan, Outcome, Victim
@@ -57,6 +57,7 @@ def _show_group(plan: Plan, group: GroupPlan) -> None:
             ("Asks for", describe(group.request)),
             ("Would", _would(plan, group)),
             ("Nodes", _nodes(group.nodes)),
+            ("Ever", f"no: {group.never}" if group.never else ""),
             ("Room by", _earliest(plan, group)),
             ("Ahead", ", ".join(_few(group.ahead, _MOST_AHEAD))),
         ]
@@ -117,7 +118,8 @@ def _awaited(awaits: Awaiting) -> str:
     whose = ", ".join(_few(awaits.groups, _MOST_AHEAD))
     whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
     have = "has" if awaits.pods == 1 or (not awaits.pods and len(awaits.groups) == 1) else "have"
-    return f"{whom} {have} ended, within {format_duration(awaits.within_ms)}"
+    within = -(-awaits.within_ms // SECOND) * SECOND
+    return f"{whom} {have} ended, within {format_duration(within)}"
 
 
 def _nodes(nodes: Mapping[str, int]) -> str:
@@ -132,7 +134,7 @@ def _earliest(plan: Plan, group: GroupPlan) -> str:
     if at is None:
         return ""
     ended = f", when {', '.join(_few(group.after, _MOST_AHEAD))} must have ended"
-    whole = -(-at // 1000) * 1000
+    whole = -(-at // SECOND) * SECOND
     return (
         f"{format_instant(whole)} (in {describe_age(at - plan.at)}{ended if group.after else ''})"
     )
@@ -174,6 +176,7 @@ def _group_row(group: GroupPlan) -> dict[str, object]:
         if group.earliest_start is None
         else format_instant(group.earliest_start),
         "after": list(group.after),
+        "neverBecause": group.never,
         "ending": group.ending,
         "advice": [
             {

@@ -9,6 +9,7 @@ import click
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.names import counted
 from batchq.api.quantity import describe_quantity, format_quantity
+from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, describe
 from batchq.api.times import describe_age, format_instant
 from batchq.cli import tables
@@ -105,11 +106,12 @@ def _others(others: Others) -> str:
 
 
 def _start(why: Why, start: Start) -> str:
-    if why.reserved:
+    if why.reserved and not _counts_on_ends(why):
         return "its quota is reserved"
     if start.at is None:
         # What no end of anybody's changes is the first of the reasons already.
         told = any(start.why.startswith(f"{reason.reason}: ") for reason in why.reasons)
+        told = told or start.why == why.ever
         return "" if told else f"not known: {start.why}"
     if start.at <= why.at:
         return "there is room now"
@@ -117,6 +119,12 @@ def _start(why: Why, start: Start) -> str:
     ends = f", when {_others(start.ends)} {_ended(start.ends)}" if start.ends.count else ""
     unless = ", unless those ahead take it" if why.ahead.count else ""
     return f"{when}{ends}{unless}"
+
+
+def _counts_on_ends(why: Why) -> bool:
+    """Whether victims are all that a group with a reservation waits for."""
+    checks = any(reason.reason == Waiting.WAITING_FOR_CHECKS for reason in why.reasons)
+    return why.awaits is not None and not checks
 
 
 def _ended(others: Others) -> str:

@@ -213,7 +213,8 @@ def _room(plan: GroupPlan, resource: str) -> int:
 
 def _step_below(resource: str, units: int) -> int:
     large, small = _STEPS.get(resource, _USUAL_STEPS)
-    return large if units >= 2 * large or resource not in ("cpu", MEMORY) else small
+    coarse = units >= 2 * large and units % large == 0
+    return large if coarse or resource not in ("cpu", MEMORY) else small
 
 
 def _fewer(trial: _Trial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:

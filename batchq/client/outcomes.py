@@ -16,6 +16,7 @@ from batchq.api.resources import Amounts, of_pod, plus, times
 from batchq.framework.checks import open_checks
 from batchq.framework.forecast import Forecast, forecast
 from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
 from batchq.framework.pledges import victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -65,7 +66,8 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     the most fundamental first; `checks` the admission checks that have not passed. `position` is
     its place in its queue's line, None unless it stands in it; `ahead` are the keys before it.
     `ending`: how it ends, where the session ends it. `earliest_start`: when there will be room,
-    once the groups `after` have ended by their walltimes; None where that is not known.
+    once the groups `after` have ended by their walltimes; None where that is not known. `never`:
+    why not even empty nodes would take its pods, though no limit is in its way for ever.
     """
 
     key: str
@@ -87,6 +89,7 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     ending: str
     earliest_start: int | None
     after: tuple[str, ...]
+    never: str
     advice: tuple[Advice, ...] = ()
 
 
@@ -120,7 +123,8 @@ def group_plan(session: Session, key: str) -> GroupPlan:
     waits = outcome in (Outcome.WAITS, Outcome.NEVER)
     line = _line(session, group.queue) if waits else []
     place = line.index(key) if key in line else None
-    room = forecast(session, group) if waits else None
+    never = no_node_ever(session, group) if outcome is Outcome.WAITS else ""
+    room = forecast(session, group) if waits and not never else None
     later = room is not None and room.at is not None and room.at > session.now_ms
     return GroupPlan(
         key=key,
@@ -142,6 +146,7 @@ def group_plan(session: Session, key: str) -> GroupPlan:
         ending=_ending(group),
         earliest_start=room.at if room is not None and later else None,
         after=_after(room) if room is not None and later else (),
+        never=never,
     )
 
 
@@ -178,6 +183,18 @@ def delayed(session: Session, without: Session, gone: Collection[str]) -> list[s
         and key in session.by_key
         and not _starts(session.by_key[key])
     ]
+
+
+def no_node_ever(session: Session, group: GroupState) -> str:
+    """Why not even empty nodes take a group's gang, limits apart; '' where they do."""
+    if group.is_external or is_admitted(group):
+        return ""
+    if not any(node.ready for node in session.nodes.values()):
+        return ""
+    gang = gang_of(session, group)
+    if fits_on_empty_nodes(session, gang):
+        return ""
+    return f"not even empty nodes take it: {why_not_on_empty_nodes(session, gang)}"
 
 
 # --- one group --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from batchq.api.gates import gates_of
+from batchq.api.gates import gates_of, is_gated
 from batchq.api.objects import Pledge
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
@@ -36,6 +36,10 @@ def short_key(key: str) -> str:
 
 
 def _misconfigured(session: Session, group: GroupState, verdict: Verdict) -> str:
+    known = group.queue in session.queues
+    if known and not session.tree.is_leaf(group.queue) and not is_gated(group.record):
+        # The queue of a group that is not gated stays what it is.
+        return f"`batchq cancel {short_key(group.key)}`, and submit it to one of the queues below"
     return "correct the manifest and apply it: `batchq apply -f FILE`"
 
 
@@ -89,9 +93,12 @@ def _unchecked(session: Session, group: GroupState, verdict: Verdict) -> str:
     waiting = open_checks(group)
     if not waiting:
         return ""
-    check = session.admission_checks.get(waiting[0].name)
-    who = check.spec.controller_name if check is not None else ""
-    by_hand = f"`batchq checks set {short_key(group.key)} {waiting[0].name} True`"
+    checks = [session.admission_checks.get(one.name) for one in waiting]
+    names = dict.fromkeys(check.spec.controller_name for check in checks if check is not None)
+    who = " and ".join(name for name in names if name)
+    by_hand = " and ".join(
+        f"`batchq checks set {short_key(group.key)} {one.name} True`" for one in waiting
+    )
     return f"ask {who or 'its controller'}, or where that is a person's to say: {by_hand}"
 
 
@@ -102,7 +109,7 @@ def _inactive(session: Session, group: GroupState, verdict: Verdict) -> str:
 def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
     if verdict.resource == POD_GROUPS:
         return f"wait until another group of {verdict.subject} has ended, or have it allow more"
-    smaller = _at_most_what_is_free(verdict)
+    smaller = _at_most(group, verdict, _free(verdict))
     if verdict.subject.startswith("the quota of"):
         raised = f"`batchq quota set {group.namespace} {verdict.resource}=…`"
         return f"wait until others of namespace {group.namespace} end, {smaller}raise it: {raised}"
@@ -112,14 +119,24 @@ def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
 def _no_room(session: Session, group: GroupState, verdict: Verdict) -> str:
     if not any(node.ready for node in session.nodes.values()):
         return "bring a node up: `batchq up`, or `batchq worker`; `batchq nodes` lists them"
-    return f"wait until others end, {_at_most_what_is_free(verdict)}have nodes added"
+    free = _free(verdict)
+    if group.min_member == 1 and not group.is_external:
+        # One pod gets what one node has, whatever they have together.
+        nodes = [node for node in session.nodes.values() if node.open]
+        free = min(free, max((node.free.get(verdict.resource, 0) for node in nodes), default=0))
+    return f"wait until others end, {_at_most(group, verdict, free)}have nodes added"
 
 
-def _at_most_what_is_free(verdict: Verdict) -> str:
-    free = max(0, (verdict.limit or 0) - (verdict.seen or 0))
-    if not free:
+def _free(verdict: Verdict) -> int:
+    return max(0, (verdict.limit or 0) - (verdict.seen or 0))
+
+
+def _at_most(group: GroupState, verdict: Verdict, free: int) -> str:
+    if free <= 0:
         return "or "
-    return f"ask for at most {verdict.resource} {describe_quantity(verdict.resource, free)}, or "
+    amount = describe_quantity(verdict.resource, free)
+    together = " in all" if group.min_member > 1 else ""
+    return f"ask for at most {verdict.resource} {amount}{together}, or "
 
 
 def _behind(session: Session, group: GroupState, verdict: Verdict) -> str:

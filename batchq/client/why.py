@@ -22,13 +22,12 @@ from batchq.api.reasons import UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
 from batchq.client.deciding import Deciding
-from batchq.client.outcomes import GroupPlan, Outcome, group_plan
+from batchq.client.outcomes import GroupPlan, Outcome, group_plan, no_node_ever
 from batchq.client.overview import Awaited, GroupView, Overview
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
 from batchq.client.spells import Spell, spells_of, waited_for
 from batchq.framework.forecast import Forecast, forecast
-from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.scheduler.scheduler import Scheduler
@@ -305,19 +304,15 @@ class _Waits:
         for verdict in self._verdicts():
             if verdict.reason in _IMPOSSIBLE:
                 return verdict.message()
-        session, group = self._session, self._group
-        if group.is_external or not any(node.ready for node in session.nodes.values()):
-            return ""
-        gang = gang_of(session, group)
-        if group.phase in ADMITTED or fits_on_empty_nodes(session, gang):
-            return ""
-        return f"not even empty nodes take it: {why_not_on_empty_nodes(session, gang)}"
+        return no_node_ever(self._session, self._group)
 
     def start(self) -> Start | None:
         """Of what waits and is refused."""
         if self._before.phase != PodGroupPhase.PENDING or not self._verdicts():
             return None
         told: Forecast = forecast(self._session, self._group)
+        if told.at is not None and (never := no_node_ever(self._session, self._group)):
+            told = Forecast(at=None, why=never)
         keys = (end.group.key for end in told.ends)
         return Start(at=told.at, ends=others(keys, self._group.namespace), why=told.why)
 

@@ -26,7 +26,7 @@ from batchq.framework.checks import are_honoured, retry_at
 from batchq.framework.growth import over_any_limit
 from batchq.framework.ledger import title_of
 from batchq.framework.line import standing_aside
-from batchq.framework.pledges import awaits_victims, end_pledge, victims_left
+from batchq.framework.pledges import awaits_victims, end_pledge, gives_way_to, victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
@@ -122,8 +122,9 @@ def _not_before(session: Session, group: GroupState) -> int | None:
     claim = group.status.claim
     if group.is_external and claim.is_open:
         instants.append(claim.over_at)
-    if awaits_victims(session, group):
-        instants += _ends_of_victims(session, group)
+    for claimant in (group, gives_way_to(session, group)):
+        if claimant is not None and awaits_victims(session, claimant):
+            instants += _ends_of_victims(session, claimant)
     known = [at for at in instants if at is not None]
     return max(known) if len(known) == len(instants) else None
 
@@ -200,13 +201,16 @@ def _later(session: Session, at: int) -> int:
 
 
 def _when_room(session: Session, group: GroupState, known: Sequence[End]) -> Forecast:
-    refused = over_any_limit(session, group)
-    if not refused:
-        return Forecast(at=session.now_ms)
-    lacking = {verdict.resource for verdict in refused}
-    subjects = {verdict.subject for verdict in refused}
     needed: list[End] = []
     with Statement(session) as trial:
+        # What it holds still and has to leave is owed to its claimant, which will hold it then.
+        for pod in [pod for pod in group.pods.values() if _is_to_stop(group, pod)]:
+            trial.drop_pod(group, pod.metadata.uid)
+        refused = over_any_limit(session, group)
+        if not refused:
+            return Forecast(at=session.now_ms)
+        lacking = {verdict.resource for verdict in refused}
+        subjects = {verdict.subject for verdict in refused}
         for at, together in groupby(known, key=lambda end: end.at):
             others = (end for end in together if end.group is not group)
             needed += [end for end in others if _happens(trial, end, lacking, subjects)]

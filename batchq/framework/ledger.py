@@ -91,6 +91,7 @@ def is_booked(group: GroupState, owed: ByScope) -> bool:
 class Aside:
     """What is set aside for the head of a queue, in which scopes, and from whom."""
 
+    head: str
     amounts: Amounts
     scopes: tuple[str, ...]
     against: Callable[[GroupState], bool]
@@ -201,12 +202,14 @@ class LedgerView:
         self, head: GroupState, amounts: Amounts, against: Callable[[GroupState], bool]
     ) -> None:
         """Keep this for the head of a queue, for the rest of the session, from some others."""
-        self.aside[head.queue] = Aside(amounts, head.scopes, against)
+        self.aside[head.queue] = Aside(head.uid, amounts, head.scopes, against)
         self.version += 1
 
-    def drop_aside(self, queue: str) -> None:
-        """The head has reserved what it asks for."""
-        if self.aside.pop(queue, None) is not None:
+    def drop_aside(self, head: GroupState) -> None:
+        """The head has reserved what it asks for; nothing happens if it is not its queue's."""
+        aside = self.aside.get(head.queue)
+        if aside is not None and aside.head == head.uid:
+            del self.aside[head.queue]
             self.version += 1
 
     def used(self, scope: str, resource: str) -> int:

@@ -41,8 +41,10 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     if verdicts is None:
         session.evaluated += 1
         found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
-        if group.reserved and group.phase == PodGroupPhase.PENDING:
-            # It has what it asks for, and waits for leave to start.
+        is_reserved = group.reserved and group.phase == PodGroupPhase.PENDING
+        if is_reserved and "enqueue" in session.actions:
+            # It has what it asks for, and waits for leave to start. (Without enqueue nobody needs
+            # any.)
             found += session.refusals_at("permit", group)
         verdicts = session.asides[group.uid] = tuple(found)
     return verdicts

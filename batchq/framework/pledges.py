@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.objects import Pledge, Pod
+from batchq.api.objects import Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts, minus, named, of_pod, plus, smaller, total
 from batchq.framework.ledger import ByScope, charge_with_count, counted, falls_by
 from batchq.framework.state import GroupState
@@ -20,6 +20,11 @@ from batchq.framework.state import GroupState
 if TYPE_CHECKING:
     from batchq.framework.session import Session
     from batchq.framework.statement import Statement
+
+
+def counts_on_others(status: PodGroupStatus) -> bool:
+    """Whether others are pledged to a group, and nobody has been told to stop for it yet."""
+    return status.pledge.stands and status.pledge.expires is None
 
 
 def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:

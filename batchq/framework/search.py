@@ -18,6 +18,7 @@ from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts
 from batchq.framework.candidates import Pool, ending, undoable
 from batchq.framework.pledges import (
+    counts_on_others,
     end_pledge,
     keep_room_anew,
     leaves_whole,
@@ -167,7 +168,20 @@ class _Trial:
             self._take("ending", Victim(group, (pod,), whole=False), _drop)
         if stopping and self._is_enough():
             return True
-        pool = Pool(self._session, self._claim.claimant, queues)
+        passes = 0
+        while passes <= self._pledges_ended():
+            passes += 1
+            if self._take_from(Pool(self._session, self._claim.claimant, queues)):
+                return True
+        return False
+
+    def _pledges_ended(self) -> int:
+        """How many of those taken counted on victims of their own, who are anybody's by that."""
+        return sum(
+            taken.kind == "group" and counts_on_others(taken.former[0]) for taken in self._taken
+        )
+
+    def _take_from(self, pool: Pool) -> bool:
         for victim in pool.extras(self._may_take):
             self._take("pod", victim, _drop)
             if self._is_enough():

@@ -158,6 +158,8 @@ class Session:
         #: Victims' uids (of pods, of external groups) -> the uid of the claimant they are owed to.
         self.pledged: dict[str, str] = {}
         keep_owing(self)
+        #: The same, as it stands in the store.
+        self.pledged_before = dict(self.pledged)
         for group in self.groups.values():
             self._count_in(group)
         #: Groups that nothing has happened to that could let them in, and why they wait.

@@ -21,7 +21,7 @@ from batchq.framework.checks import holds_off
 from batchq.framework.claiming import ExtraClaim, GangClaim, start_gang
 from batchq.framework.extras import start_extras
 from batchq.framework.moves import evict, reserve, roll_back
-from batchq.framework.pledges import make_pledge
+from batchq.framework.pledges import counts_on_others, make_pledge
 from batchq.framework.search import Claim, Decision, Taken, put_back, unbind
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
@@ -39,8 +39,10 @@ def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -
         _take_back(statement, decision.undone)
         # Its checks may have it that nobody is evicted before they have passed.
         waits = bool(decision.victims) and holds_off(session, claimant)
-        for victim in () if waits else decision.victims:
-            _evict(statement, claimant, victim, action)
+        for victim in decision.victims:
+            # Who counts on others itself, and has nothing but a reservation, hands these over now.
+            if not waits or counts_on_others(victim.group.status):
+                _evict(statement, claimant, victim, action)
         left = _still_there(decision)
         if left or _claims_left(decision) or waits:
             _promise(statement, claim, decision, left, action, waits=waits)
@@ -48,7 +50,21 @@ def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -
             _start(statement, claim)
         statement.commit()
     groups = (claimant, *(victim.group for victim in (*decision.victims, *decision.ending)))
-    session.joined.append(tuple(dict.fromkeys(group.uid for group in groups)))
+    uids = (*(group.uid for group in groups), *_owed_before(session, decision))
+    session.joined.append(tuple(dict.fromkeys(uids)))
+
+
+def _owed_before(session: Session, decision: Decision) -> list[str]:
+    """Claimants to which any of these were pledged before: that this has ended, and that they are
+    pledged anew, is one commit. Else both pledges could stand.
+    """
+    named = [
+        uid
+        for victim in (*decision.victims, *decision.ending)
+        for uid in (victim.group.uid, *(pod.metadata.uid for pod in victim.pods))
+    ]
+    owners = (session.pledged_before.get(uid) for uid in named)
+    return [uid for uid in owners if uid is not None and uid in session.groups]
 
 
 # --- What this session did ----------------------------------------------------------------------
@@ -217,7 +233,10 @@ def _holding_no_node(decision: Decision) -> list[GroupState]:
     return [
         victim.group
         for victim in decision.victims
-        if victim.whole and not victim.pods and not victim.group.status.claim.is_open
+        if victim.whole
+        and victim.group.reserved
+        and not victim.pods
+        and not victim.group.status.claim.is_open
     ]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.reasons import Finish, Leaving
+from batchq.api.reasons import Finish, Leaving, Waiting
+from batchq.api.times import format_duration
 from batchq.framework.dependencies import WANTED, never_met
 from batchq.framework.eligibility import stops_of
 from batchq.framework.ledger import is_booked
@@ -250,11 +251,21 @@ def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> No
             # victims are awaited, the clock stands.
             waits = not status.claim.is_open and not clock_stands(statement.session, group)
             if waits and since + settings.in_queue_timeout_ms <= now_ms:
-                roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, "did not start in time")
+                limit = format_duration(settings.in_queue_timeout_ms)
+                told = "; ".join((f"not Running within {limit}", *_no_node(group)))
+                roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, told)
         case PodGroupPhase.UNKNOWN, False:
             since = status.unknown_at if status.unknown_at is not None else now_ms
             if since + settings.recovery_timeout_ms <= now_ms:
-                roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, "did not recover in time")
+                limit = format_duration(settings.recovery_timeout_ms)
+                told = f"too few of its pods ran for {limit}"
+                roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, told)
+
+
+def _no_node(group: GroupState) -> list[str]:
+    """What nodes lacked for its pods when they were last asked."""
+    found = (one for one in group.status.reasons if one.reason == Waiting.UNSCHEDULABLE)
+    return [verdict.message() for verdict in found]
 
 
 def _bury(statement: Statement, group: GroupState) -> None:

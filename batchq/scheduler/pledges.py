@@ -11,7 +11,7 @@ import msgspec
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pledge
 from batchq.api.reasons import Leaving
-from batchq.framework.checks import are_honoured, evicts_late
+from batchq.framework.checks import are_honoured, evicts_late, holds_off
 from batchq.framework.moves import evict, roll_back
 from batchq.framework.pledges import end_pledge, leaves_whole, standing_pledges, victims_left
 from batchq.framework.session import Session
@@ -45,8 +45,8 @@ def _follow(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
     if pledge.expires is not None and pledge.expires <= session.now_ms and not is_served:
         _give_up(statement, claimant)
         return
-    is_young = pledge.expires is None and pledge.action in session.actions
-    if is_young and evicts_late(session, claimant):
+    is_young = pledge.expires is None and evicts_late(session, claimant)
+    if is_young and (pledge.action in session.actions or holds_off(session, claimant)):
         # Nobody has been evicted yet: the action chooses its victims anew.
         return
     for group, pods in left:

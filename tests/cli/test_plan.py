@@ -185,6 +185,7 @@ def test_json_has_everything(batchq: Batchq, occupied: Stage) -> None:
                 "ahead": [],
                 "earliestStart": None,
                 "after": [],
+                "neverBecause": "",
                 "ending": "",
                 "advice": [],
             }

@@ -16,7 +16,7 @@ from batchq.client.why import Others, Why, others
 from batchq.config.model import SchedulerConfig
 from batchq.framework.settings import Settings
 from tests.builders import a_node, a_priority, a_queue
-from tests.client.waits import MINUTE, NEVER, NOW, World, asks, everything, waiting
+from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks, everything, waiting
 from tests.tidy.command_lines import accept
 from tests.tidy.source import ROOT
 
@@ -405,3 +405,78 @@ def test_a_group_behind_a_head_is_not_written_when_the_head_changes(world: World
     assert "that is default/first" in changing.why("two").reasons[-1].message
     assert [one.key for one in changing.events[-2:]] == ["default/first", "default/one"]
     assert changing.writes - before == 2
+
+
+def test_whoever_awaits_victims_is_told_when_they_must_have_stopped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_why(everything().why("claimant"), history=False)
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Room by:")]
+    assert told == ["Room by:  1970-01-01T00:18:10Z (in 30s), when default/victim has ended"]
+
+
+def test_a_victim_has_no_room_in_what_it_is_leaving() -> None:
+    """Its claimant holds that next, and says by no walltime for how long."""
+    start = everything().why("victim").start
+    assert start is not None
+    assert start.at is None
+    assert start.why == (
+        "no walltime says when what it lacks will be free: it needs fpga 1, and the cluster has 0"
+        " free (1 of 1 in use)"
+    )
+
+
+def test_what_no_empty_node_takes_is_promised_no_room() -> None:
+    world = World(a_node("n1", cpu=2), a_node("n2", cpu=2))
+    world.run(asks("runs", requests={"cpu": 2}, walltime=MINUTE))
+    world.add(asks("wide", requests={"cpu": 3}))
+    world.settle()
+    told = world.why("wide")
+    assert told.start is not None
+    assert (told.start.at, told.start.why) == (None, told.ever)
+
+
+def test_one_pod_is_told_to_ask_for_what_one_node_has() -> None:
+    world = World(a_node("n1", cpu=4), a_node("n2", cpu=4), a_queue("default", preemption=NEVER))
+    world.run(asks("one", requests={"cpu": 3}), asks("two", requests={"cpu": 2}))
+    world.add(asks("pod", requests={"cpu": 4}), asks("gang", requests={"cpu": 1}, replicas=4))
+    world.settle()
+    assert world.why("pod").reasons[0].remedy == (
+        "wait until others end, ask for at most cpu 2, or have nodes added"
+    )
+    assert world.why("gang").reasons[0].remedy == (
+        "wait until others end, ask for at most cpu 3 in all, or have nodes added"
+    )
+
+
+def test_a_group_above_which_its_queue_was_divided_is_to_be_submitted_anew() -> None:
+    world = World(a_node(cpu=1), a_queue("team"), a_queue("part", parent="team"))
+    world.add(asks("waits", queue="team"))
+    world.settle()
+    assert world.why("waits").reasons[0].remedy == (
+        "`batchq cancel waits`, and submit it to one of the queues below"
+    )
+
+
+def test_every_check_that_is_open_is_named() -> None:
+    checks = (a_check("approval", active=True), a_check("budget", active=True))
+    queue = a_queue("checked", admission_checks=("approval", "budget"))
+    world = World(a_node(cpu=1), queue, *checks)
+    world.add(asks("waits", queue="checked"))
+    world.settle()
+    assert world.why("waits").reasons[0].remedy == (
+        "ask finance, or where that is a person's to say: `batchq checks set waits approval True`"
+        " and `batchq checks set waits budget True`"
+    )
+
+
+def test_who_timed_out_is_told_the_limit_and_what_nodes_lacked() -> None:
+    world = World(a_node("n1", cpu=2), a_node("n2", cpu=2))
+    world.run(asks("spread", replicas=2))
+    world.add(asks("wide", requests={"cpu": 2}))
+    world.settle()
+    world.now_ms += 5 * MINUTE
+    world.settle()
+    assert world.why("wide").evicted == (
+        "InQueueTimeout: not Running within 5m; task w: 0/2 nodes fit: 2 insufficient cpu"
+    )

@@ -13,7 +13,7 @@ from typing import Any
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup, key_of
 from batchq.daemon import embedded
-from tests.e2e.machine import Machine, group, kill, until
+from tests.e2e.machine import Machine, group, kill, phase, until
 from tests.swarm.diary import Run, read_runs
 from tests.swarm.judge import broken, left_over
 from tests.swarm.load import Design
@@ -188,6 +188,10 @@ class Admissions:
             ),
             what=f"{name} waits for {check} alone",
         )
+
+    def runs(self, name: str) -> None:
+        """Wait until a group does."""
+        until(lambda: phase(self.client, name) == "Running", what=f"{name} runs")
 
     def reasons(self, name: str) -> list[str]:
         """For what a group waits."""

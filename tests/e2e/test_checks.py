@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from batchq.client import Client
-from tests.e2e.machine import Machine, group, kill, phase, until
+from tests.e2e.machine import Machine, group, phase, until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
 SLEEPS = ["sh", "-c", "sleep 600"]
@@ -93,54 +93,6 @@ def test_a_group_is_reserved_approved_and_run(machine: Machine) -> None:
         serving.terminate()
         assert serving.wait(30) == 0
         assert [check.active for check in client.checks.records()] == [False]
-
-
-def test_a_retry_frees_its_quota_at_once_and_a_reject_is_the_end(
-    machine: Machine, reviewed: Client
-) -> None:
-    machine.start("checks", "serve", "approval")
-    submit(reviewed, "first")
-    until(lambda: reserved(reviewed, "first"))
-    submit(reviewed, "second")
-    until(lambda: "WaitingForQuota" in why(reviewed, "second"))
-    machine.batchq("checks", "set", "first", "approval", "False", "--reason", "Retry")
-    until(lambda: reserved(reviewed, "second"))
-    assert not reserved(reviewed, "first")
-    machine.batchq("checks", "set", "second", "approval", "False", "--reason", "Reject")
-    until(lambda: phase(reviewed, "second") == "Failed")
-    done = machine.batchq("checks", "set", "second", "approval", "True", exits=8)
-    assert "PodGroup default/second is Failed already" in done.stderr
-
-
-def test_a_reserved_group_is_preempted_and_asked_about_anew(
-    machine: Machine, reviewed: Client
-) -> None:
-    with reviewed.checks.watch("approval") as watch:
-        submit(reviewed, "low")
-        [low] = watch.poll(60)
-        submit(reviewed, "high", priority_class="high")
-        told = {request.name: request.kind for request in (*watch.poll(60), *watch.poll(1))}
-        assert told == {"low": "lost", "high": "asked"}
-        done = machine.batchq("checks", "set", "low", "approval", "True", exits=8)
-        assert "PodGroup default/low has no quota reserved" in done.stderr
-        reviewed.checks.set("high", "True")
-        machine.batchq("wait", "high", "--timeout", "60s")
-        until(lambda: reserved(reviewed, "low"))
-        [again] = [request for request in watch.poll(60) if request.name == "low"]
-        assert (again.kind, again.reserved_at != low.reserved_at) == ("asked", True)
-
-
-def test_when_a_controller_is_killed_its_check_becomes_inactive(
-    machine: Machine, reviewed: Client
-) -> None:
-    serving = machine.start("checks", "serve", "approval", "--lease", "2s")
-    until(lambda: [check.active for check in reviewed.checks.records()] == [True])
-    kill(serving.pid)
-    until(lambda: [check.active for check in reviewed.checks.records()] == [False])
-    submit(reviewed, "g")
-    until(lambda: why(reviewed, "g") == ["CheckInactive"])
-    machine.start("checks", "serve", "approval", "--lease", "2s")
-    until(lambda: reserved(reviewed, "g"))
 
 
 def test_a_budget_lets_in_refuses_and_stops_what_runs_when_it_is_spent(machine: Machine) -> None:

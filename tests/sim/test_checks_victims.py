@@ -4,7 +4,14 @@ that have to make way.
 
 from __future__ import annotations
 
-from tests.sim.test_checks_preemption import HI, asks, play, runs
+import yaml
+
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.scheduler.effects import transactions_of
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.sim.test_checks_preemption import ALL, CLASSES, HI, LATE, asks, play, runs
 from tests.sim.worlds import (
     admitted,
     answers,
@@ -204,3 +211,46 @@ def test_what_comes_into_its_queue_meanwhile_does_not_cost_a_claimant_what_it_co
     assert evicted(came) == [(9, [("default/low-t-0", "Preempted")])]
     assert [one for one in requeued(came) if one[0] < 9] == []
     assert admitted(came) == [(19, ["default/hi"])]
+
+
+def test_that_a_pledge_ends_and_that_its_victims_are_pledged_anew_is_one_commit() -> None:
+    """Else one of the two might be refused, and both claimants be owed the same room."""
+    first = group("first", 1, 3, suspend=True, **HI)
+    first["status"] = {
+        "reservedAt": 0,
+        "pledge": {"victims": ["default/low-t-0"], "action": "preempt"},
+    }
+    world = [*CLASSES, LATE, node("n1", 4), asks("late"), *runs("low", 1, 4), first]
+    world.append(group("second", 1, 3, **HI))
+    scheduler = assemble(read_config(ALL, "config"))
+    stage = Stage(read_world(yaml.safe_dump_all(world, sort_keys=False), "world"), scheduler)
+    session = scheduler.decide(stage.store.snapshot(), 0)
+    written = [
+        sorted(write.key for write in one.writes if write.kind == "PodGroup")
+        for one in transactions_of(session)
+    ]
+    assert written == [["default/first", "default/second"]]
+
+
+def test_who_counts_on_others_hands_them_over_to_the_more_important() -> None:
+    """It has evicted nobody, and holds nothing but a reservation: else the least important would
+    keep the most important waiting for as long as its check does.
+    """
+    came = play(
+        node("n1", 3),
+        asks("late"),
+        *runs("low", 1, 3),
+        group("hi", 1, 3, **HI),
+        timeline(
+            {"at": "5s", "apply": group("top", 1, 3, queue="q", priorityClassName="top")},
+            answers(7, "top", "late", "True"),
+        ),
+    )
+    assert reserved(came)[:2] == [(0, ["default/hi"]), (5, ["default/top"])]
+    assert pledged(came)[:2] == [
+        (0, {"default/hi": ["default/low-t-0"]}),
+        (5, {"default/top": ["default/low-t-0"]}),
+    ]
+    assert requeued(came)[0] == (5, [("default/hi", "Preempted")])
+    assert evicted(came)[0] == (7, [("default/low-t-0", "Preempted")])
+    assert admitted(came)[0][1] == ["default/top"]

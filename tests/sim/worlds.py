@@ -85,6 +85,16 @@ def answers(at: int, group: str, check: str, status: Any, reason: str = "") -> M
     return {"at": f"{at}s", "setCheck": {**said, **({"reason": reason} if reason else {})}}
 
 
+def opens(at: int, group: str, gate: str) -> Manifest:
+    """A gate of a group is opened, so many seconds after the start."""
+    return {"at": f"{at}s", "openGate": {"podGroup": f"default/{group}", "gate": gate}}
+
+
+def applies(at: int, applied: Manifest) -> Manifest:
+    """Somebody applies a manifest, so many seconds after the start."""
+    return {"at": f"{at}s", "apply": applied}
+
+
 def timeline(*steps: Manifest) -> Manifest:
     return manifest("Timeline", "timeline", list(steps))
 
@@ -129,6 +139,25 @@ finished = _each(lambda cycle: cycle.finished)
 requeued = _each(lambda cycle: [(item.group, item.reason) for item in cycle.requeued])
 evicted = _each(lambda cycle: [(item.pod, item.reason) for item in cycle.evicted])
 pledged = _each(lambda cycle: cycle.pledged)
+
+
+def story(outcome: Outcome) -> list[str]:
+    """Everything that was decided, one line for each sort in a session: `30 bound g-t-0, g-t-1`.
+    The namespace default is left out.
+    """
+    told = []
+    for cycle in outcome.cycles:
+        sorts = {
+            "requeued": [f"{item.group} {item.reason}" for item in cycle.requeued],
+            "evicted": [f"{item.pod} {item.reason}" for item in cycle.evicted],
+            "pledged": [f"{', '.join(pods)} to {name}" for name, pods in cycle.pledged.items()],
+            "reserved": cycle.reserved,
+            "admitted": cycle.admitted,
+            "bound": list(cycle.bound),
+            "finished": cycle.finished,
+        }
+        told += [f"{cycle.time} {sort} {', '.join(what)}" for sort, what in sorts.items() if what]
+    return [line.replace("default/", "") for line in told]
 
 
 def of(outcome: Outcome, name: str, namespace: str = "default") -> GroupOutcome:

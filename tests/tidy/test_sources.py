@@ -12,6 +12,7 @@ from itertools import product
 import click
 import pytest
 
+from batchq.daemon.measures import MEASURES
 from tests.tidy.command_lines import accept
 from tests.tidy.source import ROOT, parsed
 from tests.unit.test_config_plugins import TABLE
@@ -76,6 +77,17 @@ def test_the_commands_are_such() -> None:
         except click.UsageError as problem:
             wrong.append(f"{command}: {problem.format_message()}")
     assert wrong == []
+
+
+def test_there_are_the_metrics_and_alerts_that_are_named() -> None:
+    there = {measure.name for measure in MEASURES}
+    named = set(re.findall(r"`(batchq_\w+?)(?:\{[^`]*)?`", TEXT))
+    assert len(named) > 4
+    assert sorted(named - there) == []
+    rules = (ROOT / "conf" / "prometheus" / "rules.yaml").read_text("utf-8")
+    alerts = set(re.findall(r"`(Batchq\w+)`", TEXT))
+    assert alerts
+    assert sorted(alerts - set(re.findall(r"alert: (\w+)", rules))) == []
 
 
 def test_every_row_is_read() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any
 
 from batchq.api import notation
@@ -185,11 +186,26 @@ def _make(maker: Maker, settings: Mapping[str, object]) -> Plugin:
         typed: Plugin = maker(notation.read(form, settings))
         return typed
     try:
+        signature(maker).bind(**settings)
+    except TypeError:
+        raise _does_not_fit(maker, settings) from None
+    try:
         plugin: Plugin = maker(**settings)
     except TypeError as error:
-        given = ", ".join(sorted(settings)) or "none"
-        raise Malformed((), f"does not fit the plugin: it was given {given} ({error})") from error
+        raise Malformed((), f"the plugin cannot be made with that: {error}") from error
     return plugin
+
+
+def _does_not_fit(maker: Maker, settings: Mapping[str, object]) -> Malformed:
+    """What a plugin takes, as its constructor says, and what it was given."""
+    taken = signature(maker).parameters.values()
+    known = [one.name for one in taken if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    given = ", ".join(sorted(settings))
+    if not known:
+        return Malformed((), f"the plugin takes no settings, found {given}")
+    needed = [one.name for one in taken if one.name in known and one.default is one.empty]
+    must = f" (needed: {', '.join(needed)})" if needed else ""
+    return Malformed((), f"expected the settings {', '.join(known)}{must}, found {given or 'none'}")
 
 
 def _plugin(name: str, settings: Mapping[str, object]) -> Plugin:

@@ -2,6 +2,7 @@
 
     BatchqError                 exit code
     ├── InvalidInput                 1     a manifest, a file or a value is wrong
+    ├── PluginFailed                 1     a plugin of others raised where nothing can be refused
     ├── UsageError                   2     the command line is wrong
     ├── NotFound                     6
     ├── Conflict                     8     the object is not in a state that allows this
@@ -30,6 +31,12 @@ class BatchqError(Exception):
 
 class InvalidInput(BatchqError):
     """A manifest, a file or a value that cannot be read as what it should be."""
+
+    exit_code = 1
+
+
+class PluginFailed(BatchqError):
+    """A plugin of others raised where its answer cannot be taken for a refusal: in an order."""
 
     exit_code = 1
 

@@ -159,11 +159,11 @@ def _go_on(
     """
     session, old, new = statement.session, before.pledge, group.status.pledge
     # What was said before may have been taken back meanwhile.
-    known = {id(one) for one in said}
+    known = set(said)
     session.intents[:] = [
         one
         for one in session.intents
-        if id(one) in known or not _is_no_news(one, group.key, old.victims)
+        if one in known or not _is_no_news(one, group.key, old.victims)
     ]
     if structs.replace(new, made_at=old.made_at, owed=old.owed) == old:
         statement.put_status(group, before)

@@ -142,10 +142,13 @@ def check_combination(check: str, status: str, reason: str) -> None:
     if reasons is None:
         raise InvalidInput(f"check {check}: expected True, False or Unknown, found {status!r}")
     if reason not in reasons:
-        known = " or ".join(repr(one) if one else "none" for one in reasons)
+        known = " or ".join(repr(one) for one in reasons if one)
+        if not known:
+            raise InvalidInput(f"check {check}: status {status} takes no reason, found {reason!r}")
+        none = ", or none" if "" in reasons else ""
         found = repr(reason) if reason else "none"
         raise InvalidInput(
-            f"check {check}: expected with status {status} the reason {known}, found {found}"
+            f"check {check}: expected with status {status} the reason {known}{none}, found {found}"
         )
 
 

@@ -6,6 +6,7 @@
 - A capability is lowered below what is held: what runs goes on, and nothing more is admitted.
 - A queue asks for an admission check that is not there, or one is deleted that queues ask for:
   their groups wait for it.
+- An admission check has no delay before it is asked again: its controller is asked at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct
 
 from batchq.api.limits import capacity_of, limit_of_queue
-from batchq.api.objects import Node, Queue
+from batchq.api.objects import AdmissionCheck, Node, Queue
 from batchq.api.quantity import describe_quantity
 from batchq.api.resources import Amounts, total
 from batchq.api.transaction import Ledger, Transaction, Write, queue_scope
@@ -83,6 +84,7 @@ def concerns(
     return {
         **{("Queue", name): sentences for name, sentences in of_queues.items()},
         **_of_deleted_checks(reader, transaction),
+        **_of_hasty_checks(transaction),
     }
 
 
@@ -201,6 +203,16 @@ def _of_deleted_checks(
             )
             found["AdmissionCheck", check] = (sentence,)
     return found
+
+
+def _of_hasty_checks(transaction: Transaction) -> dict[tuple[str, str], tuple[str, ...]]:
+    checks = [one.value for one in transaction.writes if isinstance(one.value, AdmissionCheck)]
+    names = [one.metadata.name for one in checks if one.spec.retry_delay_minutes == 0]
+    told = (
+        " has retryDelayMinutes 0: a group that it answers False (Retry) is reserved and asked"
+        " about again at once, many times a second; set 1 or more"
+    )
+    return {("AdmissionCheck", name): (f"AdmissionCheck {name}{told}",) for name in names}
 
 
 def _is_check(write: Write) -> bool:

@@ -15,9 +15,13 @@ from batchq.cli import checkview
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import report, show_data, show_table
 from batchq.cli.values import as_duration, group_key, name_of_kind, seconds_of
+from batchq.client import Client
 from batchq.client.checks import CheckRequest, CheckWatch
 
 _REASONS = ("Retry", "Reject", "PreemptionRequired")
+_STATUSES = ("True", "False", "Unknown")
+#: `serve` says so soon when it has taken a check up, or lost it.
+_LOOK_S = 0.5
 
 
 @click.group(
@@ -145,7 +149,7 @@ def set_check(
     reserved for the group, or it has ended.
     """
     key = group_key(name, namespace)
-    status = status.capitalize()
+    status = next((one for one in _STATUSES if one.lower() == status.lower()), status)
     with shared.connect() as client, report(output) as done:
         changed = client.checks.set(key, status, reason or "", message, check=check)
         said = f"check {check} is {status}" + (f" ({reason})" if reason else "")
@@ -175,29 +179,46 @@ def serve(shared: Globals, controller: str, holder: str | None, lease: str, outp
 
     CONTROLLER is what their spec.controllerName says. Without this (or a controller of yours)
     their queues admit nothing. One line for each group that is to be answered; with -o json, one
-    object. Started twice, the second one stands by. Runs until SIGTERM or Ctrl-C; then the checks
-    are inactive at once.
+    object. On stderr it says what it keeps active, or what it waits for: started twice, the second
+    one stands by. Runs until SIGTERM or Ctrl-C; then the checks are inactive at once.
 
-    Exit codes: 0 it was told to end, 9 this user may not do that.
+    Exit codes: 0 it was told to end, 9 the server cannot be reached, or refuses this user.
     """
     lease_s = seconds_of(lease) or 0.0
     with shared.connect(patience_s=None) as client:
         watch = client.checks.watch(controller, holder=holder, lease_s=lease_s)
         with _until_told(watch), watch:
-            if output == "text":
-                click.echo(_beginning(watch), err=True)
-            for request in watch:
-                if request.kind == "asked":
-                    _tell(request, output)
+            standing = _tell_standing(client, watch)
+            while not watch.stopped:
+                for request in watch.poll(_LOOK_S):
+                    if request.kind == "asked":
+                        _tell(request, output)
+                if watch.held != standing:
+                    with client.patiently():
+                        standing = _tell_standing(client, watch)
 
 
-def _beginning(watch: CheckWatch) -> str:
-    if watch.held:
-        return f"keeping {', '.join(watch.held)} active"
-    return (
-        f"there is no check of controller {watch.controller_name} to keep active yet, or another"
-        " process does: standing by"
-    )
+def _tell_standing(client: Client, watch: CheckWatch) -> tuple[str, ...]:
+    """Say on stderr which checks are kept active here, which elsewhere; those that are here."""
+    held, mine = watch.held, watch.controller_name
+    listed = [(one, one.record) for one in client.checks.records() if one.record is not None]
+    others = [
+        f"{one.name} is kept active by {record.status.holder}"
+        for one, record in listed
+        if record.spec.controller_name == mine and one.active and one.name not in held
+    ]
+    if held:
+        click.echo("; ".join([f"keeping {', '.join(held)} active", *others]), err=True)
+    elif others:
+        click.echo(f"{'; '.join(others)}: standing by until that ends", err=True)
+    elif any(record.spec.controller_name == mine for _, record in listed):
+        click.echo(f"the checks of controller {mine} are free: taking them up", err=True)
+    else:
+        known = ", ".join(sorted({record.spec.controller_name for _, record in listed}))
+        there = f"there are those of {known}" if known else "there is none at all"
+        text = f"there is no AdmissionCheck of controller {mine} ({there})"
+        click.echo(f"{text}: standing by until one is applied", err=True)
+    return held
 
 
 def _tell(request: CheckRequest, output: str) -> None:

@@ -44,8 +44,8 @@ config.add_command(reload)
 def check(file: Path, output: str) -> None:
     """Say what is wrong with FILE, read as the scheduler would.
 
-    What has no effect, but keeps nothing from starting, is told on stderr. Exit code 1 if the
-    scheduler would not start with it.
+    What has no effect, and what holds no longer as the plugin that sees to it is off, keeps nothing
+    from starting, and is told on stderr. Exit code 1 if the scheduler would not start with it.
     """
     from batchq.assembly import expanded
 
@@ -179,9 +179,10 @@ def _on(config: SchedulerConfig, expansion: Expansion) -> list[str]:
 
 
 def _without_effect(config: SchedulerConfig) -> list[str]:
-    """What stands in the configuration and changes nothing, a line each."""
+    """What stands in the configuration and changes nothing, and what it gives up, a line each."""
     from batchq.assembly import expanded, without_consent
     from batchq.config.expansion import named
+    from batchq.config.unkept import unkept
 
     expansion = expanded(config)
     plugins, on = named(config), _on(config, expansion)
@@ -200,7 +201,8 @@ def _without_effect(config: SchedulerConfig) -> list[str]:
         f" add {_AGREES[action]}, or leave {action} out of actions"
         for action in without_consent(config)
     ]
-    return [*notes, *_idle_disabling(config), *warnings]
+    given_up = [f"note: {sentence}" for sentence in unkept(expansion)]
+    return [*notes, *_idle_disabling(config), *given_up, *warnings]
 
 
 def _idle_disabling(config: SchedulerConfig) -> Iterator[str]:

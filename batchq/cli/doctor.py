@@ -37,7 +37,8 @@ def doctor(shared: Globals, config: Path | None, output: str) -> int:
     It only reads, and says so where this user may not. Each line is a check: ✓ as it should be,
     · worth knowing, ! will be trouble, ✗ is. docs/operations.md explains every one.
 
-    Exit codes: 0 nothing worse than notes, 3 warnings, 1 errors, 9 server unreachable.
+    Exit codes: 0 nothing worse than notes, 3 warnings, 1 errors, 9 the server cannot be
+    reached, or refuses this user.
     """
     from batchq.cli.config import checked_config
     from batchq.client.doctor import Level, examine

@@ -14,6 +14,8 @@ from batchq.cli.output import Table, one_line, show_data, show_table
 from batchq.cli.values import as_duration, group_key, kind_of_word, seconds_of
 
 _MOST = 100
+#: Is no object, and tells of its own doings.
+_SCHEDULER = "Scheduler"
 
 
 @click.command(
@@ -23,6 +25,7 @@ _MOST = 100
         "batchq events -w -A",
         "batchq events -A --kind Node --since 1h",
         "batchq events --reason Preempted -o json",
+        "batchq events --kind Scheduler",
     )
 )
 @click.argument("name", required=False, metavar="[GROUP]")
@@ -56,16 +59,22 @@ def events(
     """List events, the newest last: of the groups of a namespace, or of one GROUP.
 
     -A shows those of all namespaces and of what is in none, such as queues and nodes; so does
-    --kind, for a kind that is in none. The server keeps the latest 10,000 events of all. With -w
-    and -o json each event is a line of its own.
+    --kind, for a kind that is in none. `Scheduler` is a kind, too: what schedulers made of their
+    configuration. The server keeps the latest 10,000 events of all. With -w and -o json each event
+    is a line of its own.
+
+    Exit codes: 0 listed, 6 there is neither such a group nor an event of it.
     """
-    known = kind_of_word(kind) if kind else ""
+    known = _kind(kind) if kind else ""
     cluster_wide = all_namespaces or (known != "" and known not in NAMESPACED)
+    key = group_key(name, namespace) if name else ""
     with shared.connect() as client:
+        if key and not client.events(kind="PodGroup", key=key, most=1):
+            client.get("PodGroup", key)
         age_s = seconds_of(since)
         wanted = {
             "kind": "PodGroup" if name else known,
-            "key": group_key(name, namespace) if name else "",
+            "key": key,
             "namespace": "" if name or cluster_wide else namespace,
             "reason": reason,
         }
@@ -80,12 +89,24 @@ def events(
         show_data({"items": [_row(event) for event in found]}, "json")
     elif found:
         rows = tuple(
-            (format_instant(one.at), one.kind, one.key, one.reason, one.message) for one in found
+            (format_instant(one.at), one.kind, _name(one), one.reason, one.message) for one in found
         )
         show_table(Table(("AT", "KIND", "OBJECT", "REASON", "MESSAGE"), rows), color=shared.color)
     else:
         where = "" if name or cluster_wide else f" in namespace {namespace}"
         click.echo(f"there are no such events{where}", err=True)
+
+
+def _kind(word: str) -> str:
+    return _SCHEDULER if word.lower() == _SCHEDULER.lower() else kind_of_word(word)
+
+
+def _name(event: Event) -> str:
+    """What is shown of its object: a pod's key is its uid, which says little; its name, with which
+    its events begin, says more.
+    """
+    first = event.message.partition(" ")[0]
+    return first if event.kind == "Pod" and "/" in first else event.key
 
 
 def _row(event: Event) -> dict[str, str]:
@@ -101,5 +122,5 @@ def _row(event: Event) -> dict[str, str]:
 def _line(event: Event, output: str) -> str:
     if output == "json":
         return json.dumps(_row(event), ensure_ascii=False)
-    words = (format_instant(event.at), event.kind, event.key, event.reason, event.message)
+    words = (format_instant(event.at), event.kind, _name(event), event.reason, event.message)
     return one_line("  ".join(words)).rstrip()

@@ -54,8 +54,8 @@ def get(
     """List objects of a KIND, or print the one called NAME.
 
     KIND is podgroup, pod, queue, node, resourcequota, priorityclass or admissioncheck, also in the
-    plural or short (pg, q, no, quota, pc). What `-o yaml` prints, `batchq apply -f -` reads; what
-    `-o name` prints, such as podgroup/default/train, stands for KIND NAME in other commands.
+    plural or short (pg, q, no, quota, pc, check). What `-o yaml` prints, `batchq apply -f -` reads;
+    what `-o name` prints, such as podgroup/default/train, stands for KIND NAME in other commands.
     """
     if name is None and "/" in kind:
         kind, name = kind_and_name(kind)

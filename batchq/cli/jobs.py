@@ -167,6 +167,7 @@ def row_of(view: GroupView) -> dict[str, object]:
             },
         },
         "awaits": _awaits(view),
+        "gated": list(view.gated),
     }
 
 

@@ -215,9 +215,9 @@ def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
     pods; until then it waits, and says why.
 
     Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns, 6 not found, 8
-    conflict, 9 server unreachable, 10 the group waited for failed, 11 it was cancelled, 12
-    rejected, 124 wait timed out, 130 interrupted; of `plan` also 3 with evictions, 4 it would wait,
-    5 never.
+    conflict, 9 the server cannot be reached, or refuses this user, 10 the group waited for failed,
+    11 it was cancelled, 12 rejected, 124 wait timed out, 130 interrupted; of `plan` also 3 with
+    evictions, 4 it would wait, 5 never.
     """
     ctx.obj = Globals(redis_url=redis_url or None, color=not no_color)
     if ctx.invoked_subcommand is None:

@@ -84,7 +84,7 @@ def _would(plan: Plan, group: GroupPlan) -> str:
         case Outcome.NEVER:
             return "never start, as queues, quotas and nodes are"
         case Outcome.WAITS:
-            return _waits(group)
+            return _waits(plan, group)
         case _:
             pass
     others = sum(len(one.pods) for one in plan.evicted if one.by == group.key)
@@ -98,11 +98,12 @@ def _would(plan: Plan, group: GroupPlan) -> str:
     return f"start now{part}{evicted}"
 
 
-def _waits(group: GroupPlan) -> str:
+def _waits(plan: Plan, group: GroupPlan) -> str:
     if group.awaits is not None and not group.checks:
         return f"wait: it starts when {_awaited(group.awaits)}"
     if group.reserved and group.checks:
-        later = "" if group.awaits is None else "; others are evicted for it only then"
+        when = "already now" if any(one.by == group.key for one in plan.evicted) else "only then"
+        later = "" if group.awaits is None else f"; others are evicted for it {when}"
         return f"reserve its quota, and wait for {_listed_checks(group.checks)}{later}"
     if group.phase != "Pending":
         return "be admitted, and wait for nodes: none takes it now"

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
+from batchq.api.objects import Object, PodGroup
 from batchq.cli.files import Content, read_content
-from batchq.cli.values import as_duration, as_env, as_json, as_quantity, as_resources
+from batchq.cli.values import as_duration, as_env, as_json, as_pairs, as_quantity, as_resources
 from batchq.client import Client, Request
-from batchq.client.groups import array_size
+from batchq.client.groups import array_size, marked
 from batchq.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,6 +27,27 @@ def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> 
             raise UsageError(f"--{error.message}", hint=error.hint) from None
     return value
 
+
+#: What may be said of the groups of a file, too.
+_MARK_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=as_pairs,
+        help="A label of the group, or of every group of a file; repeat.",
+    ),
+    click.option(
+        "--annotation",
+        "annotations",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=as_pairs,
+        help="The same, an annotation; repeat.",
+    ),
+)
+_MARKS = ("labels", "annotations")
 
 _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.argument("command", nargs=-1, metavar="[-- COMMAND…]"),
@@ -44,6 +66,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     ),
     click.option("--name", default="", help="The group's name; without it, made from what runs."),
     click.option("--generate-name", default="", metavar="PREFIX", help="Make the name from this."),
+    *_MARK_OPTIONS,
     click.option("-n", "--namespace", default="default", show_default=True, help="The namespace."),
     click.option("-q", "--queue", default="default", show_default=True, help="The queue."),
     click.option("--cpus", callback=as_quantity("cpu"), help="cpu of each pod.  [default: 1]"),
@@ -118,6 +141,13 @@ def request_options(command: F) -> F:
     return command
 
 
+def mark_groups(command: F) -> F:
+    """Decorates a command that takes a file, and labels and annotations for its groups."""
+    for option in reversed(_MARK_OPTIONS):
+        command = option(command)
+    return command
+
+
 def check_request(
     command: Sequence[str], options: dict[str, Any], *, name: str, with_file: Collection[str]
 ) -> None:
@@ -143,7 +173,8 @@ def check_request(
             "--args and --kwargs are a function's, and a command is given",
             hint="put the command's arguments behind it, or name a --function",
         )
-    option = "" if options["filename"] is None else _given_beside_file(with_file)
+    beside = (*with_file, *_MARKS)
+    option = "" if options["filename"] is None else _given_beside_file(beside)
     if option:
         raise UsageError(
             f"{option} says how to run a command, and a file says that itself",
@@ -164,7 +195,7 @@ def _given_beside_file(with_file: Collection[str]) -> str:
 
 
 _OF_REQUEST = (
-    *("name", "generate_name", "namespace", "queue", "cpus", "mem", "gpus", "resources"),
+    *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
     *("replicas", "min_member", "function", "array", "walltime", "grace", "priority_class"),
     *("env", "after", "gates", "suspend", "retries", "external"),
 )
@@ -176,7 +207,12 @@ def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -
     Raises InvalidInput, UsageError.
     """
     if options["filename"] is not None:
-        return read_content(options["filename"], in_folder=True)
+        content = read_content(options["filename"], in_folder=True)
+        marks = options["labels"], options["annotations"]
+        objects: list[Object] = [
+            marked(one, *marks) if isinstance(one, PodGroup) else one for one in content.objects
+        ]
+        return content._replace(objects=objects)
     request = {name: options[name] for name in _OF_REQUEST}
     request |= {"args": options["args"] or [], "kwargs": options["kwargs"] or {}}
     request |= {"command": list(command), "working_dir": str(Path.cwd())}

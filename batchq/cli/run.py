@@ -9,6 +9,7 @@ import click
 
 from batchq.cli.apply import warn
 from batchq.cli.options import Globals, examples, pass_globals
+from batchq.cli.requesting import mark_groups
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration, seconds_of
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("file", type=click.Path(path_type=Path))
+@mark_groups
 @click.option("--exit-code", is_flag=True, help="End with the exit code of the file's single pod.")
 @click.option(
     "--timeout",
@@ -42,7 +44,14 @@ if TYPE_CHECKING:
 @click.option("--down", is_flag=True, help="Stop server, scheduler and agents at the end.")
 @pass_globals
 def run(
-    shared: Globals, file: Path, exit_code: bool, timeout: str | None, keep: bool, down: bool
+    shared: Globals,
+    file: Path,
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    exit_code: bool,
+    timeout: str | None,
+    keep: bool,
+    down: bool,
 ) -> int:
     """Start what does not run (server, scheduler, two node agents on this machine), submit every
     PodGroup of FILE and show it to its end.
@@ -58,7 +67,7 @@ def run(
     from batchq.daemon import stack
     from batchq.paths import find_home
 
-    plan = read_plan(file)
+    plan = read_plan(file).marked(labels, annotations)
     if exit_code:
         refuse_unless_single(plan)
     home = find_home()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from batchq.api.names import LABEL_MOST
 from batchq.api.objects import Object, PodGroup, key_of
 from batchq.cli.files import queues_to_keep_stopped
-from batchq.client.groups import with_working_dir
+from batchq.client.groups import marked, with_working_dir
 from batchq.config.documents import read_documents
 from batchq.errors import InvalidInput, UsageError
 
@@ -29,6 +29,11 @@ class RunPlan(Struct, frozen=True, kw_only=True):
     def pods(self) -> int:
         """How many pods all groups have together."""
         return sum(task.replicas for group in self.groups for task in group.spec.tasks)
+
+    def marked(self, labels: Mapping[str, str], annotations: Mapping[str, str]) -> RunPlan:
+        """The same, each group with these labels and annotations beside its own."""
+        groups = tuple(marked(group, labels, annotations) for group in self.groups)
+        return structs.replace(self, groups=groups)
 
 
 def read_plan(file: Path) -> RunPlan:

@@ -84,15 +84,14 @@ def where_or_why(view: GroupView) -> str:
         place = f"#{view.position}" if view.position is not None else ""
         parts = (place, why, _awaited_in_list(view), _sent_back(view, why))
         return " · ".join(part for part in parts if part)
-    where = ",".join(view.nodes)
+    there = [",".join(view.nodes)]
     if view.phase == PodGroupPhase.IN_QUEUE:
         started = f"{pods.running + pods.succeeded} of {counted(pods.least, 'pod')} started"
-        awaited = _awaited_in_list(view)
-        return "; ".join(part for part in (where, why or started, awaited) if part)
-    if view.phase == PodGroupPhase.UNKNOWN:
+        there += [why or started, _awaited_in_list(view)]
+    elif view.phase == PodGroupPhase.UNKNOWN:
         left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
-        return "; ".join(part for part in (where, why or left) if part)
-    return where
+        there.append(why or left)
+    return "; ".join(part for part in (*there, *view.gated) if part)
 
 
 def first_reason(view: GroupView) -> str:

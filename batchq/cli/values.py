@@ -31,6 +31,8 @@ _SHORT = {
     "pc": "PriorityClass",
     "priorityclasses": "PriorityClass",
     "ac": "AdmissionCheck",
+    "check": "AdmissionCheck",
+    "checks": "AdmissionCheck",
 }
 #: As the help names them: what people write most first.
 _IN_ORDER = (
@@ -88,9 +90,23 @@ def name_of_kind(kind: str, word: str) -> str:
 def group_key(word: str, namespace: str) -> str:
     """The key of a group that is named NAME, NAMESPACE/NAME or podgroup/NAMESPACE/NAME.
 
-    Raises InvalidInput or UsageError.
+    Raises InvalidInput, or UsageError: also for a word with another namespace than -n gives.
     """
-    return key_named(name_of_kind("PodGroup", word), namespace)
+    key = key_named(name_of_kind("PodGroup", word), namespace)
+    named = key.partition("/")[0]
+    if named != namespace and _is_typed("namespace"):
+        raise UsageError(
+            f"{key} is of namespace {named}, and -n gives {shown(namespace)}",
+            hint=f"leave out -n, or say `-n {named}`",
+        )
+    return key
+
+
+def _is_typed(option: str) -> bool:
+    """Whether the command that runs was given this option."""
+    context = click.get_current_context(silent=True)
+    given = None if context is None else context.get_parameter_source(option)
+    return given is not None and given is not click.core.ParameterSource.DEFAULT
 
 
 def group_keys(words: Sequence[str], namespace: str) -> list[str]:

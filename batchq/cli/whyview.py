@@ -18,6 +18,13 @@ from batchq.client.leading import NO_LEADER
 from batchq.client.spells import Spell
 from batchq.client.why import Others, Reason, Start, Why
 
+#: What the ends of others give.
+_ROOM = (
+    Waiting.WAITING_FOR_QUOTA,
+    Waiting.WAITING_FOR_RESOURCES,
+    Waiting.WAITING_FOR_PREEMPTION,
+)
+
 
 def show_why(why: Why, *, history: bool) -> None:
     """To stdout: one sentence, the reasons, and what else decides."""
@@ -75,9 +82,7 @@ def _fields(why: Why) -> list[tuple[str, str]]:
     return [
         ("No scheduler", "" if why.led or why.phase in TERMINAL else NO_LEADER),
         ("Ahead", _others(why.ahead) if waits else ""),
-        ("Ever", ("no: " + why.ever if why.ever else "yes, it fits when others have ended"))
-        if waits and why.reasons
-        else ("Ever", ""),
+        ("Ever", _ever_text(why)),
         ("Room by", start),
         ("Queue", _queue(why)),
         ("Borrowed", "; ".join(_borrowers(why)) if waits else ""),
@@ -88,6 +93,17 @@ def _fields(why: Why) -> list[tuple[str, str]]:
         ("Waited", _waited(why)),
         ("As of", f"{format_instant(why.at)}, revision {why.revision}"),
     ]
+
+
+def _ever_text(why: Why) -> str:
+    """Whether it could run at all; of what waits, and of what is admitted and will not start."""
+    if why.ever:
+        return f"no: {why.ever}"
+    if why.phase != PodGroupPhase.PENDING or not why.reasons:
+        return ""
+    if all(reason.reason in _ROOM for reason in why.reasons):
+        return "yes, it fits when others have ended"
+    return "yes, once nothing of the above is in its way"
 
 
 def _until(why: Why, at: int) -> str:
@@ -106,12 +122,13 @@ def _others(others: Others) -> str:
 
 
 def _start(why: Why, start: Start) -> str:
+    if why.ever:
+        return ""
     if why.reserved and not _counts_on_ends(why):
         return "its quota is reserved"
     if start.at is None:
         # What no end of anybody's changes is the first of the reasons already.
         told = any(start.why.startswith(f"{reason.reason}: ") for reason in why.reasons)
-        told = told or start.why == why.ever
         return "" if told else f"not known: {start.why}"
     if start.at <= why.at:
         return "there is room now"
@@ -227,7 +244,9 @@ def row_of(why: Why) -> dict[str, object]:
 
 def _ever(why: Why) -> bool | None:
     """Of what has run already the question is moot."""
-    return not why.ever if why.phase not in TERMINAL and why.phase not in ADMITTED else None
+    if why.ever:
+        return False
+    return None if why.phase in TERMINAL or why.phase in ADMITTED else True
 
 
 def _instant(at: int | None) -> str | None:

@@ -162,10 +162,11 @@ class Client(Foretelling, Explaining, Controlling):
         as keywords: `command` (a list of words), or `function` (one of a module, or its name
         "package.module:name"; either may be the first argument, too) with `args` and `kwargs` that
         JSON can hold, `name` (made from what runs if left out, or from `generate_name`, with a
-        short suffix), `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name ->
-        quantity, all per pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a number
-        of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names,
-        or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `working_dir`.
+        short suffix), `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`,
+        `resources` (name -> quantity, all per pod), `replicas` (1), `min_member` (all), `array`
+        ("0-99" or a number of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`,
+        `env`, `after` (names, or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0),
+        `external`, `working_dir`.
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or

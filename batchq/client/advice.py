@@ -15,10 +15,13 @@ from batchq.api.gates import gates_of, is_gated, without_gates
 from batchq.api.names import counted
 from batchq.api.objects import PodGroup
 from batchq.api.quantity import MEMORY, PODS, describe_quantity
+from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts
 from batchq.client.deciding import Deciding
 from batchq.client.outcomes import Advice, GroupPlan, Outcome, group_plan, victims
 from batchq.client.supposing import supposed
+from batchq.framework.checks import names_in
+from batchq.framework.placement import largest_node
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
 
@@ -44,9 +47,13 @@ def advice_for(
         # Whoever holds it back knows how to let it go; nothing else about it is wrong yet.
         yield from _released(trial, record)
         return
-    yield from _smaller(trial, record, plan)
+    yield from _smaller(trial, record, session, plan)
     yield from _fewer(trial, record, plan)
-    yield from _elsewhere(trial, record, session)
+    if plan.never:
+        # The nodes are the same in every queue, and of every class.
+        return
+    if not _is_kept_out(plan):
+        yield from _elsewhere(trial, record, session)
     yield from _more_important(trial, record, session)
 
 
@@ -132,22 +139,26 @@ def _as_things_stand(result: _Result) -> str:
 
 
 def _first_reason(result: _Result) -> str:
+    if result.plan.never:
+        return f": {result.plan.never}"
     return "".join(f": {one.reason}, {one.message()}" for one in result.plan.blockers[:1])
 
 
 # --- smaller ----------------------------------------------------------------------------------
 
 
-def _smaller(trial: _Trial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:
+def _smaller(trial: _Trial, group: PodGroup, session: Session, plan: GroupPlan) -> Iterator[Advice]:
     """Asking for less of one resource."""
     asked = _asked(group)
     if asked is None:
         return
     amounts, each, resize = asked
-    for resource in _lacking(plan, amounts):
+    largest = {name: 2**53 if plan.external else largest_node(session, name) for name in amounts}
+    for resource in _lacking(plan, amounts, largest):
         units = amounts[resource]
         step = _step_below(resource, units)
-        most = min((units - 1) // step, _room(plan, resource) // each // step)
+        room = min(_room(plan, resource) // each, largest[resource])
+        most = min((units - 1) // step, room // step)
 
         def with_steps(steps: int, resource: str = resource, step: int = step) -> PodGroup:
             return resize(resource, steps * step)
@@ -194,17 +205,21 @@ def _asked(group: PodGroup) -> tuple[Amounts, int, Callable[[str, int], PodGroup
     return dict(task.template.requests), max(1, least), with_requests
 
 
-def _lacking(plan: GroupPlan, amounts: Amounts) -> list[str]:
-    """The resources that it waits for; all that it names, where only nodes say no."""
+def _lacking(plan: GroupPlan, amounts: Amounts, largest: Amounts) -> list[str]:
+    """The resources of which no node has so much; else those that it waits for; all that it names,
+    where only nodes say no.
+    """
+    if oversize := [name for name, units in amounts.items() if units > largest[name]]:
+        return oversize
     told = [verdict.resource for verdict in plan.blockers if verdict.resource in amounts]
     named = [name for name, units in sorted(amounts.items()) if units and name != PODS]
     return list(dict.fromkeys(told)) or named
 
 
 def _room(plan: GroupPlan, resource: str) -> int:
-    """The most that no limit speaks against, by the numbers."""
+    """The most that no limit speaks against, by the numbers: now, or of what can never be, ever."""
     rooms = [
-        max(0, verdict.limit - (verdict.seen or 0))
+        verdict.limit if plan.never else max(0, verdict.limit - (verdict.seen or 0))
         for verdict in plan.blockers
         if verdict.resource == resource and verdict.limit is not None
     ]
@@ -270,12 +285,32 @@ def _largest(
 # --- elsewhere, and more important ------------------------------------------------------------
 
 
+def _is_kept_out(plan: GroupPlan) -> bool:
+    """Whether its queue, or one above, is closed to it by whoever owns that: stopped, or full by
+    its quota. Another queue is no way around that.
+    """
+    return any(
+        verdict.reason == Waiting.QUEUE_STOPPED
+        or (
+            verdict.reason in (Waiting.WAITING_FOR_QUOTA, Waiting.EXCEEDS_MAX_QUOTA)
+            and verdict.subject.startswith("queue ")
+        )
+        for verdict in plan.blockers
+    )
+
+
 def _elsewhere(trial: _Trial, group: PodGroup, session: Session) -> Iterator[Advice]:
-    """In another queue, those with the lowest share first."""
+    """In another queue that asks for at least the same checks, those with the lowest share first.
+
+    A queue without a check that this one asks for is no advice, but a way around it.
+    """
+    asked = set(names_in(session, session.tree.chain(group.spec.queue)))
     others = [
         queue
         for name, queue in session.queues.items()
-        if name != group.spec.queue and session.tree.is_leaf(name)
+        if name != group.spec.queue
+        and session.tree.is_leaf(name)
+        and asked.issubset(names_in(session, session.tree.chain(name)))
     ]
     others.sort(key=session.queue_key)
     for queue in others[:MOST_QUEUES]:

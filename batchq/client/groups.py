@@ -45,6 +45,8 @@ class Request(Struct, frozen=True, kw_only=True):
     kwargs: Mapping[str, Any] = {}
     name: str = ""
     generate_name: str = ""
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
     namespace: str = DEFAULT
     queue: str = DEFAULT
     cpus: Quantity | None = None
@@ -127,7 +129,13 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
     program = template.command[0] if template.command else _last_word(template.function)
     program = program or "external"
     name = request.name or default_name(request.generate_name or program, suffix)
-    return PodGroup(metadata=Metadata(name=name, namespace=request.namespace), spec=spec)
+    metadata = Metadata(
+        name=name,
+        namespace=request.namespace,
+        labels=dict(request.labels),
+        annotations=dict(request.annotations),
+    )
+    return PodGroup(metadata=metadata, spec=spec)
 
 
 def _as_external(spec: PodGroupSpec) -> PodGroupSpec:
@@ -271,6 +279,19 @@ def _dependency(written: str) -> Dependency:
             raise UsageError(
                 f"after: expected NAME, ok:NAME, any:NAME or failed:NAME, found {written[:80]!r}"
             )
+
+
+def marked(group: PodGroup, labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodGroup:
+    """The group with these labels and annotations beside its own; they win over its own."""
+    meta = group.metadata
+    return structs.replace(
+        group,
+        metadata=structs.replace(
+            meta,
+            labels={**meta.labels, **labels},
+            annotations={**meta.annotations, **annotations},
+        ),
+    )
 
 
 def with_working_dir(groups: Iterable[PodGroup], folder: str) -> list[PodGroup]:

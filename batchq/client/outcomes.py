@@ -13,10 +13,10 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving, Verdict, Waiting, ranked
 from batchq.api.resources import Amounts, of_pod, plus, times
-from batchq.framework.checks import open_checks
+from batchq.framework.checks import are_honoured, open_checks
 from batchq.framework.forecast import Forecast, forecast
 from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
+from batchq.framework.placement import gang_of, why_no_known_node
 from batchq.framework.pledges import victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -67,7 +67,7 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     its place in its queue's line, None unless it stands in it; `ahead` are the keys before it.
     `ending`: how it ends, where the session ends it. `earliest_start`: when there will be room,
     once the groups `after` have ended by their walltimes; None where that is not known. `never`:
-    why not even empty nodes would take its pods, though no limit is in its way for ever.
+    why not even empty nodes would take its pods, where no limit is in its way for ever.
     """
 
     key: str
@@ -120,10 +120,12 @@ def group_plan(session: Session, key: str) -> GroupPlan:
     awaits = _awaiting(session, group)
     verdicts = () if _starts(group) else _verdicts(session, group)
     outcome = _outcome(session, group, awaits, verdicts)
+    never = no_node_ever(session, group) if outcome is Outcome.WAITS else ""
+    if never:
+        outcome = Outcome.NEVER
     waits = outcome in (Outcome.WAITS, Outcome.NEVER)
     line = _line(session, group.queue) if waits else []
     place = line.index(key) if key in line else None
-    never = no_node_ever(session, group) if outcome is Outcome.WAITS else ""
     room = forecast(session, group) if waits and not never else None
     later = room is not None and room.at is not None and room.at > session.now_ms
     return GroupPlan(
@@ -186,15 +188,14 @@ def delayed(session: Session, without: Session, gone: Collection[str]) -> list[s
 
 
 def no_node_ever(session: Session, group: GroupState) -> str:
-    """Why not even empty nodes take a group's gang, limits apart; '' where they do."""
-    if group.is_external or is_admitted(group):
+    """Why no nodes that are known take a group's gang, were they there and empty; '' where they do,
+    and of what has started or ended.
+    """
+    may_start = group.phase in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE)
+    if group.is_external or not may_start or _starts(group):
         return ""
-    if not any(node.ready for node in session.nodes.values()):
-        return ""
-    gang = gang_of(session, group)
-    if fits_on_empty_nodes(session, gang):
-        return ""
-    return f"not even empty nodes take it: {why_not_on_empty_nodes(session, gang)}"
+    why = why_no_known_node(session, gang_of(session, group))
+    return f"not even empty nodes take it: {why}" if why else ""
 
 
 # --- one group --------------------------------------------------------------------------------
@@ -213,7 +214,9 @@ def _outcome(
     if group.phase in TERMINAL or any(verdict.reason in _NEVER for verdict in verdicts):
         return Outcome.NEVER
     evicts = bool(_taken_from(session, group.key))
-    if _starts(group) or (awaits is not None and evicts):
+    # Who has to pass checks yet does not start for that others have gone.
+    passes = not (are_honoured(session) and _open_checks(group))
+    if _starts(group) or (awaits is not None and evicts and passes):
         return Outcome.EVICTS if evicts else Outcome.NOW
     return Outcome.WAITS
 

@@ -16,6 +16,7 @@ from batchq.api.objects import Condition, Evictions, Metadata, PodGroup, Queue
 from batchq.api.reasons import UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts, describe
 from batchq.assembly import assemble
+from batchq.client.partly import gated_pods
 from batchq.client.queues import (
     FirstToGo,
     Lien,
@@ -114,6 +115,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     #: What preempt and reclaim have cost it so far.
     evictions: Evictions = Evictions()
     awaits: Awaited | None = None
+    #: Of what is admitted, which of its pods wait for gates: `2 pods of task b wait for gate late`.
+    gated: tuple[str, ...] = ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -268,6 +271,7 @@ class Overview:
             evicted=None if group.phase in TERMINAL else _evicted(group),
             evictions=status.evictions,
             awaits=self._awaits(group),
+            gated=tuple(verdict.message() for verdict in gated_pods(group)),
         )
 
     def _awaits(self, group: GroupState) -> Awaited | None:

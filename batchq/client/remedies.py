@@ -8,25 +8,48 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from batchq.api.gates import gates_of, is_gated
+from batchq.api.lifecycle import ADMITTED
 from batchq.api.objects import Pledge
-from batchq.api.quantity import describe_quantity
+from batchq.api.quantity import PODS, describe_quantity
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_instant
 from batchq.api.transaction import POD_GROUPS
 from batchq.client.leading import NO_LEADER
-from batchq.framework.checks import open_checks, retry_at
+from batchq.client.partly import gates_of_task
+from batchq.framework.checks import PLUGIN as CHECKS
+from batchq.framework.checks import open_checks, refused_with, retry_at
 from batchq.framework.dependencies import DependencyState, dependency_state
 from batchq.framework.eligibility import stops_of
-from batchq.framework.session import Session
+from batchq.framework.placement import gang_of, largest_node, why_no_known_node
+from batchq.framework.session import GATES, Session
 from batchq.framework.state import GroupState
 
 _Remedy = Callable[[Session, GroupState, Verdict], str]
 
 
-def remedy_for(session: Session, group: GroupState, verdict: Verdict, *, led: bool) -> str:
-    """What ends this wait; '' where only time does and the message says so already."""
+#: What time ends, of a group that can run some day; of another one, nothing does.
+_ENDS_WITH_TIME = frozenset(
+    {
+        Waiting.BACKING_OFF,
+        Waiting.WAITING_FOR_QUOTA,
+        Waiting.WAITING_FOR_RESOURCES,
+        Waiting.WAITING_FOR_TURN,
+        Waiting.WAITING_FOR_PREEMPTION,
+        Waiting.UNSCHEDULABLE,
+    }
+)
+
+
+def remedy_for(
+    session: Session, group: GroupState, verdict: Verdict, *, led: bool, never: bool = False
+) -> str:
+    """What ends this wait; '' where only time does and the message says so already. `never`: as
+    things are the group cannot run, however long it waits.
+    """
     if verdict.reason == Waiting.PENDING_EVALUATION:
         return "nothing: the scheduler's next session looks at it" if led else NO_LEADER
+    if never and verdict.reason in _ENDS_WITH_TIME:
+        return _what_would_fit(session, group)
     return _REMEDIES[verdict.reason](session, group, verdict)
 
 
@@ -53,10 +76,50 @@ def _queue_not_found(session: Session, group: GroupState, verdict: Verdict) -> s
 def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
     if verdict.limit is None:
         return "ask for less"
-    most = describe_quantity(verdict.resource, verdict.limit)
-    if verdict.resource == POD_GROUPS:
+    resource, limit = verdict.resource, verdict.limit
+    most = describe_quantity(resource, limit)
+    if resource == POD_GROUPS:
         return f"have {verdict.subject} allow more than {most} groups"
-    return f"ask for less {verdict.resource}: at most {most} can ever fit"
+    largest = limit if group.is_external or resource == PODS else largest_node(session, resource)
+    if not largest:
+        return _nobody_offers(resource) if not group.is_external else f"ask for no {resource}"
+    if not limit:
+        return f"ask for no {resource}, or have that raised"
+    on_one = describe_quantity(resource, largest)
+    if group.min_member == 1 and largest < limit:
+        # One pod gets what one node has, whatever they have together.
+        return f"ask for less {resource}: at most {on_one} can ever fit, on the largest node"
+    if any(shape.requests.get(resource, 0) > largest for shape in group.tasks):
+        return f"ask for less {resource}: at most {most} in all, and {on_one} a pod, can ever fit"
+    return f"ask for less {resource}: at most {most} can ever fit"
+
+
+def _nobody_offers(resource: str) -> str:
+    return f"no node offers {resource}: ask for none, or start a worker that does"
+
+
+def _what_would_fit(session: Session, group: GroupState) -> str:
+    """What to ask for where no node that is known would take it; '' if they would."""
+    gang = gang_of(session, group)
+    if group.is_external or not why_no_known_node(session, gang):
+        return ""
+    for shape, _ in gang:
+        for resource, need in shape.requests.items():
+            largest = largest_node(session, resource)
+            if not largest and need:
+                return _nobody_offers(resource)
+            if need > largest:
+                most = describe_quantity(resource, largest)
+                return (
+                    f"ask for at most {resource} {most} a pod, which is what the largest node has,"
+                    " or start a worker that has more"
+                )
+        if why_no_known_node(session, [(shape, 1)]):
+            return (
+                "let nodes take its pods (`batchq nodes -o wide`: taints, labels), or start a"
+                " worker that would"
+            )
+    return "let it start with fewer pods (minMember) or smaller ones, or start more workers"
 
 
 def _stopped(session: Session, group: GroupState, verdict: Verdict) -> str:
@@ -69,8 +132,17 @@ def _suspended(session: Session, group: GroupState, verdict: Verdict) -> str:
 
 
 def _gated(session: Session, group: GroupState, verdict: Verdict) -> str:
+    if verdict.plugin != GATES:
+        # It has no gates to open; what it waits for, its plugin has said.
+        return ""
+    command = f"batchq gates open {short_key(group.key)}"
+    if verdict.subject and group.phase in ADMITTED:
+        names = gates_of_task(group, verdict.subject)
+        return f"`{command} {' '.join(names)} --task {verdict.subject}`"
     gates = dict.fromkeys(gate.name for gate in gates_of(group.record.spec))
-    return f"`batchq gates open {short_key(group.key)} {' '.join(gates)}`"
+    for pod in group.pods.values():
+        gates |= dict.fromkeys(gate.name for gate in pod.spec.scheduling_gates)
+    return f"`{command} {' '.join(gates)}`"
 
 
 def _dependent(session: Session, group: GroupState, verdict: Verdict) -> str:
@@ -86,6 +158,12 @@ def _backs_off(session: Session, group: GroupState, verdict: Verdict) -> str:
     ends = [group.status.backoff_until, group.status.claim.over_at, retry_at(session, group)]
     later = [at for at in ends if at is not None and at > session.now_ms]
     until = f" at {format_instant(max(later))}" if later else ""
+    if verdict.plugin == CHECKS:
+        names = " and ".join(state.name for state in refused_with(group, "Retry"))
+        return (
+            f"nothing: it stands in line again{until}; the delay is retryDelayMinutes of"
+            f" AdmissionCheck {names}, which may be edited to be asked again sooner"
+        )
     return f"nothing: it stands in line again{until}; what sent it back may need a look"
 
 
@@ -103,12 +181,33 @@ def _unchecked(session: Session, group: GroupState, verdict: Verdict) -> str:
 
 
 def _inactive(session: Session, group: GroupState, verdict: Verdict) -> str:
-    return "start the controller of the check, or take the check off the queue"
+    if verdict.plugin != CHECKS:
+        return ""
+    name = verdict.subject
+    asks = [
+        one
+        for one in group.chain
+        if (queue := session.queues.get(one)) is not None
+        and name in queue.record.spec.admission_checks
+    ]
+    off = f"take it off queue {' and '.join(asks) or group.queue}"
+    check = session.admission_checks.get(name)
+    if check is None:
+        return f"apply AdmissionCheck {name} (`batchq apply -f FILE`), or {off}"
+    controller = check.spec.controller_name
+    if not controller:
+        return f"give AdmissionCheck {name} a controllerName, or {off}"
+    return (
+        f"start its controller, {controller}; where people answer it,"
+        f" `batchq checks serve {controller}`; or {off}"
+    )
 
 
 def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
     if verdict.resource == POD_GROUPS:
         return f"wait until another group of {verdict.subject} has ended, or have it allow more"
+    if not verdict.subject:
+        return ""
     smaller = _at_most(group, verdict, _free(verdict))
     if verdict.subject.startswith("the quota of"):
         raised = f"`batchq quota set {group.namespace} {verdict.resource}=…`"

@@ -26,13 +26,15 @@ _PHASES = {
 }
 _LEFT = frozenset(map(str, Leaving))
 _BEGINS = frozenset({"Submitted", "Created"})
+#: Changes no state, and is told: who let it go on, and when.
+_OPENED = "GateOpened"
 
 
 class Spell(Struct, frozen=True, kw_only=True, rename="camel"):
     """A stretch of time in one state, in milliseconds; `until` None: it lasts.
 
     `reasons`: what the group waited for, the most fundamental first. `note`: what began it, where
-    the state does not say it: who took its place, or how it ended.
+    the state does not say it: who took its place, how it ended, which gate was opened by whom.
     """
 
     at: int
@@ -45,15 +47,23 @@ class Spell(Struct, frozen=True, kw_only=True, rename="camel"):
         """How long, up to now."""
         return (now_ms if self.until is None else self.until) - self.at
 
+    @property
+    def came_back(self) -> bool:
+        """Whether it begins with the group being sent back."""
+        return self.note.partition(":")[0] in _LEFT
+
 
 def spells_of(events: Iterable[Event], since: int) -> list[Spell]:
     """The states of a group that was created at `since`, from its events, oldest first."""
     found: list[Spell] = []
     for event in events:
+        before = found[-1] if found else None
         phase = _PHASES.get(event.reason)
+        if event.reason == _OPENED:
+            phase = PodGroupPhase.PENDING if before is None else before.phase
         if phase is None or event.at < since:
             continue
-        spell = _spell(event, phase, found[-1] if found else None)
+        spell = _spell(event, phase, before)
         if found and found[-1].at == event.at:
             # What begins and ends at one instant was no state.
             spell = structs.replace(spell, note=found[-1].note or spell.note)
@@ -71,6 +81,10 @@ def _spell(event: Event, phase: PodGroupPhase, before: Spell | None) -> Spell:
         there = PodGroupPhase.PENDING if before is None else before.phase
         reasons = tuple(part for part in event.message.split(", ") if part)
         return Spell(at=event.at, until=None, phase=there, reasons=reasons)
+    if event.reason == _OPENED:
+        there_is = () if before is None else before.reasons
+        note = f"{_OPENED}: {event.message}"
+        return Spell(at=event.at, until=None, phase=phase, reasons=there_is, note=note)
     if event.reason in _LEFT:
         note = f"{event.reason}: {event.message}" if event.message else event.reason
         return Spell(at=event.at, until=None, phase=phase, note=note)
@@ -80,10 +94,13 @@ def _spell(event: Event, phase: PodGroupPhase, before: Spell | None) -> Spell:
 
 
 def _joined(spells: Sequence[Spell]) -> list[Spell]:
-    """Each until the next begins; neighbours that say the same are one."""
+    """Each until the next begins; neighbours that say the same are one, unless a gate was opened
+    between them.
+    """
     found: list[Spell] = []
     for spell in spells:
-        if found and (found[-1].phase, found[-1].reasons) == (spell.phase, spell.reasons):
+        same = bool(found) and (found[-1].phase, found[-1].reasons) == (spell.phase, spell.reasons)
+        if same and not spell.note.startswith(_OPENED):
             continue
         if found:
             found[-1] = structs.replace(found[-1], until=spell.at)

@@ -24,6 +24,7 @@ from batchq.api.transaction import Event
 from batchq.client.deciding import Deciding
 from batchq.client.outcomes import GroupPlan, Outcome, group_plan, no_node_ever
 from batchq.client.overview import Awaited, GroupView, Overview
+from batchq.client.partly import gated_pods
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
 from batchq.client.spells import Spell, spells_of, waited_for
@@ -188,7 +189,7 @@ def explain(
         reserved=group.reserved,
         position=waits.plan.position,
         ahead=others(waits.plan.ahead, group.namespace),
-        ever=waits.ever(),
+        ever=waits.ever,
         start=waits.start(),
         spared=waits.spared(),
         queue_share=_queue_share(decided, group.queue) if unfinished else None,
@@ -231,6 +232,8 @@ class _Waits:
         self._before = before
         self._led = led
         self.plan: GroupPlan = group_plan(session, group.key)
+        #: Why it cannot run as things are; '' if it can.
+        self.ever: str = self._never()
 
     @property
     def _waited(self) -> bool:
@@ -245,10 +248,19 @@ class _Waits:
         return self.plan.blockers
 
     def reasons(self) -> tuple[Reason, ...]:
-        found = [self._reason(verdict) for verdict in self._verdicts()]
+        found: list[Reason] = []
+        for verdict in (*self._verdicts(), *self._gated()):
+            reason = self._reason(verdict)
+            # Where it can never run, one thing would help against all that time does not end.
+            told = self.ever and any(reason.remedy == other.remedy for other in found)
+            found.append(structs.replace(reason, remedy="") if told else reason)
         if self._before.phase == PodGroupPhase.PENDING and not self._before.record.status.reasons:
             found.append(self._reason(UNSEEN))
         return tuple(found)
+
+    def _gated(self) -> tuple[Verdict, ...]:
+        """Of what has been admitted: which of its pods wait for gates."""
+        return gated_pods(self._group) if self._before.phase in ADMITTED else ()
 
     def former(self) -> tuple[Reason, ...]:
         """What is stored and not said any more."""
@@ -276,7 +288,9 @@ class _Waits:
             limit=limit,
             seen=seen,
             free=None if seen is None or limit is None else max(0, limit - seen),
-            remedy=remedy_for(self._session, self._group, verdict, led=self._led),
+            remedy=remedy_for(
+                self._session, self._group, verdict, led=self._led, never=bool(self.ever)
+            ),
             revision=verdict.revision or self._session.snapshot.revision,
         )
 
@@ -297,8 +311,7 @@ class _Waits:
             return f"the next session reserves its quota{for_whom}"
         return ""
 
-    def ever(self) -> str:
-        """Why it cannot run as things are; '' if it can."""
+    def _never(self) -> str:
         if not self._waited:
             return ""
         for verdict in self._verdicts():
@@ -311,7 +324,7 @@ class _Waits:
         if self._before.phase != PodGroupPhase.PENDING or not self._verdicts():
             return None
         told: Forecast = forecast(self._session, self._group)
-        if told.at is not None and (never := no_node_ever(self._session, self._group)):
+        if never := self.ever:
             told = Forecast(at=None, why=never)
         keys = (end.group.key for end in told.ends)
         return Start(at=told.at, ends=others(keys, self._group.namespace), why=told.why)
@@ -319,7 +332,7 @@ class _Waits:
     def spared(self) -> tuple[Spared, ...]:
         """Of what is refused for want of room: why each action takes nobody."""
         lacks_room = any(verdict.reason in _LACKS_ROOM for verdict in self._verdicts())
-        if not lacks_room or self._group.status.pledge.stands:
+        if not lacks_room or self.ever or self._group.status.pledge.stands:
             return ()
         found: list[Spared] = []
         told: set[str] = set()
@@ -361,7 +374,7 @@ def _since(group: GroupState, history: Sequence[Spell]) -> int:
             known = status.unknown_at
         case PodGroupPhase.PENDING:
             # Since it came, or came back.
-            begun = [spell.at for spell in history if spell.note and spell.phase == group.phase]
+            begun = [spell.at for spell in history if spell.came_back]
             known = max(begun, default=created_at)
         case _:
             known = status.finished_at

@@ -46,6 +46,12 @@ _FLAGS = {
     "enableNodeOrder": "score",
 }
 _NODE_ORDER = "nodeorder"
+#: Plugins that take arguments in both, in other words: where they stand here.
+_SETTINGS = {
+    "binpack": "pluginConfig.binpack",
+    "overcommit": "the setting overcommit, or pluginConfig.overcommit",
+    "sla": "pluginConfig.sla",
+}
 #: nodeorder's arguments: the plugin that scores so here, and the weight without the argument.
 _SCORES = {
     "leastrequested.weight": ("leastAllocated", 1),
@@ -213,7 +219,9 @@ class _Conversion:
         else:
             entries = [PluginEntry(name=plugin.name, tier=plugin.tier)]
             for name in self._arguments(plugin):
-                text = f"{plugin.name}'s argument {name} is left out: it means nothing here"
+                there = _SETTINGS.get(plugin.name)
+                why = f"what it sets is stated in {there}" if there else "it means nothing here"
+                text = f"{plugin.name}'s argument {name} is left out: {why}"
                 self._note((*plugin.path, "arguments", name), text)
         self._entries += entries
         self._switch_off(plugin, [entry.name for entry in entries])

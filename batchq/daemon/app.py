@@ -211,6 +211,8 @@ class LeaderTurn:
         #: In which epoch what was published last.
         self._published: tuple[int, str] | None = None
         self._turns = 0
+        #: What plugins of others have raised, as far as it has been told.
+        self._failures: dict[str, str] = {}
         self.mirrored: int | None = None
 
     def __call__(self) -> TurnReport:
@@ -232,12 +234,20 @@ class LeaderTurn:
         self._observed(report)
         self._executor.deliver()
         _tell(report, effective)
+        self._tell_failures(report.session.failures)
         self._turns += 1
         if self._turns % _COMPARED_EVERY_TURNS == 0:
             self._compare()
         if report.next_due_at is None:
             return TurnReport()
         return TurnReport(due_in_ms=report.next_due_at - self._clock.now_ms())
+
+    def _tell_failures(self, failures: dict[str, str]) -> None:
+        """Once for as long as a plugin goes on raising the same."""
+        for where, error in failures.items():
+            if self._failures.get(where) != error:
+                _log.error("plugin.failed", plugin=where, error=error)
+        self._failures = dict(failures)
 
     def _compare(self) -> None:
         """Look whether the mirror is true; a difference is our mistake, and heals by listing."""

@@ -129,7 +129,7 @@ PLUGIN = _histogram(
 ADMISSION_WAIT = _histogram(
     "admission_wait",
     WAITS_S,
-    "From the instant at which a group began to stand in line to InQueue.",
+    "From a group's submission, or its last roll-back or eviction, to InQueue, gates and all.",
     "queue",
 )
 CHECK_WAIT = _histogram(

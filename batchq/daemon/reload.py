@@ -21,10 +21,11 @@ import structlog
 from msgspec import Struct
 
 from batchq.api.transaction import Event, Transaction
-from batchq.assembly import assemble, known_names
+from batchq.assembly import assemble, expanded, known_names
 from batchq.config.load import as_text, read_config, read_file
 from batchq.config.model import SchedulerConfig
 from batchq.config.summary import what_changed
+from batchq.config.unkept import unkept
 from batchq.daemon.service import ThreadService
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.ids import RandomIds
@@ -50,13 +51,15 @@ Make = Callable[[SchedulerConfig], Scheduler]
 class Effective(Struct, frozen=True, kw_only=True):
     """A whole configuration, and the scheduler that goes by it.
 
-    `text` is a file that says the same, every default written out; `digest` names it in logs.
+    `text` is a file that says the same, every default written out; `digest` names it in logs;
+    `unkept` says what holds no longer, as the plugin that sees to it is off.
     """
 
     config: SchedulerConfig
     scheduler: Scheduler
     text: str
     digest: str
+    unkept: tuple[str, ...] = ()
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -121,7 +124,10 @@ class Reload:
         before, self.current = self.current, fresh
         changes = what_changed(before.config, fresh.config)
         _log.info("config.reloaded", config=fresh.digest, changes=changes)
-        self._note(RELOADED, changes)
+        given_up = [one for one in fresh.unkept if one not in before.unkept]
+        for sentence in given_up:
+            _log.warning("config.unkept", what=sentence)
+        self._note(RELOADED, "; ".join([changes, *(f"note: {one}" for one in given_up)]))
         return fresh
 
     # --- the looking thread -----------------------------------------------------------------
@@ -205,6 +211,7 @@ class Reload:
             config = read_config(found.content, self._source, known=known_names())
             scheduler = self._make(config)
             text = as_text(config)
+            given_up = tuple(unkept(expanded(config)))
         except InvalidInput:
             raise
         except Exception as error:  # a plugin of others may raise anything while it is made
@@ -213,7 +220,9 @@ class Reload:
                 hint="an installed action or plugin is at fault: ask who provides it",
             ) from error
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return Effective(config=config, scheduler=scheduler, text=text, digest=digest)
+        return Effective(
+            config=config, scheduler=scheduler, text=text, digest=digest, unkept=given_up
+        )
 
     def _refuse(self, problem: InvalidInput) -> None:
         _log.error(

@@ -7,7 +7,7 @@ With the plugin `checks` off, they are kept but ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -29,8 +29,13 @@ def are_honoured(session: Session) -> bool:
 
 def names_for(session: Session, group: GroupState) -> tuple[str, ...]:
     """The checks that a group has to pass, those of the queue nearest to the root first."""
+    return names_in(session, group.chain)
+
+
+def names_in(session: Session, chain: Sequence[str]) -> tuple[str, ...]:
+    """The checks that these queues ask for, from the root down."""
     found: dict[str, None] = {}
-    for name in group.chain:
+    for name in chain:
         if (queue := session.queues.get(name)) is not None:
             found |= dict.fromkeys(queue.record.spec.admission_checks)
     return tuple(found)

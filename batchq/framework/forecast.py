@@ -209,6 +209,7 @@ def _when_room(session: Session, group: GroupState, known: Sequence[End]) -> For
         refused = over_any_limit(session, group)
         if not refused:
             return Forecast(at=session.now_ms)
+        at_first = refused[0].message()
         lacking = {verdict.resource for verdict in refused}
         subjects = {verdict.subject for verdict in refused}
         for at, together in groupby(known, key=lambda end: end.at):
@@ -221,9 +222,11 @@ def _when_room(session: Session, group: GroupState, known: Sequence[End]) -> For
             lacking.update(verdict.resource for verdict in left)
             subjects.update(verdict.subject for verdict in left)
             refused = left
-    first = refused[0]
     why = "no walltime says when what it lacks will be free" if known else "nothing is known to end"
-    return Forecast(at=None, why=f"{why}: it {first.message()}")
+    at_last = refused[0].message()
+    # Other numbers than those of this moment have to say so.
+    still = "" if at_last == at_first else "once all have ended whose end is known, "
+    return Forecast(at=None, why=f"{why}: {still}it {at_last}")
 
 
 def _happens(trial: Statement, end: End, lacking: set[str], subjects: set[str]) -> bool:

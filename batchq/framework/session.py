@@ -31,6 +31,7 @@ from batchq.api.resources import UNLIMITED_PODS, Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.extension import POINTS, ExtensionPoint, Plugin, Standing
+from batchq.framework.guarding import guarded, guarded_clock, is_of_others
 from batchq.framework.hygiene import is_protected
 from batchq.framework.instrument import Instrument
 from batchq.framework.ledger import LedgerView
@@ -122,6 +123,8 @@ class Session:
         self.asks_each_group = False
         #: Plugin -> by which changes its refusals are lifted (batchq.framework.parking).
         self.lifted_by: dict[str, LiftedBy] = {SESSION: OF_SESSION}
+        #: What plugins of others raised: `plugin at point` -> the first of it.
+        self.failures: dict[str, str] = {}
         #: How many groups were asked about, whatever the answer; for those who watch the cost.
         self.evaluated = 0
         #: The dimensions that a claimant lacks, while victims are looked for.
@@ -186,13 +189,18 @@ class Session:
             point = self.points[name]
             for plugin, weight in standing:
                 function: Callable[..., Any] = getattr(plugin, point.method)
+                if is_of_others(plugin):
+                    function = guarded(plugin, name, function, self.failures)
                 if instrument is not None:
                     function = instrument.plugin(plugin.name, name, function)
                 point.add(plugin.name, function, weight)
                 on[plugin.name] = plugin
         for plugin in on.values():
             if (clock := getattr(plugin, "due_at", None)) is not None:
-                self.plugin_clocks.append(clock)
+                ours = not is_of_others(plugin)
+                self.plugin_clocks.append(
+                    clock if ours else guarded_clock(plugin, clock, self.failures)
+                )
             self.asks_each_group |= getattr(plugin, "per_group", False)
             self.lifted_by[plugin.name] = getattr(plugin, "lifted_by", {})
 
@@ -386,12 +394,13 @@ def _limits(snapshot: Snapshot, ready: Amounts, settings: Settings) -> dict[str,
 
 def _known_resources(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
     """What all nodes seen within a day have, ready or not."""
-    return total(
-        node.total
-        for node in nodes
-        if node.record.status.heartbeat is None
-        or now_ms < node.record.status.heartbeat + settings.node_memory_ms
-    )
+    return total(node.total for node in nodes if is_known(node, now_ms, settings))
+
+
+def is_known(node: NodeState, now_ms: int, settings: Settings) -> bool:
+    """Whether the node was seen within a day: it may be away, and come back."""
+    heartbeat = node.record.status.heartbeat
+    return heartbeat is None or now_ms < heartbeat + settings.node_memory_ms
 
 
 def unfinished(groups: Iterable[GroupState]) -> list[GroupState]:

@@ -86,7 +86,8 @@ class Checks:
             else:
                 controller = check.spec.controller_name or "its controller"
                 detail = f"check {name} is inactive: {controller} holds no lease on it"
-            found.append(Verdict(plugin=self.name, reason=Waiting.CHECK_INACTIVE, detail=detail))
+            reason = Waiting.CHECK_INACTIVE
+            found.append(Verdict(plugin=self.name, reason=reason, subject=name, detail=detail))
         return found
 
 

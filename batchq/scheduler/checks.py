@@ -30,7 +30,7 @@ from batchq.framework.checks import (
     timeout_at,
 )
 from batchq.framework.line import waits_in_line
-from batchq.framework.moves import finish, roll_back
+from batchq.framework.moves import finish, roll_back, set_condition
 from batchq.framework.pledges import awaits_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -48,7 +48,10 @@ def follow_checks(statement: Statement, group: GroupState) -> bool:
     _give_up_waiting(statement, group)
     if rejected := refused_with(group, "Reject"):
         told = _told(rejected)
+        held = group.reserved or is_admitted(group)
         finish(statement, group, PodGroupPhase.FAILED, Finish.CHECK_REJECTED, told)
+        if held:
+            _say_what_it_lost(statement, group, told)
         return True
     if not (asked := refused_with(group, "Retry")):
         return False
@@ -60,6 +63,13 @@ def follow_checks(statement: Statement, group: GroupState) -> bool:
     if (retry_at(session, group) or 0) <= session.now_ms:
         _set(statement, group, cleared(session, group), "all checks are Unknown again")
     return False
+
+
+def _say_what_it_lost(statement: Statement, group: GroupState, message: str) -> None:
+    """Nothing is reserved any more, nor admitted: Reject is a leaving reason, too."""
+    for kind in ("Admitted", "QuotaReserved"):
+        set_condition(statement, group, kind, "False", Leaving.CHECK_REJECTED, message)
+    set_condition(statement, group, "Evicted", "True", Leaving.CHECK_REJECTED, message)
 
 
 def give_back_what_no_longer_fits(session: Session) -> None:

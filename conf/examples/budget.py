@@ -1,6 +1,9 @@
 """A controller of admission checks: so many cpu-hours a week for each namespace.
 
-python3 conf/examples/budget.py conf/examples/cpu-hours.yml [LEDGER]
+    .venv/bin/python conf/examples/budget.py conf/examples/cpu-hours.yml [LEDGER]
+
+`.venv` is where the README installs batchq; any Python that can import it will do. Without LEDGER,
+that is the file beside the budgets, conf/examples/cpu-hours.ledger.json.
 
 A group passes when what is left of its namespace's week (from Monday, UTC) covers its cpus for its
 walltime, beside what others that have passed may still use; one without a walltime passes while
@@ -106,20 +109,22 @@ class Budgets:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.hours: dict[str, float] = {}
-        self._read = ""
+        self._told = ("", "")
         self.follow()
         if not self.hours:
             raise SystemExit(f"{path} names no namespace with a budget")
 
     def follow(self) -> None:
-        """Read the file, if it has changed."""
+        """Read the file. Of one that is wrong is told once, until it changes."""
+        text = problem = ""
         try:
             text = self.path.read_text()
-            if text != self._read:
-                self.hours = {str(name): float(most) for name, most in yaml.safe_load(text).items()}
-                self._read = text
-        except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as problem:
-            print(f"{self.path}: {problem}; going on with the last one", file=sys.stderr)
+            self.hours = {str(name): float(most) for name, most in yaml.safe_load(text).items()}
+        except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+            problem = f"{self.path}: {error}; going on with the last one"
+        if problem and (text, problem) != self._told:
+            print(problem, file=sys.stderr, flush=True)
+        self._told = (text, problem)
 
     def of(self, namespace: str) -> float:
         """Nothing, for a namespace that the file does not name."""
@@ -184,9 +189,9 @@ class Controller:
         return passes
 
 
-def main(file: str, ledger: str = "cpu-hours.ledger.json") -> None:
+def main(file: Path, ledger: Path) -> None:
     """Answer until told to stop."""
-    budgets, book = Budgets(Path(file)), Ledger(Path(ledger))
+    budgets, book = Budgets(file), Ledger(ledger)
     with Client(tell=print) as client, client.checks.watch(CONTROLLER) as watch:
         signal.signal(signal.SIGTERM, lambda *_: watch.stop())
         controller = Controller(client, budgets, book)
@@ -197,4 +202,10 @@ def main(file: str, ledger: str = "cpu-hours.ledger.json") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) not in (2, 3):
+        print("usage: budget.py CPU-HOURS.yml [LEDGER.json]", file=sys.stderr)
+        sys.exit(2)
+    paths = [Path(argument) for argument in sys.argv[1:]]
+    # Ctrl-C ends it where it is: a look that was cut short is made again by the next one.
+    with contextlib.suppress(KeyboardInterrupt):
+        main(paths[0], paths[-1] if len(paths) == 2 else paths[0].with_suffix(".ledger.json"))

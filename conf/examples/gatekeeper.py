@@ -3,13 +3,16 @@
 A group says by an annotation which file it waits for; gates.yaml, beside this, has two. Any number
 of such programs may run at a time, for other gates or for the same.
 
-    python3 conf/examples/gatekeeper.py             # on, and on
-    python3 conf/examples/gatekeeper.py --once      # what can be opened now
+    .venv/bin/python conf/examples/gatekeeper.py             # on, and on; Ctrl-C ends it
+    .venv/bin/python conf/examples/gatekeeper.py --once      # what can be opened now
+
+`.venv` is where the README installs batchq; any Python that can import it will do.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from batchq import Client
@@ -42,4 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(KeyboardInterrupt):
+        main()

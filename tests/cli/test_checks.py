@@ -88,9 +88,9 @@ def test_set_answers_and_says_so(batchq: Batchq, watch: CheckWatch, stage: Stage
     ("words", "code", "sentence"),
     [
         (
-            ["first", "approval", "Maybe"],
+            ["first", "approval", "maybe"],
             1,
-            "check approval: expected True, False or Unknown, found 'Maybe'",
+            "check approval: expected True, False or Unknown, found 'maybe'",
         ),
         (
             ["first", "approval", "False"],
@@ -100,7 +100,15 @@ def test_set_answers_and_says_so(batchq: Batchq, watch: CheckWatch, stage: Stage
         (
             ["first", "approval", "True", "--reason", "Reject"],
             1,
-            "check approval: expected with status True the reason none, found 'Reject'",
+            "check approval: status True takes no reason, found 'Reject'",
+        ),
+        (
+            ["first", "approval", "unknown", "--reason", "Reject"],
+            1,
+            (
+                "check approval: expected with status Unknown the reason 'PreemptionRequired', or"
+                " none, found 'Reject'"
+            ),
         ),
         (["first", "budget", "True"], 6, "PodGroup default/first has no admission check 'budget'"),
         (["third", "approval", "True"], 6, "PodGroup default/third does not exist"),
@@ -208,14 +216,14 @@ def test_serve_keeps_checks_active_and_lets_go_when_told_to_end(
 
 def test_serve_stands_by_while_another_does(batchq: Batchq, stage: Stage, server: Server) -> None:
     batchq("apply", "-f", "-", stdin=WORLD)
-    with stage.client.checks.watch("boss", lease_s=3600):
+    with stage.client.checks.watch("boss", holder="boss-0", lease_s=3600):
         process = serving(server)
         assert process.stderr is not None
         assert process.stderr.readline() == (
-            "there is no check of controller boss to keep active yet, or another process does:"
-            " standing by\n"
+            "approval is kept active by boss-0: standing by until that ends\n"
         )
-    until(lambda: stage.client.checks.records()[0].active)
+    assert process.stderr.readline() == "keeping approval active\n"
+    assert stage.client.checks.records()[0].active
     batchq("submit", "-q", "q", "--name", "g", "--", "true")
     stage.turn()
     assert process.stdout is not None
@@ -223,3 +231,39 @@ def test_serve_stands_by_while_another_does(batchq: Batchq, stage: Stage, server
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def test_serve_names_the_controllers_there_are_and_takes_up_a_check_that_comes(
+    batchq: Batchq, stage: Stage, server: Server
+) -> None:
+    other = WORLD.replace("boss", "them").replace("approval", "budget").partition("---")[0]
+    batchq("apply", "-f", "-", stdin=other)
+    process = serving(server)
+    assert process.stderr is not None
+    assert process.stderr.readline() == (
+        "there is no AdmissionCheck of controller boss (there are those of them):"
+        " standing by until one is applied\n"
+    )
+    batchq("apply", "-f", "-", stdin=WORLD)
+    assert process.stderr.readline() == "keeping approval active\n"
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_check_without_a_delay_is_warned_of(batchq: Batchq, stage: Stage) -> None:
+    check = WORLD.partition("---")[0].replace("boss,", "boss, retryDelayMinutes: 0,")
+    done = batchq("apply", "-f", "-", stdin=check)
+    assert (done.code, done.out) == (0, "admissioncheck approval created\n")
+    assert done.err == (
+        "warning: AdmissionCheck approval has retryDelayMinutes 0: a group that it answers False"
+        " (Retry) is reserved and asked about again at once, many times a second; set 1 or more\n"
+    )
+    assert batchq("apply", "-f", "-", stdin=check.replace(": 0", ": 1")).err == ""
+
+
+@pytest.mark.parametrize("kind", ["check", "checks", "ac", "AdmissionCheck"])
+def test_a_check_may_be_called_one(batchq: Batchq, watch: CheckWatch, kind: str) -> None:
+    assert batchq("describe", kind, "approval").out.splitlines()[0].split()[-1] == "approval"
+    assert batchq("get", kind, "approval", "-o", "name").out == "admissioncheck/approval\n"
+    assert batchq("delete", kind, "approval").out == "admissioncheck approval deleted\n"

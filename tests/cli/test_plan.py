@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import a_priority, a_queue
+from tests.builders import a_node, a_priority, a_queue
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 
@@ -105,6 +105,21 @@ def test_what_could_never_start_says_what_could(batchq: Batchq, occupied: Stage)
         "What would help:",
         "  asking for cpu 2 instead of 9, it would start now",
     ]
+
+
+def test_what_is_larger_than_every_node_could_never_start(batchq: Batchq, occupied: Stage) -> None:
+    occupied.furnish(a_node("n2", cpu=4))
+    done = batchq("plan", "--name", "x", "--cpus", "10", "--", "true")
+    assert done.code == 5
+    assert done.lines[3:5] == [
+        "Would:     never start, as queues, quotas and nodes are",
+        (
+            "Ever:      no: not even empty nodes take it: task main: 0/2 nodes fit: 2 insufficient"
+            " cpu; a pod needs cpu 10, and the largest node has 8"
+        ),
+    ]
+    assert done.lines[-1] == "  asking for cpu 4 instead of 10, it would start now"
+    assert not any(line.startswith("Room by") for line in done.lines)
 
 
 TOO_LARGE = (

@@ -108,6 +108,17 @@ def test_a_stop_that_the_file_does_not_name_is_not_the_files_to_end(tmp_path: Pa
     assert read_plan(written(tmp_path, stated)).keep_stop == frozenset()
 
 
+def test_the_groups_of_a_file_may_get_labels_when_it_is_run(tmp_path: Path) -> None:
+    text = FILE.replace("{name: first}\nspec", "{name: first, labels: {own: is}}\nspec")
+    plan = read_plan(written(tmp_path, text)).marked({"team": "web"}, {"why": "a try"})
+    assert [group.metadata.labels for group in plan.groups] == [
+        {"own": "is", "team": "web"},
+        {"team": "web"},
+    ]
+    assert {group.metadata.annotations["why"] for group in plan.groups} == {"a try"}
+    assert plan.others[0].metadata.labels == {}
+
+
 def names_of(groups: tuple[PodGroup, ...]) -> list[str]:
     """Their names."""
     return [group.metadata.name for group in groups]

@@ -116,6 +116,40 @@ def test_a_file_is_submitted_whole_and_starts_in_its_folder(
     assert batchq("submit", "-f", str(file)).code == 8
 
 
+def test_labels_and_annotations_are_written_on_the_group(batchq: Batchq, stage: Stage) -> None:
+    marks = ("--label", "team=web", "--label", "weekend=ok", "--annotation", "example.com/n=a=b")
+    assert batchq("submit", "--name", "x", *marks, "--", "true").code == 0
+    meta = stored(stage, "x").metadata
+    assert meta.labels == {"team": "web", "weekend": "ok"}
+    assert meta.annotations == {"example.com/n": "a=b"}
+    assert batchq("plan", "--label", "team=web", "--", "true").code == 0
+    again = stage.client.submit(["true"], name="y", labels={"a": "b"}, annotations={"c": "d"})
+    assert (again.metadata.labels, again.metadata.annotations) == ({"a": "b"}, {"c": "d"})
+
+
+def test_every_group_of_a_file_gets_the_labels_beside_its_own(
+    batchq: Batchq, stage: Stage, tmp_path: Path
+) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(FILE.replace("{name: first}", "{name: first, labels: {own: is, team: x}}", 1))
+    assert batchq("submit", "-f", str(file), "--label", "team=web").code == 0
+    assert stored(stage, "first").metadata.labels == {"own": "is", "team": "web"}
+    assert stored(stage, "second").metadata.labels == {"team": "web"}
+    queue = stage.client.get("Queue", "files")
+    assert queue.metadata.labels == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("--label", "team"), 2), (("--annotation", "=web"), 2), (("--label", "a b=c"), 1)],
+)
+def test_a_label_that_is_none_is_refused(
+    batchq: Batchq, stage: Stage, words: tuple[str, ...], code: int
+) -> None:
+    done = batchq("submit", "--name", "x", *words, "--", "true")
+    assert (done.code, done.out) == (code, "")
+
+
 class Talk:
     """Commands that wait, in a thread, begun before the test goes on."""
 

@@ -8,9 +8,11 @@ from itertools import islice
 
 import pytest
 
+from batchq.api.objects import SchedulingGate
+from batchq.api.transaction import Event, Transaction
 from batchq.cli.whyview import row_of, show_why
 from batchq.client import Client
-from tests.builders import a_queue
+from tests.builders import a_group, a_queue, a_task
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 from tests.client.waits import everything
@@ -91,6 +93,29 @@ def test_history_has_each_change_with_its_time(busy: Stage, batchq: Batchq) -> N
     assert "so far" in history[-1]
 
 
+def test_history_has_who_opened_a_gate(busy: Stage, batchq: Batchq) -> None:
+    batchq("gates", "open", "gated", "data-ready")
+    busy.turn()
+    lines = batchq("why", "gated", "--history").lines
+    assert sum("GateOpened: gate data-ready by " in line for line in lines) == 1
+
+
+def test_pods_that_a_gate_of_their_task_holds_back_are_told(busy: Stage, batchq: Batchq) -> None:
+    late = a_task("b", 2, command=("true",), scheduling_gates=(SchedulingGate(name="late"),))
+    tasks = (a_task("a", 1, command=("true",)), late)
+    busy.client.submit(a_group("part", tasks=tasks, min_member=1))
+    busy.turn()
+    busy.start("part")
+    assert batchq("why", "part").lines[1:3] == [
+        "  1. SchedulingGated: 2 pods of task b wait for gate late",
+        "     -> `batchq gates open part late --task b`",
+    ]
+    [row] = [line for line in batchq("jobs").lines if line.startswith("part ")]
+    assert row.endswith("n1; 2 pods of task b wait for gate late")
+    assert batchq("gates", "open", "part", "late", "--task", "b").code == 0
+    assert "wait for gate" not in batchq("why", "part").out
+
+
 def test_why_of_nobody(stage: Stage, batchq: Batchq) -> None:
     answer = batchq("why", "nobody")
     assert (answer.code, answer.out) == (6, "")
@@ -142,6 +167,66 @@ def test_events_of_what_is_in_no_namespace(busy: Stage, batchq: Batchq) -> None:
     queues = batchq("events", "--kind", "queue").lines
     assert all(" Queue " in line for line in queues[1:])
     assert len(queues) > 1
+
+
+def test_a_pod_is_shown_by_its_name_and_by_its_uid_in_json(busy: Stage, batchq: Batchq) -> None:
+    busy.store.commit(
+        [
+            Transaction(
+                subject="a pod",
+                events=(
+                    Event(kind="Pod", key="u-1-0", reason="Failed", message="default/x-m-0 Failed"),
+                    Event(kind="Pod", key="u-1-1", reason="Superseded", message="by another"),
+                ),
+            )
+        ],
+        request_id="r",
+    )
+    lines = batchq("events", "-A", "--kind", "pod").lines
+    shown = [line.split()[2] for line in lines if "Failed" in line or "Superseded" in line]
+    assert shown == ["default/x-m-0", "u-1-1"]
+    told = json.loads(batchq("events", "-A", "--kind", "pod", "-o", "json").out)["items"]
+    assert [one["object"] for one in told][-2:] == ["u-1-0", "u-1-1"]
+
+
+@pytest.mark.parametrize("more", [(), ("-w",), ("-w", "-o", "json"), ("--reason", "Bound")])
+def test_events_of_nobody_are_not_waited_for(
+    busy: Stage, batchq: Batchq, more: tuple[str, ...]
+) -> None:
+    answer = batchq("events", "nosuchgroup", *more)
+    assert (answer.code, answer.out) == (6, "")
+    assert "PodGroup default/nosuchgroup does not exist" in answer.err
+
+
+def test_events_of_what_is_deleted_are_told_as_long_as_there_are_any(
+    busy: Stage, batchq: Batchq
+) -> None:
+    busy.erase("waits")
+    answer = batchq("events", "waits")
+    assert (answer.code, answer.lines[1].split()[2:4]) == (0, ["default/waits", "Submitted"])
+    assert batchq("events", "gated", "--reason", "Bound").code == 0
+
+
+def test_events_of_schedulers(busy: Stage, batchq: Batchq) -> None:
+    event = Event(kind="Scheduler", key="host-1", reason="ReloadFailed", message="no", at=1)
+    told = Transaction(subject="host-1", events=(event,))
+    assert not busy.store.commit([told], request_id="reload").refused
+    for word in ("Scheduler", "scheduler"):
+        items = json.loads(batchq("events", "--kind", word, "-o", "json").out)["items"]
+        assert [(one["kind"], one["reason"]) for one in items] == [("Scheduler", "ReloadFailed")]
+    assert batchq("events", "--kind", "Schedulers").code == 2
+
+
+@pytest.mark.parametrize("command", [("why",), ("events",), ("gates", "open", "--all")])
+def test_a_namespace_that_is_given_twice_must_be_the_same(
+    busy: Stage, batchq: Batchq, command: tuple[str, ...]
+) -> None:
+    answer = batchq(*command, "small/gated", "-n", "default")
+    assert (answer.code, answer.out) == (2, "")
+    assert "small/gated is of namespace small, and -n gives 'default'" in answer.err
+    assert "leave out -n, or say `-n small`" in answer.err
+    assert batchq(*command, "default/gated", "-n", "default").code == 0
+    assert batchq(*command, "small/gated").code == 6
 
 
 def test_events_by_reason_and_age(busy: Stage, batchq: Batchq) -> None:

@@ -362,9 +362,9 @@ def test_an_answer_to_a_finished_group_is_refused(asked: Stage) -> None:
 @pytest.mark.parametrize(
     ("status", "reason", "sentence"),
     [
-        ("True", "Retry", "expected with status True the reason none, found 'Retry'"),
+        ("True", "Retry", "check approval: status True takes no reason, found 'Retry'"),
         ("False", "", "expected with status False the reason 'Retry' or 'Reject', found none"),
-        ("Unknown", "Reject", "with status Unknown the reason none or 'PreemptionRequired'"),
+        ("Unknown", "Reject", "with status Unknown the reason 'PreemptionRequired', or none"),
         ("Maybe", "", "expected True, False or Unknown, found 'Maybe'"),
     ],
 )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.client.stage import Stage
+from tests.daemon.waiting import until
 from tests.harness.server import Server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checks.md"
@@ -19,29 +26,66 @@ def block_of(language: str) -> str:
     return str(block)
 
 
-def test_the_python_of_the_page_answers_and_gives_back(
-    server: Server,
-    stage: Stage,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def manifests() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(block_of("yaml")))
+
+
+@contextmanager
+def the_program(server: Server, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """What the page calls licences.py, saved as it stands there and started."""
+    program = folder / "licences.py"
+    program.write_text(block_of("python"))
+    with subprocess.Popen(
+        [sys.executable, str(program)],
+        env={"BATCHQ_REDIS_URL": server.url, "PYTHONPATH": ":".join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def answers(stage: Stage, group: str) -> list[tuple[str, str]]:
+    return [(state.status, state.message) for state in stage.client.checks.list(group)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_of_the_page_answers_until_it_is_stopped(
+    server: Server, stage: Stage, tmp_path: Path, number: signal.Signals
 ) -> None:
-    monkeypatch.setenv("BATCHQ_REDIS_URL", server.url)
-    check, queue = yaml.safe_load_all(block_of("yaml"))
+    check, queue, group = manifests()
     check["spec"]["controllerName"] = "licences"
-    stage.client.apply([check, queue])
-    stage.client.submit(command=["true"], name="g", queue="reviewed")
-    with stage.client.checks.watch("licences"):
+    stage.client.apply([check, queue, group])
+    with the_program(server, tmp_path) as process:
+        until(lambda: stage.client.checks.records()[0].active)
         stage.turn()
-    code = compile(block_of("python"), str(PAGE), "exec")
-    exec(code, {})
-    [state] = stage.client.checks.list("g")
-    assert (state.status, state.message) == ("True", "2 of 10 seats are free")
-    stage.client.suspend("g")
-    stage.turn()
-    exec(code, {})
-    assert capsys.readouterr().out == "giving the seats of default/g back\n"
+        until(lambda: answers(stage, "release") == [("True", "10 of 10 seats are free")])
+        # It has not ended with its first answer.
+        stage.client.submit(command=["true"], name="second", queue="reviewed")
+        stage.turn()
+        until(lambda: answers(stage, "second") == [("True", "9 of 10 seats are free")])
+        assert stage.client.checks.records()[0].active
+        stage.client.suspend("release")
+        stage.turn()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "the seat of default/release is free again\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert not stage.client.checks.records()[0].active
+    # Whoever is started anew knows who has a seat, and says nothing of what is long over.
+    with the_program(server, tmp_path) as process:
+        until(lambda: stage.client.checks.records()[0].active)
+        stage.client.submit(command=["true"], name="third", queue="reviewed")
+        stage.turn()
+        until(lambda: answers(stage, "third") == [("True", "9 of 10 seats are free")])
+        process.send_signal(number)
+        assert process.communicate(timeout=30) == ("", "")
 
 
 def test_the_manifests_of_the_page_are_accepted(stage: Stage) -> None:
-    applied = stage.client.apply(list(yaml.safe_load_all(block_of("yaml"))))
-    assert [one.effect for one in applied] == ["created", "created"]
+    applied = stage.client.apply(manifests())
+    assert [one.effect for one in applied] == ["created", "created", "created"]

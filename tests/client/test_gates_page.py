@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from batchq.api.manifest import decode
 from batchq.client import Client
@@ -24,6 +25,8 @@ def test_the_program_opens_the_gates_of_groups_whose_file_is_there(
 ) -> None:
     [program] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
     monkeypatch.setenv("BATCHQ_REDIS_URL", server.url)
+    # The first of them says nothing: the program goes on to the others.
+    client.submit(command=["true"], name="a-silent-one", gates=["data-ready"])
     for name in ("there", "missing"):
         template = {"command": ["true"], "schedulingGates": [{"name": "data-ready"}]}
         manifest = {
@@ -40,5 +43,15 @@ def test_the_program_opens_the_gates_of_groups_whose_file_is_there(
     exec(compile(program, str(PAGE), "exec"), {})
     stage.turn()
     assert (stage.phase("there"), stage.phase("missing")) == ("InQueue", "Pending")
+    assert [left.group for left in client.gates.list()] == [
+        "default/a-silent-one",
+        "default/missing",
+    ]
+
+
+def test_the_manifest_of_the_page_is_accepted_and_waits(client: Client, stage: Stage) -> None:
+    [manifest] = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    client.apply([yaml.safe_load(manifest)])
+    stage.turn()
     [left] = client.gates.list()
-    assert left.group == "default/missing"
+    assert (left.group, left.gate) == ("default/train", "data-ready")

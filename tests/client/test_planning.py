@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stdout
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -12,67 +11,26 @@ from msgspec import structs
 from batchq.api.objects import (
     AdmissionCheck,
     AdmissionCheckSpec,
-    AdmissionCheckStatus,
     Dependency,
     Metadata,
-    Object,
     PodGroup,
     SchedulingGate,
 )
-from batchq.assembly import assemble
 from batchq.cli.planview import show_plan
-from batchq.client.deciding import Deciding
-from batchq.client.outcomes import GroupPlan, Outcome
-from batchq.client.planning import Plan, Planner
-from batchq.config.model import SchedulerConfig
+from batchq.client.outcomes import Outcome
+from batchq.client.planning import Plan
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.framework.snapshot import Snapshot
-from batchq.ids import RandomIds
-from batchq.store.memory import MemoryStore
 from tests.builders import (
     a_group,
     a_node,
-    a_priority,
     a_queue,
     a_quota,
     a_running_group,
     a_snapshot,
-    a_task,
     amounts,
 )
-
-NOW = 300_000
-CPU_8 = a_node("n1", cpu=8)
-HIGH = a_priority("high", 10)
-
-
-def a_request(name: str = "x", replicas: int = 1, *, cpu: str | int = 1, **spec: Any) -> PodGroup:
-    """A group as somebody would submit it."""
-    tasks = spec.pop("tasks", None) or (
-        a_task("w", replicas, requests={"cpu": cpu}, command=("true",)),
-    )
-    return a_group(name, tasks=tasks, **spec)
-
-
-def plan_on(snapshot: Snapshot, *wanted: Object, advise: bool = True, **config: Any) -> Plan:
-    deciding = Deciding(
-        snapshot=snapshot, scheduler=assemble(SchedulerConfig(**config)), now_ms=NOW
-    )
-    return Planner(deciding, MemoryStore(), RandomIds().new_uid).plan(wanted, advise=advise)
-
-
-def plan_of(wanted: PodGroup, *there: Any, **config: Any) -> Plan:
-    """The plan of one group, where this is there beside a node of 8 cpus."""
-    return plan_on(a_snapshot(CPU_8, *there), wanted, **config)
-
-
-def only(plan: Plan) -> GroupPlan:
-    [group] = plan.groups
-    return group
-
-
-def advices(plan: Plan) -> list[str]:
-    return [advice.sentence for advice in only(plan).advice]
+from tests.client.plans import CPU_8, HIGH, a_check, a_request, advices, only, plan_of, plan_on
 
 
 def test_what_fits_starts_now_and_the_plan_says_where() -> None:
@@ -174,11 +132,11 @@ def test_nobody_knows_when_a_group_without_a_walltime_ends() -> None:
     assert (group.earliest_start, group.after) == (None, ())
 
 
-def test_what_no_node_takes_is_admitted_and_says_why() -> None:
+def test_what_no_node_takes_never_starts_and_says_why() -> None:
     there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=3))
     plan = plan_on(there, a_request(cpu=4))
     group = only(plan)
-    assert (plan.outcome, group.phase, group.position) == (Outcome.WAITS, "InQueue", None)
+    assert (plan.outcome, group.phase, group.position) == (Outcome.NEVER, "InQueue", None)
     [verdict] = group.blockers
     assert verdict.reason == "Unschedulable"
     assert verdict.message().startswith("task w: 0/2 nodes fit: 2 insufficient cpu")
@@ -250,14 +208,6 @@ def test_what_would_wait_behind_its_gate_too_says_for_what() -> None:
 # --- checks -----------------------------------------------------------------------------------
 
 
-def a_check(name: str = "budget", *, active: bool = True) -> AdmissionCheck:
-    return AdmissionCheck(
-        metadata=Metadata(name=name),
-        spec=AdmissionCheckSpec(controller_name="accountant"),
-        status=AdmissionCheckStatus(active=active),
-    )
-
-
 def with_checks(*checks: AdmissionCheck) -> Snapshot:
     queue = a_queue("default", admission_checks=("budget",))
     return structs.replace(a_snapshot(CPU_8, queue), admission_checks=checks)
@@ -294,6 +244,23 @@ def test_nobody_is_evicted_before_a_late_check_has_passed() -> None:
 LATE = (
     "Would:     reserve its quota, and wait for the check budget; others are evicted for it only"
     " then"
+)
+
+
+def test_others_may_be_evicted_while_a_check_has_not_passed_and_it_does_not_start_then() -> None:
+    there = a_snapshot(
+        *(CPU_8, HIGH, a_queue("default", admission_checks=("budget",))),
+        *a_running_group("low", cpu=6),
+    )
+    wanted = a_request(cpu=4, priority_class_name="high")
+    plan = plan_on(structs.replace(there, admission_checks=(a_check(),)), wanted, advise=False)
+    assert (plan.exit_code, [one.key for one in plan.evicted]) == (4, ["default/low"])
+    assert any(line == EARLY for line in _told(plan))
+
+
+EARLY = (
+    "Would:     reserve its quota, and wait for the check budget; others are evicted for it already"
+    " now"
 )
 
 
@@ -347,77 +314,14 @@ def test_who_is_sent_back_by_an_edit_of_the_request_is_evicted_by_nobody() -> No
     assert plan.exit_code == 3
 
 
-# --- what would help --------------------------------------------------------------------------
-
-
-def test_the_largest_request_that_starts_now_is_found() -> None:
-    plan = plan_of(a_request(replicas=2, cpu=3), *a_running_group("r", cpu=4))
-    assert advices(plan) == [
-        "asking for cpu 2 instead of 3 per pod, it would start now",
-        "with minMember 1 instead of 2, it would start now with 1 pod or more",
-    ]
-
-
-def test_nodes_that_are_full_in_part_are_no_matter_of_sums() -> None:
-    """Twelve cpus are free, and no node has more than four of them."""
-    there = a_snapshot(*(a_node(f"n{place}", cpu=4) for place in range(3)))
-    plan = plan_on(there, a_request(cpu=10))
-    assert advices(plan) == ["asking for cpu 4 instead of 10, it would start now"]
-
-
-def test_a_queue_and_a_class_in_which_it_would_start_are_named() -> None:
-    plan = plan_of(
-        a_request(cpu=4, queue="full"),
-        HIGH,
-        a_priority("higher", 20),
-        a_queue("full", capability={"cpu": 4}),
-        a_queue("free"),
-        a_queue("held", stop_policy="Hold"),
-        *a_running_group("r", cpu=2, queue="full"),
-    )
-    assert advices(plan) == [
-        "asking for cpu 2 instead of 4, it would start now",
-        "in queue default, it would start now",
-        "in queue free, it would start now",
-        "with priority class high, it would start, and 1 pod of others would be evicted",
-    ]
-
-
-def test_memory_is_advised_in_sizes_that_people_write() -> None:
-    there = a_snapshot(a_node("n1", cpu=8, memory="10Gi"))
-    task = a_task("w", 1, requests={"cpu": 1, "memory": "16Gi"}, command=("true",))
-    plan = plan_on(there, a_request(tasks=(task,)))
-    assert advices(plan) == ["asking for memory 10Gi instead of 16Gi, it would start now"]
-
-
-def test_what_is_too_large_for_ever_is_told_what_would_at_least_wait() -> None:
-    plan = plan_of(a_request(cpu=12), *a_running_group("r", cpu=8))
-    assert advices(plan) == [
-        "asking for cpu 8 instead of 12, it would wait in line, and could start one day"
-    ]
-
-
-def test_an_external_group_is_advised_about_what_it_reserves() -> None:
-    wanted = PodGroup(
-        metadata=Metadata(name="x"),
-        spec=structs.replace(
-            a_group("x").spec, tasks=(), controller="external", min_resources=amounts(cpu=4)
-        ),
-    )
-    queue = a_queue(capability={"cpu": 3})
-    assert advices(plan_of(wanted, queue)) == ["asking for cpu 3 instead of 4, it would start now"]
-
-
-def test_what_starts_is_not_advised_and_nobody_is_if_nobody_asks() -> None:
-    assert only(plan_of(a_request())).advice == ()
-    assert only(plan_of(a_request(cpu=9), advise=False)).advice == ()
-
-
-def test_the_configured_actions_decide() -> None:
-    wanted = a_request(cpu=4, priority_class_name="high")
-    there = (HIGH, *a_running_group("low", cpu=6))
-    assert plan_of(wanted, *there).outcome == "Evicts"
-    assert plan_of(wanted, *there, actions=("enqueue", "allocate")).outcome == "Waits"
+def test_the_wait_for_victims_is_told_in_whole_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(a_request(cpu=8, priority_class_name="high"), HIGH, *a_running_group("r"))
+    group = only(plan)
+    assert group.awaits is not None
+    awaits = structs.replace(group.awaits, within_ms=11_978)
+    show_plan(structs.replace(plan, groups=(structs.replace(group, awaits=awaits),)))
+    told = capsys.readouterr().out.splitlines()
+    assert "Would:     start when 1 pod of default/r has ended, within 12s" in told
 
 
 # --- what cannot be planned -------------------------------------------------------------------

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from msgspec import json, structs
 
-from batchq.api.objects import PodGroup
+from batchq.api.objects import (
+    PodGroup,
+)
 from batchq.api.reasons import Waiting
 from batchq.assembly import assemble
 from batchq.cli.whyview import show_why
@@ -41,7 +43,7 @@ TOLD = {
             "needs cpu 100, and the cluster, with every node that was seen within a day, allows at"
             " most 80"
         ),
-        "ask for less cpu: at most 80 can ever fit",
+        "ask for less cpu: at most 40 can ever fit, on the largest node",
     ),
     "stopped": (
         Waiting.QUEUE_STOPPED,
@@ -81,7 +83,10 @@ TOLD = {
     "unbudgeted": (
         Waiting.CHECK_INACTIVE,
         "check budget is inactive: finance holds no lease on it",
-        "start the controller of the check, or take the check off the queue",
+        (
+            "start its controller, finance; where people answer it, `batchq checks serve finance`;"
+            " or take it off queue budgeted"
+        ),
     ),
     "quota": (
         Waiting.WAITING_FOR_QUOTA,
@@ -248,9 +253,9 @@ def test_a_gang_that_no_empty_node_takes_can_never_run() -> None:
     world.run(asks("runs", requests={"cpu": 2}))
     world.add(asks("wide", requests={"cpu": 3}))
     world.turn()
-    assert (
-        world.why("wide").ever
-        == "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu"
+    assert world.why("wide").ever == (
+        "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
+        " cpu 3, and the largest node has 2"
     )
 
 

@@ -287,3 +287,19 @@ def test_a_service_follows_the_file_and_answers_a_signal(
     events = redis_store.events(kind="Scheduler")
     assert events[1].message == f"{path}: as before"
     assert len(events) < 20
+
+
+def test_what_holds_no_longer_is_told_once(path: Path, redis_store: RedisStore) -> None:
+    reload = Reload(path)
+    off = "plugins: {preEnqueue: {disabled: [gates]}}\n"
+    for text in (off, f"{off}schedulePeriod: 3s\n"):
+        path.write_text(text)
+        assert reload.look(asked=True)
+        with capture_logs() as logs:
+            assert reload.take_up() is not None
+        ignored = "plugin gates is off at preEnqueue: scheduling gates are kept and ignored"
+        told_in_log = [line["what"] for line in logs if line["event"] == "config.unkept"]
+        assert told_in_log == ([ignored] if text == off else [])
+    messages = [message for _, message in told(reload, redis_store)]
+    assert messages[0].endswith(f"; note: {ignored}")
+    assert "note:" not in messages[1]

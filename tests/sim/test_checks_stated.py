@@ -97,8 +97,8 @@ def test_a_retry_whose_delay_is_over_when_it_is_heard_of_sends_a_group_back_once
 @pytest.mark.parametrize(
     ("status", "reason", "told"),
     [
-        ("True", "Retry", "check a: expected with status True the reason none, found 'Retry'"),
-        ("True", "Reject", "check a: expected with status True the reason none, found 'Reject'"),
+        ("True", "Retry", "check a: status True takes no reason, found 'Retry'"),
+        ("True", "Reject", "check a: status True takes no reason, found 'Reject'"),
         (
             "False",
             "",
@@ -116,7 +116,7 @@ def test_a_retry_whose_delay_is_over_when_it_is_heard_of_sends_a_group_back_once
             "Unknown",
             "Retry",
             (
-                "check a: expected with status Unknown the reason none or 'PreemptionRequired',"
+                "check a: expected with status Unknown the reason 'PreemptionRequired', or none,"
                 " found 'Retry'"
             ),
         ),

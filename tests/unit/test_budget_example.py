@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -141,6 +143,27 @@ def test_a_file_that_is_edited_is_followed_and_a_wrong_one_leaves_the_last(
     path.unlink()
     budgets.follow()
     assert budgets.of("research") == 40.0
+
+
+def test_of_a_wrong_file_is_told_once_until_it_changes(
+    budget: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hours.yml"
+    path.write_text("default: 2\n")
+    budgets = budget.Budgets(path)
+    told = []
+    for text in ("- 7", "- 7", "- 8", "default: 2", "- 8"):
+        path.write_text(text)
+        budgets.follow()
+        told.append(capsys.readouterr().err.count("going on with the last one"))
+    assert told == [1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("words", [[], ["hours.yml", "ledger.json", "more"]])
+def test_called_wrongly_it_says_how_to(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, EXAMPLE, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "usage: budget.py CPU-HOURS.yml [LEDGER.json]\n"
 
 
 def test_without_a_file_to_begin_with_it_does_not_start(budget: ModuleType, tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Plans on a snapshot, without a server: what would become of a group that is submitted now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchq.api.objects import (
+    AdmissionCheck,
+    AdmissionCheckSpec,
+    AdmissionCheckStatus,
+    Metadata,
+    Object,
+    PodGroup,
+)
+from batchq.assembly import assemble
+from batchq.client.deciding import Deciding
+from batchq.client.outcomes import GroupPlan
+from batchq.client.planning import Plan, Planner
+from batchq.config.model import SchedulerConfig
+from batchq.framework.snapshot import Snapshot
+from batchq.ids import RandomIds
+from batchq.store.memory import MemoryStore
+from tests.builders import (
+    a_group,
+    a_node,
+    a_priority,
+    a_snapshot,
+    a_task,
+)
+
+NOW = 300_000
+CPU_8 = a_node("n1", cpu=8)
+HIGH = a_priority("high", 10)
+
+
+def a_request(name: str = "x", replicas: int = 1, *, cpu: str | int = 1, **spec: Any) -> PodGroup:
+    """A group as somebody would submit it."""
+    tasks = spec.pop("tasks", None) or (
+        a_task("w", replicas, requests={"cpu": cpu}, command=("true",)),
+    )
+    return a_group(name, tasks=tasks, **spec)
+
+
+def plan_on(snapshot: Snapshot, *wanted: Object, advise: bool = True, **config: Any) -> Plan:
+    deciding = Deciding(
+        snapshot=snapshot, scheduler=assemble(SchedulerConfig(**config)), now_ms=NOW
+    )
+    return Planner(deciding, MemoryStore(), RandomIds().new_uid).plan(wanted, advise=advise)
+
+
+def plan_of(wanted: PodGroup, *there: Any, **config: Any) -> Plan:
+    """The plan of one group, where this is there beside a node of 8 cpus."""
+    return plan_on(a_snapshot(CPU_8, *there), wanted, **config)
+
+
+def only(plan: Plan) -> GroupPlan:
+    [group] = plan.groups
+    return group
+
+
+def advices(plan: Plan) -> list[str]:
+    return [advice.sentence for advice in only(plan).advice]
+
+
+def a_check(name: str = "budget", *, active: bool = True) -> AdmissionCheck:
+    return AdmissionCheck(
+        metadata=Metadata(name=name),
+        spec=AdmissionCheckSpec(controller_name="accountant"),
+        status=AdmissionCheckStatus(active=active),
+    )

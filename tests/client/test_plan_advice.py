@@ -1,0 +1,198 @@
+"""What a plan advises: other requests that would start, and no way around what is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import (
+    Metadata,
+    PodGroup,
+    SchedulingGate,
+)
+from batchq.client.outcomes import Outcome
+from batchq.client.planning import Plan
+from tests.builders import (
+    a_group,
+    a_node,
+    a_priority,
+    a_queue,
+    a_running_group,
+    a_snapshot,
+    a_task,
+    amounts,
+)
+from tests.client.plans import CPU_8, HIGH, a_check, a_request, advices, only, plan_of, plan_on
+
+
+def test_the_largest_request_that_starts_now_is_found() -> None:
+    plan = plan_of(a_request(replicas=2, cpu=3), *a_running_group("r", cpu=4))
+    assert advices(plan) == [
+        "asking for cpu 2 instead of 3 per pod, it would start now",
+        "with minMember 1 instead of 2, it would start now with 1 pod or more",
+    ]
+
+
+def test_who_asks_for_parts_of_a_core_is_advised_parts() -> None:
+    task = a_task("w", 1, requests={"cpu": "3300m"}, command=("true",))
+    plan = plan_of(a_request(tasks=(task,)), *a_running_group("r", cpu="5700m"))
+    assert advices(plan) == ["asking for cpu 2300m instead of 3300m, it would start now"]
+
+
+def test_what_no_node_takes_now_and_one_may_later_is_admitted_and_waits() -> None:
+    there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=4, cordoned=True))
+    group = only(plan_on(there, a_request(cpu=4)))
+    assert (group.outcome, group.phase, group.never) == (Outcome.WAITS, "InQueue", "")
+
+
+def test_what_no_empty_node_takes_never_starts_and_is_promised_no_room() -> None:
+    there = a_snapshot(
+        a_node("n1", cpu=4), a_node("n2", cpu=4), *a_running_group("r", cpu=4, walltime=60_000)
+    )
+    plan = plan_on(there, a_request(cpu=5))
+    [group] = plan.groups
+    assert (plan.exit_code, group.earliest_start, group.after) == (5, None, ())
+    assert group.never == (
+        "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
+        " cpu 5, and the largest node has 4"
+    )
+
+
+@pytest.mark.parametrize("cpu", [5, 7, 9, 30])
+def test_whatever_is_larger_than_every_node_is_advised_to_ask_for_what_one_has(cpu: int) -> None:
+    nodes = (a_node("n1", cpu=4), a_node("n2", cpu=4))
+    empty = plan_on(a_snapshot(*nodes), a_request(cpu=cpu))
+    assert (empty.exit_code, advices(empty)) == (
+        5,
+        [f"asking for cpu 4 instead of {cpu}, it would start now"],
+    )
+    full = (*a_running_group("a", cpu=4), *a_running_group("b", cpu=4, node="n2"))
+    busy = plan_on(a_snapshot(*nodes, *full), a_request(cpu=cpu))
+    assert busy.exit_code == 5
+    assert advices(busy) == [
+        f"asking for cpu 4 instead of {cpu}, it would wait in line, and could start one day"
+    ]
+
+
+def test_who_lacks_room_of_one_kind_and_nodes_of_another_is_advised_about_nodes() -> None:
+    there = a_snapshot(
+        *(a_node("n1", cpu=4, gpu=1), a_node("n2", cpu=4, gpu=1)),
+        *a_running_group("r", cpu=3),
+    )
+    task = a_task("w", 1, requests={"cpu": 1, "gpu": 2}, command=("true",))
+    plan = plan_on(there, a_request(tasks=(task,)))
+    assert (plan.exit_code, advices(plan)) == (
+        5,
+        ["asking for gpu 1 instead of 2, it would start now"],
+    )
+
+
+def test_what_would_never_start_behind_its_gate_says_so() -> None:
+    there = a_snapshot(a_node("n1", cpu=4), a_node("n2", cpu=4))
+    plan = plan_on(there, a_request(cpu=7, scheduling_gates=(SchedulingGate(name="a"),)))
+    assert plan.exit_code == 5
+    assert advices(plan) == [
+        (
+            "once gate a is open, it could never start: not even empty nodes take it: task w: 0/2"
+            " nodes fit: 2 insufficient cpu; a pod needs cpu 7, and the largest node has 4"
+        )
+    ]
+
+
+def test_nodes_that_are_full_in_part_are_no_matter_of_sums() -> None:
+    """Twelve cpus are free, and no node has more than four of them."""
+    there = a_snapshot(*(a_node(f"n{place}", cpu=4) for place in range(3)))
+    plan = plan_on(there, a_request(cpu=10))
+    assert advices(plan) == ["asking for cpu 4 instead of 10, it would start now"]
+
+
+def test_a_queue_and_a_class_in_which_it_would_start_are_named() -> None:
+    plan = plan_of(
+        a_request(cpu=4, queue="busy"),
+        HIGH,
+        a_priority("higher", 20),
+        a_queue("busy"),
+        a_queue("free"),
+        a_queue("held", stop_policy="Hold"),
+        *a_running_group("r", cpu=6, queue="busy"),
+    )
+    assert advices(plan) == [
+        "asking for cpu 2 instead of 4, it would start now",
+        "in queue default, it would start, and 1 pod of others would be evicted",
+        "in queue free, it would start, and 1 pod of others would be evicted",
+        "with priority class high, it would start, and 1 pod of others would be evicted",
+    ]
+
+
+def queues_advised(plan: Plan) -> list[str]:
+    return [advice.value for advice in only(plan).advice if advice.change == "queue"]
+
+
+def test_a_queue_that_skips_a_check_is_no_advice() -> None:
+    there = a_snapshot(
+        CPU_8,
+        a_queue("org", admission_checks=("budget",)),
+        a_queue("careful", parent="org"),
+        a_queue("as-careful", parent="org", admission_checks=("approval",)),
+        a_queue("careless"),
+        a_queue("default", stop_policy="Hold"),
+    )
+    checked = structs.replace(there, admission_checks=(a_check(active=False),))
+    assert queues_advised(plan_on(checked, a_request(queue="careful"))) == []
+    busy = structs.replace(
+        a_snapshot(CPU_8, *there.queues, *a_running_group("r", cpu=6, queue="careful")),
+        admission_checks=(a_check(), a_check("approval")),
+    )
+    # With one that is asked for at the careless one too, nothing is skipped there.
+    assert queues_advised(plan_on(busy, a_request(cpu=4, queue="careful"))) == []
+    assert queues_advised(plan_on(busy, a_request(cpu=4))) == []
+
+
+@pytest.mark.parametrize("closed", [{"stop_policy": "Hold"}, {"capability": {"cpu": 4}}])
+def test_another_queue_is_no_way_around_a_stop_or_a_quota(closed: dict[str, Any]) -> None:
+    plan = plan_of(
+        a_request(cpu=4, queue="closed"),
+        a_queue("closed", **closed),
+        a_queue("free"),
+        *a_running_group("r", cpu=2, queue="closed"),
+    )
+    assert (plan.exit_code, queues_advised(plan)) == (4, [])
+
+
+def test_memory_is_advised_in_sizes_that_people_write() -> None:
+    there = a_snapshot(a_node("n1", cpu=8, memory="10Gi"))
+    task = a_task("w", 1, requests={"cpu": 1, "memory": "16Gi"}, command=("true",))
+    plan = plan_on(there, a_request(tasks=(task,)))
+    assert advices(plan) == ["asking for memory 10Gi instead of 16Gi, it would start now"]
+
+
+def test_what_is_too_large_for_ever_is_told_what_would_at_least_wait() -> None:
+    plan = plan_of(a_request(cpu=12), *a_running_group("r", cpu=8))
+    assert advices(plan) == [
+        "asking for cpu 8 instead of 12, it would wait in line, and could start one day"
+    ]
+
+
+def test_an_external_group_is_advised_about_what_it_reserves() -> None:
+    wanted = PodGroup(
+        metadata=Metadata(name="x"),
+        spec=structs.replace(
+            a_group("x").spec, tasks=(), controller="external", min_resources=amounts(cpu=4)
+        ),
+    )
+    queue = a_queue(capability={"cpu": 3})
+    assert advices(plan_of(wanted, queue)) == ["asking for cpu 3 instead of 4, it would start now"]
+
+
+def test_what_starts_is_not_advised_and_nobody_is_if_nobody_asks() -> None:
+    assert only(plan_of(a_request())).advice == ()
+    assert only(plan_of(a_request(cpu=9), advise=False)).advice == ()
+
+
+def test_the_configured_actions_decide() -> None:
+    wanted = a_request(cpu=4, priority_class_name="high")
+    there = (HIGH, *a_running_group("low", cpu=6))
+    assert plan_of(wanted, *there).outcome == "Evicts"
+    assert plan_of(wanted, *there, actions=("enqueue", "allocate")).outcome == "Waits"

@@ -1,0 +1,303 @@
+"""What is told of what can never be, of gates and checks of all kinds, and of the past."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import (
+    CheckState,
+    PodGroupStatus,
+    SchedulingGate,
+)
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.transaction import Event
+from batchq.cli.tables import where_or_why
+from batchq.cli.whyview import row_of, show_why
+from batchq.client.overview import Overview
+from batchq.client.remedies import remedy_for
+from batchq.client.spells import spells_of, waited_for
+from tests.builders import a_node, a_queue, a_task
+from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks
+from tests.tidy.command_lines import accept
+
+
+def printed(world: World, name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What is told of a group: the parts below the reasons, by their titles."""
+    show_why(world.why(name), history=False)
+    lines = capsys.readouterr().out.splitlines()
+    parts = (line.partition(":") for line in lines if not line.startswith(" "))
+    return {title: text.strip() for title, _, text in parts}
+
+
+def remedies(world: World, name: str) -> list[tuple[str, str]]:
+    return [(str(one.reason), one.remedy) for one in world.why(name).reasons]
+
+
+def two_nodes_of_four(*more: Any) -> World:
+    return World(a_node("n1", cpu=4), a_node("n2", cpu=4), a_queue("default", preemption=NEVER))
+
+
+def test_who_is_larger_than_every_node_is_not_told_to_wait_for_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = two_nodes_of_four()
+    world.run(asks("runs", requests={"cpu": 3}))
+    world.add(asks("w7", requests={"cpu": 7}))
+    world.settle()
+    assert remedies(world, "w7") == [
+        (
+            "WaitingForResources",
+            (
+                "ask for at most cpu 4 a pod, which is what the largest node has, or start a worker"
+                " that has more"
+            ),
+        )
+    ]
+    told = printed(world, "w7", capsys)
+    assert told["Ever"] == (
+        "no: not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
+        " cpu 7, and the largest node has 4"
+    )
+    assert "Room by" not in told
+    assert "Nobody is evicted for it" not in told
+    assert row_of(world.why("w7"))["everPossible"] is False
+
+
+def test_who_is_sent_back_for_its_size_is_not_told_that_it_stands_in_line_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = two_nodes_of_four()
+    world.add(asks("w7", requests={"cpu": 7}))
+    world.turn()
+    admitted = world.why("w7")
+    assert (admitted.phase, admitted.ever[:9]) == ("InQueue", "not even ")
+    assert printed(world, "w7", capsys)["Ever"].startswith("no: not even empty nodes take it")
+    world.settle()
+    assert [reason for reason, _ in remedies(world, "w7")] == ["BackingOff"]
+    assert remedies(world, "w7")[0][1].startswith("ask for at most cpu 4 a pod")
+    assert "Room by" not in printed(world, "w7", capsys)
+
+
+def test_one_remedy_is_told_once() -> None:
+    world = World(
+        a_node("n1", cpu=4),
+        a_node("n2", cpu=4),
+        a_queue("full", capability={"cpu": 7}, preemption=NEVER),
+    )
+    world.run(asks("runs", queue="full", requests={"cpu": 3}))
+    world.add(asks("w7", queue="full", requests={"cpu": 7}))
+    world.settle()
+    assert [bool(remedy) for _, remedy in remedies(world, "w7")] == [True, False]
+
+
+def test_a_cordoned_node_and_one_that_is_away_may_still_take_it() -> None:
+    world = World(
+        a_node("small", cpu=2),
+        a_node("cordoned", cpu=4, cordoned=True),
+        a_node("away", cpu=4, ready=False, heartbeat=NOW - MINUTE),
+        a_node("gone", cpu=8, ready=False, heartbeat=NOW - 25 * 60 * MINUTE),
+    )
+    world.add(asks("four", requests={"cpu": 4}), asks("five", requests={"cpu": 5}))
+    world.turn()
+    assert world.why("four").ever == ""
+    assert "the largest node has 4" in world.why("five").ever
+
+
+def test_a_gang_that_does_not_fit_together_may_start_with_fewer_pods() -> None:
+    world = World(a_node("n1", cpu=4), a_node("n2", cpu=4))
+    world.add(asks("three", requests={"cpu": "2500m"}, replicas=3))
+    world.settle()
+    assert world.why("three").ever == (
+        "not even empty nodes take it: 3 pods do not fit together on empty nodes"
+    )
+    assert remedies(world, "three") == [
+        (
+            "BackingOff",
+            "let it start with fewer pods (minMember) or smaller ones, or start more workers",
+        )
+    ]
+
+
+def test_a_gang_is_told_what_it_and_one_of_its_pods_may_ask_for() -> None:
+    world = two_nodes_of_four()
+    world.add(asks("gang", requests={"cpu": 5}, replicas=2))
+    world.settle()
+    assert remedies(world, "gang") == [
+        ("ExceedsMaxQuota", "ask for less cpu: at most 8 in all, and 4 a pod, can ever fit")
+    ]
+
+
+def test_what_no_node_has_is_said_to_be_offered_by_nobody() -> None:
+    world = two_nodes_of_four()
+    world.add(asks("g", requests={"cpu": 1, "gpu": 1}))
+    world.settle()
+    assert remedies(world, "g") == [
+        ("ExceedsMaxQuota", "no node offers gpu: ask for none, or start a worker that does")
+    ]
+
+
+def test_who_matches_no_node_is_told_of_labels() -> None:
+    world = two_nodes_of_four()
+    world.add(asks("picky", template={"node_selector": {"disk": "ssd"}}))
+    world.settle()
+    assert remedies(world, "picky") == [
+        (
+            "BackingOff",
+            (
+                "let nodes take its pods (`batchq nodes -o wide`: taints, labels), or start a"
+                " worker that would"
+            ),
+        )
+    ]
+
+
+def test_who_is_only_gated_does_not_wait_for_others_to_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = two_nodes_of_four()
+    world.add(asks("gated", scheduling_gates=(SchedulingGate(name="data"),)))
+    world.settle()
+    assert printed(world, "gated", capsys)["Ever"] == "yes, once nothing of the above is in its way"
+
+
+def test_room_that_others_leave_is_told_apart_from_what_is_free(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World(a_node("n1", cpu=8), a_queue("default", preemption=NEVER))
+    world.run(asks("ends", walltime=MINUTE), asks("stays", requests={"cpu": 4}))
+    world.add(asks("w7", requests={"cpu": 7}))
+    world.settle()
+    assert "has 3 free" in world.why("w7").reasons[0].message
+    assert printed(world, "w7", capsys)["Room by"] == (
+        "not known: no walltime says when what it lacks will be free: once all have ended whose end"
+        " is known, it needs cpu 7, and the cluster has 4 free (4 of 8 in use)"
+    )
+
+
+# --- what others refuse for -----------------------------------------------------------------------
+
+
+def test_a_gate_of_somebody_else_s_plugin_is_not_opened_by_batchq() -> None:
+    world = two_nodes_of_four()
+    world.add(asks("own"))
+    session = world.turn()
+    theirs = Verdict(plugin="licences", reason=Waiting.SCHEDULING_GATED, detail="no licence")
+    inactive = Verdict(plugin="licences", reason=Waiting.CHECK_INACTIVE, detail="no licence")
+    quota = Verdict(plugin="licences", reason=Waiting.WAITING_FOR_QUOTA, detail="no licence")
+    for verdict in (theirs, inactive, quota):
+        assert remedy_for(session, session.by_key["default/own"], verdict, led=True) == ""
+
+
+def partly_gated() -> World:
+    late = (SchedulingGate(name="late"), SchedulingGate(name="licence"))
+    tasks = (a_task("a", 1), a_task("b", 2, scheduling_gates=late))
+    world = two_nodes_of_four()
+    group = asks("part", min_member=1)
+    world.run(structs.replace(group, spec=structs.replace(group.spec, tasks=tasks)))
+    return world
+
+
+def test_pods_of_a_running_group_that_wait_for_gates_are_told() -> None:
+    world = partly_gated()
+    told = world.why("part")
+    assert told.phase == "Running"
+    assert [(one.reason, one.message, one.remedy) for one in told.reasons] == [
+        (
+            "SchedulingGated",
+            "2 pods of task b wait for gates late, licence",
+            "`batchq gates open part late licence --task b`",
+        )
+    ]
+    accept(["gates", "open", "part", "late", "licence", "--task", "b"])
+
+
+def test_a_list_tells_them_too() -> None:
+    world = partly_gated()
+    [view] = Overview(world.snapshot, world.now_ms).groups()
+    assert where_or_why(view) == "n1; 2 pods of task b wait for gates late, licence"
+
+
+def test_a_check_that_is_not_there_is_to_be_applied() -> None:
+    world = World(a_node(cpu=1), a_queue("checked", admission_checks=("approval",)))
+    world.add(asks("waits", queue="checked"))
+    world.settle()
+    assert remedies(world, "waits") == [
+        (
+            "CheckInactive",
+            "apply AdmissionCheck approval (`batchq apply -f FILE`), or take it off queue checked",
+        )
+    ]
+
+
+def test_of_several_checks_each_is_told_what_becomes_of_it() -> None:
+    checked = a_queue("checked", admission_checks=("approval", "budget"))
+    world = World(a_node(cpu=1), checked, a_check("budget", active=False))
+    world.add(asks("waits", queue="checked"))
+    world.settle()
+    assert [remedy.partition(" ")[0] for _, remedy in remedies(world, "waits")] == [
+        "apply",
+        "start",
+    ]
+
+
+def test_who_is_asked_again_later_is_told_whose_delay_that_is() -> None:
+    checked = a_queue("checked", admission_checks=("approval",))
+    asked = CheckState(name="approval", status="False", reason="Retry", since=NOW)
+    world = World(a_node(cpu=1), checked, a_check("approval", active=True))
+    world.add(asks("waits", queue="checked", status=PodGroupStatus(checks=(asked,))))
+    world.turn()
+    assert remedies(world, "waits") == [
+        (
+            "BackingOff",
+            (
+                "nothing: it stands in line again at 1970-01-01T00:31:40Z; the delay is"
+                " retryDelayMinutes of AdmissionCheck approval, which may be edited to be asked"
+                " again sooner"
+            ),
+        )
+    ]
+
+
+# --- the history ----------------------------------------------------------------------------------
+
+
+def happened(at: int, reason: str, message: str = "") -> Event:
+    return Event(kind="PodGroup", key="default/x", reason=reason, message=message, at=at)
+
+
+def test_the_history_tells_who_opened_a_gate() -> None:
+    spells = spells_of(
+        [
+            happened(0, "Submitted"),
+            happened(10, "Waiting", "SchedulingGated"),
+            happened(40, "GateOpened", "gate data by alice@laptop; 1 gate left"),
+            happened(60, "GateOpened", "gate licence by bob@gpu-01; no gate left"),
+            happened(60, "Admitted"),
+        ],
+        0,
+    )
+    assert [(one.at, one.until, str(one.phase), one.reasons, one.note) for one in spells] == [
+        (0, 10, "Pending", ("PendingEvaluation",), ""),
+        (10, 40, "Pending", ("SchedulingGated",), ""),
+        (
+            *(40, 60, "Pending", ("SchedulingGated",)),
+            "GateOpened: gate data by alice@laptop; 1 gate left",
+        ),
+        (60, None, "InQueue", (), "GateOpened: gate licence by bob@gpu-01; no gate left"),
+    ]
+    assert waited_for(spells, 60) == {"SchedulingGated": 50, "PendingEvaluation": 10}
+
+
+def test_a_gate_that_is_opened_begins_no_new_phase() -> None:
+    world = two_nodes_of_four()
+    gates = (SchedulingGate(name="data"), SchedulingGate(name="licence"))
+    world.add(asks("gated", scheduling_gates=gates))
+    world.settle()
+    key = "default/gated"
+    opened = Event(kind="PodGroup", key=key, reason="GateOpened", message="x", at=NOW + MINUTE)
+    world.events.append(opened)
+    world.now_ms += 2 * MINUTE
+    assert world.why("gated").since == NOW

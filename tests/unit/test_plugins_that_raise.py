@@ -1,0 +1,109 @@
+"""A plugin of others that raises is taken to refuse; nobody else has to wait for that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchq.api.reasons import Verdict
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.errors import PluginFailed
+from batchq.framework.extension import POINTS
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.timers import next_due_at
+from tests.builders import Decided, a_group, a_node, a_snapshot
+
+
+class Owner:
+    """It knows its way but for one group, or for whatever it is asked."""
+
+    name = "owner"
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+
+    def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
+        if group.record.metadata.name != "boom":
+            return []
+        if self.answer is not None:
+            answer: list[Verdict] = self.answer
+            return answer
+        raise KeyError("owner")
+
+    def _raise(self, *arguments: Any) -> Any:
+        raise ValueError("kaboom")
+
+    admissible = permit = predicate = score = group_ready = _raise
+    preemptable = reclaimable = queue_order = group_order = pod_order = due_at = _raise
+
+
+def _with(plugin: Any, *points: str) -> Scheduler:
+    usual = assemble(SchedulerConfig())
+    standing = {
+        point: (((plugin, 1),) if point in points else ()) + tuple(usual.plugins[point])
+        for point in POINTS
+    }
+    return Scheduler(actions=usual.actions, plugins=standing, settings=usual.settings)
+
+
+def _decided(scheduler: Scheduler, *groups: str) -> Decided:
+    world = (a_node(cpu=4), *(a_group(name) for name in groups))
+    return Decided(scheduler.decide(a_snapshot(*world), 0))
+
+
+def test_the_group_for_which_it_raises_waits_and_the_others_start() -> None:
+    done = _decided(_with(Owner(), "preEnqueue"), "a", "boom", "c")
+    assert done.admitted == ["default/a", "default/c"]
+    assert done.reasons("boom") == ["Misconfigured"]
+    assert done.message("boom") == "plugin owner failed at preEnqueue: KeyError: 'owner'"
+    assert done.session.failures == {"owner at preEnqueue": "KeyError: 'owner'"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (7, "TypeError: 'int' object is not iterable"),
+        (["no"], "TypeError: expected a list of Verdict, found ['no']"),
+    ],
+)
+def test_so_is_one_whose_answer_is_none_that_there_is(answer: Any, told: str) -> None:
+    done = _decided(_with(Owner(answer), "preEnqueue"), "a", "boom")
+    assert done.admitted == ["default/a"]
+    assert done.message("boom") == f"plugin owner failed at preEnqueue: {told}"
+
+
+@pytest.mark.parametrize("point", ["admissible", "permit"])
+def test_at_every_point_that_refuses_groups(point: str) -> None:
+    done = _decided(_with(Owner(), point), "a")
+    assert done.admitted == []
+    assert done.message("a") == f"plugin owner failed at {point}: ValueError: kaboom"
+
+
+def test_a_node_about_which_it_raises_takes_nothing_and_is_scored_zero() -> None:
+    done = _decided(_with(Owner(), "predicate"), "a")
+    assert (done.admitted, done.bound) == (["default/a"], {})
+    assert "plugin owner failed at predicate: ValueError: kaboom" in done.message("a")
+    assert _decided(_with(Owner(), "score"), "a").bound == {"default/a-w-0": "n1"}
+
+
+def test_a_group_is_not_ready_and_a_victim_is_not_taken() -> None:
+    scheduler = _with(Owner(), "groupReady", "preemptable", "reclaimable")
+    assert _decided(scheduler, "a").bound == {}
+
+
+@pytest.mark.parametrize("point", ["queueOrder", "groupOrder", "podOrder"])
+def test_an_order_cannot_be_guessed(point: str) -> None:
+    with pytest.raises(PluginFailed) as stopped:
+        _decided(_with(Owner(), point), "a", "c")
+    assert stopped.value.message == f"plugin owner failed at {point}: ValueError: kaboom"
+    assert stopped.value.hint == f"take owner off {point} in scheduler.yaml, or correct it"
+
+
+def test_a_clock_that_raises_names_no_instants() -> None:
+    session = _decided(_with(Owner(), "preEnqueue")).session
+    assert next_due_at(session) is None
+    assert session.failures == {"owner at due_at": "ValueError: kaboom"}

@@ -113,7 +113,7 @@ class Admissions:
 
     def spans(self) -> dict[str, list[Any]]:
         """What the budget has written down: "uid/admission" -> namespace, cpus, from, until."""
-        text = (self.machine.root / "cpu-hours.ledger.json").read_text()
+        text = self.hours.with_suffix(".ledger.json").read_text()
         found: dict[str, list[Any]] = json.loads(text)
         return found
 

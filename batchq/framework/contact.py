@@ -36,7 +36,10 @@ def binding_held_until(session: Session) -> int | None:
     leases = [_lease_ms(session, node) for node in nodes]
     if standing.forgot:
         leases.append(session.settings.pod_lease_ms)
-    until = standing.restarted_at + max(leases, default=0)
+    if not leases:
+        # All have reported. Whose clock is a little behind the leader's has no reason to wait.
+        return None
+    until = standing.restarted_at + max(leases)
     return until if session.now_ms < until else None
 
 

@@ -136,6 +136,10 @@ def test_once_all_have_reported_pods_are_bound() -> None:
     assert restarted("n1", "n2").bound == {"default/g-w-0": "n1"}
 
 
+def test_a_clock_that_is_behind_the_leaders_keeps_nobody_waiting_once_all_have_reported() -> None:
+    assert restarted("n1", "n2", now_ms=99_990).bound == restarted("n1", "n2").bound != {}
+
+
 def test_a_node_that_does_not_report_is_waited_for_no_longer_than_a_lease() -> None:
     held = restarted("n1", now_ms=129_999)
     assert held.bound == {}

@@ -4,6 +4,7 @@ groups, those that answer admission checks, and those that open scheduling gates
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
 
-class Controlling:
+class Controlling(ABC):
     """Part of `batchq.client.Client`, whose connection it uses."""
 
     _store: RedisStore
@@ -54,5 +55,6 @@ class Controlling:
 
         return Checks(self._store, self._change, self._tell)
 
+    @abstractmethod
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
-        raise NotImplementedError
+        """Ask for a change, anew if somebody else was faster; whether anything changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_OF_HISTORY = 1_000
 
 
-class Explaining:
+class Explaining(ABC):
     """Part of `batchq.client.Client`, whose connection it uses."""
 
     _store: RedisStore
@@ -93,8 +94,9 @@ class Explaining:
                 events = watch.poll(wanted, WATCH_MS)
             yield events
 
+    @abstractmethod
     def patiently(self, timeout_s: float | None = None) -> AbstractContextManager[None]:
-        raise NotImplementedError
+        """Wait for a server that is away."""
 
 
 def _is_wanted(

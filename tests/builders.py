@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from batchq.api.intents import AdmitGroup, Bind, Intent
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import (
@@ -32,8 +34,10 @@ from batchq.api.objects import (
 from batchq.api.quantity import parse_quantity
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.framework.ledger import charge_with_count
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot, Standing
+from batchq.framework.state import GroupState
 
 
 def amounts(**written: str | int) -> dict[str, int]:
@@ -208,6 +212,23 @@ def a_snapshot(
         leases=leases or {},
         standing=standing or Standing(),
     )
+
+
+def as_charged(*objects: Any) -> list[Any]:
+    """The same objects, each group with what the ledger of a live store counts for it."""
+    pods: dict[str, list[Pod]] = {}
+    for item in objects:
+        if isinstance(item, Pod):
+            pods.setdefault(item.status.group_uid, []).append(item)
+    return [
+        _charged(item, pods.get(item.metadata.uid, [])) if isinstance(item, PodGroup) else item
+        for item in objects
+    ]
+
+
+def _charged(group: PodGroup, pods: list[Pod]) -> PodGroup:
+    charge = charge_with_count(GroupState(group, tuple(pods), 0))
+    return structs.replace(group, status=structs.replace(group.status, charge=charge))
 
 
 def decide(

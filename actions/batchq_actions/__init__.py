@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from batchq.framework.session import Action
 from batchq_actions.allocate import Allocate
+from batchq_actions.backfill import Backfill
 from batchq_actions.enqueue import Enqueue
 from batchq_actions.preempt import Preempt
 from batchq_actions.reclaim import Reclaim
@@ -14,4 +15,5 @@ BUILTIN_ACTIONS: dict[str, type[Action]] = {
     Allocate.name: Allocate,
     Reclaim.name: Reclaim,
     Preempt.name: Preempt,
+    Backfill.name: Backfill,
 }

@@ -50,8 +50,10 @@ class Allocate:
 def _by_queue(session: Session) -> dict[str, list[GroupState]]:
     """Admitted groups by queue, in order; without a queueOrder plugin, all in the root's line."""
     queues: dict[str, list[GroupState]] = {}
-    for group in session.groups.values():
-        if is_admitted(group) and not group.is_external and group.queue in session.queues:
+    for group in session.busy():
+        if not is_admitted(group) or group.is_external or group.has_all_placed:
+            continue
+        if group.queue in session.queues:
             name = group.queue if session.points["queueOrder"] else ROOT
             queues.setdefault(name, []).append(group)
     for groups in queues.values():

@@ -4,7 +4,8 @@ Queues by fair share, looked at anew after each admission (or, without a queueOr
 global line); within a queue by the groupOrder plugins, then queue time, then uid. A group that is
 refused *out of line* (gated, suspended, impossible, held back by its own namespace only …) is
 passed over: nobody waits for it. A group refused *in line* (by capacity) means for those behind
-it: under BestEffortFIFO they are tried, under StrictFIFO they wait.
+it: under BestEffortFIFO they are tried, under StrictFIFO they wait, and under Backfill they wait
+for the action of that name.
 """
 
 from __future__ import annotations
@@ -12,26 +13,33 @@ from __future__ import annotations
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Leaving, Verdict, Waiting
+from batchq.api.reasons import Blockers, Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.framework.asides import set_aside, set_aside_from_borrowers
-from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.line import alike, blockers, waits_in_line
 from batchq.framework.moves import admit, create_pods, reserve, roll_back
 from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
 from batchq.framework.pledges import awaits_victims
 from batchq.framework.queue_shares import note_admission
-from batchq.framework.session import Session
+from batchq.framework.session import Key, Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.turns import Turns
 from batchq.framework.wanted import wanted_ordinals
 
-_BEHIND = Verdict(
-    plugin="enqueue",
-    reason=Waiting.WAITING_FOR_TURN,
-    detail="waits behind the head of its queue, which is first come, first served (StrictFIFO)",
-    in_line=True,
-)
+#: Strategy -> what those behind a head that waits are told.
+_BEHIND = {
+    strategy: Verdict(
+        plugin="enqueue",
+        reason=Waiting.WAITING_FOR_TURN,
+        detail=f"waits behind the head of its queue, {how}",
+        in_line=True,
+    )
+    for strategy, how in {
+        "StrictFIFO": "which is first come, first served (StrictFIFO)",
+        "Backfill": "past which it goes only where that delays nobody who has a reservation",
+    }.items()
+}
 
 
 class Enqueue:
@@ -51,7 +59,7 @@ def _keep_promises(session: Session) -> None:
     """Who has reserved comes first: claimants whose victims have ended, and groups whose checks
     have passed meanwhile. What they reserved is nobody else's.
     """
-    groups = [group for group in session.groups.values() if _is_promised(session, group)]
+    groups = [group for group in session.busy() if _is_promised(session, group)]
     for group in sorted(groups, key=session.group_key):
         _try(session, group)
 
@@ -76,8 +84,9 @@ def _serve_queues(session: Session) -> None:
             turns.drop(name)
             session.strict_heads[name] = group
             _wait_behind(session, list(lines[name]), group)
-            set_aside(session, group)
-        elif name not in headed:
+            if len(session.queues) > 1:
+                set_aside(session, group)
+        elif name not in headed and len(session.queues) > 1:
             headed.add(name)
             set_aside_from_borrowers(session, group)
 
@@ -146,14 +155,25 @@ def _is_strict(session: Session, group: GroupState) -> bool:
 
 
 def _wait_behind(session: Session, groups: list[GroupState], head: GroupState) -> None:
-    """Those behind a strict head wait for it, unless they are out of line anyway.
+    """Those behind a blocked head wait for it, unless they are out of line anyway.
 
     Who that is passes: each of them would be written anew with every head that is admitted.
     """
     request = describe(head.reservation)
     passing = f"that is {head.key} (priority {head.priority}, {request})"
-    told = structs.replace(_BEHIND, passing=passing)
+    strategy = session.queues[head.queue].record.spec.strategy.type
+    if "backfill" not in session.actions:
+        strategy = "StrictFIFO"
+    told = structs.replace(_BEHIND[strategy], passing=passing)
+    of_all_alike: dict[Key, Blockers] = {}
     for group in groups:
+        key = group.asks if alike(session, group) else None
+        if key is not None and (known := of_all_alike.get(key)) is not None:
+            session.refuse(group, known)
+            continue
         verdicts = blockers(session, group)
         behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
-        session.refuse(group, (*verdicts, *behind))
+        found = session.dated((*verdicts, *behind))
+        session.refuse(group, found)
+        if key is not None:
+            of_all_alike[key] = found

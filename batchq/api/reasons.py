@@ -5,7 +5,10 @@ The same words stand in conditions, on the command line, in the Python client an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from functools import cached_property
+from typing import TypeAlias
 
 from msgspec import Struct, structs
 
@@ -134,9 +137,60 @@ UNSEEN = Verdict(
 )
 
 
-def ranked(verdicts: list[Verdict]) -> tuple[Verdict, ...]:
+#: A verdict but for what passes: equal for verdicts of the same cause.
+Cause: TypeAlias = tuple[object, ...]
+
+
+class Blockers(tuple[Verdict, ...]):
+    """All blockers of a group, the most fundamental first; one value for all groups that were
+    refused alike, so that what follows from it is worked out once.
+    """
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """Of each blocker, all that makes it another one."""
+        return causes_of(self)
+
+    @cached_property
+    def are_in_line(self) -> bool:
+        """Whether none of them puts the group out of line."""
+        return all(verdict.in_line for verdict in self)
+
+    @cached_property
+    def turn(self) -> str:
+        """Whose turn it waits for; see `turn_of`."""
+        return turn_of(self)
+
+    @cached_property
+    def reasons(self) -> frozenset[Waiting]:
+        """The reasons among them."""
+        return frozenset(verdict.reason for verdict in self)
+
+
+def turn_of(verdicts: Iterable[Verdict]) -> str:
+    """What a group is told that waits in line behind a head, whatever else is in its way; '' of one
+    that does not, or stands out of line.
+    """
+    told = ""
+    for verdict in verdicts:
+        if not verdict.in_line and verdict.reason != Waiting.WAITING_FOR_QUOTA:
+            return ""
+        if verdict.reason == Waiting.WAITING_FOR_TURN and verdict.plugin == "enqueue":
+            told = verdict.detail
+    return told
+
+
+def causes_of(verdicts: Iterable[Verdict]) -> tuple[Cause, ...]:
+    """Of each verdict, all that makes it another one."""
+    return tuple(
+        (one.plugin, one.reason, one.subject, one.resource, one.need, one.limit, one.detail)
+        for one in verdicts
+    )
+
+
+def ranked(verdicts: Iterable[Verdict]) -> Blockers:
     """All of them, the most fundamental first, equal ones in the order given."""
-    return tuple(sorted(verdicts, key=lambda verdict: verdict.rank))
+    return Blockers(sorted(verdicts, key=lambda verdict: verdict.rank))
 
 
 def same_causes(left: tuple[Verdict, ...], right: tuple[Verdict, ...]) -> bool:

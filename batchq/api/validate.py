@@ -102,33 +102,6 @@ def contradictions(group: PodGroup) -> list[str]:
     return found
 
 
-def not_available(obj: Object) -> list[str]:
-    """Fields of the manual whose behaviour this version does not have, each as a sentence."""
-    match obj:
-        case Queue():
-            return list(_not_available_in_queue(obj))
-        case _:
-            return []
-
-
-# --- what is not built yet ------------------------------------------------------------------
-
-
-def _not_available_in_queue(queue: Queue) -> Iterator[str]:
-    strategy = queue.spec.strategy
-    if strategy.type == "Backfill":
-        yield _later("spec.strategy.type", "Backfill", "use BestEffortFIFO or StrictFIFO")
-    if strategy.order != "fcfs":
-        yield _later("spec.strategy.order", strategy.order, "use fcfs")
-    if strategy.reservations != "1":
-        yield _later("spec.strategy.reservations", strategy.reservations, "use 1")
-
-
-def _later(path: str, value: str, instead: str) -> str:
-    what = f"{path} {value}" if value else path
-    return f"{what} is not available in this version; {instead}"
-
-
 # --- bounds ---------------------------------------------------------------------------------
 
 
@@ -155,7 +128,6 @@ def _problems(obj: Object, described: bool) -> Iterator[str]:
             yield from _gate_problems(obj.spec.scheduling_gates, "spec.schedulingGates")
             if problem := pod_gates_problem(obj):
                 yield f"spec.schedulingGates: {problem}"
-    yield from not_available(obj)
     # Last: any field that is too long by itself has been named by then.
     yield from _at_most("its size in bytes", len(msgspec.json.encode(obj)), MOST_OBJECT_BYTES)
 

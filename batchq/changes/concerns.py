@@ -6,12 +6,13 @@
 - A capability is lowered below what is held: what runs goes on, and nothing more is admitted.
 - A queue asks for an admission check that is not there, or one is deleted that queues ask for:
   their groups wait for it.
+- A queue says how it is to be backfilled, and is not of that type.
 - An admission check has no delay before it is asked again: its controller is asked at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -81,6 +82,8 @@ def concerns(
     asked for only where a capability is lowered.
     """
     of_queues = _of_queues(reader, transaction, held)
+    for name, sentence in _of_idle_strategies(transaction):
+        of_queues[name] = (*of_queues.get(name, ()), sentence)
     return {
         **{("Queue", name): sentences for name, sentences in of_queues.items()},
         **_of_deleted_checks(reader, transaction),
@@ -203,6 +206,18 @@ def _of_deleted_checks(
             )
             found["AdmissionCheck", check] = (sentence,)
     return found
+
+
+def _of_idle_strategies(transaction: Transaction) -> Iterator[tuple[str, str]]:
+    """`order` and `reservations` say how a Backfill queue fills; nobody else reads them."""
+    for queue in [one.value for one in transaction.writes if isinstance(one.value, Queue)]:
+        name, strategy = queue.metadata.name, queue.spec.strategy
+        said = [f"order {strategy.order}"] if strategy.order != "fcfs" else []
+        if strategy.reservations != "1":
+            said.append(f"reservations {strategy.reservations}")
+        if said and strategy.type != "Backfill":
+            told = f"strategy {' and '.join(said)} changes nothing while its type is"
+            yield name, f"{told} {strategy.type}; type Backfill goes by it"
 
 
 def _of_hasty_checks(transaction: Transaction) -> dict[tuple[str, str], tuple[str, ...]]:

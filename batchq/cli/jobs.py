@@ -40,6 +40,7 @@ _FINISHED_SHOWN = 20
         "batchq jobs -A --phase Pending --phase SchedulingGated",
         "batchq jobs --reason WaitingForQuota",
         "batchq jobs -q default -o wide",
+        "batchq jobs --start -q default",
         "batchq jobs -o name",
     )
 )
@@ -64,6 +65,7 @@ _FINISHED_SHOWN = 20
 @click.option(
     "--all", "everything", is_flag=True, help="All that have finished, on a terminal too."
 )
+@click.option("--start", is_flag=True, help="Those that wait, and when they are expected to start.")
 @output_option(*LIST_FORMATS)
 @pass_globals
 def jobs(
@@ -75,6 +77,7 @@ def jobs(
     reasons: tuple[str, ...],
     active: bool,
     everything: bool,
+    start: bool,
     output: str,
 ) -> None:
     """List pod groups, the oldest first.
@@ -87,8 +90,20 @@ def jobs(
     back. `batchq why NAME` has all reasons. Of -o wide, REASON is that reason alone, and EVICTIONS
     counts how often preempt and reclaim have sent it back, and the pods that they have stopped.
 
-    Exit codes: 0 listed, 6 there is no such queue.
+    With --start: when those that wait are expected to start, the first first, and whose end or
+    start that takes. The scheduler's next session is decided here, and everybody in line is planned
+    beside those ahead of it, as the strategies of the queues have it: walltimes say how long what
+    runs, and what is planned, lasts at most; what has none stays for ever. It goes with -n, -A, -q
+    and -o.
+
+    Exit codes: 0 listed, 1 --start cannot follow the scheduler's configuration on this machine, 6
+    there is no such queue.
     """
+    if start:
+        _check_alone(phases=phases, reason=reasons, all=everything, active=active)
+        space = "" if all_namespaces else namespace
+        _list_starts(shared, space, name_of_kind("Queue", queue) if queue else "", output)
+        return
     known = _known(phases, _PHASES, "--phase")
     wanted = frozenset(_known(reasons, tuple(map(str, Waiting)), "--reason"))
     with shared.connect() as client:
@@ -126,6 +141,40 @@ def jobs(
         case _:
             where = "" if all_namespaces else f" in namespace {namespace}"
             click.echo(f"there are no such pod groups{where}", err=True)
+
+
+def _check_alone(**others: object) -> None:
+    """--start lists what waits, whatever it waits for."""
+    for name, given in others.items():
+        if given:
+            option = f"--{name.removesuffix('s')}"
+            raise click.UsageError(f"--start lists those that wait; it does not go with {option}")
+
+
+def _list_starts(shared: Globals, namespace: str, queue: str, output: str) -> None:
+    from batchq.cli.startview import names, starts_row, starts_table
+
+    with shared.connect() as client:
+        starts = client.starts(namespace=namespace, queue=queue)
+        led = client.schedulers().led
+        if not starts.items and queue not in ("", ROOT):
+            client.get("Queue", queue)
+    match output:
+        case "json" | "yaml":
+            show_data(starts_row(starts), output)
+        case "name":
+            for key in names(starts):
+                click.echo(key)
+        case _ if starts.items:
+            show_table(starts_table(starts, namespaces=not namespace), color=shared.color)
+            if starts.not_planned:
+                left = counted(starts.not_planned, "group")
+                click.echo(f"… {left} further behind in line not planned", err=True)
+            if not led:
+                tell_nobody_leads()
+        case _:
+            where = f" in namespace {namespace}" if namespace else ""
+            click.echo(f"no pod groups wait{where}", err=True)
 
 
 def recent(views: Sequence[GroupView]) -> list[GroupView]:

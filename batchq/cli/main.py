@@ -70,7 +70,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "acl": Entry("acl", "acl", "Print a user of the server, by role, for its ACL file."),
     },
     "Try and measure": {
-        "simulate": Entry("simulate", "simulate", "Play a described world in virtual time."),
+        "simulate": Entry(
+            "simulate", "simulate", "Play a world, or a real machine's log, in virtual time."
+        ),
         "replay": Entry("replay", "replay", "Submit a real log to the live stack, faster."),
     },
     "About": {

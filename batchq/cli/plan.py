@@ -34,9 +34,9 @@ def plan(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
 
     The scheduler's next session is decided here, by its own configuration, on what stands in the
     server now and with this submitted: whether all pods find room and where, who would be evicted
-    for them; and if they would wait, all reasons, their place in line, when there will be room at
-    the earliest, and what would start instead. Other objects of a file, such as queues and quotas,
-    are taken as applied. It needs no right to write.
+    for them; and if they would wait, all reasons, their place in line, when they are expected to
+    start, when there will be room at the earliest, and what would start instead. Other objects of a
+    file, such as queues and quotas, are taken as applied. It needs no right to write.
 
     What is told holds as long as nothing else changes.
 

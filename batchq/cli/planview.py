@@ -58,6 +58,7 @@ def _show_group(plan: Plan, group: GroupPlan) -> None:
             ("Would", _would(plan, group)),
             ("Nodes", _nodes(group.nodes)),
             ("Ever", f"no: {group.never}" if group.never else ""),
+            ("Expected", _expected(plan, group)),
             ("Room by", _earliest(plan, group)),
             ("Ahead", ", ".join(_few(group.ahead, _MOST_AHEAD))),
         ]
@@ -129,6 +130,16 @@ def _nodes(nodes: Mapping[str, int]) -> str:
     return ", ".join(_few(told, _MOST_NODES))
 
 
+def _expected(plan: Plan, group: GroupPlan) -> str:
+    """When it is expected to start, those before it counted."""
+    at = group.expected_start
+    if at is None:
+        return ""
+    whole = -(-at // SECOND) * SECOND
+    when = f"{format_instant(whole)} (in {describe_age(at - plan.at)})"
+    return f"{when}, those ahead counted"
+
+
 def _earliest(plan: Plan, group: GroupPlan) -> str:
     """When there will be room, if nobody else takes it, as walltimes have it."""
     at = group.earliest_start
@@ -173,6 +184,9 @@ def _group_row(group: GroupPlan) -> dict[str, object]:
         ],
         "position": group.position,
         "ahead": list(group.ahead),
+        "expectedStart": None
+        if group.expected_start is None
+        else format_instant(group.expected_start),
         "earliestStart": None
         if group.earliest_start is None
         else format_instant(group.earliest_start),

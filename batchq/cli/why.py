@@ -27,9 +27,10 @@ def why(shared: Globals, name: str, namespace: str, history: bool, output: str) 
     """Tell why the group NAME waits, and what to do about it.
 
     All reasons, the most fundamental first, each with the numbers that decide it; its place in
-    line, and who is ahead; why nobody is evicted for it; whether it could ever run, and when there
-    will be room, as far as walltimes tell. Of a group that waits no longer: where it runs, or how
-    it ended, and for what it had waited.
+    line, and who is ahead; why nobody is evicted for it; whether it could ever run, when there
+    will be room, as far as walltimes tell, and when it is expected to start, those ahead counted;
+    in a queue that is backfilled, what is kept for it, or whom it would delay. Of a group that
+    waits no longer: where it runs, or how it ended, and for what it had waited.
 
     The numbers are of this moment: the scheduler's own session is run here, on how things stand,
     and thrown away. Of groups in other namespaces only the number is told.

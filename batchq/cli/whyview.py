@@ -11,12 +11,15 @@ from batchq.api.names import counted
 from batchq.api.quantity import describe_quantity, format_quantity
 from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, describe
-from batchq.api.times import describe_age, format_instant
+from batchq.api.times import describe_age, format_duration, format_instant
 from batchq.cli import tables
 from batchq.cli.output import one_line, show_fields, show_section
+from batchq.cli.startview import others_row, others_text, start_row, start_text, waits_for
+from batchq.client.backfilling import Backfilling
 from batchq.client.leading import NO_LEADER
+from batchq.client.others import Others
 from batchq.client.spells import Spell
-from batchq.client.why import Others, Reason, Start, Why
+from batchq.client.why import Reason, Start, Why
 
 #: What the ends of others give.
 _ROOM = (
@@ -81,9 +84,11 @@ def _fields(why: Why) -> list[tuple[str, str]]:
     start = _start(why, why.start) if why.start is not None else ""
     return [
         ("No scheduler", "" if why.led or why.phase in TERMINAL else NO_LEADER),
-        ("Ahead", _others(why.ahead) if waits else ""),
+        ("Ahead", others_text(why.ahead) if waits else ""),
         ("Ever", _ever_text(why)),
+        ("Expected", _expected(why)),
         ("Room by", start),
+        ("Backfill", _backfilling(why)),
         ("Queue", _queue(why)),
         ("Borrowed", "; ".join(_borrowers(why)) if waits else ""),
         ("Pledge", "" if why.awaits is None else tables.awaited_text(why.awaits)),
@@ -110,15 +115,47 @@ def _until(why: Why, at: int) -> str:
     return f"until {format_instant(at)} (in {describe_age(at - why.at)})"
 
 
-def _others(others: Others) -> str:
-    """`default/a, default/b and 3 more; 2 of other namespaces`."""
+def _expected(why: Why) -> str:
+    """When it starts, those ahead counted; '' where nobody knows for what is told anyway."""
+    expected, start = why.expected, why.start
+    if expected is None:
+        return ""
+    if expected.at is None:
+        told = not expected.behind.count and (
+            start is None
+            or start.at is None
+            or any(expected.why.startswith(f"{reason.reason}: ") for reason in why.reasons)
+        )
+        return "" if told else f"not known: {waits_for(expected)}"
+    if expected.at <= why.at:
+        return "with the next session"
+    return f"{start_text(expected, why.at)}, those ahead counted"
+
+
+def _backfilling(why: Why) -> str:
+    """What is kept for it, and why it does not go ahead."""
+    standing = why.backfilling
+    if standing is None:
+        return ""
+    if standing.head_at is None:
+        mine = standing.head == why.key
+        return f"nobody knows when {'it' if mine else standing.head} can start: nobody goes ahead"
     parts = []
-    if others.named:
-        more = f" and {others.more} more" if others.more else ""
-        parts.append(f"{', '.join(others.named)}{more}")
-    if others.elsewhere:
-        parts.append(f"{counted(others.elsewhere, 'group')} of other namespaces")
+    if standing.reserved_at is not None:
+        at = _at(why, standing.reserved_at)
+        parts.append(f"has a reservation at {at}: nobody who is backfilled delays it")
+    if standing.delays and standing.delayed_at is not None:
+        at = _at(why, standing.delayed_at)
+        parts.append(f"now it would delay {standing.delays}, which has a reservation at {at}")
+    elif standing.fits_now and standing.head != why.key:
+        parts.append(f"by the limits it fits beside {standing.head}, and no node takes it now")
+    elif standing.head != why.key:
+        parts.append("does not fit beside what runs now")
     return "; ".join(parts)
+
+
+def _at(why: Why, at: int) -> str:
+    return f"{format_instant(at)} (in {describe_age(at - why.at)})"
 
 
 def _start(why: Why, start: Start) -> str:
@@ -133,7 +170,7 @@ def _start(why: Why, start: Start) -> str:
     if start.at <= why.at:
         return "there is room now"
     when = f"{format_instant(start.at)} (in {describe_age(start.at - why.at)})"
-    ends = f", when {_others(start.ends)} {_ended(start.ends)}" if start.ends.count else ""
+    ends = f", when {others_text(start.ends)} {_ended(start.ends)}" if start.ends.count else ""
     unless = ", unless those ahead take it" if why.ahead.count else ""
     return f"{when}{ends}{unless}"
 
@@ -215,10 +252,12 @@ def row_of(why: Why) -> dict[str, object]:
         "former": [_reason_row(reason) for reason in why.former],
         "reserved": why.reserved,
         "position": why.position,
-        "ahead": _others_row(why.ahead),
+        "ahead": others_row(why.ahead),
         "everPossible": _ever(why),
         "neverBecause": why.ever,
+        "expectedStart": None if why.expected is None else start_row(why.expected, why.at),
         "earliestStart": _start_row(why.start),
+        "backfill": _backfilling_row(why.backfilling),
         "spared": [
             {"action": spared.action, "reasons": list(spared.reasons)} for spared in why.spared
         ],
@@ -279,19 +318,24 @@ def _reason_row(reason: Reason) -> dict[str, object]:
     }
 
 
-def _others_row(others: Others) -> dict[str, object]:
-    return {
-        "count": others.count,
-        "named": list(others.named),
-        "more": others.more,
-        "otherNamespaces": others.elsewhere,
-    }
-
-
 def _start_row(start: Start | None) -> dict[str, object] | None:
     if start is None:
         return None
-    return {"at": _instant(start.at), "ends": _others_row(start.ends), "why": start.why}
+    return {"at": _instant(start.at), "ends": others_row(start.ends), "why": start.why}
+
+
+def _backfilling_row(standing: Backfilling | None) -> dict[str, object] | None:
+    if standing is None:
+        return None
+    longest = standing.longest_ms
+    return {
+        "head": standing.head,
+        "headStart": _instant(standing.head_at),
+        "reservation": _instant(standing.reserved_at),
+        "fitsNow": standing.fits_now,
+        "delays": standing.delays or None,
+        "longestWalltime": None if longest is None else format_duration(longest),
+    }
 
 
 def _queue_row(why: Why) -> dict[str, object] | None:

@@ -32,7 +32,7 @@ from batchq.client.holding import Claim
 from batchq.client.naming import key_named
 from batchq.client.watching import Watch
 from batchq.errors import Conflict, InvalidInput, NotFound
-from batchq.framework.session import priorities_of
+from batchq.framework.carryover import priorities_of
 from batchq.framework.state import uid_order
 from batchq.store.redis import RedisStore
 

@@ -6,8 +6,10 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from batchq.client.deciding import Deciding
     from batchq.client.planning import Plan
     from batchq.client.requests import Objects
+    from batchq.client.starts import Starts
     from batchq.ports import IdSource
     from batchq.store.redis import RedisStore
 
@@ -37,3 +39,26 @@ class Foretelling:
         deciding = Deciding.open(self._store)
         planner = Planner(deciding, self._store, self._ids.new_uid)
         return planner.plan(wanted, keep_stop=silent.union(keep_stop), advise=advise)
+
+    def starts(self, *, namespace: str = "", queue: str = "") -> Starts:
+        """When those who wait are expected to start, the first to start first; of one namespace, of
+        one queue and those below it. Nothing is written, and no right to is needed.
+
+        Everybody ahead in line is counted; what runs, and what is planned, lasts as long as its
+        walltime. At most 1,000 groups in line are planned.
+        Raises InvalidInput where this machine cannot follow the scheduler's configuration.
+        """
+        from batchq.client.deciding import Deciding
+        from batchq.client.starts import starts_of
+
+        return starts_of(Deciding.open(self._store), namespace=namespace, queue=queue)
+
+    def deciding(self) -> Deciding:
+        """Everything that stands in the server, the scheduler that decides there by the
+        configuration that its leader has published, and the server's time; nothing is written.
+
+        Raises InvalidInput where this machine cannot follow that configuration.
+        """
+        from batchq.client.deciding import Deciding
+
+        return Deciding.open(self._store)

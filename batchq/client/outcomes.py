@@ -66,8 +66,10 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     the most fundamental first; `checks` the admission checks that have not passed. `position` is
     its place in its queue's line, None unless it stands in it; `ahead` are the keys before it.
     `ending`: how it ends, where the session ends it. `earliest_start`: when there will be room,
-    once the groups `after` have ended by their walltimes; None where that is not known. `never`:
-    why not even empty nodes would take its pods, where no limit is in its way for ever.
+    once the groups `after` have ended by their walltimes; None where that is not known.
+    `expected_start`: when it is expected to start, those before it counted; None where nobody
+    knows, or did not ask. `never`: why not even empty nodes would take its pods, where no limit is
+    in its way for ever.
     """
 
     key: str
@@ -90,6 +92,7 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     earliest_start: int | None
     after: tuple[str, ...]
     never: str
+    expected_start: int | None = None
     advice: tuple[Advice, ...] = ()
 
 
@@ -124,7 +127,7 @@ def group_plan(session: Session, key: str) -> GroupPlan:
     if never:
         outcome = Outcome.NEVER
     waits = outcome in (Outcome.WAITS, Outcome.NEVER)
-    line = _line(session, group.queue) if waits else []
+    line = line_of(session, group.queue) if waits else []
     place = line.index(key) if key in line else None
     room = forecast(session, group) if waits and not never else None
     later = room is not None and room.at is not None and room.at > session.now_ms
@@ -267,7 +270,7 @@ def _verdicts(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     return ranked(list(blockers(session, group)))
 
 
-def _line(session: Session, queue: str) -> list[str]:
+def line_of(session: Session, queue: str) -> list[str]:
     """The keys of those that stand in a queue's line once the session is over, in order."""
     waiting = [
         group

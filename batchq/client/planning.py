@@ -25,6 +25,7 @@ from batchq.client.outcomes import GroupPlan, Outcome, Victim, delayed, group_pl
 from batchq.client.requests import Applied, Effect, plan
 from batchq.client.supposing import Seen, check_objects_allowed, ledger_of, supposed, written
 from batchq.errors import InvalidInput
+from batchq.framework.expected import expected_starts
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
 from batchq.ports import Reader
@@ -81,7 +82,7 @@ class Planner:
         check_objects_allowed(before, request.transaction)
         after = supposed(before, written(request.transaction))
         session, without = self._deciding.decide(after), self._deciding.decide()
-        groups = tuple(group_plan(session, key) for key in keys)
+        groups = _with_expected(session, [group_plan(session, key) for key in keys])
         evicted = victims(session, without, keys)
         gone = {victim.key for victim in evicted}
         return Plan(
@@ -116,6 +117,22 @@ class Planner:
             else one
             for one in groups
         )
+
+
+def _with_expected(session: Session, groups: Sequence[GroupPlan]) -> tuple[GroupPlan, ...]:
+    """With when each of those that wait is expected to start."""
+    waiting = {
+        one.key: session.by_key[one.key].uid for one in groups if one.outcome is Outcome.WAITS
+    }
+    if not waiting:
+        return tuple(groups)
+    told = expected_starts(session, wanted=waiting.values())
+    return tuple(
+        structs.replace(one, expected_start=told[waiting[one.key]].at)
+        if one.key in waiting and waiting[one.key] in told
+        else one
+        for one in groups
+    )
 
 
 def _worst(groups: Sequence[GroupPlan], evicted: Sequence[Victim]) -> Outcome:

@@ -12,8 +12,9 @@ from batchq.api.lifecycle import ADMITTED
 from batchq.api.objects import Pledge
 from batchq.api.quantity import PODS, describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.times import format_instant
+from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
+from batchq.client.backfilling import backfilling_of
 from batchq.client.leading import NO_LEADER
 from batchq.client.partly import gates_of_task
 from batchq.framework.checks import PLUGIN as CHECKS
@@ -242,10 +243,33 @@ def _behind(session: Session, group: GroupState, verdict: Verdict) -> str:
     head = session.strict_heads.get(group.queue)
     if head is None or verdict.plugin == "pledge":
         return "nothing: it is next once that has started"
+    if shorter := _a_walltime(session, group):
+        return shorter
     if head.namespace != group.namespace:
         return "wait for its turn; a higher priority class goes ahead"
     why = f"`batchq why {short_key(head.key)}`"
     return f"see what the head waits for: {why}; a higher priority class goes ahead"
+
+
+def _a_walltime(session: Session, group: GroupState) -> str:
+    """The walltime with which it would delay nobody who has a reservation; '' if none would do."""
+    standing = backfilling_of(session, group)
+    if standing is None or not standing.delays:
+        return ""
+    has_none = group.record.spec.walltime is None
+    if standing.longest_ms is not None:
+        most = format_duration(standing.longest_ms)
+        beside = ": without one it can only use what is left beside the head" if has_none else ""
+        return (
+            f"with a walltime of at most {most} it would go ahead now"
+            f" (`batchq apply -f FILE`){beside}"
+        )
+    if has_none and not group.is_array:
+        return (
+            "give it a walltime (`batchq apply -f FILE`): without one it can only use what is left"
+            " beside the head"
+        )
+    return ""
 
 
 def _preempting(session: Session, group: GroupState, verdict: Verdict) -> str:

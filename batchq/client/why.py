@@ -4,6 +4,7 @@
     why.reasons[0].message      # the most fundamental reason, with its numbers
     why.reasons[0].remedy       # what to do about it
     why.start.at                # when there will be room, as far as walltimes tell
+    why.expected.at             # when it is expected to start, those ahead counted
 
 The scheduler's own session is run on how things stand, and read off; nothing is written, and no
 rule is written down twice. Instants are in milliseconds, amounts in integer units. Of groups in
@@ -12,7 +13,7 @@ other namespaces only the number is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
@@ -21,20 +22,22 @@ from batchq.api.objects import Condition
 from batchq.api.reasons import UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
+from batchq.client.backfilling import Backfilling, backfilling_of
 from batchq.client.deciding import Deciding
+from batchq.client.others import Others, others
 from batchq.client.outcomes import GroupPlan, Outcome, group_plan, no_node_ever
 from batchq.client.overview import Awaited, GroupView, Overview
 from batchq.client.partly import gated_pods
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
 from batchq.client.spells import Spell, spells_of, waited_for
+from batchq.client.starts import ExpectedStart, expected_of
+from batchq.framework.expected import expected_starts
 from batchq.framework.forecast import Forecast, forecast
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.scheduler.scheduler import Scheduler
 
-#: So many names are told where others are only counted.
-MOST_NAMED = 3
 _IMPOSSIBLE = (Waiting.MISCONFIGURED, Waiting.QUEUE_NOT_FOUND, Waiting.EXCEEDS_MAX_QUOTA)
 _TAKERS = ("preempt", "reclaim")
 _NOT_CONFIGURED = "the scheduler is configured without this action"
@@ -63,21 +66,6 @@ class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
     free: int | None = None
     remedy: str = ""
     revision: int = 0
-
-
-class Others(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Several groups: the first few of the same namespace by key, how many more of it there are,
-    and how many of other namespaces.
-    """
-
-    named: tuple[str, ...] = ()
-    more: int = 0
-    elsewhere: int = 0
-
-    @property
-    def count(self) -> int:
-        """How many in all."""
-        return len(self.named) + self.more + self.elsewhere
 
 
 class Start(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -115,9 +103,10 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     `since`: when its phase began. `reasons` hold now, the most fundamental first; `former` are
     those that the scheduler has written down, and that hold no longer. `next`: what the next
     session makes of it, where that is another phase. `reserved`: quota is kept for it. `ever`: ''
-    if it can run some day, else why not, as things are. `spared`: why nobody is evicted for it.
-    `waited`: reason -> for how long in all, as far as events go back; `history` the same as a time
-    series.
+    if it can run some day, else why not, as things are. `start`: when there will be room for it by
+    itself; `expected`: when it starts, those before it counted. `backfilling`: how it stands in a
+    queue that is backfilled. `spared`: why nobody is evicted for it. `waited`: reason -> for how
+    long in all, as far as events go back; `history` the same as a time series.
     """
 
     key: str
@@ -143,6 +132,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     ahead: Others
     ever: str
     start: Start | None
+    expected: ExpectedStart | None
+    backfilling: Backfilling | None
     spared: tuple[Spared, ...]
     queue_share: QueueShare | None
     awaits: Awaited | None
@@ -191,6 +182,8 @@ def explain(
         ahead=others(waits.plan.ahead, group.namespace),
         ever=waits.ever,
         start=waits.start(),
+        expected=waits.expected(),
+        backfilling=waits.backfilling(),
         spared=waits.spared(),
         queue_share=_queue_share(decided, group.queue) if unfinished else None,
         awaits=view.awaits,
@@ -200,17 +193,6 @@ def explain(
         conditions=group.status.conditions,
         waited=waited_for(history, deciding.now_ms),
         history=tuple(history),
-    )
-
-
-def others(keys: Iterable[str], namespace: str) -> Others:
-    """These groups, in their order, as somebody of one namespace is told of them."""
-    keys = list(dict.fromkeys(keys))
-    mine = [key for key in keys if key.startswith(f"{namespace}/")]
-    return Others(
-        named=tuple(mine[:MOST_NAMED]),
-        more=len(mine[MOST_NAMED:]),
-        elsewhere=len(keys) - len(mine),
     )
 
 
@@ -328,6 +310,19 @@ class _Waits:
             told = Forecast(at=None, why=never)
         keys = (end.group.key for end in told.ends)
         return Start(at=told.at, ends=others(keys, self._group.namespace), why=told.why)
+
+    def expected(self) -> ExpectedStart | None:
+        """Of what waits, is refused, and can run some day."""
+        waits = self._before.phase == PodGroupPhase.PENDING and self._verdicts()
+        if not waits or self.ever or self._group.phase in TERMINAL:
+            return None
+        uid = self._group.uid
+        told = expected_starts(self._session, wanted=[uid]).get(uid)
+        return None if told is None else expected_of(told, self._group.namespace)
+
+    def backfilling(self) -> Backfilling | None:
+        """Of what waits in a queue that is backfilled."""
+        return None if self.ever else backfilling_of(self._session, self._group)
 
     def spared(self) -> tuple[Spared, ...]:
         """Of what is refused for want of room: why each action takes nobody."""

@@ -8,7 +8,7 @@
 
 | kube-batch                    | batchq                                                     |
 |-------------------------------|------------------------------------------------------------|
-| actions, in their order       | the same; `backfill` is a part of `allocate`               |
+| actions, in their order       | the same; `backfill` does more here                        |
 | tier 1, tier 2                | the entries' `tier`: it orders, and overrules no veto      |
 | enableJobOrder: false         | `groupOrder: {disabled: [NAME]}`, and so for each flag     |
 | nodeorder                     | leastAllocated, mostAllocated, balancedAllocation, weights |
@@ -123,15 +123,16 @@ def _actions(written: Mapping[str, object], known: Collection[str], note: Note) 
         raise Malformed(("actions",), f"expected names in one text, found {shown(text)}")
     found: list[str] = []
     for name in (part.strip() for part in text.split(",")):
-        if name == "backfill" and name not in known:
-            note(("actions",), "backfill is left out: allocate places pods without requests, too")
-            continue
         check_name(name, ("actions",), "an action")
         check_known(name, known, ("actions",), "action")
         check_once(name, found, ("actions",))
         found.append(name)
-    if not found:
-        raise Malformed(("actions",), "expected an action besides backfill, found none")
+    if "backfill" in found:
+        note(
+            ("actions",),
+            "backfill does more than in kube-batch: in queues whose strategy is Backfill it lets"
+            " groups go past a head that waits, if that does not delay it",
+        )
     if "enqueue" not in found:
         note(
             ("actions",),

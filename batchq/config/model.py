@@ -37,7 +37,7 @@ class PluginSet(Struct, frozen=True, kw_only=True):
     disabled: tuple[str, ...] = ()
 
 
-DEFAULT_ACTIONS = ("enqueue", "allocate", "reclaim", "preempt")
+DEFAULT_ACTIONS = ("enqueue", "allocate", "reclaim", "preempt", "backfill")
 DEFAULT_PLUGINS = tuple(
     PluginEntry(name=name)
     for name in (

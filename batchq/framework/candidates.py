@@ -100,7 +100,7 @@ def ending(session: Session) -> list[tuple[GroupState, Pod]]:
     """
     found = [
         (_ends_at(pod), pod.metadata.uid, group, pod)
-        for group in session.groups.values()
+        for group in session.busy()
         if not group.status.pledge.stands
         for pod in group.pods.values()
         if pod.status.terminating

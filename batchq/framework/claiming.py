@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import of_pod, total
 from batchq.framework.classes import may_evict
 from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
@@ -50,6 +50,8 @@ def _waits_for_room(session: Session, group: GroupState) -> bool:
         case PodGroupPhase.PENDING:
             # An action that comes before enqueue goes by what was said in the session before.
             verdicts = session.refusals.get(group.uid, group.status.reasons)
+            if isinstance(verdicts, Blockers):
+                return bool(verdicts) and verdicts.reasons <= _LACK
             return bool(verdicts) and all(verdict.reason in _LACK for verdict in verdicts)
         case PodGroupPhase.IN_QUEUE:
             return not group.is_external and not session.group_ready(group)
@@ -139,7 +141,7 @@ def elastic_claimants(session: Session) -> list[GroupState]:
         return []
     return [
         group
-        for group in session.groups.values()
+        for group in session.busy()
         if group.is_elastic
         and is_admitted(group)
         and not group.is_external

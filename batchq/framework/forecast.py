@@ -32,9 +32,10 @@ from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 
 #: What puts a group out of line, and either passes by the clock alone or is no matter of room.
-_PASSES = frozenset(
+PASSES = frozenset(
     {Waiting.BACKING_OFF, Waiting.WAITING_FOR_PREEMPTION, Waiting.WAITING_FOR_CHECKS}
 )
+UNKNOWN_VICTIMS = "it waits for victims of which nobody knows when they end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Forecast:
 
 def ends(session: Session) -> list[End]:
     """Every end that is known of, the first to come first; later ones of one instant by uid."""
-    found = [end for group in session.groups.values() for end in _ends_of(session, group)]
+    charged = (group for groups in session.ledger.holding.values() for group in groups.values())
+    found = [end for group in charged for end in _ends_of(session, group)]
     found.sort(key=lambda end: (end.at, end.group.order, end.whole))
     return found
 
@@ -86,9 +88,9 @@ def forecast(session: Session, group: GroupState, known: Sequence[End] | None = 
     firm = _firm(session, group)
     if firm is not None:
         return Forecast(at=None, why=f"{firm.reason}: {firm.message()}")
-    not_before = _not_before(session, group)
+    not_before = not_before_of(session, group)
     if not_before is None:
-        return Forecast(at=None, why="it waits for victims of which nobody knows when they end")
+        return Forecast(at=None, why=UNKNOWN_VICTIMS)
     aside, session.ledger.aside = session.ledger.aside, {}
     try:
         found = _when_room(session, group, ends(session) if known is None else known)
@@ -102,7 +104,7 @@ def forecast(session: Session, group: GroupState, known: Sequence[End] | None = 
 def _firm(session: Session, group: GroupState) -> Verdict | None:
     """What no end of anybody's changes, if there is anything."""
     aside = standing_aside(session, group)
-    firm = [verdict for verdict in aside if verdict.reason not in _PASSES]
+    firm = [verdict for verdict in aside if verdict.reason not in PASSES]
     never = (
         verdict
         for verdict in session.refusals_at("admissible", group)
@@ -111,7 +113,7 @@ def _firm(session: Session, group: GroupState) -> Verdict | None:
     return firm[0] if firm else next(never, None)
 
 
-def _not_before(session: Session, group: GroupState) -> int | None:
+def not_before_of(session: Session, group: GroupState) -> int | None:
     """Until when its own state keeps it out of line: a pause, a claim, victims; None: unknown."""
     instants: list[int | None] = [session.now_ms]
     until = group.status.backoff_until
@@ -142,8 +144,6 @@ def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None
 
 
 def _ends_of(session: Session, group: GroupState) -> Iterator[End]:
-    if not session.ledger.charged(group):
-        return
     stopping = [pod for pod in group.pods.values() if _is_to_stop(group, pod)]
     for pod in stopping:
         yield End(_stops_at(session, pod), group, (pod,), whole=False)
@@ -233,14 +233,19 @@ def _happens(trial: Statement, end: End, lacking: set[str], subjects: set[str]) 
     """Let an end happen; whether it left anything of what is lacking, where it is."""
     group, ledger = end.group, trial.session.ledger
     before = ledger.charged(group)
-    if end.whole:
-        _leave(trial, group)
-    for pod in end.pods:
-        if pod.metadata.uid in group.pods:
-            trial.drop_pod(group, pod.metadata.uid)
+    carry_out(trial, end)
     after = ledger.charged(group)
     freed = any(before.get(name, 0) > after.get(name, 0) for name in lacking)
     return freed and any(title_of(scope) in subjects for scope in group.scopes)
+
+
+def carry_out(trial: Statement, end: End) -> None:
+    """Let an end happen."""
+    if end.whole:
+        _leave(trial, end.group)
+    for pod in end.pods:
+        if pod.metadata.uid in end.group.pods:
+            trial.drop_pod(end.group, pod.metadata.uid)
 
 
 def _leave(trial: Statement, group: GroupState) -> None:

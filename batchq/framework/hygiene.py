@@ -35,7 +35,7 @@ def protected_until(session: Session) -> Iterator[int]:
     """The instants at which groups may become victims, past ones included."""
     if session.settings.min_runtime_ms == 0:
         return
-    for group in session.groups.values():
+    for group in session.busy():
         if (until := protection_ends_at(session, group)) is not None:
             yield until
 

@@ -10,7 +10,8 @@ either of them, whichever is more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from batchq.api.objects import PodGroup
@@ -150,6 +151,14 @@ class LedgerView:
         for claimant in list(self.claimants.get(group.uid, {}).values()):
             self._recharge(claimant)
 
+    def add(self, scope: str, amounts: Amounts) -> None:
+        """Count what none of the groups here is charged; for ledgers of other times."""
+        self._move(scope, {}, amounts)
+
+    def attribute(self, group: GroupState, amounts: Amounts) -> None:
+        """Of what was added to each of its scopes, so much is what this group is charged."""
+        self._charges[group.uid] = amounts
+
     def _recharge(self, group: GroupState) -> None:
         new, new_owed = charge_with_count(group), self._owed_now(group)
         old, old_owed = self._charges.get(group.uid, {}), self._owed.get(group.uid, {})
@@ -210,6 +219,18 @@ class LedgerView:
         aside = self.aside.get(head.queue)
         if aside is not None and aside.head == head.uid:
             del self.aside[head.queue]
+            self.version += 1
+
+    @contextmanager
+    def regarding(self, heads: Collection[str]) -> Iterator[None]:
+        """For a while, only what is set aside for these heads (uids) counts."""
+        former = self.aside
+        self.aside = {queue: one for queue, one in former.items() if one.head in heads}
+        self.version += 1
+        try:
+            yield
+        finally:
+            self.aside = former
             self.version += 1
 
     def used(self, scope: str, resource: str) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.framework.checks import is_active, retry_at
 from batchq.framework.state import GroupState
 
@@ -77,6 +77,11 @@ class Parking:
         self._world_version = 0
         self._checks_version = 0
 
+    @property
+    def world(self) -> tuple[int, int]:
+        """The same as long as nothing has changed that wakes everybody, nor any check."""
+        return (self._world_version, self._checks_version)
+
     def sleeping(self, session: Session) -> dict[str, tuple[Verdict, ...]]:
         """The groups that nothing has happened to that could let them in: uid -> why not."""
         self._notice(session)
@@ -90,6 +95,8 @@ class Parking:
 
         To be called only when its record says so already: nothing is left to be written.
         """
+        if isinstance(verdicts, Blockers) and verdicts.are_in_line:
+            return
         if group.record.status is not group.status or not _has_nothing_of_its_own(session, group):
             return
         changes = _lifted_by(session, verdicts)

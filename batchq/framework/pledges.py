@@ -29,7 +29,7 @@ def counts_on_others(status: PodGroupStatus) -> bool:
 
 def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
     """Every claimant to which something is pledged, and its pledge."""
-    for group in session.groups.values():
+    for group in session.busy():
         if group.status.pledge.stands and group.phase not in TERMINAL:
             yield group, group.status.pledge
 

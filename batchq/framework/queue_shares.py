@@ -220,7 +220,7 @@ def _of_root(session: Session, resources: list[str]) -> Amounts:
 def _demands_of_groups(session: Session) -> dict[str, Amounts]:
     """What the groups of each queue hold and ask for."""
     asked: dict[str, list[Amounts]] = {name: [] for name in session.queues}
-    for group in session.groups.values():
+    for group in session.busy():
         if is_admitted(group) and group.queue in asked:
             asked[group.queue].append(_asked_beyond_promise(group))
     demands = {}

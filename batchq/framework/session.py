@@ -20,15 +20,14 @@ from batchq.api.objects import (
     DEFAULT,
     Metadata,
     Pod,
-    PodGroup,
     PodGroupStatus,
-    PriorityClass,
     Queue,
 )
 from batchq.api.quantity import PODS
-from batchq.api.reasons import Verdict, ranked
+from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.api.resources import UNLIMITED_PODS, Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
+from batchq.framework.carryover import Carryover
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.extension import POINTS, ExtensionPoint, Plugin, Standing
 from batchq.framework.guarding import guarded, guarded_clock, is_of_others
@@ -38,10 +37,9 @@ from batchq.framework.ledger import LedgerView
 from batchq.framework.parking import OF_SESSION, LiftedBy, Parking
 from batchq.framework.pledges import keep_owing, owed_to
 from batchq.framework.settings import Settings
-from batchq.framework.shapes import ShapeMemo, TaskShape
+from batchq.framework.shapes import TaskShape
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, NodeState, QueueState, Victim, uid_order
-from batchq.framework.tree import QueueTree
 
 if TYPE_CHECKING:
     from batchq.framework.queue_shares import FairShares
@@ -84,7 +82,7 @@ class Session:
         settings: Settings,
         plugins: Standing,
         actions: tuple[str, ...] = (),
-        memo: ShapeMemo | None = None,
+        carried: Carryover | None = None,
         instrument: Instrument | None = None,
         parking: Parking | None = None,
     ) -> None:
@@ -109,6 +107,8 @@ class Session:
         self.undoable: dict[str, list[Any]] | None = None
         #: Queue -> its head that all others of the queue wait for, if there is one now.
         self.strict_heads: dict[str, GroupState] = {}
+        #: Group's uid -> from when on room is kept for it, in milliseconds, as backfill has found.
+        self.reservations: dict[str, int] = {}
         #: Groups whose changes become true together or not at all, by uid.
         self.joined: list[tuple[str, ...]] = []
         #: Group's uid -> node -> the room that is kept for it there in this session: what was
@@ -149,9 +149,12 @@ class Session:
         self.known_resources = _known_resources(self.nodes.values(), now_ms, settings)
         #: What the cluster could ever have: rule 1 asks for every group.
         self.could_have = scaled(self.known_resources, settings.overcommit)
-        self.tree = QueueTree(snapshot.queues)
+        carried = carried or Carryover()
+        self.tree = carried.tree(snapshot, gates_hold=self.gates_hold)
         self.admission_checks = {item.metadata.name: item for item in snapshot.admission_checks}
-        self.groups = _groups(snapshot, memo or ShapeMemo(), self.tree, gates_hold=self.gates_hold)
+        self.groups = carried.states(snapshot, gates_hold=self.gates_hold)
+        self._busy = [group for group in self.groups.values() if not group.bare]
+        self._touched_in_busy = 0
         self.by_key = {group.key: group for group in self.groups.values()}
         self.ledger = LedgerView(
             _limits(snapshot, self.ready_resources, settings),
@@ -163,12 +166,16 @@ class Session:
         keep_owing(self)
         #: The same, as it stands in the store.
         self.pledged_before = dict(self.pledged)
-        for group in self.groups.values():
+        for group in self._busy:
             self._count_in(group)
         #: Groups that nothing has happened to that could let them in, and why they wait.
         self.asleep = {} if parking is None else parking.sleeping(self)
         self.refusals |= self.asleep
-        self.queues = self._queues()
+        #: What decides who stands in line is the same as long as this is; None: nobody knows.
+        lasts = all(entry.plugin in self.lifted_by for entry in self.points["preEnqueue"])
+        self.world = parking.world if parking is not None and lasts else None
+        self.queues = self._queues(carried)
+        carried.keep(self, {name: list(queue.line) for name, queue in self.queues.items()})
         #: Whether anything says how many pods there may be, and so how many a queue deserves.
         self.pods_are_bounded = self.ready_resources.get(PODS, 0) < UNLIMITED_PODS or any(
             PODS in queue.spec.deserved for queue in snapshot.queues
@@ -202,7 +209,10 @@ class Session:
                     clock if ours else guarded_clock(plugin, clock, self.failures)
                 )
             self.asks_each_group |= getattr(plugin, "per_group", False)
-            self.lifted_by[plugin.name] = getattr(plugin, "lifted_by", {})
+            if (lifted_by := getattr(plugin, "lifted_by", None)) is not None:
+                self.lifted_by[plugin.name] = lifted_by
+        in_order = [plugin for plugin, _ in plugins.get("groupOrder", ())]
+        self._order_lasts = all(getattr(plugin, "order_lasts", False) for plugin in in_order)
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
         """Every refusal of every plugin at `preEnqueue`, `admissible` or `permit`."""
@@ -228,8 +238,13 @@ class Session:
 
     def group_key(self, group: GroupState) -> Key:
         """The order of groups: the plugins' keys, then queue time, then uid."""
+        if group.line_key is not None:
+            return group.line_key
         keys = tuple(entry.function(self, group) for entry in self.points["groupOrder"])
-        return (*keys, group.queue_time, group.order)
+        key = (*keys, group.queue_time, group.order)
+        if self._order_lasts and group.bare and group.status is group.record.status:
+            group.line_key = key
+        return key
 
     def queue_key(self, queue: QueueState) -> Key:
         """The order of queues, level by level from the root: the plugins' keys, age, uid.
@@ -268,14 +283,29 @@ class Session:
 
     def refuse(self, group: GroupState, verdicts: Iterable[Verdict]) -> None:
         """Keep why a group waits, all blockers, ranked."""
+        known = verdicts if isinstance(verdicts, Blockers) else self.dated(verdicts)
+        self.refusals[group.uid] = known
+
+    def dated(self, verdicts: Iterable[Verdict]) -> Blockers:
+        """Blockers as they are kept: ranked, with the revision at which they were seen."""
         at = self.snapshot.revision
-        dated = [msgspec.structs.replace(verdict, revision=at) for verdict in verdicts]
-        self.refusals[group.uid] = ranked(dated)
+        return ranked(msgspec.structs.replace(verdict, revision=at) for verdict in verdicts)
 
     def begin_actions(self) -> None:
         """From now on, what happened to a group in this session can be told from what was."""
         self.former = {}
         self.first_intent = len(self.intents)
+
+    def busy(self) -> list[GroupState]:
+        """The groups that are more than a record that waits, or that a Statement has touched: all
+        that hold anything or could. In the order of `groups`.
+        """
+        if len(self.touched) > self._touched_in_busy:
+            self._touched_in_busy = len(self.touched)
+            more = [group for group in self.touched.values() if group.bare]
+            known = [group for group in self._busy if not group.bare]
+            self._busy = sorted([*known, *more], key=lambda group: group.place)
+        return self._busy
 
     def remember(self, group: GroupState) -> None:
         """Keep how a group was before the first action changed it; for Statements."""
@@ -311,27 +341,28 @@ class Session:
             if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
                 node.take(of_pod(pod.spec.requests))
 
-    def _queues(self) -> dict[str, QueueState]:
+    def _queues(self, carried: Carryover) -> dict[str, QueueState]:
+        """Who stood in line before is sorted already, but for those whom a plugin moves."""
         queues = {queue.metadata.name: QueueState(queue, []) for queue in self.snapshot.queues}
         queues.setdefault(DEFAULT, QueueState(Queue(metadata=Metadata(name=DEFAULT)), []))
+        placed: set[str] = set()
+        #: Groups of queues that there are not.
+        self.strayed: list[GroupState] = []
+        for name, line in carried.lines(self.groups).items():
+            if name in queues:
+                awake = [group for group in line if group.uid not in self.asleep]
+                queues[name].line += awake
+                placed.update(group.uid for group in awake)
         for group in self.groups.values():
-            if group.uid in self.asleep:
+            if group.uid in placed or group.uid in self.asleep:
                 continue
-            if group.phase == PodGroupPhase.PENDING and group.queue in queues:
+            if group.queue not in queues:
+                self.strayed.append(group)
+            elif group.phase == PodGroupPhase.PENDING:
                 queues[group.queue].line.append(group)
         for queue in queues.values():
             queue.line.sort(key=self.group_key)
         return dict(sorted(queues.items()))
-
-
-def priorities_of(classes: Iterable[PriorityClass]) -> tuple[Mapping[str, int], int]:
-    """Class name -> value, and the value for groups that name none."""
-    values, default = {}, 0
-    for item in classes:
-        values[item.metadata.name] = item.spec.value
-        if item.spec.default:
-            default = item.spec.value
-    return values, default
 
 
 def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:
@@ -356,29 +387,6 @@ def _heard_at(snapshot: Snapshot, heartbeat: int | None) -> int | None:
     if heartbeat is None or hears_since is None:
         return heartbeat
     return max(heartbeat, hears_since)
-
-
-def _groups(
-    snapshot: Snapshot, memo: ShapeMemo, tree: QueueTree, *, gates_hold: bool
-) -> dict[str, GroupState]:
-    values, default = priorities_of(snapshot.priority_classes)
-
-    def priority(record: PodGroup) -> int:
-        return values.get(record.spec.priority_class_name, default)
-
-    return {
-        record.metadata.uid: GroupState(
-            record,
-            snapshot.pods.get(record.metadata.uid, ()),
-            priority(record),
-            shape,
-            tree.chain(record.spec.queue),
-            gates_hold=gates_hold,
-        )
-        for record, shape in zip(
-            snapshot.groups, memo.of_all(snapshot.groups, gates_hold=gates_hold), strict=True
-        )
-    }
 
 
 def _limits(snapshot: Snapshot, ready: Amounts, settings: Settings) -> dict[str, Amounts]:

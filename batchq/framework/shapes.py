@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from batchq.api.objects import PodGroup, PodGroupSpec, Task
+from batchq.api.objects import PodGroupSpec, Task
 from batchq.api.resources import Amounts, larger, named, of_pod, times, total
 
 
@@ -46,32 +46,6 @@ class GroupShape:
     reservation: Amounts
     #: Equal for groups that ask for the same.
     claim: tuple[object, ...]
-
-
-class ShapeMemo:
-    """Shapes by group. A record that did not change keeps its spec from snapshot to snapshot."""
-
-    def __init__(self) -> None:
-        self._shapes: dict[str, GroupShape] = {}
-        self._gates_hold = True
-
-    def of_all(self, records: Iterable[PodGroup], *, gates_hold: bool) -> list[GroupShape]:
-        """The shape of each record; those of records that are not among them are forgotten.
-
-        `gates_hold`: whether gates mean anything (the plugin `gates` is on).
-        """
-        former = self._shapes if gates_hold == self._gates_hold else {}
-        self._gates_hold = gates_hold
-        kept, found = {}, []
-        for record in records:
-            uid = record.metadata.uid
-            shape = former.get(uid)
-            if shape is None or shape.spec is not record.spec:
-                shape = shape_of(record.spec, gates_hold=gates_hold)
-            kept[uid] = shape
-            found.append(shape)
-        self._shapes = kept
-        return found
 
 
 def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:

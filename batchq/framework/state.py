@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
+from batchq.api.reasons import Cause
 from batchq.api.resources import Amounts, larger, of_pod, plus, times
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.shapes import (
@@ -54,11 +56,17 @@ class GroupState:
     __slots__ = (
         "_gated_pods",
         "_on_nodes",
+        "asks",
+        "bare",
         "chain",
         "gates_hold",
+        "given_shape",
+        "in_line_at",
         "key",
+        "line_key",
         "min_member",
         "order",
+        "place",
         "placed",
         "pods",
         "priority",
@@ -68,6 +76,7 @@ class GroupState:
         "shape",
         "status",
         "tasks",
+        "told",
         "uid",
     )
 
@@ -84,7 +93,10 @@ class GroupState:
         self.record = record
         #: From the root down to its queue.
         self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
-        self.shape = shape = shape or shape_of(record.spec, gates_hold=gates_hold)
+        #: What follows from its spec alone; `shape` heeds gates of single pods, too.
+        self.given_shape = self.shape = shape = shape or shape_of(
+            record.spec, gates_hold=gates_hold
+        )
         #: Whether scheduling gates mean anything: the plugin `gates` is on.
         self.gates_hold = gates_hold
         self.key = key_of(record)
@@ -106,6 +118,18 @@ class GroupState:
             self.exchange(pod.metadata.uid, None, pod)
         if self._gated_pods:
             self.shape = with_left(shape, self.ungated())
+        #: Where it stands among all groups of the snapshot.
+        self.place = 0
+        #: Whether it is nothing but a record that waits, by that record.
+        self.bare = not pods and _only_waits(record)
+        #: Equal for groups of which the limits ask the same.
+        self.asks = (record.spec.queue, record.metadata.namespace, priority, *self.shape.claim)
+        #: Its place in line, where that lasts as long as its record; once worked out.
+        self.line_key: tuple[Any, ...] | None = None
+        #: Of the reasons that its record gives, once worked out.
+        self.told: tuple[tuple[Cause, ...], str] | None = None
+        #: The state of the world (batchq.framework.parking) in which nothing put it out of line.
+        self.in_line_at: object = None
 
     # What it is ------------------------------------------------------------------------------
 
@@ -164,6 +188,11 @@ class GroupState:
             return self._on_nodes
         claim = self.status.claim
         return dict(claim.holding) if claim.is_open and not self.reserved else {}
+
+    @property
+    def has_all_placed(self) -> bool:
+        """Whether each of its pods has a node that it may keep, or has succeeded."""
+        return sum(self.placed.values()) >= self.replicas
 
     # Its pods --------------------------------------------------------------------------------
 
@@ -292,6 +321,23 @@ class GroupState:
         charge = larger(held, self.status.reservation)
         extra = self.status.pledge.extra
         return plus(charge, extra) if extra else charge
+
+
+def _only_waits(record: PodGroup) -> bool:
+    """Whether a record without pods waits, and holds nothing, owes nothing and has no clock."""
+    status = record.status
+    return (
+        status.phase == PodGroupPhase.PENDING
+        and status.reserved_at is None
+        and status.backoff_until is None
+        and not status.charge
+        and not status.checks
+        and not status.evictions.recent
+        and not status.claim.is_open
+        and not status.pledge.stands
+        and not record.spec.depends_on
+        and record.spec.controller != "external"
+    )
 
 
 class NodeState:

@@ -187,7 +187,7 @@ def evicted_recently(session: Session) -> int:
     since = session.now_ms - session.settings.eviction_window_ms
     return sum(
         count
-        for group in session.groups.values()
+        for group in session.busy()
         for at, count in group.status.evictions.recent.items()
         if int(at) > since
     )

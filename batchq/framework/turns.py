@@ -28,23 +28,23 @@ class Turns:
 
     def __init__(self, session: Session, names: Iterable[str]) -> None:
         self._session = session
-        self._own: set[str] = set()
+        self._own = dict.fromkeys(names)
+        self._is_sorted = False
         #: Parent -> the keys of its children that have a turn left, lowest first; a key ends in
         #: the child's name.
         self._below: dict[str, list[Key]] = {}
         self._keys: dict[str, Key] = {}
-        for name in names:
-            self._enter(name)
-        for keys in self._below.values():
-            keys.sort()
-        self._charges_seen = len(session.ledger.moved)
-        self._shares_seen = self._shares_moved()
+        self._charges_seen = self._shares_seen = 0
 
     def next(self) -> str | None:
         """The queue to be served now; None if none has a turn left."""
-        if not self._own:
-            return None
-        self._catch_up()
+        if len(self._own) < 2:
+            # Nobody to be compared with: then nobody has to work out what queues deserve.
+            return next(iter(self._own), None)
+        if self._is_sorted:
+            self._catch_up()
+        else:
+            self._sort()
         name = ROOT
         while name not in self._own:
             name = self._below[name][0][-1]
@@ -52,7 +52,9 @@ class Turns:
 
     def drop(self, name: str) -> None:
         """A queue has no turn left."""
-        self._own.discard(name)
+        del self._own[name]
+        if not self._is_sorted:
+            return
         for above in reversed(self._session.tree.chain(name)[1:]):
             if above in self._own or self._below.get(above):
                 return
@@ -60,8 +62,16 @@ class Turns:
 
     # ------------------------------------------------------------------------------------------
 
+    def _sort(self) -> None:
+        for name in self._own:
+            self._enter(name)
+        for keys in self._below.values():
+            keys.sort()
+        self._charges_seen = len(self._session.ledger.moved)
+        self._shares_seen = self._shares_moved()
+        self._is_sorted = True
+
     def _enter(self, name: str) -> None:
-        self._own.add(name)
         chain = self._session.tree.chain(name)
         for parent, child in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
             if child in self._keys:

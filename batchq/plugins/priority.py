@@ -24,6 +24,8 @@ from batchq.framework.state import GroupState, Victim
 
 class Priority:
     name = "priority"
+    #: A group keeps its place for as long as its record and the classes stay the same.
+    order_lasts = True
 
     def group_order(self, session: Session, group: GroupState) -> int:
         return -group.priority

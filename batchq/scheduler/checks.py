@@ -76,7 +76,7 @@ def give_back_what_no_longer_fits(session: Session) -> None:
     """At the end of a session: what has passed its checks, and is refused by limits all the same,
     goes back to Pending. Others may have evicted for it in this session, so this comes last.
     """
-    for group in session.groups.values():
+    for group in session.busy():
         if group.phase != PodGroupPhase.PENDING or not group.reserved or not group.status.checks:
             continue
         refusals = session.refusals.get(group.uid, ())

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Verdict, Waiting, same_causes
+from batchq.api.reasons import (
+    Blockers,
+    Verdict,
+    Waiting,
+    causes_of,
+    same_causes,
+    turn_of,
+)
 from batchq.framework.line import standing_aside
 from batchq.framework.moves import set_condition
 from batchq.framework.parking import Parking
@@ -22,15 +29,16 @@ def write_reasons(session: Session, parking: Parking) -> None:
 
     Whose reasons are written already may sleep from now on.
     """
-    for group in session.groups.values():
-        if group.uid in session.asleep:
-            continue
-        if group.phase == PodGroupPhase.PENDING and group.queue not in session.queues:
+    for group in session.strayed:
+        if group.uid not in session.asleep and group.phase == PodGroupPhase.PENDING:
             session.refuse(group, standing_aside(session, group))
     for uid, refusals in session.refusals.items():
         if uid in session.asleep:
             continue
         group = session.groups[uid]
+        if isinstance(refusals, Blockers) and _says_so_already(group, refusals):
+            parking.park(session, group, refusals)
+            continue
         verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _still_says(group.status.reasons, verdicts):
             parking.park(session, group, refusals)
@@ -49,12 +57,27 @@ def write_reasons(session: Session, parking: Parking) -> None:
             statement.commit()
 
 
+def _says_so_already(group: GroupState, blockers: Blockers) -> bool:
+    """Whether its own record has the very same causes, or waits for the same turn: the usual case,
+    and looked at first.
+    """
+    if group.status is not group.record.status:
+        return False
+    if group.told is None:
+        group.told = causes_of(group.status.reasons), turn_of(group.status.reasons)
+    causes, turn = group.told
+    return (bool(turn) and turn == blockers.turn) or causes == blockers.causes
+
+
 def _still_says(stored: tuple[Verdict, ...], verdicts: tuple[Verdict, ...]) -> bool:
     """Whether what is stored tells as much as what was found now.
 
     Of a group that stands aside, only what makes it stand aside counts: whether there would be
-    room for it comes and goes with others, and would be one write each time for nothing.
+    room for it comes and goes with others, and would be one write each time for nothing. The same
+    of a group whose turn it is not.
     """
+    if (turn := turn_of(stored)) and turn == turn_of(verdicts):
+        return True
     firm, stored_firm = _firm(verdicts), _firm(stored)
     if firm and stored_firm:
         return same_causes(stored_firm, firm)

@@ -11,6 +11,7 @@ from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.api.times import format_duration
+from batchq.framework.checks import are_honoured, names_in
 from batchq.framework.dependencies import WANTED, never_met
 from batchq.framework.eligibility import stops_of
 from batchq.framework.ledger import is_booked
@@ -52,7 +53,7 @@ from batchq.scheduler.unschedulable import leave_where_impossible
 def settle(session: Session) -> None:
     """Let everything follow what has happened since the last session."""
     _notice_silent_nodes(session)
-    for group in list(session.groups.values()):
+    for group in [*session.busy(), *_asked_for_checks(session)]:
         if group.uid in session.asleep:
             continue
         with Statement(session) as statement:
@@ -67,6 +68,14 @@ def settle(session: Session) -> None:
     _create_what_lacks(session)
 
 
+def _asked_for_checks(session: Session) -> list[GroupState]:
+    """Of the groups that only wait, those whose queue asks for checks that they do not list yet."""
+    asking = {name for name in session.queues if names_in(session, session.tree.chain(name))}
+    if not asking or not are_honoured(session):
+        return []
+    return [group for group in session.groups.values() if group.bare and group.queue in asking]
+
+
 def _notice_silent_nodes(session: Session) -> None:
     for node in session.nodes.values():
         if node.record.status.ready and not node.ready:
@@ -75,8 +84,10 @@ def _notice_silent_nodes(session: Session) -> None:
 
 
 def _create_what_lacks(session: Session) -> None:
-    for group in session.groups.values():
-        if is_admitted(group) and (missing := wanted_ordinals(group)):
+    for group in session.busy():
+        if not is_admitted(group) or group.has_all_placed:
+            continue
+        if missing := wanted_ordinals(group):
             with Statement(session) as statement:
                 create_pods(statement, group, missing)
                 statement.commit()
@@ -283,7 +294,7 @@ def _is_depended_on(session: Session, group: GroupState) -> bool:
     """Whether a group that waits still has to learn how this one ended."""
     return any(
         dependency.uid == group.uid
-        for other in session.groups.values()
+        for other in session.busy()
         if other.phase == PodGroupPhase.PENDING and not other.status.admission
         for dependency in other.record.spec.depends_on
     )

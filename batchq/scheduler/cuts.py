@@ -16,9 +16,7 @@ from batchq.framework.statement import Statement
 
 def leave_where_cut(session: Session) -> None:
     """Scope by scope: the cluster, queues, namespaces."""
-    in_queue = [
-        group for group in session.groups.values() if _may_leave(group) and group.status.reservation
-    ]
+    in_queue = [group for group in session.busy() if _may_leave(group) and group.status.reservation]
     if not in_queue:
         return
     in_queue.sort(key=session.group_key, reverse=True)
@@ -77,7 +75,7 @@ def _excess(session: Session, scope: str) -> Amounts:
 def _leaving(session: Session, scope: str) -> Amounts:
     """What charges will fall by when everything that was told to stop has stopped."""
     leaving: Amounts = {}
-    for group in session.groups.values():
+    for group in session.busy():
         stopping = total(
             of_pod(pod.spec.requests)
             for pod in group.pods.values()

@@ -7,6 +7,7 @@ from typing import Self
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.carryover import Carryover
 from batchq.framework.extension import Standing
 from batchq.framework.instrument import Instrument
 from batchq.framework.line import blockers, gives_way, standing_aside
@@ -14,7 +15,6 @@ from batchq.framework.moves import admit, create_pods
 from batchq.framework.parking import Parking
 from batchq.framework.session import Action, Session
 from batchq.framework.settings import Settings
-from batchq.framework.shapes import ShapeMemo
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
@@ -33,12 +33,12 @@ class Scheduler:
     settings: Settings
     #: Stands between sessions and what they call, to measure it.
     instrument: Instrument | None = field(default=None, repr=False, compare=False)
-    _memo: ShapeMemo = field(default_factory=ShapeMemo, repr=False, compare=False)
+    _carried: Carryover = field(default_factory=Carryover, repr=False, compare=False)
     _parking: Parking = field(default_factory=Parking, repr=False, compare=False)
 
     def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
         """Settle, run the actions, write down the reasons. Pure."""
-        session = self._open(snapshot, now_ms, self._parking)
+        session = self._open(snapshot, now_ms, self._parking, self._carried)
         settle(session)
         session.line_up()
         session.begin_actions()
@@ -53,13 +53,15 @@ class Scheduler:
 
     def wide_awake(self) -> Self:
         """The same scheduler without a memory of who sleeps: it asks about every group."""
-        return replace(self, _parking=Parking())
+        return replace(self, _parking=Parking(), _carried=Carryover())
 
     def open(self, snapshot: Snapshot, now_ms: int) -> Session:
         """A session that has decided nothing yet, and asks about every group."""
-        return self._open(snapshot, now_ms, None)
+        return self._open(snapshot, now_ms, None, None)
 
-    def _open(self, snapshot: Snapshot, now_ms: int, parking: Parking | None) -> Session:
+    def _open(
+        self, snapshot: Snapshot, now_ms: int, parking: Parking | None, carried: Carryover | None
+    ) -> Session:
         names = tuple(action.name for action in self.actions)
         return Session(
             snapshot,
@@ -67,7 +69,7 @@ class Scheduler:
             settings=self.settings,
             plugins=self.plugins,
             actions=names,
-            memo=self._memo,
+            carried=carried,
             instrument=self.instrument,
             parking=parking,
         )

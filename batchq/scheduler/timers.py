@@ -83,7 +83,7 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
     """The next instant after now at which the controller would act (on these groups only, if
     they are given); None if there is none.
     """
-    asked = session.groups.values() if groups is None else groups
+    asked = session.busy() if groups is None else groups
     later = (at for at in _instants(session, asked) if at > session.now_ms)
     return min(later, default=None)
 

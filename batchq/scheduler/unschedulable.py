@@ -13,7 +13,7 @@ from batchq.framework.statement import Statement
 def leave_where_impossible(session: Session) -> None:
     """Asked once a session for each combination of shapes."""
     known: dict[tuple[object, ...], bool] = {}
-    for group in session.groups.values():
+    for group in session.busy():
         if group.phase != PodGroupPhase.IN_QUEUE or group.is_external:
             continue
         if session.group_ready(group):

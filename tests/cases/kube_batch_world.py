@@ -9,7 +9,7 @@
 | group with pods that have started         | phase Running, or InQueue below its minMember       |
 | group whose pods are all being deleted    | Cancelled: their owner took them away               |
 | a round; grace of so many rounds          | a second; terminationGrace of so many seconds       |
-| action backfill                           | allocate, which places pods without requests, too   |
+| action backfill                           | the same; pods without requests are allocate's too  |
 | no action enqueue                         | none: groups are InQueue without a reservation      |
 | plugin nodeorder                          | leastAllocated and balancedAllocation, or           |
 |                                           | mostAllocated where its arguments say so            |
@@ -47,7 +47,7 @@ def config_of(case: Mapping[str, Any], configs: Mapping[str, Any]) -> SchedulerC
     if "preempt" in actions and "drf" not in stated["tiers"][0]:
         on.discard("drf")
     written = {
-        "actions": [name for name in actions if name != "backfill"],
+        "actions": actions,
         "plugins": [*_ALWAYS, *(name for name in _PLUGINS if name in on), *_scores(entries)],
     }
     return read_config(yaml.safe_dump(written), "config")

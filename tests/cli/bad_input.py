@@ -154,11 +154,11 @@ TABLE = [
         group("        command: [python3, train.py]\n", ""),
     ),
     Bad(
-        "a field that this version lacks",
+        "a strategy that there is not",
         1,
-        "spec.strategy.type Backfill is not available in this version",
+        "spec.strategy.type: expected one of Backfill, BestEffortFIFO, StrictFIFO, found 'Easy'",
         APPLY,
-        FINE + FINE.replace("fine}", "q}\nspec: {strategy: {type: Backfill}}"),
+        FINE + FINE.replace("fine}", "q}\nspec: {strategy: {type: Easy}}"),
     ),
     Bad(
         "a key that is given twice",

@@ -26,7 +26,7 @@ def test_the_shipped_file_is_valid_and_says_the_defaults() -> None:
     done = CliRunner().invoke(main, ["config", "check", str(SHIPPED)])
     assert done.output == (
         f"{SHIPPED} is a valid configuration\n"
-        "actions: enqueue, allocate, reclaim, preempt\n"
+        "actions: enqueue, allocate, reclaim, preempt, backfill\n"
         "plugins: gates, dependencies, quota, capacity, checks, gang, priority, proportion,"
         " predicates, leastAllocated, binpack, conformance\n"
     )
@@ -115,15 +115,15 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
         (
             "actions:\n- enqueue\n- alocate\n",
             (
-                "line 3: actions[1]: there is no action 'alocate'; known: allocate, enqueue,"
-                " preempt, reclaim; did you mean 'allocate'?"
+                "line 3: actions[1]: there is no action 'alocate'; known: allocate, backfill,"
+                " enqueue, preempt, reclaim; did you mean 'allocate'?"
             ),
         ),
         (
             "plugins: [gates]\nactions: enqueue,zzz\n",
             (
-                "line 2: actions[1]: there is no action 'zzz'; known: allocate, enqueue, preempt,"
-                " reclaim"
+                "line 2: actions[1]: there is no action 'zzz'; known: allocate, backfill,"
+                " enqueue, preempt, reclaim"
             ),
         ),
         (

@@ -65,11 +65,13 @@ def test_what_would_wait_says_why_until_when_and_what_would_help(
 ) -> None:
     done = batchq("plan", "--name", "x", "--cpus", "4", "--", "true")
     assert done.code == 4
-    assert re.sub(r"Room by:   \S+Z \(in [^,]+,", "Room by:   T (in D,", done.out) == (
+    told = re.sub(r"Room by:   \S+Z \(in [^,]+,", "Room by:   T (in D,", done.out)
+    assert re.sub(r"Expected:  \S+Z \(in [^)]+\)", "Expected:  T (in D)", told) == (
         "PodGroup:  default/x\n"
         "Queue:     default, position 1\n"
         "Asks for:  cpu 4\n"
         "Would:     wait\n"
+        "Expected:  T (in D), those ahead counted\n"
         "Room by:   T (in D, when default/low must have ended)\n"
         "\n"
         "Why:\n"
@@ -198,6 +200,7 @@ def test_json_has_everything(batchq: Batchq, occupied: Stage) -> None:
                 "reasons": [],
                 "position": None,
                 "ahead": [],
+                "expectedStart": None,
                 "earliestStart": None,
                 "after": [],
                 "neverBecause": "",

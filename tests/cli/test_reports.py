@@ -68,7 +68,7 @@ def test_a_checked_configuration_is_told_as_data(tmp_path: Path) -> None:
     done = run("config", "check", str(file), "-o", "json")
     assert json.loads(done.out) == {
         "file": str(file),
-        "actions": ["enqueue", "allocate", "reclaim", "preempt"],
+        "actions": ["enqueue", "allocate", "reclaim", "preempt", "backfill"],
         "plugins": ["gates"],
     }
 

@@ -14,7 +14,8 @@ from batchq.api.objects import (
 from batchq.api.reasons import Waiting
 from batchq.assembly import assemble
 from batchq.cli.whyview import show_why
-from batchq.client.why import Others, Why, others
+from batchq.client.others import Others, others
+from batchq.client.why import Why
 from batchq.config.model import SchedulerConfig
 from batchq.framework.settings import Settings
 from tests.builders import a_node, a_priority, a_queue
@@ -417,7 +418,7 @@ def test_whoever_awaits_victims_is_told_when_they_must_have_stopped(
 ) -> None:
     show_why(everything().why("claimant"), history=False)
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Room by:")]
-    assert told == ["Room by:  1970-01-01T00:18:10Z (in 30s), when default/victim has ended"]
+    assert told == ["Room by:   1970-01-01T00:18:10Z (in 30s), when default/victim has ended"]
 
 
 def test_a_victim_has_no_room_in_what_it_is_leaving() -> None:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec import structs
 
+from batchq.api.objects import Strategy
 from batchq.framework.session import Session
 from tests.builders import a_group, a_node, a_queue, a_quota, a_running_group, a_task
 
 _CPU = st.integers(1, 6)
+_WALLTIMES = st.sampled_from([None, 60_000, 120_000, 300_000])
+_STRATEGIES = st.sampled_from(
+    [
+        Strategy(),
+        Strategy(type="StrictFIFO"),
+        Strategy(type="Backfill"),
+        Strategy(type="Backfill", order="shortest"),
+        Strategy(type="Backfill", reservations="all"),
+        Strategy(type="Backfill", order="shortest", reservations="all"),
+    ]
+)
 
 
 @st.composite
@@ -22,18 +35,14 @@ def worlds(draw: st.DrawFn) -> list[Any]:
     queues = ["a", "b"]
     for name in queues:
         capability = {"cpu": draw(_CPU)} if draw(st.booleans()) else {}
-        objects.append(
-            a_queue(
-                name,
-                strict=draw(st.booleans()),
-                weight=draw(st.integers(0, 3)),
-                capability=capability,
-            )
-        )
+        queue = a_queue(name, weight=draw(st.integers(0, 3)), capability=capability)
+        spec = structs.replace(queue.spec, strategy=draw(_STRATEGIES))
+        objects.append(structs.replace(queue, spec=spec))
     if draw(st.booleans()):
         objects.append(a_quota(cpu=draw(st.integers(1, 12))))
     if draw(st.booleans()):
-        objects += a_running_group("r", node="n0", cpu=1, queue="a", created=0)
+        walltime = draw(_WALLTIMES)
+        objects += a_running_group("r", node="n0", cpu=1, queue="a", created=0, walltime=walltime)
     for place in range(draw(st.integers(0, 6))):
         tasks = tuple(
             a_task(f"t{number}", draw(st.integers(1, 3)), requests={"cpu": draw(_CPU)})
@@ -47,6 +56,7 @@ def worlds(draw: st.DrawFn) -> list[Any]:
                 queue=draw(st.sampled_from(queues)),
                 created=draw(st.integers(0, 3)),
                 min_member=draw(st.integers(1, pods)),
+                walltime=draw(_WALLTIMES),
             )
         )
     return objects

@@ -31,7 +31,7 @@ def groups(draw: st.DrawFn, name: str) -> Manifest:
         "retry": {"limit": draw(st.integers(0, 2)), "backoff": "3s"},
     }
     if draw(st.booleans()):
-        spec["walltime"] = "25s"
+        spec["walltime"] = draw(st.sampled_from(["10s", "25s", "60s"]))
     if draw(st.booleans()):
         spec["priorityClassName"] = "high"
     if draw(st.booleans()):
@@ -70,9 +70,13 @@ def steps(draw: st.DrawFn) -> list[Manifest]:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> list[Manifest]:
-    strategy = draw(st.sampled_from(["BestEffortFIFO", "StrictFIFO"]))
+    strategy = draw(st.sampled_from(["BestEffortFIFO", "StrictFIFO", "Backfill", "Backfill"]))
+    filled = {
+        "order": draw(st.sampled_from(["fcfs", "shortest"])),
+        "reservations": draw(st.sampled_from(["1", "all"])),
+    }
     found = [
-        queue("q", weight=draw(small), strategy={"type": strategy}),
+        queue("q", weight=draw(small), strategy={"type": strategy, **filled}),
         priority("high", 10),
         node("n0", draw(small)),
         node("n1", draw(st.sampled_from(["1500m", 4, 6]))),

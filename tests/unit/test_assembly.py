@@ -26,7 +26,7 @@ _DAY_MS = 86_400_000
 
 
 def test_the_builtin_actions_and_plugins_are_known() -> None:
-    assert known_actions() == ["allocate", "enqueue", "preempt", "reclaim"]
+    assert known_actions() == ["allocate", "backfill", "enqueue", "preempt", "reclaim"]
     in_the_box = ["drf", "sla", "overcommit", "mostAllocated", "balancedAllocation"]
     assert known_plugins() == sorted([*(entry.name for entry in DEFAULT_PLUGINS), *in_the_box])
 
@@ -35,7 +35,7 @@ def test_an_unknown_action_is_refused_with_those_that_are_known_and_the_nearest(
     with pytest.raises(InvalidInput) as caught:
         assemble(SchedulerConfig(actions=("enqueu", "allocate")))
     assert caught.value.message == (
-        "there is no action 'enqueu'; known actions: allocate, enqueue, preempt, reclaim;"
+        "there is no action 'enqueu'; known actions: allocate, backfill, enqueue, preempt, reclaim;"
         " did you mean enqueue?"
     )
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
+from benchmarks import traces
 from benchmarks.queues import compare, flat, leaves_of, tree
 
 
@@ -15,3 +19,29 @@ def test_queues_has_a_session_that_admits_and_one_that_does_not() -> None:
     some, none = compare(waiting=30, nodes=1, times=1, cpu=8)
     assert (some[0], some[1]) == ("some fit", 8)
     assert (none[0], none[1]) == ("none fits", 0)
+
+
+def test_traces_compares_every_policy_with_a_plain_simulator(tmp_path: Path) -> None:
+    rest = "-1 1 1 1 -1 1 -1 -1 -1"
+    jobs = [(1, 0, 100, 6, 100), (2, 1, 50, 8, 60), (3, 2, 50, 2, 70), (4, 3, 300, 4, 300)]
+    lines = [
+        f"{number} {submit} 0 {run} {procs} -1 -1 {procs} {asked} {rest}"
+        for number, submit, run, procs, asked in jobs
+    ]
+    log = tmp_path / "small.swf.gz"
+    log.write_bytes(gzip.compress("\n".join(["; MaxProcs: 10", *lines]).encode()))
+    rows = [dict(zip(traces.TITLES, row, strict=True)) for row in traces.compare(log, "small", 3)]
+    assert [(row["policy"], row["pass"]) for row in rows] == [
+        ("fcfs", "instant"),
+        ("easy", "instant"),
+        ("easy", "event"),
+        ("easy-sjf", "instant"),
+        ("easy-sjf", "event"),
+        ("conservative", "instant"),
+        ("first-fit", "instant"),
+    ]
+    assert {(row["jobs"], row["unlike plain"], row["unlike published"]) for row in rows} == {
+        (3, 0, "-")
+    }
+    # First come, first served: the third waits for the second, which waits for the first.
+    assert rows[0]["slowdown"] == f"{(1 + (99 + 50) / 50 + (98 + 50) / 50) / 3:.5f}"

@@ -282,8 +282,8 @@ def test_pods_are_not_made_by_hand(world: World) -> None:
 def test_what_makes_no_sense_by_itself_is_refused_before_anything_is_read(world: World) -> None:
     with pytest.raises(InvalidInput, match=r"spec\.minMember: expected at least 1"):
         world.asked("PodGroup", "a", work(minMember=0))
-    with pytest.raises(InvalidInput, match="not available in this version"):
-        world.asked("Queue", "a", {"parent": "b", "strategy": {"type": "Backfill"}})
+    with pytest.raises(InvalidInput, match=r"spec\.weight: expected"):
+        world.asked("Queue", "a", {"parent": "b", "weight": -1})
 
 
 @pytest.mark.parametrize("word", [word for word in Word if word is not Word.OK])

@@ -58,7 +58,17 @@ def test_every_file_in_conf_is_tested() -> None:
     there = {str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml")}
     # Those of prometheus/ are no objects: tests/tidy/test_metrics_pages.py holds them.
     ours = {name for name in there if not name.startswith("prometheus/")}
-    assert ours == {*FILES, "scheduler.yaml", "examples/world.yaml"}
+    assert ours == {*FILES, "scheduler.yaml", "examples/backfill.yaml", "examples/world.yaml"}
+
+
+def test_the_example_of_backfill_tells_who_goes_ahead() -> None:
+    file = CONF / "examples" / "backfill.yaml"
+    outcome = play(file.read_bytes(), str(file), config=SchedulerConfig()).outcome
+    assert [(cycle.time, cycle.admitted) for cycle in outcome.cycles if cycle.admitted] == [
+        (0, ["default/today", "default/short"]),
+        (3_000, ["default/big"]),
+        (10_200, ["default/long", "default/unknown"]),
+    ]
 
 
 def test_the_world_is_played_to_its_end_through_the_failure_of_a_machine() -> None:

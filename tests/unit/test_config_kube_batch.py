@@ -16,6 +16,10 @@ BESIDE_NOTE = (
     "line 1: gates, dependencies, quota, capacity, checks are on beside what the file names:"
     " kube-batch has none of them"
 )
+BACKFILL = (
+    "line 1: backfill does more than in kube-batch: in queues whose strategy is Backfill it lets"
+    " groups go past a head that waits, if that does not delay it"
+)
 NO_ENQUEUE = (
     "line 1: without enqueue, as in kube-batch, groups get pods before there is room for them;"
     " put enqueue first to let them wait in line"
@@ -62,7 +66,7 @@ def off(entry: str) -> dict[str, tuple[str, ...]]:
 
 def test_the_shipped_file_keeps_its_order_of_actions_and_its_tiers() -> None:
     config = converted(SHIPPED).config
-    assert config.actions == ("reclaim", "allocate", "preempt")
+    assert config.actions == ("reclaim", "allocate", "backfill", "preempt")
     assert [(entry.name, entry.tier) for entry in config.plugins] == [
         *((name, 1) for name in BESIDE),
         ("priority", 1),
@@ -78,7 +82,7 @@ def test_the_shipped_file_keeps_its_order_of_actions_and_its_tiers() -> None:
 
 def test_the_shipped_file_is_told_what_is_not_the_same_in_the_order_of_its_lines() -> None:
     assert converted(SHIPPED).notes == [
-        "line 1: backfill is left out: allocate places pods without requests, too",
+        BACKFILL,
         NO_ENQUEUE,
         BESIDE_NOTE,
         (
@@ -207,7 +211,7 @@ def test_of_a_plugin_that_is_named_twice_the_later_counts() -> None:
 
 def test_without_actions_kube_batchs_own_hold_and_unknown_settings_are_noted() -> None:
     found = converted("schedulePeriod: 1s\ntiers: [{plugins: [{name: predicates}]}]\n")
-    assert found.config.actions == ("allocate",)
+    assert found.config.actions == ("allocate", "backfill")
     assert "line 1: schedulePeriod is left out: kube-batch has no such setting" in found.notes
 
 
@@ -235,13 +239,13 @@ WRONG = {
     "an unknown action": (
         "actions: alocate\ntiers: []\n",
         (
-            "line 1: actions: there is no action 'alocate'; known: allocate, enqueue, preempt,"
-            " reclaim; did you mean 'allocate'?"
+            "line 1: actions: there is no action 'alocate'; known: allocate, backfill, enqueue,"
+            " preempt, reclaim; did you mean 'allocate'?"
         ),
     ),
-    "nothing but backfill": (
-        "actions: backfill\ntiers: []\n",
-        "line 1: actions: expected an action besides backfill, found none",
+    "no action at all": (
+        "actions: ''\ntiers: []\n",
+        "line 1: actions: expected the name of an action, found ''",
     ),
     "a flag that is a word": (
         "tiers:\n- plugins:\n  - {name: gang, enableJobReady: maybe}\n",

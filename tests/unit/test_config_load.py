@@ -18,7 +18,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 def test_without_a_file_everything_is_at_its_default() -> None:
     assert load_config(None) == SchedulerConfig()
     assert read_config("", "scheduler.yaml") == SchedulerConfig()
-    assert SchedulerConfig().actions == ("enqueue", "allocate", "reclaim", "preempt")
+    assert SchedulerConfig().actions == ("enqueue", "allocate", "reclaim", "preempt", "backfill")
     assert [entry.name for entry in SchedulerConfig().plugins] == [
         "gates",
         "dependencies",

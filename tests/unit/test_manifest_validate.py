@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.manifest import decode
 from batchq.api.objects import Object, PodGroup
-from batchq.api.validate import check, contradictions, not_available
+from batchq.api.validate import check, contradictions
 from batchq.errors import InvalidInput
 
 
@@ -306,36 +306,6 @@ def test_only_a_described_world_can_do_without_commands() -> None:
         "PodGroup default/x: spec.tasks[0].template.command: expected a command or a function for"
         " its pods to run, found none"
     )
-
-
-NOT_AVAILABLE: dict[str, tuple[str, Any, str]] = {
-    "backfill": (
-        "Queue",
-        {"strategy": {"type": "Backfill"}},
-        (
-            "spec.strategy.type Backfill is not available in this version; use BestEffortFIFO or"
-            " StrictFIFO"
-        ),
-    ),
-    "shortest first": (
-        "Queue",
-        {"strategy": {"order": "shortest"}},
-        "spec.strategy.order shortest is not available in this version; use fcfs",
-    ),
-    "reservations for all": (
-        "Queue",
-        {"strategy": {"reservations": "all"}},
-        "spec.strategy.reservations all is not available in this version; use 1",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NOT_AVAILABLE)
-def test_what_is_not_built_yet_is_refused_by_name(case: str) -> None:
-    kind, spec, message = NOT_AVAILABLE[case]
-    obj = read(kind, spec)
-    assert not_available(obj) == [message]
-    assert problem(obj, described=True).endswith(f"x: {message}")
 
 
 def test_the_root_queue_has_no_parent() -> None:

@@ -103,7 +103,7 @@ def test_one_scheduler_may_be_asked_with_and_without_the_plugin() -> None:
         actions=with_gates.actions,
         plugins=scheduler(without="gates").plugins,
         settings=with_gates.settings,
-        _memo=with_gates._memo,
+        _carried=with_gates._carried,
     )
     assert decided(without, group).bound == {"default/g-w-0": "n1"}
     assert decided(with_gates, group).reasons("g") == ["SchedulingGated"]

@@ -60,6 +60,8 @@ class _Making:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
+        #: Others, so that a world is the same but for its strategies and walltimes.
+        self.fill = random.Random(f"backfill {seed}")
         self.static = seed % 4 != 3
         self.dimensions = self.dice.choice((["cpu"], ["cpu"], ["cpu", "memory"], ["cpu", "gpu"]))
         if self.dice.random() < 0.1:
@@ -87,7 +89,11 @@ class _Making:
                 {"apiVersion": "batchq/v1", "kind": "Timeline", "metadata": {"name": "t"},
                  "spec": sorted(steps, key=lambda step: int(step["at"][:-1]))}
             )  # fmt: skip
-        return Described(self.seed, self.static, self.made, self._config())
+        config = self._config()
+        applied = [step["apply"] for step in steps if "apply" in step]
+        if self.fill.random() < (0.2 if self.static else 0.8):
+            self._backfilled([*self.made, *applied], config)
+        return Described(self.seed, self.static, self.made, config)
 
     def _add(self, kind: str, name: str, spec: Manifest, **metadata: Any) -> None:
         meta = {"name": name, "uid": f"{kind.lower()}-{name}", **metadata}
@@ -139,6 +145,43 @@ class _Making:
         if self._chance(0.12):
             config["overcommit"] = 1.5
         return config
+
+    def _backfilled(self, manifests: list[Manifest], config: Manifest) -> None:
+        """Some queues are filled; where things may end by themselves, some groups say when."""
+        dice = self.fill
+        for one in manifests:
+            spec = one["spec"]
+            if one["kind"] == "Queue" and one["metadata"]["name"] in self.leaves:
+                if dice.random() < 0.7:
+                    order, all_of = dice.choice(("fcfs", "shortest")), dice.choice(("1", "all"))
+                    strategy = {"type": "Backfill", "order": order, "reservations": all_of}
+                    spec["strategy"] = strategy
+            elif one["kind"] == "PodGroup" and not self.static and dice.random() < 0.7:
+                spec["walltime"] = f"{dice.choice((5, 10, 20, 40, 80))}s"
+        if not self.static:
+            self._line_behind_a_wide_one(dice.choice(self.leaves))
+        if "enqueue" in config["actions"] and dice.random() < 0.9:
+            after = dice.randint(config["actions"].index("enqueue") + 1, len(config["actions"]))
+            config["actions"] = [*config["actions"][:after], "backfill", *config["actions"][after:]]
+
+    def _line_behind_a_wide_one(self, queue: str) -> None:
+        """A group that takes most of the nodes, and small ones behind it."""
+        dice, nodes = self.fill, [one["spec"] for one in self.made if one["kind"] == "Node"]
+        total = sum(one["resources"]["cpu"] for one in nodes)
+        pods = [max(1, total - dice.randint(0, 3)), *(1 for _ in range(dice.randint(1, 4)))]
+        for place, count in enumerate(pods):
+            template: Manifest = {"requests": {"cpu": 1}, "terminationGrace": "1s"}
+            if dice.random() < 0.7:
+                template["annotations"] = {"batchq/runtime": f"{dice.randint(1, 40)}s"}
+            spec: Manifest = {
+                "queue": queue,
+                "tasks": [{"name": "t0", "replicas": count, "template": template}],
+            }
+            if dice.random() < 0.9:
+                spec["walltime"] = f"{dice.choice((5, 10, 20, 40))}s"
+            created = {"creationTimestamp": 1 if place else 0}
+            name = f"line{place}"
+            self._add("PodGroup", name, spec, namespace="red", uid=f"uid-{name}", **created)
 
     # --- queues ---------------------------------------------------------------------------------
 

@@ -1,0 +1,289 @@
+"""backfill: what delays nobody goes ahead.
+
+For each Backfill queue whose head is blocked: the head has a reservation, at the earliest time at
+which everything that is known to end has left it enough. Those behind it, in the queue's order or
+shortest walltime first, are admitted and placed at once if they fit now, and either end before that
+time or leave enough beside the head: EASY (Lifka 1995). With `reservations: all` every waiting
+group has a reservation, each beside those before it: conservative backfilling (Mu'alem and
+Feitelson 2001). What has no walltime may only use what is left beside the head for ever.
+
+Nothing of a plan is kept: the next session makes a new one, by what is known then. Ends may come
+earlier than walltimes say, never later; so a reservation moves forward only as long as nobody else
+takes the room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Strategy
+from batchq.api.quantity import PODS
+from batchq.api.resources import describe
+from batchq.framework.extras import waiting_extras, waits_behind
+from batchq.framework.gangs import bind_until_ready
+from batchq.framework.growth import over_limit_with
+from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.moves import admit, bind, create_pods, reserve, shape_at
+from batchq.framework.placement import find_node
+from batchq.framework.pledges import gives_way_to
+from batchq.framework.queue_shares import note_admission
+from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.statement import Statement
+from batchq.framework.timetable import Timetable
+from batchq.framework.tree import ROOT
+from batchq.framework.turns import Turns
+from batchq.framework.wanted import wanted_ordinals
+
+
+class Backfill:
+    """Pending -> InQueue, past a head that waits, for every group that delays nobody."""
+
+    name = "backfill"
+
+    def execute(self, session: Session) -> None:
+        lines = _blocked_lines(session)
+        if lines:
+            _fill(session, lines)
+        _place_what_asks_for_nothing(session)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A blocked head and when it starts, those who wait behind it in the order in which they are
+    tried, and what is booked for whom; with `for_all` not for the head alone.
+    """
+
+    head: GroupState
+    start: int
+    behind: list[GroupState]
+    plan: Timetable
+    for_all: bool
+
+
+def _blocked_lines(session: Session) -> dict[str, GroupState]:
+    """Queue -> its head, of Backfill queues; where all groups stand in one line, the root's."""
+    if session.binding_refused is not None:
+        return {}
+    heads = {
+        name: head
+        for name, head in session.strict_heads.items()
+        if _strategy(session, head).type == "Backfill" and _still_waits(head)
+    }
+    if heads and not session.points["queueOrder"]:
+        return {ROOT: next(iter(heads.values()))}
+    return heads
+
+
+def _still_waits(group: GroupState) -> bool:
+    """Whether nobody has made room for it meanwhile."""
+    return group.phase == PodGroupPhase.PENDING and not group.reserved
+
+
+def _strategy(session: Session, group: GroupState) -> Strategy:
+    return session.queues[group.queue].record.spec.strategy
+
+
+def _fill(session: Session, heads: dict[str, GroupState]) -> None:
+    """The queue with the lowest share first, looked at anew after each admission."""
+    known = Timetable(session)
+    lines = {
+        name: line
+        for name, head in heads.items()
+        if (line := _line_of(session, name, head, known)) is not None
+    }
+    admissions = {name: _go_ahead(session, line, known) for name, line in lines.items()}
+    turns = Turns(session, lines)
+    while (name := turns.next()) is not None:
+        admitted = next(admissions[name], None)
+        if admitted is None:
+            turns.drop(name)
+            continue
+        group, length = admitted
+        note_admission(session, group)
+        for table in (known, *(line.plan for line in lines.values())):
+            table.started(group, length)
+        if group is lines[name].head:
+            following = _after_head(session, name, group, known)
+            if following is None:
+                turns.drop(name)
+                continue
+            lines[name] = following
+            admissions[name] = _go_ahead(session, following, known)
+
+
+def _line_of(session: Session, name: str, head: GroupState, known: Timetable) -> _Line | None:
+    """None if nobody knows when the head can start: then it is strict."""
+    length = length_of(session, head)
+    start = known.slot(head, length)
+    if start is None:
+        return None
+    session.reservations[head.uid] = start
+    plan = known.beside()
+    plan.book(head, start, length)
+    strategy = _strategy(session, head)
+    behind = list(_behind(session, name, head))
+    if strategy.order == "shortest":
+        # Sorting is stable: equal lengths stay in the order of the line.
+        behind.sort(key=lambda group: _shortest_first(group.record.spec.walltime))
+    return _Line(head, start, behind, plan, for_all=strategy.reservations == "all")
+
+
+def _after_head(session: Session, name: str, head: GroupState, known: Timetable) -> _Line | None:
+    """The line behind a head that has just been admitted: the next of them is the head."""
+    session.reservations.pop(head.uid, None)
+    session.ledger.drop_aside(head)
+    following = next(_behind(session, name, head), None)
+    if following is None:
+        return None
+    for queue, former in session.strict_heads.items():
+        if former is head:
+            session.strict_heads[queue] = following
+    return _line_of(session, name, following, known)
+
+
+def _behind(session: Session, name: str, head: GroupState) -> Iterator[GroupState]:
+    """Those behind a head who keep their place in line, in its order.
+
+    In one line of all queues a group of a StrictFIFO queue goes past nobody, and nobody past it.
+    """
+    line = session.queues[name].line if name != ROOT else _one_line(session)
+    for group in line[line.index(head) + 1 :]:
+        if _strategy(session, group).type == "StrictFIFO":
+            return
+        if _still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
+            yield group
+
+
+def _one_line(session: Session) -> list[GroupState]:
+    groups = [group for queue in session.queues.values() for group in queue.line]
+    return sorted(groups, key=session.group_key)
+
+
+def _shortest_first(walltime: int | None) -> tuple[bool, int]:
+    return (walltime is None, walltime or 0)
+
+
+def length_of(session: Session, group: GroupState) -> int | None:
+    """How long a group holds what it reserves, if it is admitted now; None: nobody knows.
+
+    The pods of an array end one by one, and others take their place. Who has leave to wait for
+    will start later than now.
+    """
+    if group.is_array or (_still_waits(group) and session.refusals_at("permit", group)):
+        return None
+    return group.record.spec.walltime
+
+
+def _go_ahead(
+    session: Session, line: _Line, known: Timetable
+) -> Iterator[tuple[GroupState, int | None]]:
+    """Each group of a line that has just been admitted, and for how long.
+
+    The head itself is the last one, if all that keeps it is what is set aside for another queue's
+    head, and it ends before that starts: who is behind it stands behind another head then.
+    """
+    plan, now_ms = line.plan, session.now_ms
+    length = length_of(session, line.head)
+    if line.start == now_ms and _admit(session, line, line.head, length, known):
+        yield line.head, length
+        return
+    for group in line.behind:
+        length = length_of(session, group)
+        if not line.for_all:
+            if plan.fits_now(group, length) and _admit(session, line, group, length, known):
+                yield group, length
+            continue
+        start = plan.slot(group, length)
+        if start is None:
+            # Like a head without a start: whatever goes past it may delay it.
+            return
+        if start == now_ms and _admit(session, line, group, length, known):
+            yield group, length
+            continue
+        session.reservations[group.uid] = start
+        plan.book(group, start, length)
+
+
+def _admit(
+    session: Session, line: _Line, group: GroupState, length: int | None, known: Timetable
+) -> bool:
+    """Admit and place a group, or let it reserve and wait for leave; False if it cannot be now."""
+    end = None if length is None else session.now_ms + length
+    with session.ledger.regarding(_heads_in_the_way(session, line, end, known)):
+        if blockers(session, group):
+            return False
+    waits_for = session.refusals_at("permit", group)
+    with Statement(session) as statement:
+        if waits_for:
+            reserve(statement, group, f"reserved {describe(group.reservation)}")
+        else:
+            admit(statement, group, reservation=group.reservation)
+            create_pods(statement, group, wanted_ordinals(group))
+            if not group.is_external:
+                bind_until_ready(session, statement, group)
+                if not session.group_ready(group):
+                    return False
+        statement.commit()
+    session.refusals.pop(group.uid, None)
+    if waits_for:
+        session.asides.pop(group.uid, None)
+        session.refuse(group, waits_for)
+    return True
+
+
+def _heads_in_the_way(
+    session: Session, line: _Line, end: int | None, known: Timetable
+) -> frozenset[str]:
+    """The heads of other queues that would not have started by then: what is set aside for them
+    binds. What is kept for one's own head is in the plan.
+    """
+    others = [one.head for one in session.ledger.aside.values() if one.head != line.head.uid]
+    return frozenset(
+        uid for uid in others if end is None or not _ends_before(session, uid, end, known)
+    )
+
+
+def _ends_before(session: Session, uid: str, end: int, known: Timetable) -> bool:
+    head = session.groups[uid]
+    start = known.slot(head, length_of(session, head))
+    return start is not None and end <= start
+
+
+# --- Pods that ask for nothing ------------------------------------------------------------------
+
+
+def _place_what_asks_for_nothing(session: Session) -> None:
+    """More pods of groups behind a strict head, if all that they take is a place on a node."""
+    for group in session.busy() if session.strict_heads else ():
+        if not is_admitted(group) or group.is_external or not group.is_elastic:
+            continue
+        if not waits_behind(session, group) or gives_way_to(session, group) is not None:
+            continue
+        if session.group_ready(group):
+            _place_free_pods(session, group)
+
+
+def _place_free_pods(session: Session, group: GroupState) -> None:
+    for extra in list(waiting_extras(session, group)) if _has_free_pods(group) else ():
+        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        if not _asks_for_nothing(shape):
+            continue
+        node = find_node(session, shape)
+        if node is None or over_limit_with(session, group, shape):
+            return
+        with Statement(session) as statement:
+            pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
+            bind(statement, group, pod, node.name)
+            statement.commit()
+
+
+def _has_free_pods(group: GroupState) -> bool:
+    return any(_asks_for_nothing(shape) for shape in group.tasks)
+
+
+def _asks_for_nothing(shape: TaskShape) -> bool:
+    return not shape.requests.keys() - {PODS}

@@ -1,0 +1,287 @@
+"""What is charged when: the sums of the ledger from now on, as ends are known and starts planned.
+
+A reservation in time, as backfilling schedulers have it since EASY (Lifka 1995) and conservative
+backfilling (Mu'alem and Feitelson 2001), here over every limit of the rules 2 to 4 at once. The
+time ahead is cut into steps, at each end that is known of (`batchq.framework.forecast`) and at each
+start and end that was booked. A *column* has the sum of one scope in one dimension at every step;
+columns come into being when somebody asks, and a booking moves those that there are. So a look at
+a group costs its own limits times the steps, whoever else waits.
+
+A group fits in an interval when at each of its steps every limit takes its claim beside the sum.
+What is set aside for heads of other queues is no matter here: it holds now, not in times to come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.resources import Amounts, minus
+from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.framework.forecast import End, carry_out, ends
+from batchq.framework.growth import claim_of, over_guarantees
+from batchq.framework.ledger import LedgerView
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from batchq.framework.statement import Statement
+from batchq.framework.tree import ROOT
+
+Key: TypeAlias = tuple[str, str]
+#: When, whose (a uid), in which scopes, and by how much the sums rise then; they fall by less
+#: than nothing.
+_Move: TypeAlias = tuple[int, str, tuple[str, ...], Amounts]
+#: Columns, each with the most that may be charged beside a claim.
+_Limits: TypeAlias = list[tuple[list[int], int]]
+
+
+class Timetable:
+    """The sums of a session's ledger over the time ahead; owned by one action.
+
+    Instants are milliseconds. `started` has to be told of every group that starts meanwhile.
+    """
+
+    def __init__(self, session: Session, known: Sequence[End] | None = None) -> None:
+        self._session = session
+        self._moves = list(_falls(session, ends(session) if known is None else known))
+        self._at = sorted({session.now_ms, *(at for at, *_ in self._moves)})
+        self._columns: dict[Key, list[int]] = {}
+        self._asked: dict[tuple[object, ...], _Limits | None] = {}
+        self._ledgers: dict[int, LedgerView] = {}
+        self._own = _of_who_waits(session, self._moves)
+
+    def beside(self) -> Timetable:
+        """Another one that starts out like this: what is booked there is not booked here."""
+        other = object.__new__(Timetable)
+        other._session = self._session
+        other._moves = list(self._moves)
+        other._at = list(self._at)
+        other._columns, other._asked, other._ledgers = {}, {}, {}
+        other._own = self._own
+        return other
+
+    # Asking -----------------------------------------------------------------------------------
+
+    def slot(
+        self, group: GroupState, length: int | None, not_before: int | None = None
+    ) -> int | None:
+        """The earliest instant (not before a given one) from which on a group fits for so long
+        (None: for ever); None if there is none.
+        """
+        first = 0 if not_before is None else self._step_at(max(not_before, self._at[0]))
+        limits = self._limits_of(group)
+        if limits is None:
+            return None
+        at = self._at
+        for step in range(first, len(at)):
+            if not self._takes(group, limits, step):
+                first = step + 1
+            elif length is not None and step + 1 < len(at) and at[step + 1] >= at[first] + length:
+                return at[first]
+        return at[first] if first < len(at) else None
+
+    def fits_now(self, group: GroupState, length: int | None) -> bool:
+        """Whether a group fits from now on for so long (None: for ever)."""
+        limits = self._limits_of(group)
+        if limits is None:
+            return False
+        last = len(self._at) if length is None else bisect_left(self._at, self._at[0] + length)
+        return all(self._takes(group, limits, step) for step in range(last))
+
+    # Planning ---------------------------------------------------------------------------------
+
+    def book(self, group: GroupState, start: int, length: int | None) -> None:
+        """Let a group that waits have its claim from `start` on, for so long (None: for ever)."""
+        for first, last, amounts in self._beyond_its_own(group, start, length):
+            self._moves.append((first, group.uid, group.scopes, amounts))
+            if last is not None:
+                self._moves.append((last, group.uid, group.scopes, _less(amounts)))
+            self._raise(group.scopes, amounts, first, last)
+
+    def started(self, group: GroupState, length: int | None) -> None:
+        """A group has just been admitted: the ledger has its charge already, until it ends."""
+        now = self._at[0]
+        self.book(group, now, length)
+        _, _, amounts = next(self._beyond_its_own(group, now, length))
+        self._moves.append((now, group.uid, group.scopes, _less(amounts)))
+
+    # ------------------------------------------------------------------------------------------
+
+    def _beyond_its_own(
+        self, group: GroupState, start: int, length: int | None
+    ) -> Iterator[tuple[int, int | None, Amounts]]:
+        """From when until when a group's claim adds how much to the sums.
+
+        All of it for all of its time, but for one that has left and whose pods have not ended yet:
+        what these hold is part of its claim.
+        """
+        claim, end = claim_of(group), None if length is None else start + length
+        if group.uid in self._own:
+            for at, _ in self._own[group.uid]:
+                if at > start and (end is None or at < end):
+                    yield start, at, minus(claim, self._held_at(group, start))
+                    start = at
+            claim = minus(claim, self._held_at(group, start))
+        yield start, end, claim
+
+    def _raise(self, scopes: tuple[str, ...], claim: Amounts, start: int, end: int | None) -> None:
+        first = self._step_at(start)
+        last = None if end is None else self._step_at(end)
+        self._ledgers.clear()
+        for (scope, resource), column in self._columns.items():
+            units = claim.get(resource)
+            if units and scope in scopes:
+                column[first:last] = [sum_ + units for sum_ in column[first:last]]
+
+    def _step_at(self, instant: int) -> int:
+        """The step that begins at an instant, which is made if there is none."""
+        step = bisect_left(self._at, instant)
+        if step == len(self._at) or self._at[step] != instant:
+            self._ledgers.clear()
+            self._at.insert(step, instant)
+            for column in self._columns.values():
+                column.insert(step, column[step - 1])
+        return step
+
+    def _limits_of(self, group: GroupState) -> _Limits | None:
+        """The columns that matter to a group, each with the most that may be charged beside it;
+        None if a limit is below what it asks for by itself.
+        """
+        if self._session.ledger.charged(group):
+            return self._look_up(group)
+        asked = (group.scopes, group.shape.claim)
+        if asked not in self._asked:
+            self._asked[asked] = self._look_up(group)
+        return self._asked[asked]
+
+    def _look_up(self, group: GroupState) -> _Limits | None:
+        ledger, found = self._session.ledger, []
+        for scope in group.scopes:
+            for resource, need in claim_of(group).items():
+                limit = ledger.limit(scope, resource)
+                if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
+                    continue
+                if need > limit:
+                    return None
+                found.append((self._column(scope, resource, group), limit - need))
+        return found
+
+    def _column(self, scope: str, resource: str, group: GroupState) -> list[int]:
+        """The sums of a scope; without a group's own, if it is charged still for what it left."""
+        key = (scope, resource)
+        shared = self._shared(key)
+        if group.uid not in self._own:
+            return shared
+        own = (self._held_at(group, at).get(resource, 0) for at in self._at)
+        return [total - mine for total, mine in zip(shared, own, strict=True)]
+
+    def _held_at(self, group: GroupState, instant: int) -> Amounts:
+        """What a group that waits is charged all the same at an instant."""
+        return next(held for at, held in reversed(self._own[group.uid]) if at <= instant)
+
+    def _shared(self, key: Key) -> list[int]:
+        column = self._columns.get(key)
+        if column is None:
+            used = self._session.ledger.used(*key)
+            column = self._columns[key] = self._sums(key, used, self._moves)
+        return column
+
+    def _sums(self, key: Key, used: int, moves: list[_Move]) -> list[int]:
+        scope, resource = key
+        changes = [0] * len(self._at)
+        for at, _, scopes, amounts in moves:
+            units = amounts.get(resource)
+            if units and scope in scopes:
+                changes[bisect_right(self._at, at) - 1] += units
+        sums = []
+        for change in changes:
+            used += change
+            sums.append(used)
+        return sums
+
+    def _takes(self, group: GroupState, limits: _Limits, step: int) -> bool:
+        for column, most in limits:
+            if column[step] > most:
+                return False
+        return not self._session.ledger.unused or self._guarantees_hold(group, step)
+
+    def _guarantees_hold(self, group: GroupState, step: int) -> bool:
+        """Rule 3's other half, asked of the ledger as it would be at that step."""
+        session, ledger = self._session, self._session.ledger
+        if step not in self._ledgers:
+            self._ledgers[step] = self._ledger_at(step)
+        session.ledger = self._ledgers[step]
+        if group.uid in self._own:
+            session.ledger.attribute(group, self._held_at(group, self._at[step]))
+        try:
+            return not over_guarantees(session, group, claim_of(group), plugin="timetable")
+        finally:
+            session.ledger = ledger
+
+    def _ledger_at(self, step: int) -> LedgerView:
+        """The sums of queues and of the cluster at that step, where anything is guaranteed."""
+        ledger = self._session.ledger
+        view = LedgerView(ledger.limits, ledger.tree)
+        guaranteed = {name for unused in ledger.unused.values() for name in unused}
+        for scope in (CLUSTER, *map(queue_scope, (ROOT, *ledger.tree.parent_of))):
+            view.add(
+                scope,
+                {name: self._shared((scope, name))[step] for name in sorted(guaranteed)},
+            )
+        return view
+
+
+def _falls(session: Session, known: Sequence[End]) -> Iterator[_Move]:
+    """By how much the sums fall at each end.
+
+    What a group that is whole and nobody's victim is charged goes with its end. Anything else is
+    tried out on the session, which is undone: what victims leave is their claimants' in part.
+    """
+    ledger = session.ledger
+    ends_of = Counter(end.group.uid for end in known)
+    owing = any(ledger.claimants.values())
+    with Statement(session) as trial:
+        for end in known:
+            group = end.group
+            if end.whole and ends_of[group.uid] == 1 and not owing:
+                yield end.at, group.uid, group.scopes, _less(ledger.charged(group))
+                continue
+            before = {scope: dict(ledger.sums.get(scope, {})) for scope in _moved_by(session, end)}
+            charged = ledger.charged(group)
+            carry_out(trial, end)
+            own = minus(charged, ledger.charged(group))
+            yield end.at, group.uid, group.scopes, _less(own)
+            for scope, sums in before.items():
+                after = ledger.sums.get(scope, {})
+                mine = own if scope in group.scopes else {}
+                rise = {n: after[n] - sums.get(n, 0) + mine.get(n, 0) for n in after}
+                yield end.at, "", (scope,), {name: one for name, one in rise.items() if one}
+
+
+def _moved_by(session: Session, end: End) -> list[str]:
+    """The scopes whose sums may follow: the group's own, and its claimants'."""
+    claimants = session.ledger.claimants.get(end.group.uid, {}).values()
+    return list(dict.fromkeys(scope for one in (end.group, *claimants) for scope in one.scopes))
+
+
+def _of_who_waits(session: Session, falls: Sequence[_Move]) -> dict[str, list[tuple[int, Amounts]]]:
+    """Uid of a group that waits and is charged all the same -> from when on how much it is: pods
+    of it that have been stopped have not ended yet, or it has reserved and waits for leave.
+    """
+    ledger = session.ledger
+    own = {
+        group.uid: [(session.now_ms, ledger.charged(group))]
+        for groups in ledger.holding.values()
+        for group in groups.values()
+        if group.phase == PodGroupPhase.PENDING
+    }
+    for at, uid, _, amounts in falls:
+        if uid in own:
+            own[uid].append((at, minus(own[uid][-1][1], _less(amounts))))
+    return own
+
+
+def _less(amounts: Amounts) -> Amounts:
+    return {name: -units for name, units in amounts.items()}

@@ -1,0 +1,214 @@
+"""Why a group waits in a queue that is backfilled, and when it is expected to start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import json, structs
+
+from batchq.api.objects import PodGroup, Queue, Strategy
+from batchq.api.reasons import Waiting
+from batchq.cli.whyview import row_of, show_why
+from batchq.client.others import Others
+from batchq.client.why import Why
+from tests.builders import a_node, a_queue
+from tests.client.waits import MINUTE, NEVER, NOW, World, asks
+
+HOUR = 60 * MINUTE
+
+
+def filled(name: str = "default", **strategy: Any) -> Queue:
+    queue = a_queue(name, preemption=NEVER)
+    with_strategy = structs.replace(queue.spec, strategy=Strategy(**strategy))
+    return structs.replace(queue, spec=with_strategy)
+
+
+def wants(name: str, cpu: int, place: int, minutes: int | None = None, **more: Any) -> PodGroup:
+    walltime = None if minutes is None else minutes * MINUTE
+    created = NOW + place
+    return asks(name, created=created, requests={"cpu": cpu}, walltime=walltime, **more)
+
+
+def a_world(*behind: PodGroup, type: str = "Backfill", reservations: str = "1") -> World:
+    """Of four cpus three are in use for an hour, and the head wants all four."""
+    world = World(a_node(cpu=4), filled(type=type, reservations=reservations))
+    world.run(wants("runs", 3, 0, 60))
+    world.add(wants("head", 4, 1, 30), *behind)
+    world.settle()
+    return world
+
+
+def printed(world: World, name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    show_why(world.why(name), history=False)
+    lines = capsys.readouterr().out.splitlines()
+    parts = (line.partition(":") for line in lines if not line.startswith(" "))
+    return {title: text.strip() for title, _, text in parts}
+
+
+def remedy_for_turn(world: World, name: str) -> str:
+    [reason] = [one for one in world.why(name).reasons if one.reason == Waiting.WAITING_FOR_TURN]
+    return reason.remedy
+
+
+def test_the_head_has_a_reservation_that_nobody_delays(capsys: pytest.CaptureFixture[str]) -> None:
+    world = a_world(wants("long", 1, 2, 90))
+    told = printed(world, "head", capsys)
+    assert told["Backfill"] == (
+        "has a reservation at 1970-01-01T01:16:40Z (in 1h): nobody who is backfilled delays it"
+    )
+    assert told["Expected"] == "1970-01-01T01:16:40Z (in 1h), those ahead counted"
+    assert told["Room by"] == "1970-01-01T01:16:40Z (in 1h), when default/runs has ended"
+
+
+def test_who_would_delay_the_head_is_told_so_and_what_walltime_would_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = a_world(wants("long", 1, 2, 90))
+    told = printed(world, "long", capsys)
+    assert told["Backfill"] == (
+        "now it would delay default/head, which has a reservation at 1970-01-01T01:16:40Z (in 1h)"
+    )
+    assert told["Expected"] == "1970-01-01T01:46:40Z (in 1h30m), those ahead counted"
+    assert told["Room by"] == "there is room now"
+    assert remedy_for_turn(world, "long") == (
+        "with a walltime of at most 1h it would go ahead now (`batchq apply -f FILE`)"
+    )
+
+
+def test_with_that_walltime_it_does_go_ahead_and_with_a_second_more_it_does_not() -> None:
+    world = a_world(wants("fits", 1, 2, 60))
+    assert world.why("fits").phase == "InQueue"
+    longer = structs.replace(wants("x", 1, 2).spec, walltime=HOUR + 1_000)
+    world = a_world(structs.replace(wants("x", 1, 2), spec=longer))
+    assert world.why("x").phase == "Pending"
+
+
+def test_without_a_walltime_it_may_only_use_what_is_left_beside_the_head() -> None:
+    world = a_world(wants("endless", 1, 2))
+    assert remedy_for_turn(world, "endless") == (
+        "with a walltime of at most 1h it would go ahead now (`batchq apply -f FILE`): without one"
+        " it can only use what is left beside the head"
+    )
+
+
+def test_who_does_not_fit_now_is_told_no_walltime(capsys: pytest.CaptureFixture[str]) -> None:
+    world = a_world(wants("wide", 2, 2, 10))
+    assert printed(world, "wide", capsys)["Backfill"] == "does not fit beside what runs now"
+    assert remedy_for_turn(world, "wide") == (
+        "see what the head waits for: `batchq why head`; a higher priority class goes ahead"
+    )
+
+
+def test_whom_no_node_takes_now_is_told_no_walltime_that_would_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each node has one cpu left, and together they have two."""
+    world = World(a_node("n1", cpu=4), a_node("n2", cpu=4), filled(type="Backfill"))
+    world.run(wants("r1", 3, 0, 60), wants("r2", 3, 0, 60))
+    world.add(wants("head", 4, 1, 30, replicas=2), wants("pair", 2, 2, 90), wants("two", 2, 3, 9))
+    world.settle()
+    standing = world.why("pair").backfilling
+    assert standing is not None
+    assert (standing.delays, standing.longest_ms) == ("default/head", None)
+    assert printed(world, "two", capsys)["Backfill"] == (
+        "by the limits it fits beside default/head, and no node takes it now"
+    )
+
+
+def test_where_all_have_reservations_any_of_them_may_be_the_one_that_is_delayed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Until the hour is over one cpu is free; from then on it is the head's, or `second`'s."""
+    world = World(a_node(cpu=4), filled(type="Backfill", reservations="all"))
+    world.run(wants("runs", 3, 0, 60))
+    world.add(
+        wants("head", 3, 1, 30),
+        wants("second", 4, 2, 10),
+        wants("third", 1, 3, 120),
+    )
+    world.settle()
+    assert printed(world, "third", capsys)["Backfill"] == (
+        "has a reservation at 1970-01-01T01:56:40Z (in 1h40m): nobody who is backfilled delays it;"
+        " now it would delay default/second, which has a reservation at 1970-01-01T01:46:40Z"
+        " (in 1h30m)"
+    )
+    assert remedy_for_turn(world, "third").startswith("with a walltime of at most 90m ")
+
+
+def test_behind_a_head_without_a_start_nobody_goes_ahead(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World(a_node(cpu=4), filled(type="Backfill"))
+    world.run(wants("runs", 3, 0))
+    world.add(wants("head", 4, 1, 30), wants("small", 1, 2, 10))
+    world.settle()
+    assert printed(world, "head", capsys)["Backfill"] == (
+        "nobody knows when it can start: nobody goes ahead"
+    )
+    told = printed(world, "small", capsys)
+    assert told["Backfill"] == "nobody knows when default/head can start: nobody goes ahead"
+    assert told["Expected"] == (
+        "not known: the start of default/head; nobody knows when the one ahead of it starts"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["StrictFIFO", "BestEffortFIFO"])
+def test_in_a_queue_that_is_not_backfilled_nothing_of_it_is_told(
+    strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = a_world(wants("wide", 2, 2, 90), type=strategy)
+    assert "Backfill" not in printed(world, "head", capsys)
+    assert row_of(world.why("wide"))["backfill"] is None
+
+
+def test_as_json_it_has_instants_and_the_longest_walltime() -> None:
+    why = a_world(wants("long", 1, 2, 90)).why("long")
+    row = row_of(why)
+    assert row["backfill"] == {
+        "head": "default/head",
+        "headStart": "1970-01-01T01:16:40Z",
+        "reservation": None,
+        "fitsNow": True,
+        "delays": "default/head",
+        "longestWalltime": "1h",
+    }
+    assert row["expectedStart"] == {
+        "at": "1970-01-01T01:46:40Z",
+        "inSeconds": 90 * 60,
+        "ends": {"count": 1, "named": ["default/head"], "more": 0, "otherNamespaces": 0},
+        "behind": {"count": 0, "named": [], "more": 0, "otherNamespaces": 0},
+        "why": "",
+    }
+    assert json.decode(json.encode(why), type=Why) == why
+
+
+# --- expected, in any queue -----------------------------------------------------------------------
+
+
+def test_of_other_namespaces_only_the_number_is_told() -> None:
+    world = World(a_node(cpu=4), a_queue(preemption=NEVER))
+    world.run(wants("theirs", 4, 0, 60, namespace="lab"))
+    world.add(wants("mine", 4, 1, 30))
+    world.settle()
+    expected = world.why("mine").expected
+    assert expected is not None
+    assert (expected.at, expected.ends) == (NOW + HOUR, Others(elsewhere=1))
+
+
+def test_those_ahead_are_counted_where_there_is_room_before() -> None:
+    world = World(a_node(cpu=4), a_queue(strict=True, preemption=NEVER))
+    world.run(wants("runs", 3, 0, 60))
+    world.add(wants("head", 4, 1, 30), wants("small", 1, 2, 10))
+    world.settle()
+    why = world.why("small")
+    assert (why.start and why.start.at, why.expected and why.expected.at) == (
+        NOW,
+        NOW + HOUR + 30 * MINUTE,
+    )
+
+
+def test_what_can_never_run_and_what_runs_has_no_expected_start() -> None:
+    world = a_world(wants("huge", 5, 2))
+    assert world.why("huge").expected is None
+    assert world.why("runs").expected is None

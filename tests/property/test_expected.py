@@ -1,0 +1,81 @@
+"""What is expected comes true: estimates that hold, one machine, and nobody who comes later."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from batchq.assembly import assemble
+from batchq.framework.expected import expected_starts
+from batchq.framework.session import Session
+from batchq.sim.workload.load import Arrival, Load
+from batchq.sim.workload.policies import POLICY_CONFIG
+from tests.builders import a_snapshot
+from tests.traces.loads import a_load, job, played
+
+#: Of each job its cpus, of four, and how many seconds it takes.
+_sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=8)
+
+
+def at_once(sizes: list[tuple[int, int]], policy: str) -> Load:
+    """All of them come at 0, in this order."""
+    jobs = [job(number, 0, cpus, run_s) for number, (cpus, run_s) in enumerate(sizes)]
+    return a_load(*jobs, policy=policy)
+
+
+def at_first(load: Load) -> Session:
+    """The first session, at 0."""
+    groups = [_submitted(place, arrival) for place, arrival in enumerate(load.arrivals)]
+    snapshot = a_snapshot(*load.nodes, *load.queues, *groups)
+    return assemble(POLICY_CONFIG).decide(snapshot, 0)
+
+
+def _submitted(place: int, arrival: Arrival) -> object:
+    metadata = arrival.group.metadata
+    named = structs.replace(metadata, uid=str(place), creation_timestamp=0)
+    return structs.replace(arrival.group, metadata=named)
+
+
+def expected(session: Session) -> dict[int, int | None]:
+    """Job -> its start in milliseconds."""
+    return {int(uid): told.at for uid, told in expected_starts(session).items()}
+
+
+def came_true(load: Load) -> dict[int, int | None]:
+    """The same, as it was played."""
+    return {
+        one.number: None if one.start_s is None else one.start_s * 1000 for one in played(load).jobs
+    }
+
+
+@given(_sizes, st.sampled_from(["fcfs", "conservative"]))
+def test_strict_and_conservative_starts_are_as_expected(
+    sizes: list[tuple[int, int]], policy: str
+) -> None:
+    load = at_once(sizes, policy)
+    assert expected(at_first(load)) == came_true(load)
+
+
+@given(_sizes, st.sampled_from(["easy", "easy-sjf"]))
+def test_the_head_of_an_easy_queue_starts_no_later_than_expected(
+    sizes: list[tuple[int, int]], policy: str
+) -> None:
+    load = at_once(sizes, policy)
+    session = at_first(load)
+    told, became = expected(session), came_true(load)
+    for head in session.strict_heads.values():
+        promised, started = told[int(head.uid)], became[int(head.uid)]
+        assert promised == session.reservations[head.uid]
+        assert promised is not None
+        assert started is not None
+        assert started <= promised
+
+
+@given(_sizes, st.sampled_from(["fcfs", "first-fit", "easy", "easy-sjf", "conservative"]))
+def test_everybody_has_a_start_where_everything_ends(
+    sizes: list[tuple[int, int]], policy: str
+) -> None:
+    found = expected(at_first(at_once(sizes, policy)))
+    assert sorted(found) == list(range(len(sizes)))
+    assert None not in found.values()

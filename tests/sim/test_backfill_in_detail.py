@@ -1,0 +1,336 @@
+"""Whom backfill lets past a head, by what sort of group it is and where its pods may go."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.test_backfill import CONSERVATIVE, EASY, NO_EVICTIONS, ahead, job, starts
+from tests.sim.test_evictions import running
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    answers,
+    applies,
+    bound,
+    check,
+    group,
+    manifest,
+    node,
+    of,
+    outcome,
+    pod,
+    priority,
+    queue,
+    quota,
+    reserved,
+    timeline,
+)
+
+FILLED = [node("n1", 4), EASY, *running("r", 3, walltime="100s")]
+
+
+def array(name: str, pods: int, wall_s: int) -> Manifest:
+    return group(name, pods, 1, minMember=1, walltime=f"{wall_s}s")
+
+
+# --- Arrays and elastic groups ------------------------------------------------------------------
+
+
+def test_an_array_does_not_end_with_its_first_pods_and_takes_nothing_of_the_heads() -> None:
+    assert ahead(*FILLED, job("head", 4, 50), array("f", 2, 10)) == []
+
+
+def test_an_array_goes_ahead_into_what_is_left_beside_the_head() -> None:
+    assert ahead(*FILLED, job("head", 3, 50), array("f", 2, 10)) == ["f"]
+
+
+def test_an_array_that_runs_leaves_pod_by_pod() -> None:
+    """Of three pods two have started 40 s before: these end in 60 s, the third in 100 s."""
+    world = [
+        node("n1", 4),
+        EASY,
+        group("a", 3, minMember=1, walltime="100s", status={"phase": "Running", "reservedAt": 0}),
+        pod("a-t-0", "a", 0, phase="Running", node="n1", startedAt=0),
+        pod("a-t-1", "a", 1, phase="Running", node="n1", startedAt=0),
+        pod("a-t-2", "a", 2, phase="Running", node="n1", startedAt=40),
+    ]
+    assert ahead(*world, job("head", 3, 50), job("f", 1, 61)) == []
+    assert ahead(*world, job("head", 3, 50), job("f", 1, 60)) == ["f"]
+    assert ahead(*world, job("head", 4, 50), job("f", 1, 100)) == ["f"]
+
+
+def test_an_array_with_pods_to_come_keeps_what_it_has_reserved_for_ever() -> None:
+    """Three of five pods run; one pod is reserved as long as there are any."""
+    world = [
+        node("n1", 4),
+        EASY,
+        group("a", 5, minMember=1, walltime="100s", status={"phase": "Running", "reservedAt": 0}),
+        *(pod(f"a-t-{at}", "a", at, phase="Running", node="n1", startedAt=0) for at in range(3)),
+    ]
+    high, first = priority("high", 1), {"priorityClassName": "high"}
+    assert ahead(*world, high, job("head", 4, 50, **first), job("f", 1, 1, **first)) == []
+    assert ahead(*world, high, job("head", 3, 50, **first), job("f", 1, 100, **first)) == ["f"]
+
+
+def test_an_elastic_group_goes_ahead_with_its_least_and_grows_no_further() -> None:
+    """There is a place for the third pod too, but it stands behind the head."""
+    elastic = group("f", 3, 1, minMember=2, walltime="50s")
+    world = [node("n1", 6), EASY, *running("r", 3, walltime="100s"), job("head", 6, 50), elastic]
+    came = outcome(*world, cycles=3, config=NO_EVICTIONS)
+    assert bound(came) == [(0, {"default/f-t-0": "n1", "default/f-t-1": "n1"})]
+
+
+def test_min_resources_are_what_is_reserved_of_the_room() -> None:
+    greedy = group("f", 1, 1, minResources={"cpu": 2}, walltime="50s")
+    modest = group("f", 1, 1, minResources={"cpu": 1}, walltime="50s")
+    world = [node("n1", 5), EASY, *running("r", 3, walltime="100s"), *running("ever", 1)]
+    assert ahead(*world, job("head", 4, 50), greedy) == []
+    assert ahead(*world, job("head", 4, 50), modest) == ["f"]
+
+
+# --- External groups ----------------------------------------------------------------------------
+
+
+def test_an_external_group_goes_ahead_by_its_queues_limit_and_needs_no_node() -> None:
+    limited = queue("default", strategy={"type": "Backfill"}, capability={"cpu": 4})
+    outside = group("f", 1, 1, controller="external", minResources={"cpu": 1}, walltime="100s")
+    head = group("head", 1, 4, controller="external", minResources={"cpu": 4}, walltime="50s")
+    world = [node("n1", 3), limited, *running("r", 3, walltime="100s")]
+    assert ahead(*world, head, outside) == ["f"]
+
+
+def test_an_external_group_that_would_delay_the_head_waits() -> None:
+    limited = queue("default", strategy={"type": "Backfill"}, capability={"cpu": 4})
+    outside = group("f", 1, 1, controller="external", minResources={"cpu": 1}, walltime="101s")
+    head = group("head", 1, 4, controller="external", minResources={"cpu": 4}, walltime="50s")
+    world = [node("n1", 3), limited, *running("r", 3, walltime="100s")]
+    assert ahead(*world, head, outside) == []
+
+
+def test_an_external_group_is_no_matter_for_the_cluster() -> None:
+    """What an external group is charged is not the nodes': the head waits for `r` alone."""
+    outside = group(
+        "e",
+        1,
+        4,
+        controller="external",
+        minResources={"cpu": 4},
+        status={"phase": "Running", "reservedAt": 0},
+    )
+    assert ahead(*FILLED, outside, job("head", 4, 50), job("f", 1, 100)) == ["f"]
+
+
+# --- What ends when -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wall_s", "expected"), [(30, [(10, ["default/f"])]), (31, [])])
+def test_a_pod_that_is_told_to_stop_ends_with_its_grace(
+    wall_s: int, expected: list[tuple[int, list[str]]]
+) -> None:
+    """From the suspension on `r` has thirty seconds; its walltime would be much longer."""
+    came = outcome(
+        node("n1", 4),
+        EASY,
+        *running("r", 3, walltime="1000s", grace="30s"),
+        timeline(
+            applies(10, job("head", 4, 50)),
+            applies(10, job("f", 1, wall_s)),
+            {"at": "10s", "suspend": "default/r"},
+        ),
+        config=NO_EVICTIONS,
+    )
+    assert [one for one in admitted(came) if one[0] < 40] == expected
+    assert (40, ["default/head"]) in admitted(came)
+
+
+def test_one_that_is_admitted_and_does_not_run_ends_its_walltime_from_now() -> None:
+    """`i` fits no node as they are filled, and keeps what it has reserved."""
+    world = [
+        node("n1", 4),
+        node("n2", 4),
+        EASY,
+        *running("r1", 2, on="n1"),
+        *running("r2", 2, on="n2"),
+        group("i", 1, 3, walltime="100s", status={"phase": "InQueue", "reservedAt": 0}),
+    ]
+    assert ahead(*world, job("head", 4, 50), job("f", 1, 101)) == []
+    assert ahead(*world, job("head", 4, 50), job("f", 1, 100)) == ["f"]
+
+
+def test_who_is_let_past_in_the_same_session_ends_its_walltime_from_now() -> None:
+    """`first` is admitted by enqueue in this session; the head waits for its end."""
+    world = [node("n1", 4), EASY, job("first", 3, 100), job("head", 4, 50)]
+    assert ahead(*world, job("f", 1, 101)) == ["first"]
+    assert ahead(*world, job("f", 1, 100)) == ["first", "f"]
+
+
+# --- Nodes --------------------------------------------------------------------------------------
+
+
+def test_what_fits_all_nodes_together_and_no_single_one_is_not_admitted() -> None:
+    world = [
+        node("n1", 2),
+        node("n2", 2),
+        EASY,
+        *running("r1", 1, on="n1", walltime="100s"),
+        *running("r2", 1, on="n2", walltime="100s"),
+        group("head", 2, 2, walltime="50s"),
+    ]
+    came = outcome(*world, job("wide", 2, 50), job("f", 1, 50), cycles=1, config=NO_EVICTIONS)
+    assert admitted(came) == [(0, ["default/f"])]
+    assert of(came, "wide").phase == "Pending"
+
+
+def test_a_gang_goes_ahead_whole_or_not_at_all() -> None:
+    """One of its two pods would find a place; as many cpus in smaller pods do."""
+    world = [
+        node("n1", 4),
+        node("n2", 2),
+        EASY,
+        *running("r1", 1, on="n1", walltime="100s"),
+        *running("r2", 1, on="n2", walltime="100s"),
+        group("head", 3, 2, walltime="50s"),
+    ]
+    assert ahead(*world, group("f", 2, 2, walltime="50s")) == []
+    assert ahead(*world, group("f", 4, 1, walltime="50s")) == ["f"]
+
+
+def test_a_node_that_the_follower_may_not_go_to_is_no_room_for_it() -> None:
+    picky = group(
+        "f",
+        tasks=[
+            {
+                "name": "t",
+                "replicas": 1,
+                "template": {"requests": {"cpu": 1}, "nodeSelector": {"disk": "ssd"}},
+            }
+        ],
+        walltime="10s",
+    )
+    other = manifest("Node", "n2", {"resources": {"cpu": 1}}, metadata={"labels": {"disk": "ssd"}})
+    full = running("s", 1, on="n2")
+    world = [node("n1", 4), other, EASY, *full, *running("r", 3, walltime="100s")]
+    assert ahead(*world, job("head", 4, 50), picky) == []
+
+
+def test_with_overcommit_more_is_admitted_but_only_what_a_node_takes_goes_ahead() -> None:
+    """By the ledger there would be room for both; the node has one cpu."""
+    config = f"{NO_EVICTIONS}\novercommit: 1.5"
+    behind = [group("head", 4, 1, walltime="50s"), job("f", 1, 100), job("g", 1, 100)]
+    assert ahead(*FILLED, *behind, config=config) == ["f"]
+
+
+def test_pods_of_a_node_count_too() -> None:
+    """Of three places on the node two are taken, and the head wants them all."""
+    world = [node("n1", 10, pods=3), EASY, *running("r", 2, walltime="100s")]
+    assert ahead(*world, group("head", 3, 1, walltime="50s"), job("f", 1, 101)) == []
+    assert ahead(*world, group("head", 3, 1, walltime="50s"), job("f", 1, 100)) == ["f"]
+
+
+# --- Who is out of line -------------------------------------------------------------------------
+
+
+OUT_OF_LINE: dict[str, Manifest] = {
+    "a group with a gate": job("out", 1, 10, schedulingGates=[{"name": "later"}]),
+    "a suspended group": job("out", 1, 10, suspend=True),
+    "a group that pauses": job("out", 1, 10, status={"backoffUntil": 500}),
+    "a group that waits for another": job("out", 1, 10, dependsOn=[{"name": "head"}]),
+    "a group that could never fit": job("out", 40, 10),
+}
+
+
+@pytest.mark.parametrize("case", OUT_OF_LINE)
+@pytest.mark.parametrize("line", [EASY, CONSERVATIVE], ids=["EASY", "conservative"])
+def test_who_is_out_of_line_does_not_go_ahead_and_holds_nobody_up(
+    case: str, line: Manifest
+) -> None:
+    world = [node("n1", 4), line, *running("r", 3, walltime="100s"), job("head", 4, 50)]
+    assert ahead(*world, OUT_OF_LINE[case], job("f", 1, 10)) == ["f"]
+
+
+@pytest.mark.parametrize("line", [EASY, CONSERVATIVE], ids=["EASY", "conservative"])
+def test_whom_its_namespace_alone_holds_back_has_no_reservation(line: Manifest) -> None:
+    world = [node("n1", 4), line, quota("red", cpu=0), *running("r", 3, walltime="100s")]
+    behind = [job("out", 1, 10, namespace="red"), job("f", 1, 10)]
+    assert ahead(*world, job("head", 4, 50), *behind) == ["f"]
+
+
+def test_a_namespace_holds_a_follower_to_its_quota() -> None:
+    world = [node("n1", 6), EASY, quota("red", cpu=1), *running("r", 3, walltime="100s")]
+    behind = [job("a", 1, 10, namespace="red"), job("b", 1, 10, namespace="red"), job("f", 1, 10)]
+    assert ahead(*world, job("head", 6, 50), *behind) == ["red/a", "f"]
+
+
+def test_a_head_that_its_namespace_refuses_too_waits_for_both() -> None:
+    """The cluster has room at 100 s; of its namespace's quota it has enough at 200 s."""
+    world = [
+        node("n1", 6),
+        EASY,
+        quota("red", cpu=4),
+        *running("r", 3, walltime="100s"),
+        job("q", 1, 200, namespace="red"),
+        job("head", 4, 50, namespace="red"),
+    ]
+    assert ahead(*world, job("f", 2, 200)) == ["red/q", "f"]
+    # Beside head, which needs four from 200 s on, two are free.
+    assert ahead(*world, job("f", 2, 1000)) == ["red/q", "f"]
+
+
+# --- Checks -------------------------------------------------------------------------------------
+
+
+CHECKED = queue("default", strategy={"type": "Backfill"}, admissionChecks=["c"])
+
+
+def test_who_has_to_wait_for_checks_reserves_beside_the_head_only() -> None:
+    """Nobody knows when the checks will be answered, and so not when it would end."""
+    world = [check("c"), node("n1", 6), CHECKED, *running("r", 3, walltime="100s")]
+    behind = [job("head", 4, 50), job("f", 3, 50), job("g", 2, 50)]
+    came = outcome(*world, *behind, cycles=1, config=NO_EVICTIONS)
+    assert reserved(came) == [(0, ["default/g"])]
+    assert admitted(came) == []
+
+
+def test_who_has_reserved_behind_the_head_starts_when_its_checks_have_passed() -> None:
+    world = [check("c"), node("n1", 6), CHECKED, *running("r", 3, walltime="100s")]
+    behind = [job("head", 4, 50), job("g", 2, 50)]
+    came = outcome(
+        *world, *behind, timeline(answers(20, "g", "c", True)), cycles=3, config=NO_EVICTIONS
+    )
+    assert admitted(came) == [(20, ["default/g"])]
+    assert bound(came) == [(20, {"default/g-t-0": "n1"})]
+
+
+# --- Pods that ask for nothing ------------------------------------------------------------------
+
+
+def test_pods_without_requests_of_who_is_admitted_go_wherever_a_place_is_free() -> None:
+    """The gang of `f` is let in past the head; its other pods stand behind the head."""
+    empty = [
+        {"name": "t", "replicas": 1, "template": {"requests": {"cpu": 1}}},
+        {"name": "free", "replicas": 2, "template": {}},
+    ]
+    elastic = group("f", tasks=empty, minMember=1, walltime="50s")
+    world = [node("n1", 4, pods=9), EASY, *running("r", 3, walltime="100s"), job("head", 3, 50)]
+    came = outcome(*world, elastic, cycles=2, config=NO_EVICTIONS)
+    assert bound(came) == [
+        (0, {"default/f-t-0": "n1", "default/f-free-0": "n1", "default/f-free-1": "n1"})
+    ]
+
+
+def test_pods_without_requests_find_no_place_where_every_one_is_taken() -> None:
+    empty = [
+        {"name": "t", "replicas": 1, "template": {"requests": {"cpu": 1}}},
+        {"name": "free", "replicas": 2, "template": {}},
+    ]
+    elastic = group("f", tasks=empty, minMember=1, walltime="50s")
+    world = [node("n1", 4, pods=5), EASY, *running("r", 3, walltime="100s"), job("head", 3, 50)]
+    came = outcome(*world, elastic, cycles=1, config=NO_EVICTIONS)
+    assert bound(came) == [(0, {"default/f-t-0": "n1", "default/f-free-0": "n1"})]
+
+
+def test_nothing_starts_twice_in_a_world_of_many() -> None:
+    """Every group is admitted, and the stage would not admit one twice."""
+    world = [job(f"g{at}", 1 + at % 4, 10 + 7 * at % 50, runs_s=5 + at % 9) for at in range(30)]
+    for line in (EASY, CONSERVATIVE):
+        assert len(starts(node("n1", 4), line, *world)) == 30

@@ -1,0 +1,123 @@
+"""The live state, saved as a described world: `simulate` plays it as the look ahead does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
+from batchq.api.times import HOUR, MINUTE, SECOND
+from batchq.assembly import assemble
+from batchq.config.documents import print_documents
+from batchq.config.model import SchedulerConfig
+from batchq.sim.fromlive import Lasting, as_world, look_ahead
+from batchq.sim.run import play
+from tests.builders import (
+    a_group,
+    a_node,
+    a_pod,
+    a_priority,
+    a_queue,
+    a_quota,
+    a_running_group,
+    a_snapshot,
+    a_task,
+    amounts,
+    as_charged,
+)
+
+NOW = 10 * HOUR + 7 * SECOND
+
+
+def saved(*objects: Any, **lasting: Any) -> str:
+    """The file."""
+    session = assemble(SchedulerConfig()).open(a_snapshot(*as_charged(*objects)), NOW)
+    return print_documents(as_world(session, Lasting(**lasting)))
+
+
+def ends_in_world(text: str) -> dict[str, int]:
+    """Key -> seconds from the start of the world."""
+    played = play(text, "saved.yaml", config=SchedulerConfig())
+    return {key: cycle.time for cycle in played.outcome.cycles for key in cycle.finished}
+
+
+def ends_ahead(*objects: Any, **lasting: Any) -> dict[str, int]:
+    snapshot = a_snapshot(*as_charged(*objects))
+    future = look_ahead(
+        snapshot, assemble(SchedulerConfig()), now_ms=NOW, lasting=Lasting(**lasting)
+    )
+    return {
+        key: (one.ends_at - NOW) // SECOND
+        for key, one in future.groups.items()
+        if one.ends_at is not None
+    }
+
+
+def a_busy_cluster() -> list[Any]:
+    """Some that run, some that wait, and one that has to make room."""
+    bound = PodGroupStatus(
+        phase=PodGroupPhase.IN_QUEUE,
+        admission=3,
+        reserved_at=NOW - SECOND,
+        in_queue_at=NOW - SECOND,
+        reservation=amounts(cpu=1, pods=1),
+    )
+    starting = a_group("starting", walltime=HOUR, status=bound)
+    needs = (Dependency(name="low", uid="low"),)
+    done = PodGroupStatus(phase=PodGroupPhase.COMPLETED, admission=1, finished_at=NOW - HOUR)
+    return [
+        a_node("n1", cpu=8, heartbeat=NOW - 5 * SECOND),
+        a_node("n2", cpu=2, cordoned=True),
+        a_queue(strict=True),
+        a_queue("team", weight=3),
+        a_priority("high", 10),
+        a_quota(cpu=40),
+        a_group("done", status=done),
+        *a_running_group("low", 4, cpu=1, walltime=12 * HOUR, queue="team"),
+        starting,
+        a_pod(starting, phase=PodPhase.BOUND, node="n1", bound_at=NOW - SECOND),
+        a_group("top", cpu=6, walltime=HOUR, priority_class_name="high", queue="team"),
+        a_group("many", 5, min_member=1, walltime=20 * MINUTE, created=9000),
+        a_group("next", walltime=HOUR, depends_on=needs),
+        a_group("gated", scheduling_gates=(SchedulingGate(name="later"),)),
+        a_group("endless", created=12_000),
+    ]
+
+
+def test_a_saved_world_ends_as_the_look_ahead_says() -> None:
+    objects = a_busy_cluster()
+    told = ends_ahead(*objects, thousandths=500, assumed_ms=90 * MINUTE)
+    assert ends_in_world(saved(*objects, thousandths=500, assumed_ms=90 * MINUTE)) == told
+    assert set(told) == {
+        f"default/{n}" for n in ("low", "starting", "top", "many", "next", "endless")
+    }
+
+
+def test_without_a_length_work_has_no_end_in_the_world_either() -> None:
+    objects = [a_node(cpu=2), *a_running_group("r"), a_group("a"), a_group("b", walltime=HOUR)]
+    assert ends_in_world(saved(*objects)) == ends_ahead(*objects) == {}
+    assert ends_in_world(saved(*objects, assumed_ms=HOUR)) == {
+        "default/a": 3600,
+        "default/b": 7200,
+        "default/r": 3600,
+    }
+
+
+def test_groups_that_have_ended_are_left_out_unless_others_depend_on_them() -> None:
+    done = PodGroupStatus(phase=PodGroupPhase.COMPLETED, admission=1, finished_at=0)
+    needs = (Dependency(name="first", uid="first"),)
+    text = saved(
+        a_node(cpu=2),
+        a_group("first", status=done),
+        a_group("old", status=done),
+        a_group("second", walltime=HOUR, depends_on=needs),
+    )
+    assert ("name: first" in text, "name: old" in text) == (True, False)
+    assert ends_in_world(text) == {"default/second": 3600}
+
+
+def test_what_pods_run_is_left_out() -> None:
+    task = a_task(requests={"cpu": 1}, command=("cat", "secret"), env={"TOKEN": "secret"})
+    text = saved(a_node(cpu=1), a_group("a", tasks=(task,)))
+    assert "secret" not in text
+    assert "cpu:" in text

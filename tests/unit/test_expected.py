@@ -1,0 +1,465 @@
+"""When those who wait are expected to start, with everybody before them counted; in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import (
+    AdmissionCheck,
+    AdmissionCheckSpec,
+    AdmissionCheckStatus,
+    Metadata,
+    PodGroup,
+    PodGroupStatus,
+    Queue,
+    QueuePreemption,
+    SchedulingGate,
+    Strategy,
+)
+from batchq.assembly import assemble
+from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.framework.expected import Expected, expected_starts
+from batchq.framework.session import Session
+from tests.builders import (
+    a_group,
+    a_node,
+    a_priority,
+    a_queue,
+    a_quota,
+    a_running_group,
+    a_snapshot,
+)
+from tests.property.worlds import dump
+
+STRICT = Strategy(type="StrictFIFO")
+FIRST_FIT = Strategy(type="BestEffortFIFO")
+EASY = Strategy(type="Backfill")
+CONSERVATIVE = Strategy(type="Backfill", reservations="all")
+EVERY = [STRICT, FIRST_FIT, EASY, CONSERVATIVE]
+NEVER = "nobody knows"
+NO_RECLAIM = QueuePreemption(reclaim="Never")
+
+
+def served(strategy: Strategy, name: str = "default", **spec: Any) -> Queue:
+    queue = a_queue(name, **spec)
+    return structs.replace(queue, spec=structs.replace(queue.spec, strategy=strategy))
+
+
+def runs(name: str, cpu: int, until_s: int | None, **spec: Any) -> tuple[Any, ...]:
+    walltime = None if until_s is None else until_s * 1000
+    return a_running_group(name, cpu=cpu, walltime=walltime, **spec)
+
+
+_places = iter(range(1, 1_000_000))
+
+
+def waits(name: str, cpu: int, for_s: int | None = None, **spec: Any) -> PodGroup:
+    """A group; those that are made later stand behind."""
+    walltime = None if for_s is None else for_s * 1000
+    return a_group(name, cpu=cpu, walltime=walltime, created=next(_places), **spec)
+
+
+def decided(*objects: Any, **config: Any) -> Session:
+    checks = tuple(one for one in objects if isinstance(one, AdmissionCheck))
+    snapshot = structs.replace(a_snapshot(*objects), admission_checks=checks)
+    return assemble(SchedulerConfig(**config)).decide(snapshot, 0)
+
+
+def told(*objects: Any, **more: Any) -> dict[str, Expected]:
+    """Name -> what is expected, of every group that waits; it is 0 o'clock."""
+    session = decided(*objects)
+    found = expected_starts(session, **more)
+    return {session.groups[uid].record.metadata.name: one for uid, one in found.items()}
+
+
+def starts(*objects: Any, **more: Any) -> dict[str, float | str]:
+    """Name -> its start in seconds."""
+    found = told(*objects, **more)
+    return {
+        name: NEVER if found[name].at is None else (found[name].at or 0) / 1000
+        for name in sorted(found)
+    }
+
+
+# --- what a strategy lets go past whom ------------------------------------------------------------
+
+
+def a_busy_queue(strategy: Strategy) -> list[Any]:
+    """Of four cpus three are in use until 100: `wide` wants all, and those behind are smaller."""
+    return [
+        a_node(cpu=4),
+        served(strategy),
+        *runs("runs", 3, 100),
+        waits("wide", 4, 30),
+        waits("long", 1, 147),
+        waits("medium", 1, 50),
+        waits("short", 1, 20),
+    ]
+
+
+def test_nobody_of_a_strict_queue_starts_before_those_ahead() -> None:
+    assert starts(*a_busy_queue(STRICT)) == {
+        "wide": 100,
+        "long": 130,
+        "medium": 130,
+        "short": 130,
+    }
+
+
+def test_in_a_best_effort_queue_the_first_that_fits_goes_and_the_wide_one_is_planned() -> None:
+    """`long` is admitted at once: nothing was kept for `wide`, beside which the rest is planned."""
+    assert starts(*a_busy_queue(FIRST_FIT)) == {
+        "long": 0,
+        "wide": 147,
+        "medium": 177,
+        "short": 100,
+    }
+
+
+@pytest.mark.parametrize("strategy", [EASY, CONSERVATIVE])
+def test_in_a_backfilled_queue_whoever_delays_nobody_goes_first(strategy: Strategy) -> None:
+    assert starts(*a_busy_queue(strategy)) == {
+        "wide": 100,
+        "long": 130,
+        "medium": 0,
+        "short": 50,
+    }
+
+
+def test_without_the_action_that_fills_a_backfilled_queue_is_strict() -> None:
+    session = decided(*a_busy_queue(EASY), actions=("enqueue", "allocate"))
+    found = expected_starts(session)
+    assert {uid: one.at for uid, one in found.items()} == {
+        "wide": 100_000,
+        "long": 130_000,
+        "medium": 130_000,
+        "short": 130_000,
+    }
+
+
+def test_who_has_to_end_or_to_start_before_is_told() -> None:
+    found = told(*a_busy_queue(STRICT))
+    assert (found["wide"].ended, found["wide"].behind) == (("default/runs",), "")
+    assert found["long"].ended == ("default/wide",)
+    blocked = told(
+        a_node(cpu=4),
+        served(STRICT),
+        *runs("r", 4, 50),
+        waits("first", 3, 9),
+        waits("second", 1, 9),
+    )
+    assert (blocked["second"].at, blocked["second"].behind) == (50_000, "default/first")
+
+
+# --- without a walltime ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_what_runs_without_a_walltime_never_ends(strategy: Strategy) -> None:
+    world = [a_node(cpu=4), served(strategy), *runs("r", 4, None), waits("a", 1, 9)]
+    found = told(*world)
+    assert found["a"] == Expected(None, why="no walltime says when there will be room for it")
+
+
+def test_what_is_planned_without_a_walltime_stays_for_ever() -> None:
+    world = [a_node(cpu=4), *runs("r", 4, 100), waits("a", 3), waits("b", 2, 9), waits("c", 1, 9)]
+    assert starts(*world) == {"a": 100, "b": NEVER, "c": 100}
+
+
+def test_a_strict_head_of_which_nobody_knows_leaves_nobody_behind_a_start() -> None:
+    world = [a_node(cpu=4), served(STRICT), *runs("r", 3, None), waits("a", 4, 9), waits("b", 1, 9)]
+    found = told(*world)
+    assert found["a"].at is None
+    assert found["b"] == Expected(
+        None, why="nobody knows when the one ahead of it starts", behind="default/a"
+    )
+
+
+@pytest.mark.parametrize("strategy", [EASY, CONSERVATIVE])
+def test_a_backfilled_head_without_a_start_is_strict(strategy: Strategy) -> None:
+    world = [
+        a_node(cpu=4),
+        served(strategy),
+        *runs("r", 3, None),
+        waits("a", 4, 9),
+        waits("b", 1, 9),
+    ]
+    assert starts(*world) == {"a": NEVER, "b": NEVER}
+
+
+def test_behind_one_without_a_start_others_go_as_long_as_it_is_not_the_head() -> None:
+    """`lost` is the head from 100 on, and has no reservation then."""
+    world = [
+        a_node(cpu=4),
+        *runs("stays", 1, None),
+        *runs("ends", 2, 100),
+        *runs("sooner", 1, 50),
+        waits("head", 3, 30),
+        waits("lost", 4, 30),
+        waits("small", 1, 40),
+        waits("late", 2, 60),
+    ]
+    easy = starts(served(EASY), *world)
+    assert easy == {"head": 100, "lost": NEVER, "small": 50, "late": NEVER}
+    strict = starts(served(CONSERVATIVE), *world)
+    assert strict == {"head": 100, "lost": NEVER, "small": NEVER, "late": NEVER}
+
+
+def test_an_array_keeps_what_it_reserves_for_ever() -> None:
+    array = a_group("a", 5, cpu=2, walltime=10_000, min_member=1, created=1)
+    world = [a_node(cpu=4), *runs("r", 4, 100), array, waits("b", 3, 9)]
+    assert starts(*world) == {"a": 100, "b": NEVER}
+
+
+# --- out of line ----------------------------------------------------------------------------------
+
+
+def gated(name: str) -> PodGroup:
+    return waits(name, 4, 9, scheduling_gates=(SchedulingGate(name="data"),))
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_nobody_knows_when_somebody_opens_a_gate_and_nobody_waits_for_it(
+    strategy: Strategy,
+) -> None:
+    world = [a_node(cpu=4), served(strategy), *runs("r", 4, 100), gated("g"), waits("a", 4, 9)]
+    found = told(*world)
+    assert found["g"].why == (
+        "SchedulingGated: Scheduling is blocked due to non-empty scheduling gates: data"
+    )
+    assert found["a"].at == 100_000
+
+
+def test_who_is_suspended_too_large_or_in_no_queue_has_no_start() -> None:
+    found = told(
+        a_node(cpu=4),
+        waits("suspended", 1, suspend=True),
+        waits("huge", 5),
+        waits("lost", 1, queue="nowhere"),
+    )
+    assert {name: (one.at, one.why.partition(":")[0]) for name, one in found.items()} == {
+        "suspended": (None, "Suspended"),
+        "huge": (None, "ExceedsMaxQuota"),
+        "lost": (None, "QueueNotFound"),
+    }
+
+
+def paused(name: str, cpu: int, until_s: int, for_s: int) -> PodGroup:
+    status = PodGroupStatus(backoff_until=until_s * 1000, backoff_count=1)
+    return waits(name, cpu, for_s, status=status)
+
+
+def test_who_pauses_starts_when_that_is_over_even_if_there_is_room() -> None:
+    found = told(a_node(cpu=4), paused("p", 1, 20, 9))
+    assert found["p"].at == 20_000
+    assert found["p"].why.startswith("BackingOff: pauses for 10s, until 1970-01-01T00:00:20Z")
+
+
+def test_nobody_waits_for_who_pauses_before_that_is_over() -> None:
+    world = [
+        a_node(cpu=4),
+        served(STRICT),
+        *runs("most", 3, 100),
+        *runs("little", 1, 10),
+        paused("p", 4, 20, 30),
+        waits("before", 1, 5),
+        waits("after", 1, 15),
+        waits("last", 1, 1),
+    ]
+    # From 20 on `p` is the head, which starts when all has ended.
+    assert starts(*world) == {"before": 10, "p": 100, "after": 15, "last": 130}
+
+
+def test_whom_only_its_namespace_holds_back_nobody_waits_for() -> None:
+    world = [
+        a_node(cpu=8),
+        served(STRICT),
+        a_quota("lab", cpu=2),
+        *runs("lab-runs", 2, 100, namespace="lab"),
+        *runs("others", 5, 50),
+        waits("lab-waits", 1, 9, namespace="lab"),
+        waits("other", 2, 9),
+    ]
+    assert starts(*world) == {"lab-waits": 100, "other": 50}
+
+
+def a_check() -> AdmissionCheck:
+    return AdmissionCheck(
+        metadata=Metadata(name="approval"),
+        spec=AdmissionCheckSpec(controller_name="finance"),
+        status=AdmissionCheckStatus(active=True),
+    )
+
+
+def test_nobody_knows_when_a_check_passes_before_and_after_the_reservation() -> None:
+    checked = served(FIRST_FIT, "checked", admission_checks=("approval",))
+    found = told(
+        a_node(cpu=4),
+        checked,
+        a_check(),
+        *runs("r", 2, 100),
+        waits("reserves", 2, 9, queue="checked"),
+        waits("waits", 2, 9, queue="checked"),
+        waits("free", 2, 9),
+    )
+    assert (found["reserves"].at, found["reserves"].why.partition(":")[0]) == (
+        None,
+        "WaitingForChecks",
+    )
+    assert found["waits"].at is None
+    assert found["waits"].why.startswith("it reserves its quota first, and then: ")
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def test_whom_no_node_takes_though_it_is_admitted_has_no_start() -> None:
+    found = told(a_node("n1", cpu=2), a_node("n2", cpu=2), *runs("r", 1, 100), waits("a", 2, 9))
+    assert found == {"a": Expected(0)}
+    found = told(
+        a_node("n1", cpu=2),
+        a_node("n2", cpu=2),
+        *runs("r", 1, 100),
+        *runs("s", 1, 100, node="n2"),
+        waits("a", 2, 9),
+    )
+    assert found["a"].at is None
+    assert found["a"].why.startswith("it is admitted, and no node takes it: task w: 0/2 nodes fit")
+
+
+def test_whom_no_node_ever_takes_has_no_start_and_takes_no_room() -> None:
+    world = [
+        *(a_node("n1", cpu=2), a_node("n2", cpu=2)),
+        *runs("r", 2, 100),
+        waits("wide", 3, 9),
+        waits("a", 2, 9),
+        waits("b", 2, 9),
+        waits("c", 2, 9),
+    ]
+    found = told(*world)
+    assert found["wide"].at is None
+    assert found["wide"].why.startswith("no node takes it: task w: 0/2 nodes fit")
+    assert [found[name].at for name in "abc"] == [0, 9_000, 18_000]
+
+
+def test_with_no_node_at_all_nobody_has_a_start() -> None:
+    assert starts(waits("a", 1, 9), waits("b", 1, 9)) == {"a": NEVER, "b": NEVER}
+
+
+# --- several queues -------------------------------------------------------------------------------
+
+
+def test_the_queue_with_the_lowest_share_comes_first_planned_ones_counted() -> None:
+    """`a` holds all until 100; then both take turns, by what was planned for each."""
+    world = [
+        a_node(cpu=4),
+        a_queue("a", preemption=NO_RECLAIM),
+        a_queue("b", preemption=NO_RECLAIM),
+        *runs("r", 4, 100, queue="a"),
+        *(waits(f"a{number}", 2, 10, queue="a") for number in (1, 2)),
+        *(waits(f"b{number}", 2, 10, queue="b") for number in (1, 2, 3, 4)),
+    ]
+    assert starts(*world) == {
+        "b1": 100,
+        "b2": 100,
+        "a1": 110,
+        "b3": 110,
+        "a2": 120,
+        "b4": 120,
+    }
+
+
+def test_a_limit_of_the_queue_counts_beside_that_of_the_cluster() -> None:
+    world = [
+        a_node(cpu=8),
+        a_queue("narrow", capability={"cpu": 2}),
+        *runs("r", 2, 100, queue="narrow"),
+        *runs("s", 6, 50),
+        waits("n", 1, 9, queue="narrow"),
+        waits("d", 1, 9),
+    ]
+    assert starts(*world) == {"n": 100, "d": 50}
+
+
+def test_in_one_line_of_all_queues_a_strict_one_goes_past_nobody_and_nobody_past_it() -> None:
+    one_line = {"plugins": tuple(one for one in DEFAULT_PLUGINS if one.name != "proportion")}
+    objects = [
+        a_node(cpu=4),
+        served(STRICT, "s"),
+        *runs("r", 3, 100),
+        waits("wide", 4, 30, queue="s"),
+        waits("small", 1, 10),
+    ]
+    found = expected_starts(decided(*objects, **one_line))
+    assert {uid: one.at for uid, one in found.items()} == {"wide": 100_000, "small": 130_000}
+
+
+def test_in_one_line_of_all_queues_a_strict_one_goes_past_no_backfilled_head() -> None:
+    one_line = {"plugins": tuple(one for one in DEFAULT_PLUGINS if one.name != "proportion")}
+    objects = [
+        a_node(cpu=4),
+        served(EASY, "b"),
+        served(STRICT, "s"),
+        *runs("r", 3, 100),
+        waits("wide", 4, 30, queue="b"),
+        waits("strict", 1, 10, queue="s"),
+        waits("behind", 1, 10, queue="b"),
+    ]
+    found = expected_starts(decided(*objects, **one_line))
+    assert {uid: one.at for uid, one in found.items()} == {
+        "wide": 100_000,
+        "strict": 130_000,
+        "behind": 130_000,
+    }
+
+
+# --- the priority, bounds, and no trace -----------------------------------------------------------
+
+
+def test_the_more_important_group_is_planned_first() -> None:
+    world = [
+        a_node(cpu=4),
+        a_priority("high", 10),
+        a_queue(preemption=NO_RECLAIM),
+        *runs("r", 4, 100, priority_class_name="high"),
+        waits("low", 4, 9),
+        waits("urgent", 4, 9, priority_class_name="high"),
+    ]
+    assert starts(*world) == {"urgent": 100, "low": 109}
+
+
+def test_of_more_than_can_be_planned_the_rest_is_told_so() -> None:
+    world = [
+        a_node(cpu=1),
+        *runs("r", 1, 10),
+        gated("g"),
+        *(waits(f"w{n}", 1, 1) for n in range(4)),
+    ]
+    found = told(*world, most=2)
+    assert [(found[f"w{n}"].at, found[f"w{n}"].is_planned) for n in range(4)] == [
+        (10_000, True),
+        (11_000, True),
+        (None, False),
+        (None, False),
+    ]
+    assert found["w3"].why == "it is too far behind to be planned"
+    assert found["g"].is_planned
+
+
+def test_who_asks_about_one_hears_the_same_and_those_behind_are_not_planned() -> None:
+    world = [a_node(cpu=1), *runs("r", 1, 10), *(waits(f"w{n}", 1, 1) for n in range(9))]
+    whole, some = told(*world), told(*world, wanted=["w4"])
+    assert some["w4"] == whole["w4"]
+    assert sorted(some) == [f"w{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_plan_leaves_no_trace_in_the_session(strategy: Strategy) -> None:
+    session = decided(*a_busy_queue(strategy))
+    before, sums = dump(session), {k: dict(v) for k, v in session.ledger.sums.items()}
+    expected_starts(session)
+    assert dump(session) == before
+    assert session.ledger.sums == sums

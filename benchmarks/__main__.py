@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-ALL = ("placement", "backlog", "queues", "commits", "agents")
+ALL = ("placement", "backlog", "queues", "commits", "agents", "traces")
 
 for name in sys.argv[1:] or ALL:
     if name not in ALL:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -13,13 +12,19 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.options import Globals, examples, pass_globals
-from batchq.cli.trouble import Interrupted, on_interrupt
+from batchq.cli.replayview import as_json, as_table, compared, in_words
+from batchq.cli.trouble import EXIT_GROUP_FAILED, EXIT_WARNINGS, Interrupted, on_interrupt
+from batchq.errors import UsageError
 
 if TYPE_CHECKING:
+    from batchq.replaying.comparing import Comparison
     from batchq.replaying.groups import Plan
     from batchq.replaying.live import LiveReplay, Standing, Tell
-    from batchq.replaying.report import ReplayReport
+    from batchq.replaying.report import Ending, ReplayReport
+    from batchq.traces import Trace
 
+#: Those of `batchq.sim.workload.policies`, which is not loaded for a --help.
+POLICY_NAMES = ("fcfs", "first-fit", "easy", "easy-sjf", "conservative")
 #: Without a terminal, progress is told so many times.
 _TOLD = 10
 
@@ -28,11 +33,20 @@ _TOLD = 10
     epilog=examples(
         "batchq replay KTH-SP2-1996-2.swf.gz --jobs 300 --speed 2000",
         "batchq replay lublin_256.swf --jobs 100 --speed 5000 -o json",
+        "batchq replay KTH-SP2-1996-2.swf.gz --policy easy --skip 1000 --jobs 60"
+        " --against simulate",
     )
 )
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
     "--jobs", type=click.IntRange(1), default=300, show_default=True, help="How many jobs of it."
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="How many usable jobs to leave out before them.",
 )
 @click.option(
     "--speed",
@@ -52,39 +66,68 @@ _TOLD = 10
     help="How many nodes as large as the log's machine.",
 )
 @click.option("--queue", help="Submit to this queue; without it, to one of the replay's own.")
+@click.option(
+    "--policy",
+    type=click.Choice(POLICY_NAMES),
+    help="The strategy of the replay's own queue; without it, first-fit.",
+)
+@click.option(
+    "--starts",
+    type=click.Path(path_type=Path),
+    metavar="FILE.csv",
+    help="Write when each job started (job,submit,start), in seconds of the log.",
+)
+@click.option(
+    "--against",
+    type=click.Choice(["simulate"]),
+    help="Simulate the same jobs as well, and compare who started before whom.",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 @pass_globals
 def replay(
     shared: Globals,
     trace: Path,
     jobs: int,
+    skip: int,
     speed: float,
     procs: int | None,
     nodes: int,
     queue: str | None,
+    policy: str | None,
+    starts: Path | None,
+    against: str | None,
     output: str,
 ) -> int:
     """Submit the first jobs of TRACE, a log in the Standard Workload Format (.swf or .swf.gz), to
     the live stack, each at its moment divided by --speed, and report how long they waited.
 
     A job becomes a group of one pod with the job's processors as cpus, which sleeps its run time
-    divided by --speed, on nodes that the replay brings along and takes away again. Server and
-    scheduler are started if they do not run.
+    divided by --speed, on nodes that the replay brings along and takes away again. Its walltime is
+    its request divided by --speed, and 3 s for what starting a process takes. Server and scheduler
+    are started if they do not run.
 
-    Exit codes: 0 every job finished exactly once, 10 one did not, 130 Ctrl-C: the rest is
-    cancelled.
+    --against simulate plays the same jobs in virtual time, on a machine of the same shape and by
+    the scheduler's own configuration, and prints how many pairs of jobs start in the same order,
+    and to what each that does not is put down.
+
+    Exit codes: 0 every job finished exactly once, 10 one did not, 3 all did, but an order of starts
+    is left unexplained, 130 Ctrl-C: the rest is cancelled.
     """
+    from batchq.cli.simulating.outputs import check_output, write_whole
     from batchq.client import Client
     from batchq.daemon import stack
     from batchq.paths import find_home, resolve_url
+    from batchq.replaying.comparing import check_comparable
     from batchq.replaying.groups import Plan
     from batchq.replaying.live import LiveReplay
-    from batchq.traces import read_swf
+    from batchq.replaying.report import starts_csv
+    from batchq.sim.workload.policies import DEFAULT_POLICY, strategy_of
 
-    log = read_swf(trace, processors=procs, most=jobs)
+    _check_options(queue, policy, against)
+    if starts is not None:
+        check_output(starts, "--starts", inputs=(trace,))
+    log = _slice(trace, processors=procs, skip=skip, jobs=jobs)
     home = find_home()
-    with on_interrupt("interrupted while the stack started; what was started is stopped again"):
-        up = stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
     name = f"replay-{secrets.token_hex(3)}"
     plan = Plan(
         name=name,
@@ -92,44 +135,76 @@ def replay(
         speed=speed,
         nodes=nodes,
         queue=queue or name,
+        strategy=strategy_of(policy or DEFAULT_POLICY),
         journal=home.run / f"{name}.journal",
     )
+    if against:
+        check_comparable(plan)
+    with on_interrupt("interrupted while the stack started; what was started is stopped again"):
+        up = stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
     _note(_announcement(plan, log.dropped))
     with Client(shared.redis_url) as client, _progress(len(log.jobs), color=shared.color) as tell:
         live = LiveReplay(client, plan, own_queue=queue is None, tell=tell)
-        report = _play(live, plan, lambda: live.run(home, resolve_url(shared.redis_url, home)))
-    click.echo(_as_json(report) if output == "json" else "\n".join(as_table(report)))
+        ending = _play(live, plan, lambda: live.run(home, resolve_url(shared.redis_url, home)))
+    comparison = _compared(shared, plan, ending) if against else None
+    if starts is not None:
+        write_whole(starts, starts_csv(plan, ending).encode(), "--starts")
+    _show(ending.report, comparison, output)
     if up.running:
         names = ", ".join(part.name for part in up.parts)
         _note(f"Still running: {names}. `batchq down` stops them")
-    return 0 if report.finished_exactly_once == report.jobs else 10
+    if ending.report.finished_exactly_once < ending.report.jobs:
+        return EXIT_GROUP_FAILED
+    return EXIT_WARNINGS if comparison is not None and not comparison.explained else 0
 
 
-def as_table(report: ReplayReport) -> Iterator[str]:
-    """The report for people."""
-    yield f"Jobs                   {report.jobs}"
-    yield f"Finished exactly once  {report.finished_exactly_once}"
-    for problem in report.problems[:20]:
-        yield f"    {problem}"
-    if len(report.problems) > 20:
-        yield f"    … and {len(report.problems) - 20} more"
-    yield f"Wait, mean             {_seconds(report.mean_wait_s)}"
-    yield f"Wait, median           {_seconds(report.median_wait_s)}"
-    yield f"Wait, 95 % within      {_seconds(report.p95_wait_s)}"
-    yield f"Bounded slowdown, mean {_decimal(report.mean_bounded_slowdown)}"
-    yield f"Utilisation            {_percent(report.utilisation)}"
-    yield f"Makespan               {_seconds(report.makespan_s)}"
-    yield (
-        f"Times are the log's: {report.speed:g} s of it in one, so 100 ms of the daemon's are"
-        f" {report.speed / 10:g} s here."
-    )
-    yield (
-        f"Real: {report.real_s:.1f} s; a pod ran {_decimal(report.mean_overhead_real_ms)} ms"
-        " longer than asked, on the average."
-    )
+def _check_options(queue: str | None, policy: str | None, against: str | None) -> None:
+    """Raise UsageError for what is only known of the replay's own queue."""
+    for option, value in (("--policy", policy), ("--against", against)):
+        if queue is not None and value is not None:
+            raise UsageError(
+                f"{option} {value} is for the replay's own queue, and --queue {queue} names"
+                " another",
+                hint=f"leave out --queue or {option}",
+            )
 
 
-def _play(live: LiveReplay, plan: Plan, run: Callable[[], ReplayReport]) -> ReplayReport:
+def _slice(path: Path, *, processors: int | None, skip: int, jobs: int) -> Trace:
+    """The jobs to replay. Raises InvalidInput."""
+    from msgspec.structs import replace
+
+    from batchq.errors import InvalidInput
+    from batchq.traces import read_swf
+
+    log = read_swf(path, processors=processors, most=skip + jobs)
+    if skip >= len(log.jobs):
+        raise InvalidInput(
+            f"{path}: --skip {skip} leaves nothing, there {_jobs(len(log.jobs))}",
+            hint=f"skip {len(log.jobs) - 1} at most",
+        )
+    return replace(log, jobs=log.jobs[skip:])
+
+
+def _jobs(count: int) -> str:
+    return "is 1 usable job" if count == 1 else f"are {count} usable jobs"
+
+
+def _compared(shared: Globals, plan: Plan, ending: Ending) -> Comparison:
+    from batchq.cli.configlive import effective_config
+    from batchq.replaying.comparing import compare
+
+    return compare(plan, ending, effective_config(shared))
+
+
+def _show(report: ReplayReport, comparison: Comparison | None, output: str) -> None:
+    if output == "json":
+        click.echo(as_json(report, comparison))
+        return
+    lines = [*as_table(report), *(compared(comparison) if comparison is not None else ())]
+    click.echo("\n".join(lines))
+
+
+def _play(live: LiveReplay, plan: Plan, run: Callable[[], Ending]) -> Ending:
     """Run, and leave nothing behind unsaid, however it ends."""
     try:
         return run()
@@ -179,12 +254,6 @@ def _lines(jobs: int) -> Tell:
     return tell
 
 
-def in_words(now: Standing) -> str:
-    """`12 running, 3 waiting, the next in 4 s`."""
-    rest = "all submitted" if now.next_in_s is None else f"the next in {now.next_in_s:.0f} s"
-    return f"{now.running} running, {now.waiting} waiting, {rest}"
-
-
 def _announcement(plan: Plan, dropped: int) -> str:
     jobs = plan.trace.jobs
     span_s = max(plan.due_s(job) for job in jobs)
@@ -193,25 +262,6 @@ def _announcement(plan: Plan, dropped: int) -> str:
         f"{plan.name}: {len(jobs)} jobs{left_out} for {plan.nodes} × {plan.trace.processors}"
         f" processors, submitted within {span_s:.0f} s at speed {plan.speed:g}"
     )
-
-
-def _as_json(report: ReplayReport) -> str:
-    import msgspec
-
-    written = msgspec.to_builtins(report)
-    return json.dumps({"apiVersion": "batchq/v1", "kind": "ReplayReport", **written}, indent=2)
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f} s"
-
-
-def _decimal(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _note(sentence: str) -> None:

@@ -13,23 +13,27 @@ from batchq.api.objects import (
     PodTemplate,
     Queue,
     QueueSpec,
+    Strategy,
     Task,
     Toleration,
 )
-from batchq.api.times import MINUTE, SECOND
+from batchq.api.times import SECOND
 from batchq.replaying.journal import command
 from batchq.traces import Trace, TraceJob
 
 LABEL = "batchq/replay"
 _CPU_MILLI = 1000
-#: Starting a process takes its time, which no speed divides: no walltime may cut a job short.
-_GENEROUS = 10
+#: What every walltime has beyond the request. Starting a process and telling of its end take their
+#: time, which no speed divides, and many jobs of a log run for just as long as they asked to. It is
+#: the same for all, so wherever the end of one is compared with that of another it falls out.
+ALLOWANCE_MS = 3 * SECOND
 
 
 class Plan(Struct, frozen=True, kw_only=True):
     """A replay. `name` is that of its namespace, label and nodes; `queue` may be the user's own.
 
-    `speed` is how many seconds of the log pass in one.
+    `speed` is how many seconds of the log pass in one; `strategy` is that of the replay's own
+    queue.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     nodes: int
     queue: str
     journal: Path
+    strategy: Strategy = Strategy()
 
     @property
     def processors(self) -> int:
@@ -61,7 +66,13 @@ class Plan(Struct, frozen=True, kw_only=True):
 def queue_of(plan: Plan) -> Queue:
     """A queue that may hold what the replay's nodes have, and not what others have beside them."""
     capability = {"cpu": plan.processors * _CPU_MILLI}
-    return Queue(metadata=Metadata(name=plan.queue), spec=QueueSpec(capability=capability))
+    spec = QueueSpec(capability=capability, strategy=plan.strategy)
+    return Queue(metadata=Metadata(name=plan.queue), spec=spec)
+
+
+def walltime_ms(plan: Plan, job: TraceJob) -> int:
+    """What the scheduler takes for the job's length: its request, scaled, and the allowance."""
+    return ALLOWANCE_MS + round(SECOND * job.request_s / plan.speed)
 
 
 def group_name(job: TraceJob) -> str:
@@ -82,7 +93,7 @@ def group_of(plan: Plan, job: TraceJob) -> PodGroup:
         metadata=Metadata(name=group_name(job), namespace=plan.name, labels={LABEL: plan.name}),
         spec=PodGroupSpec(
             queue=plan.queue,
-            walltime=MINUTE + round(_GENEROUS * SECOND * job.request_s / plan.speed),
+            walltime=walltime_ms(plan, job),
             tasks=(Task(name="job", template=template),),
         ),
     )

@@ -23,7 +23,7 @@ from batchq.errors import Conflict, NotFound, WaitTimedOut
 from batchq.paths import Home
 from batchq.replaying.groups import LABEL, Plan, group_name, group_of, queue_of
 from batchq.replaying.journal import not_exactly_once, read_journal
-from batchq.replaying.report import Replayed, ReplayReport, report_of
+from batchq.replaying.report import Ending, Replayed, report_of
 from batchq.traces import TraceJob
 
 #: Between two looks.
@@ -59,19 +59,24 @@ class LiveReplay:
         self._own_queue = own_queue
         self._tell = tell
         self._submitted: list[TraceJob] = []
+        self._found = 0
         self._cancelled = 0
 
     @property
     def submitted(self) -> int:
-        """How many jobs have been submitted."""
-        return len(self._submitted)
+        """How many jobs have been submitted.
+
+        An interruption may come after the server took one and before its answer: then what is
+        there counts.
+        """
+        return max(len(self._submitted), self._found)
 
     @property
     def cancelled(self) -> int:
         """How many groups were cancelled because the replay did not come to its end."""
         return self._cancelled
 
-    def run(self, home: Home, url: str) -> ReplayReport:
+    def run(self, home: Home, url: str) -> Ending:
         """Play the log to its end; if it does not come to that, the rest is cancelled.
 
         Raises BatchqError if an agent dies, WaitTimedOut if nothing moves any more, and what the
@@ -82,9 +87,9 @@ class LiveReplay:
                 self._await_nodes(agents)
                 if self._own_queue:
                     self._client.apply([queue_of(self._plan)])
-                started = time.monotonic()
+                began_at, started = self._client.now_ms(), time.monotonic()
                 self._play(agents, started)
-                return self._report(time.monotonic() - started)
+                return self._ending(began_at, time.monotonic() - started)
             except BaseException:  # Ctrl-C too: while the agents are there, pods can be stopped
                 self._cancel_rest()
                 raise
@@ -129,7 +134,9 @@ class LiveReplay:
 
     def _cancel_rest(self) -> None:
         """Cancel what has not ended, and give its processes the time to."""
-        for group in self._groups():
+        groups = self._groups()
+        self._found = len(groups)
+        for group in groups:
             if group.status.phase not in TERMINAL:
                 # It may have ended meanwhile.
                 with suppress(Conflict):
@@ -158,7 +165,8 @@ class LiveReplay:
 
     def _play(self, agents: Sequence[Record], started: float) -> None:
         plan = self._plan
-        waiting = sorted(plan.trace.jobs, key=lambda job: (job.submit_s, job.number))
+        # At one instant in the order of the log, as the simulator has it.
+        waiting = sorted(plan.trace.jobs, key=lambda job: job.submit_s)
         longest_s = max(job.run_s for job in waiting) / plan.speed
         moved_at, before, look_at = started, Counter[str](), started
         while True:
@@ -204,7 +212,7 @@ class LiveReplay:
 
     # --- what came of it --------------------------------------------------------------------
 
-    def _report(self, real_s: float) -> ReplayReport:
+    def _ending(self, began_at: int, real_s: float) -> Ending:
         groups = {group.metadata.name: group for group in self._groups()}
         pods: dict[str, list[Pod]] = {}
         for pod in self._pods():
@@ -215,7 +223,8 @@ class LiveReplay:
             outcomes.append(_outcome(job, groups.get(name), pods.get(name, [])))
         numbers = [job.number for job in self._submitted]
         judged = not_exactly_once(read_journal(self._plan.journal), numbers)
-        return report_of(self._plan, outcomes, judged, real_s=real_s)
+        report = report_of(self._plan, outcomes, judged, real_s=real_s)
+        return Ending(report=report, outcomes=tuple(outcomes), began_at=began_at)
 
     def _groups(self) -> list[PodGroup]:
         found = self._client.list("PodGroup", namespace=self._plan.name)
@@ -234,8 +243,12 @@ def _outcome(job: TraceJob, group: PodGroup | None, pods: Sequence[Pod]) -> Repl
         job=job,
         phase=str(group.status.phase),
         submitted_at=group.metadata.creation_timestamp or 0,
+        bound_at=last.status.bound_at if last else None,
+        running_at=group.status.started_at,
+        ended_at=group.status.finished_at,
         started_at=last.status.started_at if last else None,
         finished_at=last.status.finished_at if last else None,
+        node=last.status.node or last.status.last_node if last else "",
         admissions=group.status.admission,
         attempts=sum(count_of(pod.status.attempt) for pod in pods),
     )

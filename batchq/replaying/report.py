@@ -20,14 +20,21 @@ from batchq.traces import TraceJob, bounded_slowdown, nearest_rank
 class Replayed(Struct, frozen=True, kw_only=True):
     """What became of one job; instants in the server's milliseconds, None if it did not come to it.
 
-    `admissions` and `attempts` are how often the group was admitted and its pod bound.
+    `bound_at`, `running_at` and `ended_at` are the `now` of the sessions that gave its pod a node,
+    saw it run and saw its end: what one session did has one instant. `started_at` and
+    `finished_at` are the process's, on `node`. `admissions` and `attempts` are how often the group
+    was admitted and its pod bound.
     """
 
     job: TraceJob
     phase: str
     submitted_at: int
+    bound_at: int | None = None
+    running_at: int | None = None
+    ended_at: int | None = None
     started_at: int | None = None
     finished_at: int | None = None
+    node: str = ""
     admissions: int = 0
     attempts: int = 0
 
@@ -55,6 +62,38 @@ class ReplayReport(Struct, frozen=True, kw_only=True, rename="camel"):
     mean_overhead_real_ms: float | None
     #: How long the replay took.
     real_s: float
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """A replay that came to its end: its figures, and each job in the order of the submits.
+
+    `began_at`: when it started to play, by the server's clock.
+    """
+
+    report: ReplayReport
+    outcomes: tuple[Replayed, ...]
+    began_at: int
+
+
+def starts_csv(plan: Plan, ending: Ending) -> str:
+    """`job,submit,start` in the log's numbers and seconds, in the order of the submits.
+
+    The submit is the log's, the start as measured (by the millisecond, which is some of the log's
+    seconds); empty where a job never started.
+    """
+    lines = ["job,submit,start"]
+    for one in ending.outcomes:
+        start = log_second(plan, ending, one.started_at)
+        shown = "" if start is None else f"{start:.3f}"
+        lines.append(f"{one.job.number},{one.job.submit_s},{shown}")
+    return "\n".join([*lines, ""])
+
+
+def log_second(plan: Plan, ending: Ending, at: int | None) -> float | None:
+    """An instant of the server's clock as seconds of the log."""
+    if at is None:
+        return None
+    return plan.first_submit_s + (at - ending.began_at) * plan.speed / 1000
 
 
 def report_of(

@@ -5,4 +5,6 @@ comes from `batchq.assembly` and turns through `batchq.scheduler.cycle`, as in t
 
 `cluster.Cluster` plays another kind of world, for tests: schedulers, agents and work-horses that
 die, stand still and lose the server, by the script of a `drama.Drama`.
+
+`fromlive.look_ahead` plays a live snapshot on, for `batchq simulate --from-live`.
 """

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import structs
-
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Node, Pod, full_name
 from batchq.api.reasons import Finish, Leaving
-from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
+from batchq.api.transaction import Transaction
 from batchq.errors import Conflict, NotFound
 from batchq.ports import Clock, IdSource
+from batchq.sim import podlife
 from batchq.sim.clock import whole_second
+from batchq.sim.podlife import grace_over_at
 from batchq.sim.runtime import runtime_of
 from batchq.sim.writing import write
 from batchq.store.memory import MemoryStore
-
-#: What a process that is ended by SIGTERM leaves behind, as a shell has it.
-_SIGTERM, _ENDED_BY_SIGTERM = 15, 143
 
 
 class Execution:
@@ -40,10 +37,7 @@ class Execution:
         """Bound -> Running takes no time."""
         for pod in self._on_nodes():
             if pod.status.phase == PodPhase.BOUND and not pod.status.terminating:
-                status = structs.replace(
-                    pod.status, phase=PodPhase.RUNNING, started_at=self._clock.now_ms()
-                )
-                self._put(pod, structs.replace(pod, status=status))
+                self._write(podlife.start(pod, now_ms=self._clock.now_ms()))
         self._store.delivered(self._store.outbox())
 
     def end_due(self) -> None:
@@ -52,18 +46,18 @@ class Execution:
         for pod in self._on_nodes():
             done_at = self._done_at(pod)
             if done_at is not None and done_at <= now_ms:
-                self._end(pod, PodPhase.SUCCEEDED, exit_code=0)
+                self._write(podlife.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
         for pod in self._on_nodes():
-            over_at = _grace_over_at(pod)
+            over_at = grace_over_at(pod)
             if over_at is not None and over_at <= now_ms:
-                self._stop(pod)
+                self._write(podlife.stop(pod, now_ms=now_ms))
 
     def next_end_at(self) -> int | None:
         """When the next pod ends by itself; None if none does."""
         instants = (
             at
             for pod in self._on_nodes()
-            for at in (self._done_at(pod), _grace_over_at(pod))
+            for at in (self._done_at(pod), grace_over_at(pod))
             if at is not None
         )
         return min(instants, default=None)
@@ -75,14 +69,13 @@ class Execution:
 
         Raises NotFound or Conflict.
         """
-        pod = self._running(name)
+        pod, now_ms = self._running(name), self._clock.now_ms()
         if pod.status.terminating:
-            self._stop(pod)
-        elif exit_code == 0:
-            self._end(pod, PodPhase.SUCCEEDED, exit_code=0)
-        else:
-            message = f"exited with {exit_code}"
-            self._end(pod, PodPhase.FAILED, exit_code=exit_code, message=message)
+            self._write(podlife.stop(pod, now_ms=now_ms))
+            return
+        phase = PodPhase.FAILED if exit_code else PodPhase.SUCCEEDED
+        message = f"exited with {exit_code}" if exit_code else ""
+        self._write(podlife.end(pod, phase, now_ms=now_ms, exit_code=exit_code, message=message))
 
     def lose_pods_on(self, node: str) -> None:
         """Every pod on the node is Evicted at once."""
@@ -90,7 +83,9 @@ class Execution:
             if pod.status.node == node:
                 reason = pod.status.reason if pod.status.terminating else Leaving.NODE_LOST
                 overdue = reason == Finish.WALLTIME_EXCEEDED
-                self._end(pod, PodPhase.FAILED if overdue else PodPhase.EVICTED, reason=reason)
+                phase = PodPhase.FAILED if overdue else PodPhase.EVICTED
+                now_ms = self._clock.now_ms()
+                self._write(podlife.end(pod, phase, now_ms=now_ms, reason=reason))
 
     # ----------------------------------------------------------------------------------------
 
@@ -128,63 +123,5 @@ class Execution:
             return None
         return whole_second(status.started_at + runtime)
 
-    def _stop(self, pod: Pod) -> None:
-        """What was told to stop has stopped."""
-        reason = pod.status.reason
-        if reason != Finish.WALLTIME_EXCEEDED:
-            self._end(pod, PodPhase.EVICTED, reason=reason)
-            return
-        message = "its walltime was over"
-        self._end(pod, PodPhase.FAILED, _ENDED_BY_SIGTERM, reason, message, _SIGTERM)
-
-    def _end(
-        self,
-        pod: Pod,
-        phase: PodPhase,
-        exit_code: int | None = None,
-        reason: str = "",
-        message: str = "",
-        signal: int | None = None,
-    ) -> None:
-        status = structs.replace(
-            pod.status,
-            phase=phase,
-            reason=str(reason),
-            finished_at=self._clock.now_ms(),
-            terminating=False,
-            exit_code=exit_code,
-            signal=signal,
-            message=message,
-            failures=pod.status.failures + (phase == PodPhase.FAILED),
-        )
-        charge = Charge(holder=f"pod:{pod.metadata.uid}")
-        self._put(pod, structs.replace(pod, status=status), charge)
-
-    def _put(self, before: Pod, after: Pod, *charges: Charge) -> None:
-        uid, status = before.metadata.uid, after.status
-        change = Write(
-            kind="Pod",
-            key=uid,
-            expect=before.metadata.revision,
-            value=after,
-            fence=fence_of(before),
-        )
-        event = Event(
-            kind="Pod",
-            key=uid,
-            reason=status.reason or str(status.phase),
-            message=f"{full_name(after)} {status.phase} on {status.node}",
-            at=self._clock.now_ms(),
-        )
-        transaction = Transaction(
-            subject=full_name(after), writes=(change,), charges=charges, events=(event,)
-        )
+    def _write(self, transaction: Transaction) -> None:
         write(self._store, self._requests, transaction)
-
-
-def _grace_over_at(pod: Pod) -> int | None:
-    """When a pod that was told to stop has stopped for certain."""
-    status = pod.status
-    if not status.terminating:
-        return None
-    return whole_second((status.terminating_at or 0) + pod.spec.termination_grace)

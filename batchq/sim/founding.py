@@ -46,7 +46,7 @@ def found(world: World, requests: IdSource, *, gates_hold: bool = True) -> Descr
         write(store, requests, created)
     believed = Believed(world, gates_hold=gates_hold)
     for group in believed.groups:
-        write(store, requests, _stated(group, believed.pods[group.metadata.uid]))
+        write(store, requests, stated(group, believed.pods[group.metadata.uid]))
     return store
 
 
@@ -57,7 +57,7 @@ def _as_heard_of(obj: Object, now_ms: int) -> Object:
     return structs.replace(obj, status=structs.replace(obj.status, heartbeat=now_ms))
 
 
-def _stated(group: PodGroup, pods: tuple[Pod, ...]) -> Transaction:
+def stated(group: PodGroup, pods: tuple[Pod, ...]) -> Transaction:
     """One group as it stands, with its pods and everything that they are charged."""
     objects: tuple[Object, ...] = (group, *pods)
     charges = [_pod_charge(pod) for pod in pods if pod.status.phase in ON_NODE]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from batchq.api.objects import Object
+from batchq.api.objects import Object, Pod
 from batchq.api.transaction import (
     Answer,
     Commit,
@@ -72,6 +72,10 @@ class MemoryStore:
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """All objects of a kind (of one namespace), ordered by key."""
         return self._shelf.list(kind, namespace)
+
+    def pods_of(self, group_uid: str) -> Sequence[Pod]:
+        """The pods of one group, ordered by key."""
+        return self._shelf.pods_of(group_uid)
 
     def snapshot(self) -> Snapshot:
         """Everything a session reads; the same object until something changes."""

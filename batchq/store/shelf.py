@@ -106,6 +106,11 @@ class Shelf:
             return tuple(pod for pod in row.all() if pod.metadata.namespace == namespace)
         return row.within(namespace + "/")
 
+    def pods_of(self, group: str) -> tuple[Pod, ...]:
+        """The pods of a group, by its uid, ordered by key."""
+        row = self._pods.get(group)
+        return () if row is None else row.all()
+
     def put(self, kind: str, key: str, item: Object) -> None:
         former = self._by_key[kind].get(key)
         self._by_key[kind][key] = item

@@ -5,12 +5,19 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from batchq.cli.replay import as_table, in_words
+import pytest
+from msgspec.structs import replace
+
+from batchq.api.objects import Strategy
+from batchq.cli.replay import POLICY_NAMES
+from batchq.cli.replayview import as_table, in_words
 from batchq.replaying.groups import Plan, group_of, queue_of
 from batchq.replaying.journal import Line, command, not_exactly_once, read_journal
 from batchq.replaying.live import Standing
 from batchq.replaying.report import Replayed, report_of
+from batchq.sim.workload.policies import POLICIES
 from batchq.traces import Trace, TraceJob
+from tests.cli.conftest import run
 
 JOBS = (
     TraceJob(number=1, submit_s=1000, run_s=100, processors=4, request_s=200),
@@ -99,7 +106,8 @@ def test_a_job_becomes_a_group_of_one_pod_that_sleeps_its_scaled_run_time() -> N
     assert (group.metadata.name, group.metadata.namespace) == ("job-1", "replay-abc")
     assert task.template.requests == {"cpu": 4000}
     assert task.template.command[-3:] == ("/tmp/journal", "1", "10.000000")
-    assert group.spec.walltime == 60_000 + 200_000
+    # Its request, and 3 s in which its process may start and its end be told.
+    assert group.spec.walltime == 20_000 + 3_000
     assert (PLAN.due_s(JOBS[0]), PLAN.due_s(JOBS[1])) == (0.0, 5.0)
     assert queue_of(PLAN).spec.capability == {"cpu": 4000}
 
@@ -107,3 +115,48 @@ def test_a_job_becomes_a_group_of_one_pod_that_sleeps_its_scaled_run_time() -> N
 def test_progress_is_told_in_words() -> None:
     now = Standing(jobs=9, submitted=5, waiting=1, running=2, finished=2, next_in_s=4.2)
     assert in_words(now) == "2 running, 1 waiting, the next in 4 s"
+
+
+def test_the_replays_own_queue_has_the_strategy_that_was_asked_for() -> None:
+    plan = replace(PLAN, strategy=Strategy(type="Backfill", order="shortest"))
+    assert queue_of(plan).spec.strategy == Strategy(type="Backfill", order="shortest")
+    assert queue_of(PLAN).spec.strategy == Strategy(type="BestEffortFIFO")
+
+
+def test_it_knows_the_policies_that_simulate_knows() -> None:
+    assert tuple(POLICIES) == POLICY_NAMES
+
+
+LOG = "; MaxProcs: 4\n1 0 -1 5 1 -1 -1 1 5 -1 1 1 1 -1 1 -1 -1 -1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (
+            ("--queue", "mine", "--policy", "easy"),
+            2,
+            "--policy easy is for the replay's own queue, and --queue mine names another",
+        ),
+        (
+            ("--queue", "mine", "--against", "simulate"),
+            2,
+            "--against simulate is for the replay's own queue, and --queue mine names another",
+        ),
+        (("--skip", "1"), 1, "log.swf: --skip 1 leaves nothing, there is 1 usable job"),
+        (
+            ("--starts", "/nowhere/starts.csv"),
+            1,
+            "--starts /nowhere/starts.csv: the file cannot be written",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_started(
+    words: tuple[str, ...], code: int, error: str, tmp_path: Path, home: Path
+) -> None:
+    log = tmp_path / "log.swf"
+    log.write_text(LOG)
+    ran = run("replay", str(log), *words)
+    assert (ran.code, ran.out) == (code, "")
+    assert error in ran.err
+    assert not home.exists()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
+from typing import Any
+
+import pytest
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import Object, Pod
+from batchq.api.objects import Object, Pod, PodGroup
+from batchq.client import Client
+from batchq.replaying.groups import Plan
+from batchq.replaying.live import LiveReplay
+from batchq.traces import read_swf
 from tests.e2e.machine import Machine, until
 from tests.harness.traces import real_log
 
@@ -56,12 +64,42 @@ def test_ctrl_c_cancels_the_rest(machine: Machine) -> None:
     until(lambda: "3 jobs for 1 × 4 processors" in machine.output_of(process), what="it begins")
     with machine.client() as client:
         until(lambda: any(_runs(pod) for pod in client.list("Pod")), what="a pod runs")
+        until(lambda: len(client.list("PodGroup")) == 2, what="the second is submitted")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=40) == 130
         told = "interrupted after 2 of 3 jobs were submitted: 2 of them were cancelled"
         assert told in machine.output_of(process)
         assert list(client.list("PodGroup")) == []
         assert list(client.list("Node")) == []
+
+
+class PressedAtSubmit(Client):
+    """Ctrl-C comes after the server has taken the second group, and before its answer is here."""
+
+    def submit(self, *what: Any, **fields: Any) -> PodGroup:
+        group = super().submit(*what, **fields)
+        if len(self.list("PodGroup")) == 2:
+            raise KeyboardInterrupt
+        return group
+
+
+def test_what_the_server_took_counts_as_submitted_whenever_ctrl_c_comes(machine: Machine) -> None:
+    log = machine.file("three.swf", log_text([(1, 0, 900, 4), (2, 0, 900, 4), (3, 800, 1, 1)]))
+    machine.up()
+    plan = Plan(
+        name="replay-pressed",
+        trace=read_swf(log),
+        speed=10.0,
+        nodes=1,
+        queue="replay-pressed",
+        journal=machine.home.run / "journal",
+    )
+    with PressedAtSubmit(machine.url) as client:
+        live = LiveReplay(client, plan, own_queue=True, tell=lambda standing: None)
+        with pytest.raises(KeyboardInterrupt):
+            live.run(machine.home, machine.url)
+        assert (live.submitted, live.cancelled) == (2, 2)
+        assert live.clear() == ""
 
 
 def _runs(item: Object) -> bool:
@@ -75,6 +113,36 @@ def test_a_file_that_is_no_log_starts_nothing(machine: Machine) -> None:
         f"error: {log}, line 2: expected 18 numbers (Standard Workload Format), found 3\n"
     )
     assert not machine.home.root.exists()
+
+
+def test_starts_are_written_in_seconds_of_the_log(machine: Machine) -> None:
+    log = machine.file("small.swf", log_text([(7, 1000, 20, 4), (9, 1010, 10, 4)]))
+    path = machine.root / "starts.csv"
+    machine.batchq("replay", str(log), "--speed", "20", "--policy", "fcfs", "--starts", str(path))
+    first, second = csv.DictReader(path.read_text().splitlines())
+    assert [(row["job"], row["submit"]) for row in (first, second)] == [
+        ("7", "1000"),
+        ("9", "1010"),
+    ]
+    assert 1000 <= float(first["start"]) < 1020
+    # The machine is the first one's for 20 s at least.
+    assert float(second["start"]) >= float(first["start"]) + 20
+
+
+def test_the_order_of_starts_is_the_simulators_where_the_machine_keeps_up(machine: Machine) -> None:
+    # 15 of these 20 jobs wait, and 5 go past others that came before them.
+    log = real_log("KTH-SP2-1996-2")
+    slice_of_it = ("--skip", "11756", "--jobs", "20", "--speed", "1800")
+    done = machine.batchq(
+        "replay", str(log), *slice_of_it, "--policy", "easy", "--against", "simulate", "-o", "json"
+    )
+    report = json.loads(done.stdout)
+    against = report["against"]
+    assert (report["jobs"], report["finishedExactlyOnce"]) == (20, 20)
+    assert (against["jobs"], against["pairs"], against["causes"]["open"]) == (20, 159, 0)
+    # Where a process needs half a second to start, one may well overtake another.
+    if against["latencyMs"] < 500:
+        assert (against["same"], against["tau"], against["differing"]) == (159, 1.0, [])
 
 
 def test_a_slice_of_a_real_log_finishes_exactly_once(machine: Machine) -> None:

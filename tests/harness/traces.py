@@ -1,18 +1,61 @@
-"""Real workloads, where they are at hand; the project works without them."""
+"""Real workloads, where they are at hand, and the schedules that others have made of them.
+
+The project works without them: a test that needs one is skipped, with a message.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+#: Log -> its file of published starts.
+GOLDEN = {
+    "KTH-SP2-1996-2": "kth_first5000",
+    "SDSC-SP2-1998-4.2-cln": "sdscsp2_first5000",
+    "lublin_256": "lublin_256",
+}
+#: Policy and whether there is a pass per event -> the column of such a file.
+COLUMNS: Mapping[tuple[str, bool], str] = {
+    ("fcfs", False): "start_fcfs",
+    ("easy", False): "start_easy",
+    ("easy", True): "start_easy_pe",
+    ("easy-sjf", False): "start_easy_sjf",
+    ("easy-sjf", True): "start_easy_sjf_pe",
+    ("conservative", False): "start_cons",
+    ("first-fit", False): "start_firstfit",
+}
+
+
+def trace_folder() -> Path:
+    """BATCHQ_TRACES, or `shared/traces` beside the checkout; it need not be there."""
+    beside = Path(__file__).parents[3] / "shared" / "traces"
+    return Path(os.environ.get("BATCHQ_TRACES") or beside)
+
 
 def real_log(name: str) -> Path:
-    """A log out of BATCHQ_TRACES, or out of `shared/traces` beside the checkout; else a skip."""
-    beside = Path(__file__).parents[3] / "shared" / "traces"
-    folder = Path(os.environ.get("BATCHQ_TRACES") or beside)
-    log = folder / f"{name}.swf.gz"
-    if not log.is_file():
-        pytest.skip(f"there is no {log.name} in {folder}; BATCHQ_TRACES may name another folder")
-    return log
+    """A log out of that folder; else a skip."""
+    return _file(f"{name}.swf.gz")
+
+
+def golden_starts(log: str, policy: str, *, per_event: bool = False) -> dict[int, int]:
+    """When each of the log's first jobs starts, by its number, as published; else a skip."""
+    column = COLUMNS[policy, per_event]
+    with gzip.open(_file(f"golden/{GOLDEN[log]}.starts.csv.gz"), "rt") as file:
+        rows = list(csv.DictReader(file))
+    if column not in rows[0]:
+        pytest.skip(f"nobody has published {column} of {log}")
+    return {int(row["job"]): int(row[column]) for row in rows}
+
+
+def _file(name: str) -> Path:
+    path = trace_folder() / name
+    if not path.is_file():
+        pytest.skip(
+            f"there is no {name} in {trace_folder()}; BATCHQ_TRACES may name another folder"
+        )
+    return path

@@ -23,7 +23,7 @@ def job_line(
     estimate: int = 200,
 ) -> str:
     """A line of a log."""
-    rest = "-1 1 1 1 -1 1 -1 -1 -1"
+    rest = "-1 1 11 12 -1 13 -1 -1 -1"
     return f"{number} {submit} 5 {run} {allocated} -1 -1 {requested} {estimate} {rest}\n"
 
 
@@ -37,7 +37,18 @@ def log_of(folder: Path, *lines: str, head: str = "; MaxProcs: 8\n") -> Path:
 def test_a_job_is_read_with_its_size_times_and_estimate(tmp_path: Path) -> None:
     trace = read_swf(log_of(tmp_path, job_line(7, submit="30", run="100", requested=3)))
     assert (trace.processors, trace.dropped) == (8, 0)
-    assert trace.jobs == (TraceJob(number=7, submit_s=30, run_s=100, processors=3, request_s=200),)
+    assert trace.jobs == (
+        TraceJob(
+            number=7,
+            submit_s=30,
+            run_s=100,
+            processors=3,
+            request_s=200,
+            user=11,
+            group=12,
+            queue=13,
+        ),
+    )
 
 
 @pytest.mark.parametrize(

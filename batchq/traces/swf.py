@@ -1,41 +1,35 @@
-"""Logs of real machines in the Standard Workload Format, and the figures they are judged by.
+"""Logs of real machines in the Standard Workload Format.
 
 A log (https://www.cs.huji.ac.il/labs/parallel/workload/swf.html) is text, one job a line in
 eighteen numbers, with remarks that start with `;`; -1 stands for "not known". `read_swf` keeps
 the jobs that can be run again and drops the rest by the rules that published comparisons use.
-Figures over a schedule (`bounded_slowdown`, `nearest_rank`) are here as well, so that every
-report means the same by them.
 """
 
 from __future__ import annotations
 
-import gzip
-import math
-import zlib
-from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batchq.errors import InvalidInput
+from batchq.traces.lines import lines_of
 
 #: The longest log in the public archive has under four million jobs.
 MOST_JOBS = 10_000_000
-_LONGEST_LINE_BYTES = 4096
 _FIELDS = 18
-#: Below this many seconds a job's run time does not make its slowdown any larger.
-SLOWDOWN_BOUND_S = 10
 
+#: Where in a line the log has what is read of it.
 _NUMBER, _SUBMIT, _RUN, _ALLOCATED, _REQUESTED, _ESTIMATE = 0, 1, 3, 4, 7, 8
+_USER, _GROUP, _QUEUE = 11, 12, 14
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
     """One job of a log; times in seconds, `submit_s` from the log's start.
 
-    `request_s` is how long its owner said it would take at most; `run_s` is never longer.
+    `request_s` is how long its owner said it would take at most; `run_s` is never longer. `user`,
+    `group` and `queue` are the log's numbers for whose it was and where it waited; -1: not known.
     """
 
     number: int
@@ -43,6 +37,9 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     run_s: int
     processors: int
     request_s: int
+    user: int = -1
+    group: int = -1
+    queue: int = -1
 
 
 class Trace(Struct, frozen=True, kw_only=True):
@@ -85,23 +82,12 @@ def read_swf(path: str | Path, *, processors: int | None = None, most: int | Non
     return Trace(processors=machine, jobs=tuple(jobs), dropped=dropped)
 
 
-def bounded_slowdown(wait_s: float, run_s: float) -> float:
-    """max(1, (wait + run) / max(run, 10 s)): Feitelson's, with the usual bound."""
-    return max(1.0, (wait_s + run_s) / max(run_s, SLOWDOWN_BOUND_S))
-
-
-def nearest_rank(values: Sequence[float], percent: int) -> float:
-    """The smallest value that at least `percent` of them do not exceed. `values` is not empty."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
 def _read(path: Path, processors: int | None) -> tuple[int, list[TraceJob]]:
     """The machine's size and every job as it is written."""
     machine = processors
     rows: list[TraceJob] = []
     seen: set[int] = set()
-    with closing(_lines(path)) as lines:
+    with closing(lines_of(path)) as lines:
         for place, line in lines:
             if line.startswith(";"):
                 machine = machine or _stated_size(line)
@@ -127,9 +113,12 @@ def _row(line: str, place: str) -> TraceJob:
         raise InvalidInput(
             f"{place}: expected {_FIELDS} numbers (Standard Workload Format), found {len(fields)}"
         )
-    number, submit, run, allocated, requested, estimate = (
+    number, submit, run, allocated, requested, estimate, user, group, queue = (
         _whole(fields[at], place)
-        for at in (_NUMBER, _SUBMIT, _RUN, _ALLOCATED, _REQUESTED, _ESTIMATE)
+        for at in (
+            *(_NUMBER, _SUBMIT, _RUN, _ALLOCATED, _REQUESTED, _ESTIMATE),
+            *(_USER, _GROUP, _QUEUE),
+        )
     )
     return TraceJob(
         number=number,
@@ -137,6 +126,9 @@ def _row(line: str, place: str) -> TraceJob:
         run_s=run,
         processors=requested if requested > 0 else allocated,
         request_s=estimate,
+        user=user,
+        group=group,
+        queue=queue,
     )
 
 
@@ -161,30 +153,3 @@ def _stated_size(remark: str) -> int | None:
         return None
     first = value.split()[:1]
     return int(first[0]) if first and first[0].isdecimal() and int(first[0]) > 0 else None
-
-
-def _lines(path: Path) -> Generator[tuple[int, str], None, None]:
-    """The lines that say something, each with its number."""
-    try:
-        with _opened(path) as file:
-            place = 0
-            while data := file.readline(_LONGEST_LINE_BYTES + 1):
-                place += 1
-                if len(data) > _LONGEST_LINE_BYTES:
-                    raise InvalidInput(
-                        f"{path}, line {place}: expected at most {_LONGEST_LINE_BYTES} bytes"
-                    )
-                line = data.decode("utf-8", "replace").strip()
-                if line:
-                    yield place, line
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise InvalidInput(f"{path}: this gzip file is damaged: {error}") from None
-    except OSError as error:
-        raise InvalidInput(f"{path}: the log cannot be read: {error.strerror or error}") from None
-
-
-def _opened(path: Path) -> BinaryIO:
-    """The file, unpacked if it is packed, whatever its name says."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")

@@ -1,0 +1,105 @@
+"""Files that a command writes at its end: looked at before the work, written whole or not at all.
+
+A long run should not end in "no such folder", nor Ctrl-C in half a file.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from batchq.errors import BatchqError, InvalidInput, UsageError
+
+#: What pictures can be written as, by the end of the file's name.
+PLOT_FORMATS = ("png", "svg", "pdf")
+
+
+def check_output(path: Path, option: str, *, inputs: Sequence[Path] = ()) -> None:
+    """See to it that a typing error is noticed now, and not after a long run.
+
+    Raises InvalidInput where nothing could be written, UsageError where the file is also read.
+    """
+    folder = path.resolve().parent
+    if path.is_dir():
+        raise InvalidInput(f"{option} {path}: expected a file to write, found a folder")
+    if not folder.is_dir():
+        what = "a folder that does not exist" if not folder.exists() else "what is no folder"
+        raise InvalidInput(f"{option} {path}: the file cannot be written: it is in {what}")
+    if any(path.resolve() == read.resolve() for read in inputs):
+        raise UsageError(f"{option} {path}: that file is read, and would be overwritten")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise _unwritable(path, option, "Permission denied")
+    if not _is_special(path):
+        try:
+            # Permissions do not tell of a file system that takes nothing.
+            _beside(path).unlink()
+        except OSError as error:
+            raise _unwritable(path, option, error.strerror) from None
+
+
+def check_plot(path: Path, *, inputs: Sequence[Path] = ()) -> None:
+    """The same of --plot, and that there is something to draw with.
+
+    Raises UsageError for a file of another kind, BatchqError where matplotlib is not installed.
+    """
+    if path.suffix[1:].lower() not in PLOT_FORMATS:
+        ends = ", ".join(f".{name}" for name in PLOT_FORMATS)
+        raise UsageError(f"--plot {path}: expected a name that ends in one of {ends}")
+    try:
+        import_module("matplotlib")
+    except ImportError:
+        raise BatchqError(
+            "--plot draws with matplotlib, which is not installed",
+            hint="pip install 'batchq[plot]'",
+        ) from None
+    check_output(path, "--plot", inputs=inputs)
+
+
+def write_whole(path: Path, content: bytes, option: str) -> None:
+    """Write beside the target, then put it in its place: whoever looks finds the old or the new.
+
+    A device or a pipe has no place to be taken, and is written as it is. Raises InvalidInput.
+    """
+    try:
+        if _is_special(path):
+            path.write_bytes(content)
+        else:
+            _replace(path.resolve(), content)
+    except OSError as error:
+        raise _unwritable(path, option, error.strerror) from None
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _unwritable(path: Path, option: str, reason: str | None) -> InvalidInput:
+    return InvalidInput(f"{option} {path}: the file cannot be written: {reason or 'no reason'}")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    mode = path.stat().st_mode & 0o777 if path.exists() else _usual_mode()
+    beside = _beside(path)
+    try:
+        beside.write_bytes(content)
+        beside.chmod(mode)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """A new empty file in the same folder, of a random name: two runs may write the same file."""
+    handle, name = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name[:100]}.")
+    os.close(handle)
+    return Path(name)
+
+
+def _usual_mode() -> int:
+    """What a file gets that is simply opened for writing; `mkstemp` lets only its owner read."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

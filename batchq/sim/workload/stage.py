@@ -1,0 +1,255 @@
+"""A load, played by the daemon's own sessions over a store in memory, in virtual time.
+
+One pass per instant: all ends that are due, then all submits of that instant, then sessions until
+one decides nothing. Or one pass per event, the convention of the study by Gaussier, Glesser, Reis
+and Trystram (SC'15): at one instant first those end whose walltime is over as well; then each
+submit is followed by sessions; then each end, in the order in which they started.
+
+Beside the sessions themselves, a play costs what changes: pods' ends wait in a heap, finished
+groups leave the store at once, and no story is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from batchq.api import intents
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.objects import PodGroup
+from batchq.api.resources import total
+from batchq.api.times import SECOND
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.errors import InvariantBroken
+from batchq.ports import IdSource
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.sim.clock import CountedIds, VirtualClock, whole_second
+from batchq.sim.invariants import Watch
+from batchq.sim.workload.founding import empty_cluster, submitted
+from batchq.sim.workload.load import Load
+from batchq.sim.workload.progress import Look, Progress
+from batchq.sim.workload.running import Running
+from batchq.sim.workload.schedule import Schedule
+from batchq.sim.writing import write
+from batchq.store.memory import MemoryStore
+
+#: How many sessions one instant gets, should they never come to rest.
+MOST_SESSIONS_AT_ONCE = 32
+#: When nothing runs and nobody comes any more, clocks alone may still let somebody in; what they
+#: have not brought about after so many instants, they never will.
+MOST_FRUITLESS_INSTANTS = 100
+#: So often everything is counted anew, where nobody asks for it after each session.
+SESSIONS_BETWEEN_LOOKS = 1_000
+
+#: Is told how many jobs have finished, and of how many.
+Tell: TypeAlias = Callable[[int, int], None]
+
+
+def play_load(
+    load: Load,
+    config: SchedulerConfig,
+    *,
+    name: str = "",
+    per_event: bool = False,
+    tell: Tell | None = None,
+    watch: bool = False,
+    stopwatch: Callable[[], float] | None = None,
+    look: Look | None = None,
+) -> Schedule:
+    """Play a load to its end, as the configuration has it.
+
+    What never runs is told as not finished. `name` is that of the run, for reports. `watch` looks
+    at every invariant after every session, which takes longer than the sessions. `stopwatch` tells
+    real seconds; there is no real time in here. `look` is told of each pod that takes a node or
+    leaves it.
+
+    Raises InvalidInput for a configuration or a load that makes no sense, and InvariantBroken for
+    a mistake of ours.
+    """
+    began = stopwatch() if stopwatch else 0.0
+    stage = Stage(load, config, watch=watch, look=look)
+    stage.run(per_event=per_event, tell=tell)
+    real_s = stopwatch() - began if stopwatch else 0.0
+    return stage.schedule(name, real_s)
+
+
+class Stage:
+    """One load while it plays; owns its clock, its store and what is still to come."""
+
+    def __init__(
+        self, load: Load, config: SchedulerConfig, *, watch: bool, look: Look | None = None
+    ) -> None:
+        scheduler = assemble(config)
+        start_s = load.arrivals[0].at_s if load.arrivals else 0
+        self._load = load
+        self._clock = VirtualClock(start_s * SECOND)
+        self._requests: IdSource = CountedIds()
+        self.store: MemoryStore = empty_cluster(load, self._requests)
+        self._cycle = Cycle(self.store, scheduler, self._clock, self._requests)
+        self._coming = deque(enumerate(load.arrivals))
+        self._progress = Progress(load, start_s, look)
+        self._running = Running(self.store, self._clock, self._requests, self._progress)
+        self._watch = Watch(self.store)
+        self._looks_each_time = watch
+        self.sessions = 0
+        self._refused = 0
+        self._due_at: int | None = None
+
+    def run(self, *, per_event: bool, tell: Tell | None) -> None:
+        """Play on until nothing is due any more, or nothing comes of it."""
+        fruitless = 0
+        while (now_ms := self._next_at()) is not None and fruitless < MOST_FRUITLESS_INSTANTS:
+            self._clock.jump_to(now_ms)
+            before = self._progress.changes
+            if per_event:
+                self._play_by_event()
+            else:
+                self._play_at_once()
+            if tell is not None:
+                tell(self._progress.finished, len(self._load.arrivals))
+            idle = self._progress.changes == before and not self._coming
+            fruitless = fruitless + 1 if idle and not self._running.any() else 0
+        self._watch.after_outside()
+
+    def schedule(self, name: str, real_s: float) -> Schedule:
+        """What became of everybody so far."""
+        load, progress = self._load, self._progress
+        now_s = self._clock.now_ms() // SECOND
+        return Schedule(
+            name=name,
+            load=load.title,
+            capacity=load.capacity,
+            resources=total(node.spec.resources for node in load.nodes),
+            jobs=progress.outcome(),
+            usage=progress.meter.samples(min(now_s, progress.last_change_s)),
+            weights={queue.metadata.name: queue.spec.weight for queue in load.queues},
+            evictions=progress.evictions,
+            lost_s=progress.lost_s,
+            sessions=self.sessions,
+            real_s=real_s,
+            refused=self._refused,
+        )
+
+    # --- one instant -------------------------------------------------------------------------
+
+    def _play_at_once(self) -> None:
+        self._running.end_graces()
+        for one in self._running.due():
+            self._running.end(one)
+        while self._comes_now():
+            self._submit()
+        self._settle()
+
+    def _play_by_event(self) -> None:
+        self._running.end_graces()
+        due = self._running.due()
+        now_ms = self._clock.now_ms()
+        for one in due:
+            if one.predicted_at == now_ms:
+                self._running.end(one)
+        passes = 0
+        while self._comes_now():
+            self._submit()
+            self._settle()
+            passes += 1
+        for one in due:
+            self._running.end(one)
+            self._settle()
+            passes += 1
+        if not passes:
+            self._settle()
+
+    def _comes_now(self) -> bool:
+        return bool(self._coming) and self._coming[0][1].at_s * SECOND <= self._clock.now_ms()
+
+    def _submit(self) -> None:
+        place, arrival = self._coming.popleft()
+        now_ms = self._clock.now_ms()
+        uid = str(place)
+        write(self.store, self._requests, submitted(self.store, arrival, uid, now_ms))
+        self._progress.submitted(now_ms // SECOND)
+
+    def _settle(self) -> None:
+        """Sessions, until one leaves nothing to do for another."""
+        for _ in range(MOST_SESSIONS_AT_ONCE):
+            report = self._cycle.run_once()
+            self._due_at = report.next_due_at
+            if report.rested:
+                return
+            self.sessions += 1
+            self._refused += len(report.commit.refused)
+            if self._looks_each_time or self.sessions % SESSIONS_BETWEEN_LOOKS == 0:
+                self._watch.after_session(report.commit)
+            self._follow(report)
+            if _leaves_nothing_to_do(report):
+                if self._looks_each_time:
+                    self._look_for_more()
+                return
+
+    def _look_for_more(self) -> None:
+        """Another session at the same instant, to see that there is indeed nothing left to do."""
+        report = self._cycle.run_once()
+        if report.intents:
+            raise InvariantBroken(
+                f"the sessions at {self._clock.now_ms()} ms came to rest too early:"
+                f" another one decides {report.intents[0]}"
+            )
+
+    def _follow(self, report: CycleReport) -> None:
+        """Start what was bound, stop what was evicted, forget who has ended."""
+        for intent in report.intents:
+            match intent:
+                case intents.Evict():
+                    self._running.tell_to_stop(intent)
+                case intents.FinishGroup():
+                    self._finish(intent.group)
+        self._running.start_bound()
+
+    def _finish(self, key: str) -> None:
+        group = self.store.get("PodGroup", key)
+        if isinstance(group, PodGroup) and group.status.phase in TERMINAL:
+            self._progress.ended(group.metadata.uid, self._clock.now_ms() // SECOND)
+            self._running.forget(group)
+
+    def _next_at(self) -> int | None:
+        """The next instant at which anything is due: never before now."""
+        instants = [] if self._due_at is None else [whole_second(self._due_at)]
+        if self._progress.finished == len(self._load.arrivals):
+            # Clocks still run for what has ended, and nobody waits for them.
+            instants = []
+        if self._coming:
+            instants.append(self._coming[0][1].at_s * SECOND)
+        if (ends_at := self._running.next_at()) is not None:
+            instants.append(ends_at)
+        return max(min(instants), self._clock.now_ms()) if instants else None
+
+
+def _leaves_nothing_to_do(report: CycleReport) -> bool:
+    """Whether another session at the same instant would decide nothing.
+
+    So it is when the actions have decided nothing. They come after the session's own bookkeeping
+    and have seen all of it, if that was no more than groups that have started or succeeded; and
+    why groups wait, which is written last, lets nobody in. Where ends are many, this spares every
+    second session.
+    """
+    session = report.session
+    return not report.commit.refused and all(
+        isinstance(intent, intents.SetReasons)
+        or (place < session.first_intent and _is_bookkeeping(intent))
+        for place, intent in enumerate(report.intents)
+    )
+
+
+def _is_bookkeeping(intent: intents.Intent) -> bool:
+    """Whether nothing follows from it that the actions of the same session would not see."""
+    match intent:
+        case intents.MoveGroup():
+            return intent.phase == PodGroupPhase.RUNNING
+        case intents.FinishGroup():
+            return intent.phase == PodGroupPhase.COMPLETED
+        case intents.Settle() | intents.ExpireGroup():
+            return True
+        case _:
+            return False

@@ -1,0 +1,105 @@
+"""Real logs, played whole under every policy by the daemon's sessions, in virtual time.
+
+Beside each run stands a plain simulator of the same policy (`tests/traces/oracle.py`), which shares
+no code with batchq: how long that takes, and how many jobs it starts at another second. Schedules
+of the first 5,000 jobs are held against published ones as well, and so is the mean bounded
+slowdown of the whole of KTH-SP2, with a pass per event (Gaussier, Glesser, Reis and Trystram,
+SC'15). The logs are not part of this project; where they are not at hand, nothing is measured.
+
+BATCHQ_BENCH_JOBS=10000 plays only so many of the whole logs' jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from batchq.sim.workload.figures import figures_of
+from batchq.sim.workload.load import swf_load
+from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
+from batchq.sim.workload.schedule import Schedule
+from batchq.sim.workload.stage import play_load
+from batchq.traces import read_swf
+from benchmarks.table import report
+from tests.harness.traces import COLUMNS, GOLDEN, golden_starts, trace_folder
+from tests.traces.oracle import read_log, starts
+
+LOGS = ("KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln")
+#: Every policy with a pass per instant; some with a pass per event, too.
+RUNS: Sequence[tuple[str, bool]] = tuple(COLUMNS)
+_GOLDEN_JOBS = 5_000
+#: Log, jobs, policy and whether with a pass per event -> mean bounded slowdown.
+PUBLISHED: Mapping[tuple[str, int, str, bool], str] = {
+    ("KTH-SP2-1996-2", 28_481, "easy", True): "92.57654",
+    ("KTH-SP2-1996-2", 28_481, "easy-sjf", True): "69.40540",
+}
+TITLES = [
+    *("log", "jobs", "policy", "pass", "batchq s", "jobs/s", "sessions", "plain s"),
+    *("batchq/plain", "unlike plain", "unlike published", "slowdown", "published"),
+]
+
+
+def main() -> None:
+    most = int(os.environ.get("BATCHQ_BENCH_JOBS", "0")) or None
+    rows: list[list[object]] = []
+    for name in LOGS:
+        path = trace_folder() / f"{name}.swf.gz"
+        if not path.is_file():
+            print(f"\ntraces: there is no {path}; BATCHQ_TRACES may name another folder")
+            continue
+        for jobs in (_GOLDEN_JOBS, most):
+            for row in compare(path, name, jobs):
+                print("  ".join(map(str, row)), file=sys.stderr, flush=True)
+                rows.append(row)
+    if rows:
+        report("traces", TITLES, rows)
+
+
+def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
+    """A row for each run over the first jobs of a log; None: over all of them."""
+    trace = read_swf(path, most=most)
+    processors, jobs = read_log(path, most)
+    for policy, per_event in RUNS:
+        began = time.perf_counter()
+        expected = starts(jobs, processors, policy, per_event=per_event)
+        plain_s = time.perf_counter() - began
+        load = swf_load(trace, title=name, strategy=strategy_of(policy))
+        schedule = play_load(
+            load, POLICY_CONFIG, name=policy, per_event=per_event, stopwatch=time.perf_counter
+        )
+        yield [
+            *(name, len(jobs), policy, "event" if per_event else "instant"),
+            schedule.real_s,
+            round(len(jobs) / schedule.real_s),
+            schedule.sessions,
+            plain_s,
+            schedule.real_s / plain_s,
+            _unlike(schedule, expected),
+            _unlike_published(schedule, name, policy, per_event=per_event),
+            f"{figures_of(schedule).mean_bounded_slowdown or 0:.5f}",
+            PUBLISHED.get((name, len(jobs), policy, per_event), "-"),
+        ]
+
+
+def _unlike(schedule: Schedule, expected: Mapping[int, int]) -> int:
+    """How many jobs start at another second."""
+    found = {one.number: one.start_s for one in schedule.jobs}
+    return sum(found.get(number) != start for number, start in expected.items())
+
+
+def _unlike_published(schedule: Schedule, log: str, policy: str, *, per_event: bool) -> object:
+    """The same against the published schedule, where there is one of just these jobs."""
+    golden = trace_folder() / "golden" / f"{GOLDEN.get(log)}.starts.csv.gz"
+    if not golden.is_file():
+        return "-"
+    published = golden_starts(log, policy, per_event=per_event)
+    if set(published) != {one.number for one in schedule.jobs}:
+        return "-"
+    return _unlike(schedule, published)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Schedules of real logs, equal to published ones job for job.
+
+The golden files are whole schedules of five thousand jobs. A job that comes later may delay one
+that came before, so whoever compares the first thousand must let all those come that were
+submitted before the last of the thousand has started.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from batchq.sim.workload.figures import figures_of
+from batchq.sim.workload.load import swf_load
+from batchq.sim.workload.policies import POLICIES, POLICY_CONFIG, strategy_of
+from batchq.sim.workload.schedule import Schedule
+from batchq.sim.workload.stage import play_load
+from batchq.traces import read_swf
+from tests.harness.traces import golden_starts, real_log
+
+KTH, SDSC = "KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln"
+
+
+def played(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Schedule:
+    """The first jobs of a log under a policy."""
+    load = swf_load(read_swf(real_log(log), most=jobs), strategy=strategy_of(policy))
+    return play_load(load, POLICY_CONFIG, name=policy, per_event=per_event)
+
+
+def compare(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Schedule:
+    """Play a log, and hold the starts of its first jobs against the published ones."""
+    golden = golden_starts(log, policy, per_event=per_event)
+    first = dict(list(golden.items())[:jobs])
+    rest = read_swf(real_log(log), most=len(golden)).jobs[jobs:]
+    came = jobs + sum(job.submit_s <= max(first.values()) for job in rest)
+    schedule = played(log, policy, came, per_event=per_event)
+    assert {one.number: one.start_s for one in schedule.jobs[:jobs]} == first
+    assert schedule.refused == 0
+    return schedule
+
+
+@pytest.mark.parametrize("log", [KTH, SDSC])
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_the_first_thousand_jobs_start_when_the_golden_file_says(log: str, policy: str) -> None:
+    compare(log, policy, 1000)
+
+
+@pytest.mark.parametrize("log", [KTH, SDSC])
+@pytest.mark.parametrize("policy", ["easy", "easy-sjf"])
+def test_so_they_do_with_one_pass_per_event(log: str, policy: str) -> None:
+    compare(log, policy, 1000, per_event=True)
+
+
+def test_five_thousand_jobs_of_kth_under_easy_come_to_the_published_figures() -> None:
+    figures = figures_of(compare(KTH, "easy", 5000))
+    assert (figures.jobs, figures.finished, figures.evictions) == (5000, 5000, 0)
+    assert figures.mean_wait_s == pytest.approx(9462.2484, abs=1e-6)
+    assert figures.mean_bounded_slowdown == pytest.approx(138.078456, abs=1e-6)

@@ -1,0 +1,221 @@
+"""Small loads, played by the daemon's own sessions: who starts when, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from batchq.errors import InvalidInput
+from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
+from batchq.sim.workload.stage import Stage, play_load
+from tests.traces.loads import a_load, job, played, starts
+
+
+def test_jobs_start_when_there_is_room_and_end_when_their_time_is_over() -> None:
+    schedule = played(a_load(job(1, 5, 3, 100), job(2, 10, 3, 50), job(3, 20, 1, 10)))
+    assert starts(schedule) == {1: 5, 2: 105, 3: 20}
+    assert [one.end_s for one in schedule.jobs] == [105, 155, 30]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("fcfs", {1: 0, 2: 100, 3: 130, 4: 130, 5: 130}),
+        ("first-fit", {1: 0, 2: 150, 3: 3, 4: 100, 5: 100}),
+        ("easy", {1: 0, 2: 100, 3: 130, 4: 4, 5: 54}),
+        ("easy-sjf", {1: 0, 2: 100, 3: 130, 4: 24, 5: 4}),
+        ("conservative", {1: 0, 2: 100, 3: 130, 4: 4, 5: 54}),
+    ],
+)
+def test_a_policy_decides_who_passes_the_blocked_head(
+    policy: str, expected: dict[int, int]
+) -> None:
+    """On 4 cpus, the first leaves one free; the second wants all of them and heads the line."""
+    load = a_load(
+        job(1, 0, 3, 100),
+        job(2, 2, 4, 30),
+        job(3, 3, 1, 147),
+        job(4, 4, 1, 50),
+        job(5, 4, 1, 20),
+        policy=policy,
+    )
+    assert starts(played(load)) == expected
+
+
+def test_jobs_of_one_instant_are_served_in_the_order_of_the_load() -> None:
+    jobs = [job(number, 7, 4, 10) for number in range(20, 8, -1)]
+    expected = {number: 7 + 10 * place for place, number in enumerate(range(20, 8, -1))}
+    assert starts(played(a_load(*jobs))) == expected
+
+
+def test_a_job_may_end_with_its_walltime_and_is_cut_beyond_it() -> None:
+    late = job(2, 0, 1, 50, walltime_s=40)
+    schedule = played(a_load(job(1, 0, 1, 40, walltime_s=40), late))
+    # Its processes are told to stop at 40 and have a grace of 30 s.
+    assert [(one.end_s, one.evictions) for one in schedule.jobs] == [(40, 0), (40, 0)]
+    assert schedule.usage[0].long_s == 1
+    assert len(schedule.usage) == 70
+
+
+def test_a_gang_of_several_pods_is_one_job() -> None:
+    schedule = played(a_load(job(1, 0, 3, 10), job(2, 1, 3, 20, pods=2), cpus=4, nodes=2))
+    assert starts(schedule) == {1: 0, 2: 10}
+    assert [one.end_s for one in schedule.jobs] == [10, 30]
+
+
+# --- one pass per event ----------------------------------------------------------------------
+
+
+def test_per_event_a_submit_comes_before_ends_that_nobody_predicted() -> None:
+    jobs = (
+        job(1, 0, 2, 100, walltime_s=200),
+        job(2, 1, 4, 10),
+        job(3, 100, 2, 40),
+    )
+    assert starts(played(a_load(*jobs))) == {1: 0, 2: 100, 3: 110}
+    assert starts(played(a_load(*jobs), per_event=True)) == {1: 0, 2: 140, 3: 100}
+
+
+def test_per_event_ends_that_were_predicted_come_before_the_submits() -> None:
+    jobs = (job(1, 0, 2, 100), job(2, 1, 4, 10), job(3, 100, 2, 40))
+    assert starts(played(a_load(*jobs), per_event=True)) == {1: 0, 2: 100, 3: 110}
+
+
+def test_per_event_each_end_has_a_pass_of_its_own() -> None:
+    """At 100 the first two end one after the other, and both said 200: the short one fits
+    beside the second before the head does."""
+    jobs = (
+        job(1, 0, 3, 100, walltime_s=200),
+        job(2, 0, 1, 100, walltime_s=200),
+        job(3, 1, 4, 10),
+        job(4, 2, 3, 50),
+    )
+    assert starts(played(a_load(*jobs, policy="easy"))) == {1: 0, 2: 0, 3: 100, 4: 110}
+    by_event = played(a_load(*jobs, policy="easy"), per_event=True)
+    assert starts(by_event) == {1: 0, 2: 0, 3: 150, 4: 100}
+
+
+# --- evictions -------------------------------------------------------------------------------
+
+
+def test_who_was_evicted_runs_again_from_the_start() -> None:
+    """Both queues deserve two of four cpus; the first took all before the second came."""
+    schedule = played(
+        a_load(
+            job(1, 0, 2, 100, queue="a"),
+            job(2, 1, 2, 100, queue="a"),
+            job(3, 10, 2, 20, queue="b"),
+        )
+    )
+    # The youngest is told to stop at 10, is gone with its grace at 40, and starts again at 60.
+    first, second, third = schedule.jobs
+    assert (first.start_s, first.end_s, first.evictions) == (0, 100, 0)
+    assert (third.start_s, third.end_s) == (40, 60)
+    assert (second.first_start_s, second.start_s, second.end_s) == (1, 60, 160)
+    assert second.evictions == 1
+    assert (schedule.evictions, schedule.lost_s) == (1, 2 * 39)
+    assert [round(one.total("cpu")) for one in schedule.usage[39:41]] == [4000, 4000]
+    assert schedule.usage[50].used == {"a": {"cpu": 2000.0}, "b": {"cpu": 2000.0}}
+    assert schedule.usage[50].waiting == 1
+    assert schedule.usage[120].used == {"a": {"cpu": 2000.0}}
+
+
+# --- bounds ----------------------------------------------------------------------------------
+
+
+def test_who_can_never_run_is_told_as_not_finished_and_the_play_ends() -> None:
+    schedule = played(a_load(job(1, 0, 5, 10), job(2, 3, 4, 10), cpus=4))
+    assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(None, None), (3, 13)]
+
+
+def test_who_fits_the_cluster_but_no_node_does_not_keep_the_play_going() -> None:
+    """It is tried again after every back-off, for ever."""
+    schedule = played(a_load(job(1, 0, 6, 10), job(2, 0, 1, 10), cpus=4, nodes=2))
+    assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(None, None), (0, 10)]
+
+
+def test_a_job_without_a_run_time_runs_on_and_the_play_ends() -> None:
+    schedule = played(a_load(job(1, 0, 3, None), job(2, 1, 3, 10), job(3, 2, 1, 10)))
+    ends = [(one.start_s, one.end_s) for one in schedule.jobs]
+    assert ends == [(0, None), (None, None), (2, 12)]
+
+
+def test_a_load_of_nobody_is_played_at_once() -> None:
+    schedule = played(a_load())
+    assert (schedule.jobs, schedule.usage, schedule.sessions) == ((), (), 0)
+
+
+def test_a_configuration_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="there is no policy 'lifo'; expected one of fcfs, "):
+        strategy_of("lifo")
+
+
+# --- what a play costs -----------------------------------------------------------------------
+
+
+def test_finished_groups_leave_the_store_at_once() -> None:
+    load = a_load(*(job(number, number, 4, 5) for number in range(30)))
+    held: list[int] = []
+    stage = Stage(load, POLICY_CONFIG, watch=True)
+    stage.run(
+        per_event=False,
+        tell=lambda done, jobs: held.append(len(stage.store.list("PodGroup")) + done),
+    )
+    assert max(held) == 30
+    assert (stage.store.list("PodGroup"), stage.store.list("Pod")) == ((), ())
+    assert list(stage.store.ledger()) == ["capacity"]
+
+
+def test_an_instant_at_which_nobody_can_start_takes_one_session() -> None:
+    load = a_load(job(1, 0, 4, 1000), *(job(number, number, 4, 1) for number in range(2, 12)))
+    stage = Stage(load, POLICY_CONFIG, watch=False)
+    sessions: list[int] = []
+    stage.run(per_event=False, tell=lambda done, jobs: sessions.append(stage.sessions))
+    # The start takes two: one binds, the next sees that it runs.
+    assert sessions[:11] == list(range(2, 13))
+
+
+def test_it_tells_how_far_it_is_and_how_long_it_took() -> None:
+    told: list[tuple[int, int]] = []
+    ticks = iter((10.0, 12.5))
+    schedule = play_load(
+        a_load(job(1, 0, 4, 5), job(2, 1, 4, 5)),
+        POLICY_CONFIG,
+        name="mine",
+        tell=lambda done, jobs: told.append((done, jobs)),
+        stopwatch=lambda: next(ticks),
+    )
+    assert told == [(0, 2), (0, 2), (1, 2), (2, 2)]
+    assert (schedule.name, schedule.load, schedule.real_s) == ("mine", "by hand", 2.5)
+
+
+PLAY_AND_PRINT = """
+import msgspec
+from tests.traces.loads import a_load, job, played
+jobs = sorted(
+    (
+        job(n, 7 * n % 50, 1 + n % 3, 5 + 11 * n % 60, queue=f"q{n % 4}", walltime_s=100)
+        for n in range(60)
+    ),
+    key=lambda one: (one.at_s, one.number),
+)
+print(msgspec.json.encode(played(a_load(*jobs, policy="easy"))).decode())
+"""
+
+
+def test_every_hash_seed_gives_the_same_schedule() -> None:
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", PLAY_AND_PRINT],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1", "42")
+    }
+    assert len(told) == 1
+    assert '"number":59' in told.pop()

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import Strategy
+from batchq.api.objects import Pod, Strategy
 from batchq.api.quantity import PODS
-from batchq.api.resources import describe
+from batchq.api.resources import Amounts, describe
 from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
-from batchq.framework.growth import over_limit_with
+from batchq.framework.growth import growth_with, over_limit_with
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, bind, create_pods, reserve, shape_at
 from batchq.framework.placement import find_node
@@ -98,14 +99,18 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     admissions = {name: _go_ahead(session, line, known) for name, line in lines.items()}
     turns = Turns(session, lines)
     while (name := turns.next()) is not None:
-        admitted = next(admissions[name], None)
-        if admitted is None:
+        started = next(admissions[name], None)
+        if started is None:
             turns.drop(name)
             continue
-        group, length = admitted
-        note_admission(session, group)
+        group, length, growth = started
         for table in (known, *(line.plan for line in lines.values())):
-            table.started(group, length)
+            if growth is None:
+                table.started(group, length)
+            else:
+                table.grown(group, growth, length)
+        if growth is None:
+            note_admission(session, group)
         if group is lines[name].head:
             following = _after_head(session, name, group, known)
             if following is None:
@@ -178,10 +183,12 @@ def length_of(session: Session, group: GroupState) -> int | None:
     return group.record.spec.walltime
 
 
-def _go_ahead(
-    session: Session, line: _Line, known: Timetable
-) -> Iterator[tuple[GroupState, int | None]]:
-    """Each group of a line that has just been admitted, and for how long.
+#: A group that has just been admitted, for how long, and None; or by how much it has grown.
+_Started: TypeAlias = tuple[GroupState, int | None, Amounts | None]
+
+
+def _go_ahead(session: Session, line: _Line, known: Timetable) -> Iterator[_Started]:
+    """Each group of a line that starts now; then more pods of groups that run, one by one.
 
     The head itself is the last one, if all that keeps it is what is set aside for another queue's
     head, and it ends before that starts: who is behind it stands behind another head then.
@@ -189,23 +196,26 @@ def _go_ahead(
     plan, now_ms = line.plan, session.now_ms
     length = length_of(session, line.head)
     if line.start == now_ms and _admit(session, line, line.head, length, known):
-        yield line.head, length
+        yield line.head, length, None
         return
     for group in line.behind:
         length = length_of(session, group)
         if not line.for_all:
             if plan.fits_now(group, length) and _admit(session, line, group, length, known):
-                yield group, length
+                yield group, length, None
             continue
         start = plan.slot(group, length)
         if start is None:
             # Like a head without a start: whatever goes past it may delay it.
             return
         if start == now_ms and _admit(session, line, group, length, known):
-            yield group, length
+            yield group, length, None
             continue
         session.reservations[group.uid] = start
         plan.book(group, start, length)
+    for group in _growing(session, line):
+        for length, growth in _grow(session, line, group, known):
+            yield group, length, growth
 
 
 def _admit(
@@ -233,6 +243,79 @@ def _admit(
         session.asides.pop(group.uid, None)
         session.refuse(group, waits_for)
     return True
+
+
+# --- More pods of groups that run -----------------------------------------------------------------
+
+
+def _growing(session: Session, line: _Line) -> list[GroupState]:
+    """Elastic groups that run, and would go past the head with more pods."""
+    groups = [
+        group
+        for group in session.busy()
+        if is_admitted(group)
+        and group.is_elastic
+        and not group.is_external
+        and session.strict_heads.get(group.queue) is line.head
+        and session.group_ready(group)
+        and waits_behind(session, group)
+        and gives_way_to(session, group) is None
+    ]
+    return sorted(groups, key=session.group_key)
+
+
+def _grow(
+    session: Session, line: _Line, group: GroupState, known: Timetable
+) -> Iterator[tuple[int | None, Amounts]]:
+    """Bind more pods of a group, as long as they delay nobody; for how long, and how much more it
+    is charged by each. A task of which one pod does not fit is left.
+    """
+    refused: set[str] = set()
+    length = _pods_length(session, group)
+    for extra in waiting_extras(session, group):
+        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        if shape.task.name in refused:
+            continue
+        growth = growth_with(session, group, shape)
+        fits = line.plan.has_room_now(group, growth, length)
+        if fits and _bind_extra(session, line, group, extra, length, known):
+            yield length, growth
+            continue
+        refused.add(shape.task.name)
+        if all(one.task.name in refused for one in group.tasks if not one.gated):
+            return
+
+
+def _pods_length(session: Session, group: GroupState) -> int | None:
+    """How long more pods would run: an array's have their own walltime, others the group's."""
+    walltime, started_at = group.record.spec.walltime, group.status.started_at
+    if walltime is None or group.is_array or started_at is None:
+        return walltime
+    return max(0, started_at + walltime - session.now_ms)
+
+
+def _bind_extra(
+    session: Session,
+    line: _Line,
+    group: GroupState,
+    extra: Pod | int,
+    length: int | None,
+    known: Timetable,
+) -> bool:
+    shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+    end = None if length is None else session.now_ms + length
+    node = find_node(session, shape)
+    with session.ledger.regarding(_heads_in_the_way(session, line, end, known)):
+        if node is None or over_limit_with(session, group, shape):
+            return False
+    with Statement(session) as statement:
+        pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
+        bind(statement, group, pod, node.name)
+        statement.commit()
+    return True
+
+
+# --- What others' heads have set aside ------------------------------------------------------------
 
 
 def _heads_in_the_way(

@@ -7,12 +7,13 @@ without the plugins that also say who keeps a place in line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, plus
+from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
 from batchq.framework.ledger import counted, title_of
 from batchq.framework.session import Session
@@ -73,15 +74,39 @@ def over_guarantees(
     if not session.ledger.unused:
         return []
     return [
-        verdict
+        Verdict(
+            plugin=plugin,
+            reason=Waiting.WAITING_FOR_RESOURCES,
+            subject=title_of(found.scope),
+            resource=resource,
+            need=need,
+            limit=found.limit,
+            seen=found.seen,
+            detail=_guaranteed_to(session, group, resource, found.left),
+            in_line=True,
+        )
         for resource, need in wanted.items()
-        for verdict in _over_guarantee(session, group, resource, need, plugin)
+        if (found := _over_guarantee(session, group, resource, need)) is not None
     ]
 
 
-def _over_guarantee(
-    session: Session, group: GroupState, resource: str, need: int, plugin: str
-) -> Iterator[Verdict]:
+def keeps_guarantees(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
+    """The same, where nobody asks what is in the way."""
+    return not session.ledger.unused or all(
+        _over_guarantee(session, group, resource, need) is None for resource, need in wanted.items()
+    )
+
+
+class _Over(NamedTuple):
+    """Where too little would be left, and how much has to be."""
+
+    scope: str
+    limit: int
+    seen: int
+    left: int
+
+
+def _over_guarantee(session: Session, group: GroupState, resource: str, need: int) -> _Over | None:
     ledger, left = session.ledger, 0
     for parent, queue in reversed(list(pairwise(group.chain))):
         left += ledger.kept_for_siblings(group, queue, resource, need + left)
@@ -93,18 +118,8 @@ def _over_guarantee(
             continue
         seen = ledger.without(group, scope, resource) + left
         if seen + need > limit:
-            yield Verdict(
-                plugin=plugin,
-                reason=Waiting.WAITING_FOR_RESOURCES,
-                subject=title_of(scope),
-                resource=resource,
-                need=need,
-                limit=limit,
-                seen=seen,
-                detail=_guaranteed_to(session, group, resource, left),
-                in_line=True,
-            )
-            return
+            return _Over(scope, limit, seen, left)
+    return None
 
 
 def _guaranteed_to(session: Session, group: GroupState, resource: str, left: int) -> str:
@@ -153,8 +168,17 @@ def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> li
     its victims have not ended, and for all of it with pods of its own.
     """
     session.asking = shape.requests
-    after = counted(group.charge_holding(plus(group.held, shape.requests)))
+    after = _charge_with(group, shape)
     before = session.ledger.charged(group)
     if not session.ledger.owed(group):
         after = {name: units for name, units in after.items() if units > before.get(name, 0)}
     return over_limits(session, group, after) if after else []
+
+
+def growth_with(session: Session, group: GroupState, shape: TaskShape) -> Amounts:
+    """What one more pod of this shape adds to the group's charge; nothing, within the promise."""
+    return minus(_charge_with(group, shape), session.ledger.charged(group))
+
+
+def _charge_with(group: GroupState, shape: TaskShape) -> Amounts:
+    return counted(group.charge_holding(plus(group.held, shape.requests)))

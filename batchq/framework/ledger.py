@@ -152,12 +152,8 @@ class LedgerView:
             self._recharge(claimant)
 
     def add(self, scope: str, amounts: Amounts) -> None:
-        """Count what none of the groups here is charged; for ledgers of other times."""
+        """Count what none of the groups here is charged; for what is only planned."""
         self._move(scope, {}, amounts)
-
-    def attribute(self, group: GroupState, amounts: Amounts) -> None:
-        """Of what was added to each of its scopes, so much is what this group is charged."""
-        self._charges[group.uid] = amounts
 
     def _recharge(self, group: GroupState) -> None:
         new, new_owed = charge_with_count(group), self._owed_now(group)
@@ -237,6 +233,10 @@ class LedgerView:
         """The sum of a scope."""
         return self.sums.get(scope, {}).get(resource, 0)
 
+    def unused_below(self, parent: str, resource: str) -> int:
+        """What is guaranteed to the children of a queue, and not used by them."""
+        return self.unused.get(parent, {}).get(resource, 0)
+
     def limit(self, scope: str, resource: str) -> int | None:
         """The limit of a scope; None where there is none."""
         limits = self.limits.get(scope)
@@ -252,7 +252,7 @@ class LedgerView:
         """
         if not self.unused:
             return 0
-        unused = self.unused.get(self.tree.parent_of.get(queue, ""), {}).get(resource, 0)
+        unused = self.unused_below(self.tree.parent_of.get(queue, ""), resource)
         if not unused:
             return 0
         guarantee = self.tree.guarantee(queue).get(resource, 0)

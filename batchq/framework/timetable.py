@@ -15,19 +15,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.resources import Amounts, minus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
 from batchq.framework.forecast import End, carry_out, ends
-from batchq.framework.growth import claim_of, over_guarantees
+from batchq.framework.growth import claim_of, keeps_guarantees
 from batchq.framework.ledger import LedgerView
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
-from batchq.framework.tree import ROOT
 
 Key: TypeAlias = tuple[str, str]
 #: When, whose (a uid), in which scopes, and by how much the sums rise then; they fall by less
@@ -45,20 +44,23 @@ class Timetable:
 
     def __init__(self, session: Session, known: Sequence[End] | None = None) -> None:
         self._session = session
+        #: Of now; asked even while another one stands in the session for a moment.
+        self._ledger = session.ledger
         self._moves = list(_falls(session, ends(session) if known is None else known))
         self._at = sorted({session.now_ms, *(at for at, *_ in self._moves)})
         self._columns: dict[Key, list[int]] = {}
         self._asked: dict[tuple[object, ...], _Limits | None] = {}
-        self._ledgers: dict[int, LedgerView] = {}
+        #: Parent queue and dimension -> what is guaranteed to its children and not used.
+        self._unused: dict[Key, list[int]] = {}
         self._own = _of_who_waits(session, self._moves)
 
     def beside(self) -> Timetable:
         """Another one that starts out like this: what is booked there is not booked here."""
         other = object.__new__(Timetable)
-        other._session = self._session
+        other._session, other._ledger = self._session, self._ledger
         other._moves = list(self._moves)
         other._at = list(self._at)
-        other._columns, other._asked, other._ledgers = {}, {}, {}
+        other._columns, other._asked, other._unused = {}, {}, {}
         other._own = self._own
         return other
 
@@ -74,21 +76,41 @@ class Timetable:
         limits = self._limits_of(group)
         if limits is None:
             return None
-        at = self._at
+        at, guaranteed = self._at, bool(self._ledger.unused)
+        over_at = None if length is None else at[first] + length
         for step in range(first, len(at)):
-            if not self._takes(group, limits, step):
-                first = step + 1
-            elif length is not None and step + 1 < len(at) and at[step + 1] >= at[first] + length:
+            if over_at is not None and at[step] >= over_at:
                 return at[first]
+            for column, most in limits:
+                if column[step] > most:
+                    break
+            else:
+                if not guaranteed or self._guarantees_hold(group, step, claim_of(group)):
+                    continue
+            first = step + 1
+            if length is not None and first < len(at):
+                over_at = at[first] + length
         return at[first] if first < len(at) else None
 
     def fits_now(self, group: GroupState, length: int | None) -> bool:
         """Whether a group fits from now on for so long (None: for ever)."""
         limits = self._limits_of(group)
-        if limits is None:
-            return False
+        return limits is not None and self._lasts(group, limits, claim_of(group), length)
+
+    def has_room_now(self, group: GroupState, growth: Amounts, length: int | None) -> bool:
+        """Whether an admitted group can be charged so much more from now on, for so long."""
+        limits = self._beside(group, growth, self._shared)
+        return limits is not None and self._lasts(group, limits, growth, length)
+
+    def _lasts(
+        self, group: GroupState, limits: _Limits, wanted: Amounts, length: int | None
+    ) -> bool:
         last = len(self._at) if length is None else bisect_left(self._at, self._at[0] + length)
-        return all(self._takes(group, limits, step) for step in range(last))
+        return all(
+            all(column[step] <= most for column, most in limits)
+            and (not self._ledger.unused or self._guarantees_hold(group, step, wanted))
+            for step in range(last)
+        )
 
     # Planning ---------------------------------------------------------------------------------
 
@@ -106,6 +128,14 @@ class Timetable:
         self.book(group, now, length)
         _, _, amounts = next(self._beyond_its_own(group, now, length))
         self._moves.append((now, group.uid, group.scopes, _less(amounts)))
+
+    def grown(self, group: GroupState, growth: Amounts, length: int | None) -> None:
+        """A group's charge has just grown by so much: the ledger has it already, until it ends."""
+        now = self._at[0]
+        end = None if length is None else now + length
+        if end is not None:
+            self._moves.append((end, group.uid, group.scopes, _less(growth)))
+        self._raise(group.scopes, growth, now, end)
 
     # ------------------------------------------------------------------------------------------
 
@@ -129,19 +159,20 @@ class Timetable:
     def _raise(self, scopes: tuple[str, ...], claim: Amounts, start: int, end: int | None) -> None:
         first = self._step_at(start)
         last = None if end is None else self._step_at(end)
-        self._ledgers.clear()
-        for (scope, resource), column in self._columns.items():
+        for key, column in self._columns.items():
+            scope, resource = key
             units = claim.get(resource)
             if units and scope in scopes:
-                column[first:last] = [sum_ + units for sum_ in column[first:last]]
+                column[first:last] = [total + units for total in column[first:last]]
+                if self._unused:
+                    self._follow_unused(key, first, last, units)
 
     def _step_at(self, instant: int) -> int:
         """The step that begins at an instant, which is made if there is none."""
         step = bisect_left(self._at, instant)
         if step == len(self._at) or self._at[step] != instant:
-            self._ledgers.clear()
             self._at.insert(step, instant)
-            for column in self._columns.values():
+            for column in (*self._columns.values(), *self._unused.values()):
                 column.insert(step, column[step - 1])
         return step
 
@@ -149,7 +180,7 @@ class Timetable:
         """The columns that matter to a group, each with the most that may be charged beside it;
         None if a limit is below what it asks for by itself.
         """
-        if self._session.ledger.charged(group):
+        if self._ledger.charged(group):
             return self._look_up(group)
         asked = (group.scopes, group.shape.claim)
         if asked not in self._asked:
@@ -157,15 +188,20 @@ class Timetable:
         return self._asked[asked]
 
     def _look_up(self, group: GroupState) -> _Limits | None:
-        ledger, found = self._session.ledger, []
+        return self._beside(group, claim_of(group), lambda key: self._column(*key, group))
+
+    def _beside(
+        self, group: GroupState, wanted: Amounts, column: Callable[[Key], list[int]]
+    ) -> _Limits | None:
+        found: _Limits = []
         for scope in group.scopes:
-            for resource, need in claim_of(group).items():
-                limit = ledger.limit(scope, resource)
+            for resource, need in wanted.items():
+                limit = self._ledger.limit(scope, resource)
                 if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
                     continue
                 if need > limit:
                     return None
-                found.append((self._column(scope, resource, group), limit - need))
+                found.append((column((scope, resource)), limit - need))
         return found
 
     def _column(self, scope: str, resource: str, group: GroupState) -> list[int]:
@@ -184,7 +220,7 @@ class Timetable:
     def _shared(self, key: Key) -> list[int]:
         column = self._columns.get(key)
         if column is None:
-            used = self._session.ledger.used(*key)
+            used = self._ledger.used(*key)
             column = self._columns[key] = self._sums(key, used, self._moves)
         return column
 
@@ -201,36 +237,64 @@ class Timetable:
             sums.append(used)
         return sums
 
-    def _takes(self, group: GroupState, limits: _Limits, step: int) -> bool:
-        for column, most in limits:
-            if column[step] > most:
-                return False
-        return not self._session.ledger.unused or self._guarantees_hold(group, step)
-
-    def _guarantees_hold(self, group: GroupState, step: int) -> bool:
+    def _guarantees_hold(self, group: GroupState, step: int, wanted: Amounts) -> bool:
         """Rule 3's other half, asked of the ledger as it would be at that step."""
-        session, ledger = self._session, self._session.ledger
-        if step not in self._ledgers:
-            self._ledgers[step] = self._ledger_at(step)
-        session.ledger = self._ledgers[step]
-        if group.uid in self._own:
-            session.ledger.attribute(group, self._held_at(group, self._at[step]))
+        session, ledger = self._session, self._ledger
+        held = self._held_at(group, self._at[step]) if group.uid in self._own else {}
+        session.ledger = _LedgerThen(ledger, self, step, group, held)
         try:
-            return not over_guarantees(session, group, claim_of(group), plugin="timetable")
+            return keeps_guarantees(session, group, wanted)
         finally:
             session.ledger = ledger
 
-    def _ledger_at(self, step: int) -> LedgerView:
-        """The sums of queues and of the cluster at that step, where anything is guaranteed."""
-        ledger = self._session.ledger
-        view = LedgerView(ledger.limits, ledger.tree)
-        guaranteed = {name for unused in ledger.unused.values() for name in unused}
-        for scope in (CLUSTER, *map(queue_scope, (ROOT, *ledger.tree.parent_of))):
-            view.add(
-                scope,
-                {name: self._shared((scope, name))[step] for name in sorted(guaranteed)},
-            )
-        return view
+    def sum_at(self, scope: str, resource: str, step: int) -> int:
+        """The sum of a scope at a step."""
+        return self._shared((scope, resource))[step]
+
+    def unused_at(self, parent: str, resource: str, step: int) -> int:
+        """What is guaranteed to a queue's children, and not used by them, at a step."""
+        key = (parent, resource)
+        column = self._unused.get(key)
+        if column is None:
+            tree, column = self._session.tree, [0] * len(self._at)
+            for child in tree.children_of.get(parent, ()):
+                if stated := tree.guarantee(child).get(resource, 0):
+                    sums = self._shared((queue_scope(child), resource))
+                    column = [
+                        unused + max(0, stated - used)
+                        for unused, used in zip(column, sums, strict=True)
+                    ]
+            self._unused[key] = column
+        return column[step]
+
+    def _follow_unused(self, key: Key, first: int, last: int | None, units: int) -> None:
+        """A column has been raised by so much: its queue uses more of what is guaranteed to it."""
+        scope, resource = key
+        queue = scope.removeprefix("queue:") if scope.startswith("queue:") else ""
+        column = self._unused.get((self._session.tree.parent_of.get(queue, ""), resource))
+        stated = self._session.tree.guarantee(queue).get(resource, 0) if column is not None else 0
+        if column is not None and stated:
+            sums = self._columns[key]
+            for step in range(first, len(column) if last is None else last):
+                now = sums[step]
+                column[step] += max(0, stated - now) - max(0, stated - now + units)
+
+
+class _LedgerThen(LedgerView):
+    """The ledger at one step of a timetable, of which a group holds so much itself."""
+
+    def __init__(
+        self, now: LedgerView, table: Timetable, step: int, group: GroupState, held: Amounts
+    ) -> None:
+        self.limits, self.tree, self.unused, self.aside = now.limits, now.tree, now.unused, {}
+        self._table, self._step = table, step
+        self._charges, self._owed = {group.uid: held}, {}
+
+    def used(self, scope: str, resource: str) -> int:
+        return self._table.sum_at(scope, resource, self._step)
+
+    def unused_below(self, parent: str, resource: str) -> int:
+        return self._table.unused_at(parent, resource, self._step)
 
 
 def _falls(session: Session, known: Sequence[End]) -> Iterator[_Move]:

@@ -126,8 +126,8 @@ def test_a_wrong_file_changes_nothing_and_is_told_once_with_line_and_nearest_nam
     assert period_ms(reload) == 2000
     assert judged == [False]
     problem = (
-        f"{path}, line 2: actions[1]: there is no action 'alocate'; known: allocate, enqueue,"
-        " preempt, reclaim; did you mean 'allocate'?"
+        f"{path}, line 2: actions[1]: there is no action 'alocate'; known: allocate, backfill,"
+        " enqueue, preempt, reclaim; did you mean 'allocate'?"
     )
     assert [(line["event"], line["problem"]) for line in lines] == [
         ("config.reload_failed", problem)

@@ -221,8 +221,9 @@ def test_under_load_no_session_is_lost_and_none_goes_by_half_of_a_configuration(
             in_effect = digest
         assert digest == in_effect, event
     assert wrong.message == (
-        f"{path}, line 2: actions[1]: there is no action 'enqeue'; known: allocate, enqueue,"
-        " note-one, note-two, preempt, reclaim; did you mean 'enqueue'?; what was in effect stays"
+        f"{path}, line 2: actions[1]: there is no action 'enqeue'; known: allocate,"
+        " backfill, enqueue, note-one, note-two, preempt, reclaim; did you mean 'enqueue'?; what"
+        " was in effect stays"
     )
     assert processes.is_running(record)
     assert said(home, "Traceback") == 0

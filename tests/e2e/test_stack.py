@@ -113,7 +113,7 @@ def test_a_wrong_configuration_starts_nothing(machine: Machine) -> None:
     done = machine.batchq("up", "--config", str(wrong), exits=1)
     assert done.stderr == (
         f"error: {wrong}, line 1: actions[1]: there is no action 'alocate';"
-        " known: allocate, enqueue, preempt, reclaim; did you mean 'allocate'?\n"
+        " known: allocate, backfill, enqueue, preempt, reclaim; did you mean 'allocate'?\n"
     )
     assert not machine.home.root.exists()
 

@@ -340,12 +340,19 @@ def _ends_before(session: Session, uid: str, end: int, known: Timetable) -> bool
 
 
 def _place_what_asks_for_nothing(session: Session) -> None:
-    """More pods of groups behind a strict head, if all that they take is a place on a node."""
-    for group in session.busy() if session.strict_heads else ():
-        if not is_admitted(group) or group.is_external or not group.is_elastic:
+    """Pods that take nothing but a place on a node, behind a strict head too; a gang of such pods
+    whole or not at all.
+    """
+    for group in session.busy():
+        if not is_admitted(group) or group.is_external or group.has_all_placed:
             continue
-        if not waits_behind(session, group) or gives_way_to(session, group) is not None:
+        if not _has_free_pods(group) or gives_way_to(session, group) is not None:
             continue
+        if not session.group_ready(group) and all(map(_asks_for_nothing, group.tasks)):
+            with Statement(session) as statement:
+                bind_until_ready(session, statement, group)
+                if session.group_ready(group):
+                    statement.commit()
         if session.group_ready(group):
             _place_free_pods(session, group)
 

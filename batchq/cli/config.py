@@ -201,8 +201,17 @@ def _without_effect(config: SchedulerConfig) -> list[str]:
         f" add {_AGREES[action]}, or leave {action} out of actions"
         for action in without_consent(config)
     ]
+    if "backfill" in config.actions and "enqueue" not in _before_backfill(config):
+        warnings.append(
+            "warning: backfill lets nobody past a head: enqueue, which finds the heads, does not"
+            " come before it in actions; put backfill last"
+        )
     given_up = [f"note: {sentence}" for sentence in unkept(expansion)]
     return [*notes, *_idle_disabling(config), *given_up, *warnings]
+
+
+def _before_backfill(config: SchedulerConfig) -> tuple[str, ...]:
+    return config.actions[: config.actions.index("backfill")]
 
 
 def _idle_disabling(config: SchedulerConfig) -> Iterator[str]:

@@ -50,6 +50,11 @@ RECLAIM = (
     " add proportion, or leave reclaim out of actions\n"
 )
 
+NOBODY_PAST = (
+    "warning: backfill lets nobody past a head: enqueue, which finds the heads, does not come"
+    " before it in actions; put backfill last\n"
+)
+
 
 @pytest.mark.parametrize(
     ("text", "told"),
@@ -61,11 +66,11 @@ RECLAIM = (
         ("plugins: [priority]\n", ""),
         ("plugins: [proportion, drf]\n", ""),
         ("plugins: [gang]\nactions: [enqueue, allocate]\n", ""),
+        ("plugins: [gang]\nactions: [backfill, enqueue, allocate]\n", NOBODY_PAST),
+        ("plugins: [gang]\nactions: [backfill]\n", NOBODY_PAST),
     ],
 )
-def test_actions_that_no_plugin_agrees_to_victims_for_are_warned_of(
-    tmp_path: Path, text: str, told: str
-) -> None:
+def test_actions_that_come_to_nothing_are_warned_of(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text(text)
     done = CliRunner().invoke(main, ["config", "check", str(file)])

@@ -329,6 +329,20 @@ def test_pods_without_requests_find_no_place_where_every_one_is_taken() -> None:
     assert bound(came) == [(0, {"default/f-t-0": "n1", "default/f-free-0": "n1"})]
 
 
+def test_without_allocate_only_pods_without_requests_find_a_place() -> None:
+    """A gang of such pods whole or not at all."""
+    free = [{"name": "t", "replicas": 2, "template": {}}]
+    world = [
+        node("n1", 4, pods=3),
+        group("a", 1, 1),
+        group("b", tasks=free),
+        group("c", tasks=free),
+    ]
+    came = outcome(*world, cycles=1, config="actions: [enqueue, backfill]")
+    assert admitted(came) == [(0, ["default/a", "default/b"])]
+    assert bound(came) == [(0, {"default/b-t-0": "n1", "default/b-t-1": "n1"})]
+
+
 def test_nothing_starts_twice_in_a_world_of_many() -> None:
     """Every group is admitted, and the stage would not admit one twice."""
     world = [job(f"g{at}", 1 + at % 4, 10 + 7 * at % 50, runs_s=5 + at % 9) for at in range(30)]

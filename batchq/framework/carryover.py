@@ -2,7 +2,9 @@
 
 Most groups only wait. A *bare* group is nothing but a record that waits: it holds nothing, is owed
 nothing and has no clock. As long as its record and what it is judged by stay the same, so does its
-state, and its place in line; a session that follows another builds neither anew.
+state, and its place in line; a session that follows another builds neither anew. A *steady* group
+runs, and only its pods and its clocks could change that: its state lasts like that of a bare one,
+and it is not settled again before one of its clocks runs out.
 
 It changes no decision: without it, every state would be built again, and be equal.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from batchq.api.objects import PodGroup, PriorityClass
+from batchq.api.objects import Pod, PodGroup, PriorityClass
 from batchq.framework.shapes import GroupShape, shape_of
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
@@ -59,10 +61,11 @@ class Carryover:
         for place, record in enumerate(snapshot.groups):
             uid = record.metadata.uid
             state = former.get(uid)
-            if state is None or state.record is not record or not state.bare or uid in touched:
+            of_it = pods.get(uid, ())
+            if state is None or uid in touched or not _lasts(state, record, of_it):
                 state = GroupState(
                     record,
-                    pods.get(uid, ()),
+                    of_it,
                     values.get(record.spec.priority_class_name, default),
                     self._shape(record, state, gates_hold=gates_hold),
                     self._tree.chain(record.spec.queue),
@@ -86,6 +89,12 @@ class Carryover:
         if former is not None and former.record.spec is record.spec:
             return former.given_shape
         return shape_of(record.spec, gates_hold=gates_hold)
+
+
+def _lasts(state: GroupState, record: PodGroup, pods: tuple[Pod, ...]) -> bool:
+    """Whether nothing has happened to a group, and nothing could have that does not show there."""
+    same = state.record is record and state.given_pods is pods
+    return same and (state.bare or state.steady)
 
 
 def priorities_of(classes: Iterable[PriorityClass]) -> tuple[Mapping[str, int], int]:

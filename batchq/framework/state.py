@@ -54,12 +54,14 @@ class GroupState:
     """
 
     __slots__ = (
+        "_charged",
         "_gated_pods",
         "_on_nodes",
         "asks",
         "bare",
         "chain",
         "gates_hold",
+        "given_pods",
         "given_shape",
         "in_line_at",
         "key",
@@ -73,8 +75,10 @@ class GroupState:
         "record",
         "replicas",
         "scopes",
+        "settled_until",
         "shape",
         "status",
+        "steady",
         "tasks",
         "told",
         "uid",
@@ -120,8 +124,15 @@ class GroupState:
             self.shape = with_left(shape, self.ungated())
         #: Where it stands among all groups of the snapshot.
         self.place = 0
+        #: What the snapshot has of its pods.
+        self.given_pods = pods
         #: Whether it is nothing but a record that waits, by that record.
         self.bare = not pods and _only_waits(record)
+        #: Whether it runs, and nothing but its pods and its clocks can change that, by its record.
+        self.steady = _only_runs(record)
+        #: The state of the world in which it was found settled, and the first of its clocks.
+        self.settled_until: tuple[object, tuple[int, ...]] | None = None
+        self._charged: tuple[PodGroupStatus, Amounts, Amounts] | None = None
         #: Equal for groups of which the limits ask the same.
         self.asks = (record.spec.queue, record.metadata.namespace, priority, *self.shape.claim)
         #: Its place in line, where that lasts as long as its record; once worked out.
@@ -312,7 +323,11 @@ class GroupState:
         The promise is what the reservation exceeds the pods on nodes by, per dimension, and what
         was pledged for pods beyond minMember that have no node yet.
         """
-        return self.charge_holding(self.held)
+        status, held = self.status, self.held
+        known = self._charged
+        if known is None or known[0] is not status or known[1] is not held:
+            known = self._charged = (status, held, self.charge_holding(held))
+        return known[2]
 
     def charge_holding(self, held: Amounts) -> Amounts:
         """The charge, if its pods held this much."""
@@ -336,6 +351,18 @@ def _only_waits(record: PodGroup) -> bool:
         and not status.claim.is_open
         and not status.pledge.stands
         and not record.spec.depends_on
+        and record.spec.controller != "external"
+    )
+
+
+def _only_runs(record: PodGroup) -> bool:
+    """Whether a record runs, and no check, pledge or claim has a say in that."""
+    status = record.status
+    return (
+        status.phase == PodGroupPhase.RUNNING
+        and not status.checks
+        and not status.pledge.stands
+        and not status.claim.is_open
         and record.spec.controller != "external"
     )
 

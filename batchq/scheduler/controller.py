@@ -42,7 +42,9 @@ from batchq.scheduler.external import (
 from batchq.scheduler.pledges import follow_pledges
 from batchq.scheduler.progress import Progress, remaining_reservation
 from batchq.scheduler.timers import (
+    is_settled,
     lease_over_at,
+    note_settled,
     pod_walltime_over_at,
     requeue_due_at,
     walltime_over_at,
@@ -54,12 +56,14 @@ def settle(session: Session) -> None:
     """Let everything follow what has happened since the last session."""
     _notice_silent_nodes(session)
     for group in [*session.busy(), *_asked_for_checks(session)]:
-        if group.uid in session.asleep:
+        if group.uid in session.asleep or is_settled(session, group):
             continue
         with Statement(session) as statement:
             _settle_group(statement, group)
             _settle_charge(statement, group)
             statement.commit()
+        if group.steady and group.uid not in session.touched:
+            note_settled(session, group)
     follow_pledges(session)
     leave_where_cut(session)
     leave_where_impossible(session)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
-from batchq.framework.checks import instants
+from batchq.framework.checks import instants, names_in
 from batchq.framework.contact import binding_held_until, since
 from batchq.framework.eligibility import pause_ms
 from batchq.framework.hygiene import protected_until
@@ -99,9 +99,43 @@ def _instants(session: Session, groups: Iterable[GroupState]) -> Iterator[int]:
     for clock in session.plugin_clocks:
         yield from clock(session)
     for group in groups:
-        if group.uid not in session.expired:
-            yield from _of_group(session, group)
-            yield from _of_budget(session, group)
+        if group.uid in session.expired:
+            continue
+        if group.uid not in session.touched and is_settled(session, group):
+            yield from () if group.settled_until is None else group.settled_until[1]
+        else:
+            yield from clocks_of(session, group)
+
+
+def is_settled(session: Session, group: GroupState) -> bool:
+    """Whether nothing was to be done about a group that runs, and nothing has happened since: no
+    clock of its has run out, nobody counts on its room, and the world is the same.
+    """
+    if group.settled_until is None or session.world is None:
+        return False
+    world, clocks = group.settled_until
+    return (
+        world == session.world
+        and (not clocks or session.now_ms < clocks[0])
+        and group.uid not in session.ledger.claimants
+    )
+
+
+def note_settled(session: Session, group: GroupState) -> None:
+    """Nothing was to be done about a group that runs; so until the first of its clocks runs out.
+
+    A clock that has run out already shows nothing.
+    """
+    clocks = sorted(clocks_of(session, group))
+    asked = names_in(session, group.chain)
+    if session.world is not None and not asked and (not clocks or clocks[0] > session.now_ms):
+        group.settled_until = (session.world, tuple(clocks[:1]))
+
+
+def clocks_of(session: Session, group: GroupState) -> Iterator[int]:
+    """Every instant at which something becomes due for a group, past ones included."""
+    yield from _of_group(session, group)
+    yield from _of_budget(session, group)
 
 
 def _of_group(session: Session, group: GroupState) -> Iterator[int]:

@@ -6,7 +6,7 @@ begins later than the group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
@@ -56,12 +56,12 @@ class Spell(Struct, frozen=True, kw_only=True, rename="camel"):
 def spells_of(events: Iterable[Event], since: int) -> list[Spell]:
     """The states of a group that was created at `since`, from its events, oldest first."""
     found: list[Spell] = []
-    for event in events:
+    for event in _of_this_one(list(events), since):
         before = found[-1] if found else None
         phase = _PHASES.get(event.reason)
         if event.reason == _OPENED:
             phase = PodGroupPhase.PENDING if before is None else before.phase
-        if phase is None or event.at < since:
+        if phase is None:
             continue
         spell = _spell(event, phase, before)
         if found and found[-1].at == event.at:
@@ -70,6 +70,21 @@ def spells_of(events: Iterable[Event], since: int) -> list[Spell]:
             found.pop()
         found.append(spell)
     return _joined(found)
+
+
+def _of_this_one(events: list[Event], since: int) -> Iterator[Event]:
+    """Without those of a former group of that name, whose successor was submitted after them.
+
+    Who submits and who schedules may have clocks that differ by some milliseconds: what is said to
+    come before the beginning comes with it.
+    """
+    begins = [place for place, event in enumerate(events) if event.reason in _BEGINS]
+    if not begins:
+        yield from (event for event in events if event.at >= since)
+        return
+    for event in events[begins[-1] :]:
+        at = max(event.at, since)
+        yield event if event.at == at else structs.replace(event, at=at)
 
 
 def _spell(event: Event, phase: PodGroupPhase, before: Spell | None) -> Spell:

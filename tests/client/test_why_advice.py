@@ -301,3 +301,21 @@ def test_a_gate_that_is_opened_begins_no_new_phase() -> None:
     world.events.append(opened)
     world.now_ms += 2 * MINUTE
     assert world.why("gated").since == NOW
+
+
+def test_what_a_clock_a_little_behind_says_of_a_group_is_part_of_its_history() -> None:
+    """Who submits may have another clock than who schedules; a former group's story is over."""
+    spells = spells_of(
+        [
+            happened(60, "Submitted"),
+            happened(70, "Completed"),
+            happened(100, "Submitted"),
+            happened(97, "Waiting", "SchedulingGated"),
+            happened(150, "Admitted"),
+        ],
+        100,
+    )
+    assert [(one.at, one.until, one.reasons) for one in spells] == [
+        (100, 150, ("SchedulingGated",)),
+        (150, None, ()),
+    ]

@@ -15,7 +15,7 @@ from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.scheduler.scheduler import Scheduler
 from batchq.scheduler.timers import next_due_at
-from tests.builders import Decided, a_group, a_node, a_snapshot
+from tests.builders import Decided, a_group, a_node, a_queue, a_snapshot
 
 
 class Owner:
@@ -50,8 +50,14 @@ def _with(plugin: Any, *points: str) -> Scheduler:
     return Scheduler(actions=usual.actions, plugins=standing, settings=usual.settings)
 
 
-def _decided(scheduler: Scheduler, *groups: str) -> Decided:
-    world = (a_node(cpu=4), *(a_group(name) for name in groups))
+def _decided(scheduler: Scheduler, *groups: str, queues: tuple[str, ...] = ("default",)) -> Decided:
+    """Each group is in each of the queues; who is alone is compared with nobody."""
+    asking = [
+        a_group(f"{name}{place or ''}", queue=queue)
+        for place, queue in enumerate(queues)
+        for name in groups
+    ]
+    world = (a_node(cpu=4), *map(a_queue, queues), *asking)
     return Decided(scheduler.decide(a_snapshot(*world), 0))
 
 
@@ -98,7 +104,7 @@ def test_a_group_is_not_ready_and_a_victim_is_not_taken() -> None:
 @pytest.mark.parametrize("point", ["queueOrder", "groupOrder", "podOrder"])
 def test_an_order_cannot_be_guessed(point: str) -> None:
     with pytest.raises(PluginFailed) as stopped:
-        _decided(_with(Owner(), point), "a", "c")
+        _decided(_with(Owner(), point), "a", "c", queues=("default", "other"))
     assert stopped.value.message == f"plugin owner failed at {point}: ValueError: kaboom"
     assert stopped.value.hint == f"take owner off {point} in scheduler.yaml, or correct it"
 

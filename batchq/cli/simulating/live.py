@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +21,7 @@ from batchq.cli.options import Globals
 from batchq.cli.output import show_data
 from batchq.cli.simulating.liveasked import LIVE, AskedOfLive
 from batchq.cli.simulating.outputs import check_output, write_whole
+from batchq.cli.simulating.progress import Lines
 from batchq.cli.trouble import on_interrupt
 
 if TYPE_CHECKING:
@@ -119,14 +121,17 @@ def _configurations(configs: Sequence[Path]) -> dict[str, SchedulerConfig]:
 
 @contextmanager
 def _progress(deciding: Deciding, shared: Globals) -> Iterator[Callable[[str], Tell]]:
-    """Shows on a terminal's stderr how far each future is; what is quick is over before."""
+    """Shows on stderr how far each future is: a bar on a terminal, else a line now and then; what
+    is quick is over before.
+    """
+    groups = [one for one in deciding.snapshot.groups if one.status.phase not in TERMINAL]
     if not sys.stderr.isatty():
-        yield lambda name: lambda ended, now_ms: None
+        say = Lines(monotonic, lambda line: click.echo(line, err=True), "groups")
+        yield lambda name: lambda ended, now_ms: say(name, ended, len(groups))
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    groups = [one for one in deciding.snapshot.groups if one.status.phase not in TERMINAL]
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -239,6 +239,9 @@ def test_by_user_the_report_says_how_each_fared(tmp_path: Path) -> None:
     told = json.loads(run("simulate", str(log), "--by", "user", "-o", "json").out)
     assert told["fairness"] == 1.0
     same = {"weight": 1, "mean_wait_s": 0.0, "mean_bounded_slowdown": 1.0, "deserved": 0.5}
+    # Half of the machine each for 100 of 300 s, and all of it for another 100.
+    assert [one.pop("due") for one in told["tenants"]] == [pytest.approx(1 / 6), 0.5]
+    assert [one.pop("due_met") for one in told["tenants"]] == [1.0, 1.0]
     assert told["tenants"] == [
         {"tenant": "user-1", **same, "jobs": 1, "finished": 1, "used": 0.25, "evictions": 0},
         {"tenant": "user-2", **same, "jobs": 2, "finished": 2, "used": 0.75, "evictions": 0},
@@ -258,9 +261,9 @@ def test_the_table_lists_the_largest_tenant_first_with_the_weight_of_its_queue(
     assert done.lines[-5:] == [
         "",
         "By user:",
-        "TENANT  JOBS  MEAN WAIT  SLOWDOWN  USED    WEIGHT  DESERVED",
-        "user-2  2     0s         1.00      75.0 %  3       75.0 %",
-        "user-1  1     0s         1.00      25.0 %  1       25.0 %",
+        "TENANT  JOBS  MEAN WAIT  SLOWDOWN  USED    WEIGHT  DUE     DUE MET",
+        "user-2  2     0s         1.00      75.0 %  3       50.0 %  100.0 %",
+        "user-1  1     0s         1.00      25.0 %  1       16.7 %  100.0 %",
     ]
     assert "Fairness (Jain)             1.000" in done.lines
 
@@ -275,7 +278,7 @@ def test_the_many_small_tenants_are_summed_up(tmp_path: Path) -> None:
         *([f"queue-{number}", "1"] for number in range(13, 3, -1)),
         ["3", "others"],
     ]
-    assert done.lines[-1] == "3 others  3     0s         1.00      6.6 %   3       23.1 %"
+    assert done.lines[-1] == "3 others  3     0s         1.00      6.6 %   3       0.1 %  100.0 %"
 
 
 def test_who_deserves_it_takes_it_back_and_that_is_counted(tmp_path: Path) -> None:

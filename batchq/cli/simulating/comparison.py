@@ -74,7 +74,7 @@ def tenants_table(result: Result) -> Iterator[str]:
     if len(shown) < len(found):
         rest = found[len(shown) :]
         rows.append(_tenant_row(counted(len(rest), "other"), rest))
-    titles = ("TENANT", "JOBS", "MEAN WAIT", "SLOWDOWN", "USED", "WEIGHT", "DESERVED")
+    titles = ("TENANT", "JOBS", "MEAN WAIT", "SLOWDOWN", "USED", "WEIGHT", "DUE", "DUE MET")
     yield from aligned([titles, *rows])
 
 
@@ -149,6 +149,8 @@ def _tenant_row(name: str, tenants: Sequence[TenantFigures]) -> tuple[str, ...]:
     weights = [one.finished for one in tenants]
     wait = _mean([one.mean_wait_s for one in tenants], weights)
     slowdown = _mean([one.mean_bounded_slowdown for one in tenants], weights)
+    due = sum(one.due or 0.0 for one in tenants)
+    met = sum((one.due or 0.0) * (one.due_met or 0.0) for one in tenants)
     return (
         one_line(name),
         _count(sum(one.jobs for one in tenants)),
@@ -156,7 +158,8 @@ def _tenant_row(name: str, tenants: Sequence[TenantFigures]) -> tuple[str, ...]:
         "-" if slowdown is None else _decimal(slowdown),
         _percent(sum(one.used or 0.0 for one in tenants)),
         str(sum(one.weight for one in tenants)),
-        _percent(sum(one.deserved or 0.0 for one in tenants)),
+        _percent(due),
+        _percent(met / due) if due else "-",
     )
 
 

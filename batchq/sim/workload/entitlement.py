@@ -10,8 +10,18 @@ have not ended. A `deserved` stated by a queue is left out of this.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from batchq.sim.workload.schedule import Ran, Schedule
+
+
+class Due(NamedTuple):
+    """The part of the machine that was due to a tenant, on the average over the whole time, and
+    how much of that it held; None if nothing was due to it.
+    """
+
+    part: float
+    met: float | None
 
 
 def entitled(schedule: Schedule, width_s: int) -> list[dict[str, float]]:
@@ -35,6 +45,29 @@ def entitled(schedule: Schedule, width_s: int) -> list[dict[str, float]]:
         due = shared_out(schedule.capacity, wants, schedule.weights)
         steps.append({tenant: amount / schedule.capacity for tenant, amount in due.items()})
     return steps
+
+
+def dues(schedule: Schedule, *, resource: str = "cpu") -> dict[str, Due]:
+    """Tenant -> what was due to it, and how much of that it held, step by step as recorded.
+
+    What a tenant holds beyond its due was idle otherwise, and makes up for nothing.
+    """
+    if not schedule.usage:
+        return {}
+    whole_s = sum(sample.long_s for sample in schedule.usage)
+    machine = schedule.resources.get(resource) or 1
+    sums: dict[str, tuple[float, float]] = {}
+    for sample, parts in zip(
+        schedule.usage, entitled(schedule, schedule.usage[0].long_s), strict=False
+    ):
+        for tenant, due in parts.items():
+            held = sample.used.get(tenant, {}).get(resource, 0.0) / machine
+            due_s, met_s = sums.get(tenant, (0.0, 0.0))
+            sums[tenant] = (due_s + due * sample.long_s, met_s + min(held, due) * sample.long_s)
+    return {
+        tenant: Due(part=due_s / whole_s, met=met_s / due_s if due_s else None)
+        for tenant, (due_s, met_s) in sums.items()
+    }
 
 
 def shared_out(

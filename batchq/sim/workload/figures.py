@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 from msgspec import Struct
 
+from batchq.sim.workload.entitlement import dues
 from batchq.sim.workload.schedule import Ran, Schedule
 from batchq.traces import bounded_slowdown, nearest_rank
 
@@ -38,6 +39,8 @@ class TenantFigures(Struct, frozen=True, kw_only=True):
     """One tenant's part. `weight` is its queue's.
 
     `used` is its size times run time over everybody's; `deserved` its weight over everybody's.
+    `due` is the part of the machine that was due to it by weight of what it asked for, on the
+    average over the whole time, and `due_met` how much of that it held (see `entitlement`).
     """
 
     tenant: str
@@ -49,6 +52,8 @@ class TenantFigures(Struct, frozen=True, kw_only=True):
     used: float | None
     deserved: float | None
     evictions: int
+    due: float | None = None
+    due_met: float | None = None
 
 
 def figures_of(schedule: Schedule) -> Figures:
@@ -79,6 +84,7 @@ def tenants_of(schedule: Schedule) -> tuple[TenantFigures, ...]:
     everything = sum(_work(one) for one in _finished(schedule.jobs))
     weights = {tenant: schedule.weights.get(tenant, 1) for tenant in by_tenant}
     heavy = sum(weights.values())
+    by_weight = dues(schedule)
     found = []
     for tenant, jobs in by_tenant.items():
         done = _finished(jobs)
@@ -94,6 +100,8 @@ def tenants_of(schedule: Schedule) -> tuple[TenantFigures, ...]:
                 used=work / everything if everything else None,
                 deserved=weights[tenant] / heavy if heavy else None,
                 evictions=sum(one.evictions for one in jobs),
+                due=by_weight[tenant].part if tenant in by_weight else None,
+                due_met=by_weight[tenant].met if tenant in by_weight else None,
             )
         )
     return tuple(found)

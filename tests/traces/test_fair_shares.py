@@ -1,0 +1,113 @@
+"""Tenants of a load share the machine by weight, over time, whether anybody is evicted or not."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import Queue
+from batchq.config.load import read_config
+from batchq.config.model import SchedulerConfig
+from batchq.sim.workload.entitlement import dues
+from batchq.sim.workload.load import Load, swf_load
+from batchq.sim.workload.schedule import Schedule
+from batchq.sim.workload.stage import play_load
+from batchq.traces import read_swf
+from tests.harness.traces import real_log
+from tests.traces.loads import a_load, job
+
+CALM = "actions: [enqueue, allocate]\n"
+EVICTING = "actions: [enqueue, allocate, reclaim, preempt]\n"
+
+#: The seconds in which every tenant still has more to do than there is room for.
+BUSY_S = 200
+
+
+def config(text: str) -> SchedulerConfig:
+    return read_config(text, "scheduler.yaml")
+
+
+def weighted(load: Load, **weights: int) -> Load:
+    queues = [
+        structs.replace(
+            queue, spec=structs.replace(queue.spec, weight=weights[queue.metadata.name])
+        )
+        for queue in load.queues
+    ]
+    return structs.replace(load, queues=tuple(queues))
+
+
+def played(load: Load, text: str) -> Schedule:
+    """Every invariant is looked at after every session."""
+    return play_load(load, config(text), watch=True)
+
+
+def always_hungry(*tenants: str, jobs: int = 120, run_s: int = 10) -> Load:
+    """Each tenant has so many jobs of one cpu from the start, on a machine of twelve."""
+    numbers = range(1, jobs * len(tenants) + 1)
+    return a_load(
+        *(job(number, 0, 1, run_s, queue=tenants[number % len(tenants)]) for number in numbers),
+        cpus=12,
+    )
+
+
+def mean_held(schedule: Schedule, tenant: str, until_s: int) -> float:
+    """Cpus, from the start to a second."""
+    held = sum(
+        sample.used.get(tenant, {}).get("cpu", 0.0) / 1000 * sample.long_s
+        for sample in schedule.usage
+        if sample.at_s + sample.long_s <= until_s
+    )
+    return held / until_s
+
+
+@pytest.mark.parametrize("text", [CALM, EVICTING], ids=["calm", "evicting"])
+def test_who_always_asks_for_more_has_a_part_by_weight(text: str) -> None:
+    load = weighted(always_hungry("a", "b", "c"), a=1, b=2, c=3)
+    schedule = played(load, text)
+    assert [mean_held(schedule, tenant, BUSY_S) for tenant in "abc"] == [2.0, 4.0, 6.0]
+    assert [due.met for due in dues(schedule).values()] == [1.0, 1.0, 1.0]
+    assert (schedule.evictions, schedule.refused) == (0, 0)
+
+
+def test_who_comes_late_waits_for_ends_where_nobody_is_evicted() -> None:
+    """The machine is full of jobs of 100 s; half of it is the latecomer's due from 50 s on."""
+    early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
+    late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]
+    schedule = played(a_load(*early, *late, cpus=12), CALM)
+    assert {one.start_s for one in schedule.jobs if one.tenant == "late"} == {100}
+    assert (schedule.evictions, schedule.lost_s) == (0, 0)
+
+
+def test_where_somebody_is_evicted_who_comes_late_has_its_part_within_a_grace() -> None:
+    early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
+    late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]
+    schedule = played(a_load(*early, *late, cpus=12), EVICTING)
+    # Those that are evicted have 30 s to stop.
+    assert {one.start_s for one in schedule.jobs if one.tenant == "late"} == {80}
+    # Six jobs of one cpu, for 80 s each, began anew.
+    assert (schedule.evictions, schedule.lost_s) == (6, 480)
+    assert all(one.end_s is not None for one in schedule.jobs)
+
+
+def test_the_due_of_who_is_away_is_everybodys() -> None:
+    """`b` comes at 100 s: until then all is due to `a`, and from then on half of it."""
+    first = [job(number, 0, 1, 10, queue="a") for number in range(1, 241)]
+    second = [job(number, 100, 1, 10, queue="b") for number in range(241, 301)]
+    schedule = played(a_load(*first, *second, cpus=12), CALM)
+    due = dues(schedule)
+    assert (due["a"].met, due["b"].met) == (1.0, 1.0)
+    # 300 jobs of 10 s on 12 cpus take 250 s; 60 of them are b's, 5/25 of that.
+    assert (due["a"].part, due["b"].part) == (pytest.approx(0.8), pytest.approx(0.2))
+
+
+@pytest.mark.parametrize(("text", "evicts"), [(CALM, False), (EVICTING, True)])
+def test_real_groups_lose_nothing_whether_anybody_is_evicted_or_not(
+    text: str, evicts: bool
+) -> None:
+    log = real_log("SDSC-SP2-1998-4.2-cln")
+    schedule = played(swf_load(read_swf(log, processors=128, most=300), by="group"), text)
+    assert (schedule.evictions > 0) is evicts
+    assert schedule.refused == 0
+    assert all(one.end_s is not None for one in schedule.jobs)
+    assert all((one.end_s or 0) - (one.start_s or 0) == one.run_s for one in schedule.jobs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from batchq.api.objects import Queue
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.sim.workload.entitlement import dues

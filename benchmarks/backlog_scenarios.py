@@ -1,0 +1,216 @@
+"""What happens to the world of the benchmark `backlog`, and how long a session then takes.
+
+A scenario is a change that somebody else makes, and the one turn of the real `Cycle` after it. What
+it takes is told apart by standing between the cycle and what it calls: the store's `snapshot` is
+reading, the scheduler's `decide` is deciding, and the rest of the turn is writing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from msgspec import Struct, structs
+
+from batchq.api.facts import Ended, Outcome
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod, PodGroup, Queue, key_of, kind_of
+from batchq.api.transaction import Event, Transaction
+from batchq.changes import records
+from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot
+from batchq.ids import RandomIds
+from batchq.ports import Clock, Store
+from batchq.scheduler import clerk
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.scheduler import Scheduler
+from benchmarks.backlog_world import (
+    NAMESPACES,
+    NODE,
+    AnyStore,
+    Spec,
+    a_quota_of,
+    queue_names,
+    submit,
+    waiting,
+    withdraw,
+    write,
+)
+
+#: A world that is not at rest after so many turns never will be.
+_MOST_TURNS = 10
+_SUBMITTED = 1_000
+
+
+class Took(Struct, kw_only=True):
+    """One turn: wall time of each part in seconds, the deciding part's CPU too."""
+
+    read_s: float = 0.0
+    decide_s: float = 0.0
+    decide_cpu_s: float = 0.0
+    commit_s: float = 0.0
+    writes: int = 0
+    rested: bool = False
+    admitted: int = 0
+
+
+class Stage:
+    """A store, and a cycle over it whose parts are timed. One thread at a time."""
+
+    def __init__(
+        self,
+        store: AnyStore,
+        scheduler: Scheduler,
+        clock: Clock,
+        spec: Spec,
+        *,
+        epoch: int | None = None,
+    ) -> None:
+        self.store = store
+        self.spec = spec
+        self._clock = clock
+        self._epoch = epoch
+        self._took = Took()
+        self._cycle = Cycle(
+            cast("Store", _Timed(store, {"snapshot": self._reads})),
+            cast("Scheduler", _Timed(scheduler, {"decide": self._decides})),
+            clock,
+            RandomIds(),
+        )
+        #: The number of the next group that is submitted, and how often limits have changed.
+        self._next = spec.waiting
+        self._made = 0
+        #: Keys of groups that were submitted, and are taken away again.
+        self._submitted: list[str] = []
+
+    def turn(self) -> Took:
+        """One turn of the cycle."""
+        self._took = took = Took()
+        started_at = time.perf_counter()
+        report = self._cycle.run_once(self._epoch)
+        in_all_s = time.perf_counter() - started_at
+        took.commit_s = max(0.0, in_all_s - took.read_s - took.decide_s)
+        took.writes = sum(len(one.writes) for one in report.commit.applied)
+        took.rested = report.rested
+        took.admitted = _admitted(report)
+        if report.commit.refused:
+            raise RuntimeError(f"a write was refused: {report.commit.refused[0].answer}")
+        return took
+
+    def settle(self) -> int:
+        """Turns until nothing is left to do, what was bound running; how many had writes."""
+        self._take_away()
+        writing = 0
+        for _ in range(_MOST_TURNS):
+            self._start_bound()
+            took = self.turn()
+            if took.rested:
+                return writing
+            writing += bool(took.writes)
+        raise RuntimeError(f"the world is not at rest after {_MOST_TURNS} turns")
+
+    # --- what others do ---------------------------------------------------------------------
+
+    def end_one(self) -> None:
+        """One pod that runs has ended well, so that one cpu is free."""
+        pod = next(pod for pod in self._pods() if pod.status.phase == PodPhase.RUNNING)
+        fact = Ended(pod=pod.metadata.uid, attempt=pod.status.attempt, outcome=Outcome(exit_code=0))
+        ended = clerk.end(pod, NODE, fact, now_ms=self._clock.now_ms())
+        assert isinstance(ended, Transaction)
+        write(self.store, [ended])
+
+    def submit_many(self) -> None:
+        """A thousand more groups of the same shapes, which have to wait, too."""
+        groups = waiting(self.spec, self._clock.now_ms(), first=self._next, most=_SUBMITTED)
+        self._next += _SUBMITTED
+        submit(self.store, groups)
+        self._submitted = [key_of(group) for group in groups]
+
+    def change_limits(self) -> None:
+        """Every namespace's quota, and a queue's capability: anybody may fit now, as far as can be
+        told without asking. All stay far away, so nobody does.
+        """
+        self._made += 1
+        queue = self.store.get("Queue", queue_names(self.spec)[0])
+        assert isinstance(queue, Queue)
+        capability = {"cpu": 1_000_000_000 + self._made}
+        queue = structs.replace(queue, spec=structs.replace(queue.spec, capability=capability))
+        for item in (queue, *(a_quota_of(name, self._made) for name in NAMESPACES)):
+            stored = self.store.get(kind_of(item), key_of(item))
+            assert stored is not None
+            event = Event(kind=kind_of(item), key=key_of(item), reason="Updated")
+            expect = stored.metadata.revision
+            write(self.store, [records.put(self.store, item, expect=expect, event=event)])
+
+    def _take_away(self) -> None:
+        """What was submitted is deleted, so that the backlog stays as long as it was."""
+        stored = self.store.get_many("PodGroup", self._submitted)
+        withdraw(self.store, [one for one in stored.values() if isinstance(one, PodGroup)])
+        self._submitted = []
+
+    def _start_bound(self) -> None:
+        """Agents and work-horses, in short: what is bound runs."""
+        for pod in self._pods():
+            if pod.status.phase == PodPhase.BOUND:
+                fact = clerk.Claim(pod=pod.metadata.uid, attempt=pod.status.attempt, author="h")
+                claimed = clerk.claim(pod, NODE, fact, now_ms=self._clock.now_ms())
+                assert isinstance(claimed, Transaction)
+                write(self.store, [claimed])
+
+    def _pods(self) -> Sequence[Pod]:
+        return [pod for pod in self.store.list("Pod") if isinstance(pod, Pod)]
+
+    # --- the parts --------------------------------------------------------------------------
+
+    def _reads(self, snapshot: Callable[[], Snapshot]) -> Snapshot:
+        started_at = time.perf_counter()
+        seen = snapshot()
+        self._took.read_s = time.perf_counter() - started_at
+        return seen
+
+    def _decides(
+        self, decide: Callable[[Snapshot, int], Session], snapshot: Snapshot, now_ms: int
+    ) -> Session:
+        started_at, cpu_at = time.perf_counter(), time.process_time()
+        session = decide(snapshot, now_ms)
+        self._took.decide_s = time.perf_counter() - started_at
+        self._took.decide_cpu_s = time.process_time() - cpu_at
+        return session
+
+
+class _Timed:
+    """Passes everything on to what it stands for; calls of some methods go through another."""
+
+    def __init__(self, inner: object, through: Mapping[str, Callable[..., Any]]) -> None:
+        self._inner = inner
+        self._through = through
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        through = self._through.get(name)
+        return found if through is None else lambda *given: through(found, *given)
+
+
+def _admitted(report: CycleReport) -> int:
+    return sum(type(intent).__name__ == "AdmitGroup" for intent in report.intents)
+
+
+#: Scenario -> what happens before the turn that is timed.
+SCENARIOS: dict[str, Callable[[Stage], None]] = {
+    "quiet": lambda stage: None,
+    "freed": Stage.end_one,
+    "submitted": Stage.submit_many,
+    "full": Stage.change_limits,
+}
+
+
+def play(stage: Stage, scenario: str, repeats: int) -> list[Took]:
+    """The turn after each time that it happens; the world is brought to rest in between."""
+    took = []
+    for _ in range(repeats):
+        SCENARIOS[scenario](stage)
+        took.append(stage.turn())
+        if scenario != "quiet":
+            stage.settle()
+    return took

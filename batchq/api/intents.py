@@ -11,21 +11,21 @@ from typing import TypeAlias
 from msgspec import Struct
 
 
-class AdmitGroup(Struct, frozen=True, kw_only=True):
+class AdmitGroup(Struct, frozen=True, kw_only=True, gc=False):
     """`group` (a key) becomes InQueue for the `admission`-th time."""
 
     group: str
     admission: int
 
 
-class CreatePods(Struct, frozen=True, kw_only=True):
+class CreatePods(Struct, frozen=True, kw_only=True, gc=False):
     """`pods` (full names) of `group` come into being."""
 
     group: str
     pods: tuple[str, ...]
 
 
-class Bind(Struct, frozen=True, kw_only=True):
+class Bind(Struct, frozen=True, kw_only=True, gc=False):
     """`pod` (full name, and uid) goes to `node`, for the `attempt`-th time."""
 
     group: str
@@ -35,7 +35,7 @@ class Bind(Struct, frozen=True, kw_only=True):
     attempt: int
 
 
-class Evict(Struct, frozen=True, kw_only=True):
+class Evict(Struct, frozen=True, kw_only=True, gc=False):
     """`pod` is told to stop, for `reason`; `by` and `action` name the claimant, if any."""
 
     group: str
@@ -46,20 +46,20 @@ class Evict(Struct, frozen=True, kw_only=True):
     action: str = ""
 
 
-class ReserveQuota(Struct, frozen=True, kw_only=True):
+class ReserveQuota(Struct, frozen=True, kw_only=True, gc=False):
     """What `group` asks for is reserved, and it is not admitted yet."""
 
     group: str
 
 
-class SetChecks(Struct, frozen=True, kw_only=True):
+class SetChecks(Struct, frozen=True, kw_only=True, gc=False):
     """`group`'s admission checks are others than before, or Unknown again, or were given up."""
 
     group: str
     message: str
 
 
-class Pledge(Struct, frozen=True, kw_only=True):
+class Pledge(Struct, frozen=True, kw_only=True, gc=False):
     """`victims` (full names of pods) owe `group` their room; it reserves what it asks for."""
 
     group: str
@@ -67,13 +67,13 @@ class Pledge(Struct, frozen=True, kw_only=True):
     action: str
 
 
-class EndPledge(Struct, frozen=True, kw_only=True):
+class EndPledge(Struct, frozen=True, kw_only=True, gc=False):
     """What was pledged to `group` is kept for it no longer: it has been placed, or gave up."""
 
     group: str
 
 
-class LosePod(Struct, frozen=True, kw_only=True):
+class LosePod(Struct, frozen=True, kw_only=True, gc=False):
     """`pod` is written off: its lease and grace have passed."""
 
     group: str
@@ -81,7 +81,7 @@ class LosePod(Struct, frozen=True, kw_only=True):
     uid: str
 
 
-class RequeuePod(Struct, frozen=True, kw_only=True):
+class RequeuePod(Struct, frozen=True, kw_only=True, gc=False):
     """`pod` goes back to Pending and waits for its next attempt."""
 
     group: str
@@ -89,7 +89,7 @@ class RequeuePod(Struct, frozen=True, kw_only=True):
     uid: str
 
 
-class RollBack(Struct, frozen=True, kw_only=True):
+class RollBack(Struct, frozen=True, kw_only=True, gc=False):
     """`group` leaves for Pending, for `reason`."""
 
     group: str
@@ -97,14 +97,14 @@ class RollBack(Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class MoveGroup(Struct, frozen=True, kw_only=True):
+class MoveGroup(Struct, frozen=True, kw_only=True, gc=False):
     """`group` is Running or Unknown now."""
 
     group: str
     phase: str
 
 
-class FinishGroup(Struct, frozen=True, kw_only=True):
+class FinishGroup(Struct, frozen=True, kw_only=True, gc=False):
     """`group` has ended in `phase`, for `reason`."""
 
     group: str
@@ -113,26 +113,26 @@ class FinishGroup(Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class ExpireGroup(Struct, frozen=True, kw_only=True):
+class ExpireGroup(Struct, frozen=True, kw_only=True, gc=False):
     """`group` has been finished for long enough and is forgotten, with its pods."""
 
     group: str
 
 
-class Settle(Struct, frozen=True, kw_only=True):
+class Settle(Struct, frozen=True, kw_only=True, gc=False):
     """`group`'s charge or bookkeeping follows what its pods did."""
 
     group: str
 
 
-class SetReasons(Struct, frozen=True, kw_only=True):
+class SetReasons(Struct, frozen=True, kw_only=True, gc=False):
     """`group` waits, and why has changed."""
 
     group: str
     reasons: tuple[str, ...]
 
 
-class SetNodeReady(Struct, frozen=True, kw_only=True):
+class SetNodeReady(Struct, frozen=True, kw_only=True, gc=False):
     """`node` has not been heard of for too long."""
 
     node: str

@@ -30,8 +30,12 @@ Instant: TypeAlias = Annotated[int, Meta(extra={"form": "instant"})]
 Factor: TypeAlias = Annotated[int, Meta(extra={"form": "factor"})]
 
 
-class Value(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What every part of an object is."""
+class Value(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
+    """What every part of an object is.
+
+    Frozen, and made from its parts, no value can be part of itself: the collector of cycles need
+    not look at them, and a session makes hundreds of thousands.
+    """
 
 
 class Metadata(Value, frozen=True):

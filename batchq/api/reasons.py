@@ -67,7 +67,7 @@ class Finish(StrEnum):
 _RANK = {reason: place for place, reason in enumerate(Waiting)}
 
 
-class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
     """A refusal kept as data.
 
     `need`, `limit` and `seen` are integer units of `resource`: what the group asks for, what

@@ -1,37 +1,184 @@
-"""A session over n waiting groups that cannot be admitted, when nothing has changed."""
+"""Sessions of a full cluster, whatever waits for it: 1,000 groups or a million.
+
+A real server, a `RedisStore`, the real `Cycle` with the default configuration, in a process of its
+own. Scenarios: `cold` (a new process: list, build, decide), `quiet` (nothing has changed), `freed`
+(a pod has ended, so that one group gets in), `submitted` (1,000 more, which wait too) and `full`
+(limits have changed, so that everybody is asked).
+
+Cells are chosen by the environment: BATCHQ_BENCH_MOST (the most that wait, 100000 if not given, a
+million where all benchmarks are run), BATCHQ_BENCH_WAITING=1000,10000, BATCHQ_BENCH_QUEUES=1,10,
+BATCHQ_BENCH_SCENARIOS=quiet,freed, BATCHQ_BENCH_REPEATS=5.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
 import msgspec
+import redis
 
-from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
-from batchq.scheduler.effects import transactions_of
-from benchmarks.table import median_s, report
-from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
+from batchq.store.redis import RedisStore
+from benchmarks.backlog_scenarios import SCENARIOS
+from benchmarks.backlog_session import COLD, Answer, Order
+from benchmarks.backlog_world import (
+    LEADER,
+    LONG_MS,
+    Spec,
+    as_settled,
+    found,
+    leases,
+    submit,
+    waiting,
+)
+from benchmarks.table import report
+from tests.harness.server import Server
 
-_SCHEDULER = assemble(SchedulerConfig())
+WAITING = (1_000, 10_000, 100_000, 1_000_000)
+QUEUES = (1, 10, 1_000)
+#: Reported beside the others: every group is of a shape of its own.
+MANY_SHAPES = Spec(waiting=100_000, queues=10, shapes=100_000)
+_MOST = 100_000
+_REPEATS = 5
+#: No scenario of a cell is repeated for longer, in seconds.
+_LONGEST_S = 60.0
+#: What others take, for the same or the nearest thing; not run here.
+_VOLCANO_SESSION = (
+    "Volcano: a session over 100,000 waiting jobs in 10 queues took its action enqueue about 5 s of"
+    " CPU and 1-2 s more to open, each time anew (our measurement on two cores: its code of May"
+    " 2023 in memory, without Kubernetes)."
+)
+_VOLCANO_RESTART = (
+    "Volcano: 8 min 17 s from restart to first bind with 87,031 jobs"
+    " (github.com/volcano-sh/volcano/issues/5819)."
+)
+_KUEUE = (
+    "Kueue: about 42 admissions a second in its own tests, with 15,000 workloads as with 50,000"
+    " (github.com/kubernetes-sigs/kueue, test/performance/scheduler/configs)."
+)
+COLUMNS = [
+    *("waiting", "queues", "shapes", "scenario", "turns", "all ms", "CPU ms", "read ms"),
+    *("decide ms", "decide CPU ms", "commit ms", "writes", "admitted", "MB", "times least"),
+]
+NOTES = (
+    "all: the whole turn, cold from the start of the process; MB: the most that its process had.",
+    "times least: all ms over that of the fewest that wait in as many queues, same scenario.",
+    _VOLCANO_SESSION,
+    _VOLCANO_RESTART,
+    _KUEUE,
+)
 
 
 def main() -> None:
+    scenarios = tuple(_listed("SCENARIOS", (COLD, *SCENARIOS)))
     rows: list[list[object]] = []
-    former = 0.0
-    for waiting in (100, 1_000, 10_000):
-        groups = [a_group(f"g{n}", 1 + n % 10, queue=f"q{n % 10}") for n in range(waiting)]
-        queues = [a_queue(f"q{n}") for n in range(10)]
-        full = a_running_group("full", cpu=64)
-        first = _SCHEDULER.decide(a_snapshot(a_node(cpu=64), *full, *queues, *groups), 0)
-        # The reasons are written down once; what is measured is the turn after that.
-        settled = [
-            msgspec.structs.replace(group.record, status=group.status)
-            for group in first.groups.values()
-        ]
-        world = a_snapshot(a_node(cpu=64), *full[1:], *queues, *settled)
-        seconds = median_s(lambda world=world: _SCHEDULER.decide(world, 0))  # type: ignore[misc]
-        intents = len(transactions_of(_SCHEDULER.decide(world, 0)))
-        rows.append([waiting, seconds, intents, seconds / former if former else "-"])
-        former = seconds
-    report("backlog", ["waiting", "session s", "writes", "ratio to a tenth"], rows)
+    least: dict[tuple[int, str], float] = {}
+    for spec in _specs():
+        _say(f"backlog: {spec.title}")
+        for answer in measure(spec, scenarios):
+            base = None
+            if spec.shapes is None:
+                base = least.setdefault((spec.queues, answer.scenario), answer.took.all_s)
+            rows.append(_row(spec, answer, base))
+    report("backlog", COLUMNS, rows, notes=NOTES)
+
+
+def measure(spec: Spec, scenarios: tuple[str, ...]) -> list[Answer]:
+    """Each scenario in one world, on a server of its own."""
+    repeats = int(os.environ.get("BATCHQ_BENCH_REPEATS", _REPEATS))
+    others = tuple(scenario for scenario in scenarios if scenario != COLD)
+    with Server() as server:
+        started_at = time.monotonic()
+        build(server.url, spec)
+        _say(f"  built in {time.monotonic() - started_at:.1f} s")
+        order = Order(
+            url=server.url,
+            spec=spec,
+            scenarios=others,
+            repeats=repeats,
+            most_s=_LONGEST_S,
+            started_at=time.monotonic(),
+        )
+        answers = list(_answers(order))
+    return [answer for answer in answers if answer.scenario in scenarios]
+
+
+def build(url: str, spec: Spec) -> None:
+    """The world as a settled scheduler leaves it, on an empty server; then it persists as the
+    bundled server does.
+    """
+    store = RedisStore(url)
+    try:
+        store.lead(LEADER, LONG_MS)
+        now_ms = store.now_ms() - LONG_MS
+        found(store, spec, now_ms)
+        submit(store, as_settled(waiting(spec, now_ms), spec, now_ms))
+        leases(store, LONG_MS)
+    finally:
+        store.close()
+    with redis.Redis.from_url(url, socket_timeout=60) as client:
+        client.config_set("appendonly", "yes")
+        pause = threading.Event()
+        while client.info("persistence")["aof_rewrite_in_progress"]:
+            pause.wait(0.05)
+
+
+def _answers(order: Order) -> Iterator[Answer]:
+    """What the process says that goes by the order. Raises RuntimeError if it fails."""
+    command = [sys.executable, "-m", "benchmarks.backlog_session"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(order))
+        process.stdin.close()
+        for line in process.stdout:
+            answer = msgspec.json.decode(line, type=Answer)
+            _say(f"  {answer.scenario}: {1000 * answer.took.all_s:,.1f} ms, {answer.mb:.0f} MB")
+            yield answer
+    if process.returncode:
+        raise RuntimeError(f"the session over {order.spec.title} ended with {process.returncode}")
+
+
+def _specs() -> list[Spec]:
+    most = int(os.environ.get("BATCHQ_BENCH_MOST", _MOST))
+    waits = [int(each) for each in _listed("WAITING", [str(n) for n in WAITING if n <= most])]
+    queues = [int(each) for each in _listed("QUEUES", [str(n) for n in QUEUES])]
+    specs = [Spec(waiting=wait, queues=some) for some in queues for wait in waits]
+    if MANY_SHAPES.waiting in waits and MANY_SHAPES.queues in queues:
+        specs.append(MANY_SHAPES)
+    return specs
+
+
+def _listed(name: str, otherwise: list[str] | tuple[str, ...]) -> list[str]:
+    written = os.environ.get(f"BATCHQ_BENCH_{name}", "")
+    return [each.strip() for each in written.split(",")] if written else list(otherwise)
+
+
+def _row(spec: Spec, answer: Answer, base_s: float | None) -> list[object]:
+    took = answer.took
+    parts = (took.read_s, took.decide_s, took.decide_cpu_s, took.commit_s)
+    return [
+        spec.waiting,
+        spec.queues,
+        spec.shapes or 10,
+        answer.scenario,
+        answer.turns,
+        1000 * took.all_s,
+        1000 * took.all_cpu_s,
+        *(1000 * part for part in parts),
+        took.writes,
+        took.admitted,
+        round(answer.mb),
+        took.all_s / base_s if base_s else "-",
+    ]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

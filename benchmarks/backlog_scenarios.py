@@ -7,15 +7,16 @@ reading, the scheduler's `decide` is deciding, and the rest of the turn is writi
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from batchq.api.facts import Ended, Outcome
+from batchq.api.facts import Claim, Ended, Outcome
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import Pod, PodGroup, Queue, key_of, kind_of
+from batchq.api.objects import Object, Pod, PodGroup, Queue, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
 from batchq.changes import records
 from batchq.framework.session import Session
@@ -25,6 +26,7 @@ from batchq.ports import Clock, Store
 from batchq.scheduler import clerk
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
+from batchq.store.redis import RedisStore
 from benchmarks.backlog_world import (
     NAMESPACES,
     NODE,
@@ -44,8 +46,10 @@ _SUBMITTED = 1_000
 
 
 class Took(Struct, kw_only=True):
-    """One turn: wall time of each part in seconds, the deciding part's CPU too."""
+    """One turn: wall time of each part and of all in seconds, and CPU of this process."""
 
+    all_s: float = 0.0
+    all_cpu_s: float = 0.0
     read_s: float = 0.0
     decide_s: float = 0.0
     decide_cpu_s: float = 0.0
@@ -71,6 +75,7 @@ class Stage:
         self.spec = spec
         self._clock = clock
         self._epoch = epoch
+        self._run_id = ""
         self._took = Took()
         self._cycle = Cycle(
             cast("Store", _Timed(store, {"snapshot": self._reads})),
@@ -86,11 +91,13 @@ class Stage:
 
     def turn(self) -> Took:
         """One turn of the cycle."""
+        self._beat()
         self._took = took = Took()
-        started_at = time.perf_counter()
+        started_at, cpu_at = time.perf_counter(), time.process_time()
         report = self._cycle.run_once(self._epoch)
-        in_all_s = time.perf_counter() - started_at
-        took.commit_s = max(0.0, in_all_s - took.read_s - took.decide_s)
+        took.all_s = time.perf_counter() - started_at
+        took.all_cpu_s = time.process_time() - cpu_at
+        took.commit_s = max(0.0, took.all_s - took.read_s - took.decide_s)
         took.writes = sum(len(one.writes) for one in report.commit.applied)
         took.rested = report.rested
         took.admitted = _admitted(report)
@@ -122,7 +129,8 @@ class Stage:
 
     def submit_many(self) -> None:
         """A thousand more groups of the same shapes, which have to wait, too."""
-        groups = waiting(self.spec, self._clock.now_ms(), first=self._next, most=_SUBMITTED)
+        now_ms = self._clock.now_ms()
+        groups = list(waiting(self.spec, now_ms, first=self._next, most=_SUBMITTED))
         self._next += _SUBMITTED
         submit(self.store, groups)
         self._submitted = [key_of(group) for group in groups]
@@ -136,12 +144,19 @@ class Stage:
         assert isinstance(queue, Queue)
         capability = {"cpu": 1_000_000_000 + self._made}
         queue = structs.replace(queue, spec=structs.replace(queue.spec, capability=capability))
-        for item in (queue, *(a_quota_of(name, self._made) for name in NAMESPACES)):
+        changed: list[Object] = [queue, *(a_quota_of(name, self._made) for name in NAMESPACES)]
+        for item in changed:
             stored = self.store.get(kind_of(item), key_of(item))
             assert stored is not None
             event = Event(kind=kind_of(item), key=key_of(item), reason="Updated")
             expect = stored.metadata.revision
             write(self.store, [records.put(self.store, item, expect=expect, event=event)])
+
+    def _beat(self) -> None:
+        """The node's agent lives, or the node would be taken for dead during a long session."""
+        if isinstance(self.store, RedisStore):
+            self._run_id = self._run_id or self.store.run_id()
+            self.store.beat(NODE, self._run_id)
 
     def _take_away(self) -> None:
         """What was submitted is deleted, so that the backlog stays as long as it was."""
@@ -153,7 +168,7 @@ class Stage:
         """Agents and work-horses, in short: what is bound runs."""
         for pod in self._pods():
             if pod.status.phase == PodPhase.BOUND:
-                fact = clerk.Claim(pod=pod.metadata.uid, attempt=pod.status.attempt, author="h")
+                fact = Claim(pod=pod.metadata.uid, attempt=pod.status.attempt, author="h")
                 claimed = clerk.claim(pod, NODE, fact, now_ms=self._clock.now_ms())
                 assert isinstance(claimed, Transaction)
                 write(self.store, [claimed])
@@ -205,12 +220,29 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
 }
 
 
-def play(stage: Stage, scenario: str, repeats: int) -> list[Took]:
-    """The turn after each time that it happens; the world is brought to rest in between."""
-    took = []
-    for _ in range(repeats):
+def play(stage: Stage, scenario: str, repeats: int, *, most_s: float = 60.0) -> list[Took]:
+    """The turn after each time that it happens; the world is brought to rest in between.
+
+    What takes long is not repeated as often: no repeat is begun after `most_s`.
+    """
+    took: list[Took] = []
+    until = time.perf_counter() + most_s
+    while len(took) < repeats and (not took or time.perf_counter() < until):
         SCENARIOS[scenario](stage)
         took.append(stage.turn())
         if scenario != "quiet":
             stage.settle()
     return took
+
+
+def median_of(took: Sequence[Took]) -> Took:
+    """A turn of which each part is the median of these."""
+    return Took(
+        **{
+            part: statistics.median(getattr(one, part) for one in took)
+            for part in ("all_s", "all_cpu_s", "read_s", "decide_s", "decide_cpu_s", "commit_s")
+        },
+        writes=statistics.median_low([one.writes for one in took]),
+        admitted=statistics.median_low([one.admitted for one in took]),
+        rested=all(one.rested for one in took),
+    )

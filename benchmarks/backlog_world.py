@@ -25,7 +25,7 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.api.transaction import Charge, Event, Transaction, Write
+from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
 from batchq.assembly import assemble
 from batchq.changes import records
 from batchq.config.model import SchedulerConfig
@@ -45,6 +45,9 @@ from tests.builders import (
     as_charged,
 )
 
+#: Who leads, in whatever process, and for longer than any run.
+LEADER = "benchmark"
+LONG_MS = 24 * 60 * 60 * 1000
 CPUS = 64
 NODE = "n1"
 NAMESPACES = tuple(f"team-{number}" for number in range(10))
@@ -115,12 +118,14 @@ def running(spec: Spec, now_ms: int) -> list[tuple[PodGroup, tuple[Pod, ...]]]:
     return found
 
 
-def waiting(spec: Spec, now_ms: int, *, first: int = 0, most: int | None = None) -> list[PodGroup]:
-    """Groups that have just been submitted, ordered by key, numbered from `first`."""
+def waiting(
+    spec: Spec, now_ms: int, *, first: int = 0, most: int | None = None
+) -> Iterator[PodGroup]:
+    """Groups that have just been submitted, numbered from `first`."""
     chance = random.Random(first)
     queues, classes = queue_names(spec), tuple(CLASSES)
-    groups = [
-        _a_group(
+    for number in range(first, first + (spec.waiting if most is None else most)):
+        yield _a_group(
             f"job-{number:08}",
             tasks=(_task(spec, number),),
             namespace=chance.choice(NAMESPACES),
@@ -129,10 +134,6 @@ def waiting(spec: Spec, now_ms: int, *, first: int = 0, most: int | None = None)
             priority_class_name=chance.choice(classes),
             created=now_ms + number,
         )
-        for number in range(first, first + (spec.waiting if most is None else most))
-    ]
-    groups.sort(key=lambda group: (group.metadata.namespace, group.metadata.name))
-    return groups
 
 
 def _task(spec: Spec, number: int) -> Task:
@@ -154,6 +155,15 @@ def found(store: AnyStore, spec: Spec, now_ms: int) -> None:
         event = Event(kind=kind_of(item), key=item.metadata.name, reason="Created")
         write(store, [records.put(store, item, expect=0, event=event)])
     write(store, [stated(group, pods) for group, pods in running(spec, now_ms)])
+
+
+def leases(store: RedisStore, lease_ms: int) -> None:
+    """The node has reported to the server, and all that runs on it has a lease of this length."""
+    store.beat(NODE, store.run_id())
+    for pod in store.pods_on(NODE):
+        uid, attempt = pod.metadata.uid, pod.status.attempt
+        renewal = store.renew(NODE, uid, attempt, fence_of(pod), lease_ms)
+        assert renewal.word == "ok", renewal
 
 
 def submit(store: AnyStore, groups: Iterable[PodGroup]) -> None:

@@ -7,12 +7,20 @@ import os
 import platform
 import statistics
 import sys
+import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 _RESULTS = Path(__file__).parent / "results"
+_NOTE = textwrap.TextWrapper(
+    100,
+    initial_indent="  ",
+    subsequent_indent="    ",
+    break_on_hyphens=False,
+    break_long_words=False,
+)
 _PACKAGES = ("batchq", "msgspec", "redis", "rq")
 
 
@@ -26,13 +34,20 @@ def median_s(run: Callable[[], object], *, times: int = 3) -> float:
     return statistics.median(taken)
 
 
-def report(name: str, columns: list[str], rows: list[list[object]]) -> None:
-    """Print the table, and keep it with the machine it was made on."""
+def report(
+    name: str, columns: list[str], rows: list[list[object]], *, notes: Sequence[str] = ()
+) -> None:
+    """Print the table, and keep it with the machine it was made on.
+
+    `notes` are sentences below it: what stands beside it that was not run here, and its source.
+    """
     cells = [columns, *([_shown(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
     print(f"\n{name}")
     for row in cells:
         print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    for note in notes:
+        print(_NOTE.fill(note))
     _RESULTS.mkdir(exist_ok=True)
     machine = {
         "python": sys.version.split()[0],
@@ -42,6 +57,8 @@ def report(name: str, columns: list[str], rows: list[list[object]]) -> None:
         "versions": {package: version(package) for package in _PACKAGES},
     }
     result = {"name": name, "machine": machine, "columns": columns, "rows": rows}
+    if notes:
+        result["notes"] = list(notes)
     (_RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

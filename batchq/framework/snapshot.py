@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -72,10 +72,12 @@ def _same_but_for_beats(one: Node, other: Node) -> bool:
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """Immutable records. Every tuple is ordered by key.
+    """Immutable records. Every sequence is ordered by key.
 
-    `pods` are grouped by the uid of their group; `leases` maps a pod's uid to the instant in
-    milliseconds at which the lease of its current attempt ends.
+    A store's `groups` and `pods` are Rows and ByUid (batchq.framework.rows): they share with those
+    of the snapshot before all that did not change. `pods` are grouped by the uid of their group;
+    `leases` maps a pod's uid to the instant in milliseconds at which the lease of its current
+    attempt ends.
     """
 
     revision: int = 0
@@ -84,7 +86,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
     admission_checks: tuple[AdmissionCheck, ...] = ()
-    groups: tuple[PodGroup, ...] = ()
+    groups: Sequence[PodGroup] = ()
     pods: Mapping[str, tuple[Pod, ...]] = {}
     leases: Mapping[str, int] = {}
     #: Scope -> the limits under which a described world states more than fits: those who hold it

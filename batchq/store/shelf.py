@@ -1,15 +1,14 @@
 """Objects in memory, in order: what `MemoryStore` keeps and the mirror of `RedisStore` fills.
 
-A snapshot of an unchanged shelf is the same object; after a change only the sequences that
-changed are built again.
+A snapshot of an unchanged shelf is the same object; after a change it shares with the one before
+all that did not change.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping
-from typing import Generic, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from msgspec import structs
 
@@ -26,60 +25,22 @@ from batchq.api.objects import (
     Queue,
     ResourceQuota,
 )
+from batchq.framework.rows import ByUid, Rows
 from batchq.framework.snapshot import Snapshot, Standing
-
-T = TypeVar("T")
-
-
-class Row(Generic[T]):
-    """Items ordered by key."""
-
-    def __init__(self) -> None:
-        self._keys: list[str] = []
-        self._items: list[T] = []
-        self._tuple: tuple[T, ...] | None = ()
-
-    def put(self, key: str, item: T) -> None:
-        place = bisect_left(self._keys, key)
-        if place < len(self._keys) and self._keys[place] == key:
-            self._items[place] = item
-        else:
-            self._keys.insert(place, key)
-            self._items.insert(place, item)
-        self._tuple = None
-
-    def remove(self, key: str) -> None:
-        place = bisect_left(self._keys, key)
-        if place < len(self._keys) and self._keys[place] == key:
-            del self._keys[place], self._items[place]
-            self._tuple = None
-
-    def all(self) -> tuple[T, ...]:
-        """Every item; the same tuple until something changes."""
-        if self._tuple is None:
-            self._tuple = tuple(self._items)
-        return self._tuple
-
-    def keys_after(self, key: str, most: int) -> list[str]:
-        place = bisect_right(self._keys, key)
-        return self._keys[place : place + most]
-
-    def within(self, prefix: str) -> tuple[T, ...]:
-        """The items whose keys begin with `prefix`."""
-        start = bisect_left(self._keys, prefix)
-        stop = bisect_left(self._keys, prefix + chr(0x10FFFF))
-        return tuple(self._items[start:stop])
+from batchq.store.row import Row
 
 
 class Shelf:
     """Every object by kind and key; owned by one thread."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
         self._rows: dict[str, Row[Object]] = {kind: Row() for kind in KINDS}
-        self._pods: dict[str, Row[Pod]] = {}
-        self._pods_view: dict[str, tuple[Pod, ...]] = {}
-        self._stale_pods: set[str] = set()
+        #: The kinds that are few, as plain tuples, beside the rows that they are of.
+        self._few: dict[str, tuple[Rows[Object], tuple[Object, ...]]] = {}
+        self._pods: Row[tuple[Pod, ...]] = Row()
+        #: Groups whose pods have changed: uid -> all of its pods, by uid.
+        self._changed: dict[str, dict[str, Pod]] = {}
+        self._by_uid: ByUid[tuple[Pod, ...]] = ByUid(Rows())
         self._on_node: Counter[str] = Counter()
         self._beats: dict[str, int] = {}
         self._leases: Mapping[str, int] = {}
@@ -87,52 +48,56 @@ class Shelf:
         self._snapshot: Snapshot | None = None
 
     def get(self, kind: str, key: str) -> Object | None:
-        return self._by_key[kind].get(key)
+        return self._rows[kind].get(key)
 
     def nodes_in_use(self) -> list[str]:
         """The nodes that there are, and those that pods are on, in order."""
-        return sorted({*self._by_key["Node"], *self._on_node})
+        return sorted({*self._rows["Node"].all().keys(), *self._on_node})
 
     def keys_after(self, kind: str, key: str, most: int) -> list[str]:
         """Up to `most` keys of a kind that follow `key`, in order."""
         return self._rows[kind].keys_after(key, most)
 
-    def list(self, kind: str, namespace: str) -> tuple[Object, ...]:
+    def list(self, kind: str, namespace: str) -> Sequence[Object]:
         """All objects of a kind (of one namespace), ordered by key."""
-        row = self._rows[kind]
+        rows = self._rows[kind].all()
         if not namespace or kind not in NAMESPACED:
-            return row.all()
+            return rows
         if kind == "Pod":
-            return tuple(pod for pod in row.all() if pod.metadata.namespace == namespace)
-        return row.within(namespace + "/")
+            return tuple(pod for pod in rows if pod.metadata.namespace == namespace)
+        return rows.within(namespace + "/")
 
     def pods_of(self, group: str) -> tuple[Pod, ...]:
         """The pods of a group, by its uid, ordered by key."""
-        row = self._pods.get(group)
-        return () if row is None else row.all()
+        if group in self._changed:
+            self._settle(group, self._changed.pop(group))
+        return self._pods.get(group) or ()
+
+    def fill(self, kind: str, pairs: Iterable[tuple[str, Object]]) -> None:
+        """Take these objects of a kind of which there are none yet: in order of key, each once."""
+        row = self._rows[kind]
+        row.fill(pairs)
+        if kind == "Pod":
+            for pod in row.all():
+                self._count_on_node(pod, 1)
+                self._exchange_pod(None, pod)
+        self._snapshot = None
 
     def put(self, kind: str, key: str, item: Object) -> None:
-        former = self._by_key[kind].get(key)
-        self._by_key[kind][key] = item
-        self._count_on_node(former, -1)
-        self._count_on_node(item, 1)
-        self._rows[kind].put(key, item)
-        if isinstance(item, Pod):
-            group = item.status.group_uid
-            if isinstance(former, Pod) and former.status.group_uid != group:
-                self._drop_pod(former, key)
-            self._pods.setdefault(group, Row()).put(key, item)
-            self._stale_pods.add(group)
+        former = self._rows[kind].put(key, item)
+        if kind == "Pod":
+            self._count_on_node(former, -1)
+            self._count_on_node(item, 1)
+            self._exchange_pod(former, item)
         self._snapshot = None
 
     def remove(self, kind: str, key: str) -> None:
-        former = self._by_key[kind].pop(key, None)
+        former = self._rows[kind].remove(key)
         if former is None:
             return
-        self._rows[kind].remove(key)
-        self._count_on_node(former, -1)
-        if isinstance(former, Pod):
-            self._drop_pod(former, key)
+        if kind == "Pod":
+            self._count_on_node(former, -1)
+            self._exchange_pod(former, None)
         self._snapshot = None
 
     def set_beats(self, beats: dict[str, int]) -> None:
@@ -157,23 +122,30 @@ class Shelf:
         """Everything at `revision`."""
         if self._snapshot is not None and self._snapshot.revision == revision:
             return self._snapshot
-        rows = self._rows
         self._snapshot = Snapshot(
             revision=revision,
-            queues=cast(tuple[Queue, ...], rows["Queue"].all()),
-            quotas=cast(tuple[ResourceQuota, ...], rows["ResourceQuota"].all()),
+            queues=cast(tuple[Queue, ...], self._plain("Queue")),
+            quotas=cast(tuple[ResourceQuota, ...], self._plain("ResourceQuota")),
             nodes=self._nodes(),
-            admission_checks=cast(tuple[AdmissionCheck, ...], rows["AdmissionCheck"].all()),
-            priority_classes=cast(tuple[PriorityClass, ...], rows["PriorityClass"].all()),
-            groups=cast(tuple[PodGroup, ...], rows["PodGroup"].all()),
+            admission_checks=cast(tuple[AdmissionCheck, ...], self._plain("AdmissionCheck")),
+            priority_classes=cast(tuple[PriorityClass, ...], self._plain("PriorityClass")),
+            groups=cast(Rows[PodGroup], self._rows["PodGroup"].all()),
             pods=self._pods_by_group(),
             leases=self._leases,
             standing=self._standing,
         )
         return self._snapshot
 
+    def _plain(self, kind: str) -> tuple[Object, ...]:
+        """All of a kind; the same tuple until something changes."""
+        rows = self._rows[kind].all()
+        known = self._few.get(kind)
+        if known is None or known[0] is not rows:
+            known = self._few[kind] = (rows, tuple(rows))
+        return known[1]
+
     def _nodes(self) -> tuple[Node, ...]:
-        nodes = cast(tuple[Node, ...], self._rows["Node"].all())
+        nodes = cast(tuple[Node, ...], self._plain("Node"))
         if not self._beats:
             return nodes
         return tuple(self._with_beat(node) for node in nodes)
@@ -186,17 +158,20 @@ class Shelf:
             return node
         return structs.replace(node, status=structs.replace(node.status, heartbeat=beat))
 
-    def _pods_by_group(self) -> Mapping[str, tuple[Pod, ...]]:
-        if self._stale_pods:
-            view = dict(self._pods_view)
-            for group in self._stale_pods:
-                if group in self._pods:
-                    view[group] = self._pods[group].all()
-                else:
-                    view.pop(group, None)
-            self._stale_pods.clear()
-            self._pods_view = view
-        return self._pods_view
+    def _pods_by_group(self) -> ByUid[tuple[Pod, ...]]:
+        for group, pods in self._changed.items():
+            self._settle(group, pods)
+        self._changed.clear()
+        rows = self._pods.all()
+        if rows is not self._by_uid.rows:
+            self._by_uid = ByUid(rows)
+        return self._by_uid
+
+    def _settle(self, group: str, pods: dict[str, Pod]) -> None:
+        if pods:
+            self._pods.put(group, tuple(pods[key] for key in sorted(pods)))
+        else:
+            self._pods.remove(group)
 
     def _count_on_node(self, item: Object | None, difference: int) -> None:
         if isinstance(item, Pod) and item.status.phase in ON_NODE:
@@ -205,10 +180,14 @@ class Shelf:
             if not self._on_node[name]:
                 del self._on_node[name]
 
-    def _drop_pod(self, pod: Pod, key: str) -> None:
-        group = pod.status.group_uid
-        row = self._pods[group]
-        row.remove(key)
-        if not row.all():
-            del self._pods[group]
-        self._stale_pods.add(group)
+    def _exchange_pod(self, former: Object | None, item: Object | None) -> None:
+        if isinstance(former, Pod):
+            self._pods_in_change(former.status.group_uid).pop(former.metadata.uid, None)
+        if isinstance(item, Pod):
+            self._pods_in_change(item.status.group_uid)[item.metadata.uid] = item
+
+    def _pods_in_change(self, group: str) -> dict[str, Pod]:
+        if group not in self._changed:
+            known = self._pods.get(group) or ()
+            self._changed[group] = {pod.metadata.uid: pod for pod in known}
+        return self._changed[group]

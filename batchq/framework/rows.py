@@ -1,0 +1,276 @@
+"""Sequences in the order of their keys that share with their predecessors all that did not change.
+
+A million items after one change cost one small chunk and a list of chunks; what differs between
+two of them is found by looking at the chunks that are not the same object.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, compress, islice, takewhile
+from operator import attrgetter, is_not
+from typing import Generic, TypeVar, overload
+
+from msgspec import Struct
+
+T = TypeVar("T")
+
+#: Items of a chunk at most. A change copies one chunk and one pointer per chunk: together that is
+#: least where both are about as long, at some hundred thousand items.
+CHUNK = 512
+
+
+class Chunk(Struct, Generic[T], frozen=True, eq=False):
+    """A piece of a sequence: at least one item. Its identity says whether anything changed in it.
+
+    `first` is the first of `keys`, where bisection finds it sooner.
+    """
+
+    first: str
+    keys: tuple[str, ...]
+    items: tuple[T, ...]
+
+
+_FIRST = attrgetter("first")
+_KEYS = attrgetter("keys")
+_ITEMS = attrgetter("items")
+
+
+def chunk_of(keys: Sequence[str], items: Sequence[T]) -> Chunk[T]:
+    """Keys in order and their items, as many; a tuple is taken as it is."""
+    return Chunk(keys[0], tuple(keys), tuple(items))
+
+
+def chunks_of(pairs: Iterable[tuple[str, T]]) -> Iterator[Chunk[T]]:
+    """Full chunks of pairs whose keys are in order, each key once."""
+    left = iter(pairs)
+    while batch := tuple(islice(left, CHUNK)):
+        keys, items = zip(*batch, strict=True)
+        yield Chunk(keys[0], keys, items)
+
+
+def place_of(chunks: Sequence[Chunk[T]], key: str) -> int:
+    """Which chunk holds a key, or would: the last that does not begin behind it, or the first."""
+    return max(0, bisect_right(chunks, key, key=_FIRST) - 1)
+
+
+def found(chunks: Sequence[Chunk[T]], key: str) -> T | None:
+    """The item of a key, if there is one."""
+    if not chunks:
+        return None
+    chunk = chunks[place_of(chunks, key)]
+    place = bisect_left(chunk.keys, key)
+    if place < len(chunk.keys) and chunk.keys[place] == key:
+        return chunk.items[place]
+    return None
+
+
+class Rows(Sequence[T]):
+    """An immutable sequence in the order of its items' keys; no key comes twice.
+
+    Equal to any sequence of equal items: the keys are how it is found, not what it is.
+    """
+
+    __slots__ = ("_chunks", "_size", "_starts")
+
+    def __init__(self, chunks: tuple[Chunk[T], ...] = (), size: int | None = None) -> None:
+        """Of chunks in order; `size` items, where that is known already."""
+        self._chunks = chunks
+        self._size = sum(len(chunk.keys) for chunk in chunks) if size is None else size
+        #: Where each chunk begins, once an index was asked for.
+        self._starts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, T]]) -> Rows[T]:
+        """Of keys and items in any order; of a key that comes twice, the last counts."""
+        known = dict(pairs)
+        return cls(tuple(chunks_of((key, known[key]) for key in sorted(known))))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(map(_ITEMS, self._chunks))
+
+    def __reversed__(self) -> Iterator[T]:
+        return chain.from_iterable(reversed(chunk.items) for chunk in reversed(self._chunks))
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, place: int | slice) -> T | tuple[T, ...]:
+        if isinstance(place, slice):
+            start, stop, step = place.indices(self._size)
+            if step == 1:
+                return tuple(islice(self._from(start), max(0, stop - start)))
+            return tuple(self)[place]
+        index = place + self._size if place < 0 else place
+        if not 0 <= index < self._size:
+            raise IndexError(f"expected a place among {self._size} items, found {place}")
+        return next(self._from(index))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Rows) and other._chunks is self._chunks:
+            return True
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(other) == self._size and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        return f"Rows({tuple(self)!r})"
+
+    def get(self, key: str) -> T | None:
+        """The item of a key, if there is one."""
+        return found(self._chunks, key)
+
+    def keys(self) -> Iterator[str]:
+        """Every key, in order."""
+        return chain.from_iterable(map(_KEYS, self._chunks))
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Every key with its item, in order."""
+        return zip(self.keys(), self, strict=True)
+
+    def items_from(self, key: str) -> Iterator[tuple[str, T]]:
+        """Every key that is not before `key`, with its item, in order."""
+        if not self._chunks:
+            return iter(())
+        place = place_of(self._chunks, key)
+        chunk, behind = self._chunks[place], self._chunks[place + 1 :]
+        start = bisect_left(chunk.keys, key)
+        return chain(
+            zip(chunk.keys[start:], chunk.items[start:], strict=True),
+            chain.from_iterable(zip(one.keys, one.items, strict=True) for one in behind),
+        )
+
+    def within(self, prefix: str) -> tuple[T, ...]:
+        """The items whose keys begin with `prefix`, in order."""
+        pairs = takewhile(lambda pair: pair[0].startswith(prefix), self.items_from(prefix))
+        return tuple(item for _, item in pairs)
+
+    def differences(self, former: Rows[T]) -> Iterator[tuple[str, T | None, T | None]]:
+        """(key, item before, item now) of each key whose item is not the very same object, in
+        order of key; None stands for no item. `former` is what this sequence was made from by
+        changes, or any other one: then more is looked at, and as much is found.
+        """
+        before, now = _unshared(former._chunks, self._chunks)
+        here = there = 0
+        while here < len(before) and there < len(now):
+            old, new = before[here], now[there]
+            if old.keys is new.keys:
+                yield from _exchanged(old, new)
+                here, there = here + 1, there + 1
+                continue
+            behind, beyond = _window(before, now, here, there)
+            yield from _merged(before[here:behind], now[there:beyond])
+            here, there = behind, beyond
+        for chunk in before[here:]:
+            yield from (
+                (key, item, None) for key, item in zip(chunk.keys, chunk.items, strict=True)
+            )
+        for chunk in now[there:]:
+            yield from (
+                (key, None, item) for key, item in zip(chunk.keys, chunk.items, strict=True)
+            )
+
+    def _from(self, index: int) -> Iterator[T]:
+        if not self._starts:
+            sizes = (len(chunk.keys) for chunk in self._chunks)
+            self._starts = tuple(accumulate(sizes, initial=0))
+        place = max(0, bisect_right(self._starts, index) - 1)
+        chunk, behind = self._chunks[place : place + 1], self._chunks[place + 1 :]
+        start = index - self._starts[place]
+        return chain(
+            chain.from_iterable(one.items[start:] for one in chunk),
+            chain.from_iterable(map(_ITEMS, behind)),
+        )
+
+
+class ByUid(Mapping[str, T]):
+    """What belongs to each group, by its uid; `rows` is all of it, in that order."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows[T]) -> None:
+        self.rows = rows
+
+    def __getitem__(self, uid: str) -> T:
+        found = self.rows.get(uid)
+        if found is None:
+            raise KeyError(uid)
+        return found
+
+    def __contains__(self, uid: object) -> bool:
+        return isinstance(uid, str) and self.rows.get(uid) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return self.rows.keys()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"ByUid({dict(self)!r})"
+
+
+def _unshared(
+    former: tuple[Chunk[T], ...], now: tuple[Chunk[T], ...]
+) -> tuple[list[Chunk[T]], list[Chunk[T]]]:
+    """The chunks of each that the other does not have. Those that both have hold the same keys,
+    so what is left of both holds the same keys but for those that came or went.
+    """
+    start = _first_difference(former, now)
+    most = min(len(former), len(now)) - start
+    end = min(most, _first_difference(reversed(former), reversed(now)))
+    old, new = former[start : len(former) - end], now[start : len(now) - end]
+    shared = set(old).intersection(new)
+    return (
+        [chunk for chunk in old if chunk not in shared],
+        [chunk for chunk in new if chunk not in shared],
+    )
+
+
+def _first_difference(one: Iterable[Chunk[T]], other: Iterable[Chunk[T]]) -> int:
+    """How many chunks both begin with."""
+    place = 0
+    for left, right in zip(one, other, strict=False):
+        if left is not right:
+            break
+        place += 1
+    return place
+
+
+def _window(
+    before: Sequence[Chunk[T]], now: Sequence[Chunk[T]], here: int, there: int
+) -> tuple[int, int]:
+    """Where the chunks end that begin at `here` and `there` and overlap one another: no key before
+    the two ends is equal to one behind, or greater.
+    """
+    last = min(before[here], now[there], key=_FIRST).keys[-1]
+    while True:
+        if here < len(before) and before[here].first <= last:
+            last, here = max(last, before[here].keys[-1]), here + 1
+        elif there < len(now) and now[there].first <= last:
+            last, there = max(last, now[there].keys[-1]), there + 1
+        else:
+            return here, there
+
+
+def _exchanged(before: Chunk[T], now: Chunk[T]) -> Iterator[tuple[str, T | None, T | None]]:
+    """What differs between chunks of the same keys."""
+    differs = map(is_not, before.items, now.items)
+    return compress(zip(now.keys, before.items, now.items, strict=True), differs)
+
+
+def _merged(
+    before: Sequence[Chunk[T]], now: Sequence[Chunk[T]]
+) -> Iterator[tuple[str, T | None, T | None]]:
+    """What differs between two runs of chunks."""
+    old, new = dict(Rows(tuple(before)).items()), dict(Rows(tuple(now)).items())
+    changed = [key for key, item in new.items() if old.get(key) is not item]
+    changed += [key for key in old if key not in new]
+    return ((key, old.get(key), new.get(key)) for key in sorted(changed))

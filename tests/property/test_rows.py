@@ -1,0 +1,96 @@
+"""Whatever is put and removed: a row reads like a sorted dict, and any two of its states tell
+exactly what differs between them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchq.framework import rows as framework_rows
+from batchq.framework.rows import CHUNK, Rows
+from batchq.store import row as store_row
+from batchq.store.row import Row
+
+State = tuple[dict[str, object], Rows[object]]
+
+
+@pytest.fixture
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that chunks split and join all the time."""
+    monkeypatch.setattr(framework_rows, "CHUNK", 8)
+    monkeypatch.setattr(store_row, "CHUNK", 8)
+    monkeypatch.setattr(store_row, "SMALL", 2)
+    monkeypatch.setattr(store_row, "ROOMY", 6)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("ppprr="), st.integers(0, 60)), max_size=150)
+
+
+def history(steps: list[tuple[str, int]], *, filled: int) -> list[State]:
+    """The states of a row, and what each is to hold; a view is taken at each `=`."""
+    expected: dict[str, object] = {f"{number:03}": object() for number in range(filled)}
+    row: Row[object] = Row()
+    row.fill(expected.items())
+    states = [(dict(expected), row.all())]
+    for what, number in steps:
+        key = f"{number:03}"
+        match what:
+            case "p":
+                item = object()
+                assert row.put(key, item) is expected.get(key)
+                expected[key] = item
+            case "r":
+                assert row.remove(key) is expected.pop(key, None)
+            case _:
+                states.append((dict(expected), row.all()))
+        assert row.get(key) is expected.get(key)
+    return [*states, (dict(expected), row.all())]
+
+
+def differences(before: dict[str, object], now: dict[str, object]) -> list[object]:
+    return [
+        (key, before.get(key), now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) is not now.get(key)
+    ]
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@given(steps=STEPS, filled=st.integers(0, 61))
+def test_a_row_reads_like_a_sorted_dict_in_every_state(
+    steps: list[tuple[str, int]], filled: int
+) -> None:
+    for expected, rows in history(steps, filled=filled):
+        assert list(rows.items()) == sorted(expected.items(), key=lambda pair: pair[0])
+        assert len(rows) == len(expected)
+        assert all(rows.get(key) is item for key, item in expected.items())
+        assert list(rows) == [rows[place] for place in range(len(rows))]
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@given(steps=STEPS, filled=st.integers(0, 61), pick=st.integers(0, 10_000))
+def test_any_two_states_tell_what_differs(
+    steps: list[tuple[str, int]], filled: int, pick: int
+) -> None:
+    states = history(steps, filled=filled)
+    before, former = states[pick % len(states)]
+    for now, rows in states:
+        assert list(rows.differences(former)) == differences(before, now)
+
+
+def shuffled(count: int) -> list[str]:
+    return [f"{number * 7919 % count:05}" for number in range(count)]
+
+
+@pytest.mark.parametrize("keys", [sorted(shuffled(5_003)), shuffled(5_003)], ids=["sorted", "not"])
+def test_no_chunk_is_too_long_and_few_are_short(keys: list[str]) -> None:
+    row: Row[str] = Row()
+    for key in keys:
+        row.put(key, key)
+    sizes = [len(chunk.keys) for chunk in row.all()._chunks]
+    assert max(sizes) <= CHUNK
+    assert len(sizes) <= 2 * 5_003 // CHUNK + 1
+    for key in shuffled(5_003)[:4_900]:
+        row.remove(key)
+    assert len(row.all()._chunks) <= 4

@@ -1,0 +1,143 @@
+"""A shelf's snapshots share what did not change, and hold what was put there last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from msgspec import structs
+
+from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
+from batchq.framework.rows import ByUid, Rows
+from batchq.framework.snapshot import Snapshot, says_the_same
+from batchq.store.shelf import Shelf
+from tests.builders import a_node, a_queue
+
+
+def group(name: str, *, revision: int = 0) -> PodGroup:
+    return PodGroup(metadata=Metadata(name=name, namespace="n", uid=f"u-{name}", revision=revision))
+
+
+def pod(uid: str, owner: str) -> Pod:
+    return Pod(
+        metadata=Metadata(name=uid, namespace="n", uid=uid),
+        spec=PodSpec(pod_group=owner, task="w"),
+        status=PodStatus(group_uid=f"u-{owner}"),
+    )
+
+
+def a_shelf() -> Shelf:
+    shelf = Shelf()
+    for name in ("b", "a"):
+        shelf.put("PodGroup", f"n/{name}", group(name))
+        for number in (2, 1):
+            shelf.put("Pod", f"{name}{number}", pod(f"{name}{number}", name))
+    return shelf
+
+
+def names(snapshot: Snapshot) -> list[str]:
+    return [one.metadata.name for one in snapshot.groups]
+
+
+def uids(pods: Mapping[str, tuple[Pod, ...]]) -> dict[str, list[str]]:
+    return {group: [one.metadata.uid for one in of_it] for group, of_it in pods.items()}
+
+
+def test_groups_and_pods_stand_in_order() -> None:
+    snapshot = a_shelf().snapshot(1)
+    assert names(snapshot) == ["a", "b"]
+    assert uids(snapshot.pods) == {"u-a": ["a1", "a2"], "u-b": ["b1", "b2"]}
+    assert isinstance(snapshot.groups, Rows)
+    assert isinstance(snapshot.pods, ByUid)
+    assert type(snapshot.queues) is tuple
+
+
+def test_a_snapshot_stays_as_it_was_taken() -> None:
+    shelf = a_shelf()
+    before = shelf.snapshot(1)
+    shelf.remove("PodGroup", "n/a")
+    shelf.remove("Pod", "a1")
+    shelf.remove("Pod", "a2")
+    shelf.put("Pod", "b3", pod("b3", "b"))
+    assert names(before) == ["a", "b"]
+    assert uids(before.pods) == {"u-a": ["a1", "a2"], "u-b": ["b1", "b2"]}
+    after = shelf.snapshot(2)
+    assert names(after) == ["b"]
+    assert uids(after.pods) == {"u-b": ["b1", "b2", "b3"]}
+
+
+def test_the_pods_of_a_group_are_one_object_until_one_of_them_changes() -> None:
+    shelf = a_shelf()
+    before = shelf.snapshot(1)
+    shelf.put("Pod", "a1", pod("a1", "a"))
+    after = shelf.snapshot(2)
+    assert after.pods["u-b"] is before.pods["u-b"]
+    assert after.pods["u-a"] is not before.pods["u-a"]
+    assert after.groups is before.groups
+
+
+def test_snapshots_say_the_same_where_only_signs_of_life_changed() -> None:
+    shelf = a_shelf()
+    shelf.put("Node", "n1", a_node("n1"))
+    before = shelf.snapshot(1)
+    shelf.set_beats({"n1": 77})
+    shelf.set_leases({"a1": 88})
+    after = shelf.snapshot(2)
+    assert after.nodes[0].status.heartbeat == 77
+    assert says_the_same(before, after)
+
+
+def test_a_group_that_changed_is_the_one_difference() -> None:
+    shelf = a_shelf()
+    before = shelf.snapshot(1)
+    shelf.put("PodGroup", "n/b", group("b", revision=2))
+    after = shelf.snapshot(2)
+    assert not says_the_same(before, after)
+    former, now = cast(Rows[PodGroup], before.groups), cast(Rows[PodGroup], after.groups)
+    assert list(now.differences(former)) == [("n/b", group("b"), group("b", revision=2))]
+    assert after.pods is before.pods
+
+
+def test_a_pod_that_goes_to_another_group_is_there_alone() -> None:
+    shelf = a_shelf()
+    shelf.snapshot(1)
+    shelf.put("Pod", "a1", pod("a1", "b"))
+    assert [one.metadata.uid for one in shelf.pods_of("u-a")] == ["a2"]
+    assert uids(shelf.snapshot(2).pods) == {"u-a": ["a2"], "u-b": ["a1", "b1", "b2"]}
+
+
+def test_the_pods_of_a_group_are_known_between_snapshots() -> None:
+    shelf = a_shelf()
+    assert [one.metadata.uid for one in shelf.pods_of("u-a")] == ["a1", "a2"]
+    shelf.remove("Pod", "a1")
+    assert [one.metadata.uid for one in shelf.pods_of("u-a")] == ["a2"]
+    shelf.remove("Pod", "a2")
+    assert shelf.pods_of("u-a") == ()
+    assert uids(shelf.snapshot(1).pods) == {"u-b": ["b1", "b2"]}
+
+
+def test_a_filled_shelf_is_like_one_to_which_all_was_put() -> None:
+    running = pod("a1", "a")
+    status = structs.replace(running.status, node="n9", phase="Running")
+    running = structs.replace(running, status=status)
+    filled, put = Shelf(), Shelf()
+    pairs = [("a1", running), ("a2", pod("a2", "a")), ("b1", pod("b1", "b"))]
+    filled.fill("Pod", pairs)
+    filled.fill("Queue", [("q", a_queue("q"))])
+    for key, one in reversed(pairs):
+        put.put("Pod", key, one)
+    put.put("Queue", "q", a_queue("q"))
+    assert filled.snapshot(1) == put.snapshot(1)
+    assert filled.nodes_in_use() == put.nodes_in_use() == ["n9"]
+    assert filled.get("Pod", "a2") == pod("a2", "a")
+    assert filled.keys_after("Pod", "a1", 5) == ["a2", "b1"]
+
+
+def test_objects_are_listed_by_namespace() -> None:
+    shelf = a_shelf()
+    other = PodGroup(metadata=Metadata(name="a", namespace="nn", uid="u-x"))
+    shelf.put("PodGroup", "nn/a", other)
+    assert [one.metadata.name for one in shelf.list("PodGroup", "n")] == ["a", "b"]
+    assert shelf.list("PodGroup", "nn") == (other,)
+    assert len(shelf.list("PodGroup", "")) == 3
+    assert [one.metadata.name for one in shelf.list("Pod", "n")] == ["a1", "a2", "b1", "b2"]

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 T = TypeVar("T")
 
-#: Items of a chunk at most. A change copies one chunk and one pointer per chunk, and each chunk that
-#: is not the same is compared item by item: measured with a million items and 1 to 1,000 changes.
+#: Items of a chunk at most. A change copies one chunk and one pointer per chunk, and of chunks that
+#: are not the same each item is compared: measured with a million items, and 1 to 1,000 changes.
 CHUNK = 128
 
 

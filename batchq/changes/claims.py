@@ -31,6 +31,8 @@ from batchq.errors import Conflict, InvalidInput
 from batchq.ports import Reader
 
 Reported: TypeAlias = Literal["running", "succeeded", "failed", "evicted"]
+#: What may be said with the claim itself.
+AtOnce: TypeAlias = Literal["", "running"]
 
 SHORTEST_TTL_MS = 1 * SECOND
 LONGEST_TTL_MS = 1 * DAY
@@ -87,9 +89,18 @@ def read_token(text: str) -> Token:
 
 
 def claim(
-    reader: Reader, key: str, *, holder: str, ttl_ms: int, secret: str, now_ms: int
+    reader: Reader,
+    key: str,
+    *,
+    holder: str,
+    ttl_ms: int,
+    secret: str,
+    now_ms: int,
+    reported: AtOnce = "",
 ) -> Claimed:
     """Take a group that is admitted and that nobody holds; `secret` is fresh, out of `[a-z0-9]`.
+
+    `reported` "running" says in the same write that the work has begun.
 
     Raises NotFound, InvalidInput (holder, ttl), Conflict (not external, not admitted, held).
     """
@@ -100,7 +111,7 @@ def claim(
         _refuse_claim(group, now_ms)
     token = f"{key}/{group.metadata.uid}/{group.status.admission}/{secret}"
     taken = GroupClaim(
-        phase="Claimed",
+        phase="Running" if reported else "Claimed",
         holder=holder,
         token=read_token(token).digest,
         claimed_at=now_ms,
@@ -110,7 +121,7 @@ def claim(
         holding=group.status.reservation,
     )
     status = structs.replace(group.status, claim=taken)
-    message = f"by {holder} for {format_duration(ttl_ms)}"
+    message = f"by {holder} for {format_duration(ttl_ms)}" + (", and runs" if reported else "")
     transaction = _write(group, status, "Claimed", message, now_ms)
     return Claimed(
         transaction=transaction, token=token, group=structs.replace(group, status=status)

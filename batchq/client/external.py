@@ -21,22 +21,29 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from batchq.api.claims import is_claimable
-from batchq.api.objects import DEFAULT, PodGroup, PriorityClass, key_of
+from batchq.api.objects import DEFAULT, PodGroup, key_of
 from batchq.api.times import parse_duration
 from batchq.api.transaction import Transaction
 from batchq.changes import claims
 from batchq.changes.claims import Renewed, Reported, read_token
 from batchq.client.connecting import checked_seconds
+from batchq.client.consuming import Consumer, Held, Line, Refused
 from batchq.client.holding import Claim
 from batchq.client.naming import key_named
-from batchq.client.watching import Watch
 from batchq.errors import Conflict, InvalidInput, NotFound
-from batchq.framework.carryover import priorities_of
-from batchq.framework.state import uid_order
+from batchq.ids import RandomIds
 from batchq.store.redis import RedisStore
 
-__all__ = ["Claim", "External", "Renewed", "Reported", "read_token"]
+__all__ = [
+    "Claim",
+    "Consumer",
+    "External",
+    "Held",
+    "Refused",
+    "Renewed",
+    "Reported",
+    "read_token",
+]
 
 USUAL_TTL = "60s"
 #: A change that was missed costs no more than this.
@@ -52,7 +59,7 @@ class External:
     def __init__(self, store: RedisStore, change: Change) -> None:
         self._store = store
         self._change = change
-        self._line: _Line | None = None
+        self._line: Line | None = None
 
     def waiting(self, *, queue: str = "", namespace: str = "") -> Sequence[PodGroup]:
         """The groups that can be claimed now, in the order of the line: priority, then age."""
@@ -101,6 +108,27 @@ class External:
                 return claim
             wait_s = min(_LOOK_EVERY_S, left_s)
 
+    def consumer(
+        self,
+        *,
+        holder: str,
+        ttl: str | float = USUAL_TTL,
+        queue: str = "",
+        namespace: str = "",
+    ) -> Consumer:
+        """A consumer of many groups at once (of a queue, of a namespace), without a thread for
+        each claim: it claims, reports and renews in batches. To be used by one thread, beside
+        nothing else of this client. Raises InvalidInput.
+        """
+        return Consumer(
+            self._store,
+            RandomIds().new_uid,
+            holder=holder,
+            ttl_ms=_ms_of(ttl),
+            queue=queue,
+            namespace=namespace,
+        )
+
     def renew(self, token: str, ttl: str | float | None = None) -> Renewed:
         """Hold a claim for `ttl` from now (None: as long as before), or hear why to stop.
 
@@ -141,12 +169,9 @@ class External:
 
     def _look(self, wait_s: float, queue: str, namespace: str) -> list[PodGroup]:
         if self._line is None:
-            self._line = _Line(self._store)
-        return [
-            group
-            for group in self._line.look(wait_s)
-            if queue in ("", group.spec.queue) and namespace in ("", group.metadata.namespace)
-        ]
+            self._line = Line(self._store)
+        self._line.follow(wait_s)
+        return self._line.first(queue=queue, namespace=namespace)
 
     def _first(self, groups: Sequence[PodGroup], holder: str, ttl: str | float) -> Claim | None:
         """The first of them that nobody else is faster to claim."""
@@ -171,35 +196,6 @@ class External:
         self._change(build)
         claimed = made[-1]
         return Claim(self, claimed.group, claimed.token, lasts_until=asked_at + ttl_ms / 1000)
-
-
-class _Line:
-    """The external groups there are, followed from change to change; owned by one thread."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._watch = Watch(store, ("PodGroup", "PriorityClass"))
-        self._groups: dict[str, PodGroup] = {}
-        self._classes: dict[str, PriorityClass] = {}
-
-    def look(self, wait_s: float) -> list[PodGroup]:
-        """Those that can be claimed, in order, after at most `wait_s` of waiting for a change."""
-        for change in self._watch.poll(round(wait_s * 1000)):
-            match change.value:
-                case PodGroup() as group if is_claimable(group):
-                    self._groups[change.key] = group
-                case PriorityClass() as item:
-                    self._classes[change.key] = item
-                case _:
-                    place = self._groups if change.kind == "PodGroup" else self._classes
-                    place.pop(change.key, None)
-        values, default = priorities_of(self._classes.values())
-
-        def place_in_line(group: PodGroup) -> tuple[object, ...]:
-            since = group.status.queue_time or group.metadata.creation_timestamp or 0
-            priority = values.get(group.spec.priority_class_name, default)
-            return (-priority, since, uid_order(group.metadata.uid))
-
-        return sorted(self._groups.values(), key=place_in_line)
 
 
 def _ms_of(written: str | float) -> int:

@@ -1,0 +1,230 @@
+"""A consumer of many external groups at once: claims, reports and renewals in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from batchq.client import Client
+from batchq.client.external import Consumer, Held
+from batchq.errors import Conflict, InvalidInput
+from tests.builders import a_priority, a_queue
+from tests.client.stage import Stage
+from tests.daemon.waiting import until
+from tests.harness.proxy import LossyProxy
+from tests.harness.server import Server
+
+SOON_S = 20
+
+
+def submit(stage: Stage, *names: str, **request: object) -> None:
+    """Submit external groups and let them be admitted."""
+    for name in names:
+        stage.client.submit(external=True, name=name, **request)
+    stage.turn()
+
+
+@pytest.fixture
+def consumer(server: Server) -> Iterator[Consumer]:
+    """Of another process, by a client of its own."""
+    with Client(server.url) as client:
+        yield client.external.consumer(holder="farm")
+
+
+def names(held: list[Held]) -> list[str]:
+    return [one.group.metadata.name for one in held]
+
+
+def claim_of(stage: Stage, name: str) -> str:
+    group = stage.client.get("PodGroup", name)
+    return str(getattr(group, "status").claim.phase)  # noqa: B009 - an Object may be any kind
+
+
+def test_all_that_wait_are_claimed_and_reported_in_one_go(stage: Stage, consumer: Consumer) -> None:
+    submit(stage, *(f"g{number}" for number in range(8)))
+    held = consumer.claim()
+    assert sorted(names(held)) == [f"g{number}" for number in range(8)]
+    assert consumer.report([(one, "running") for one in held]) == []
+    stage.turn()
+    assert {stage.phase(f"g{number}") for number in range(8)} == {"Running"}
+    assert consumer.report([(one, "succeeded") for one in held[:6]]) == []
+    assert consumer.report([(one, "failed") for one in held[6:]], message="no licence") == []
+    stage.turn()
+    phases = sorted(stage.phase(f"g{number}") for number in range(8))
+    assert phases == ["Completed"] * 6 + ["Failed"] * 2
+    assert consumer.held == ()
+
+
+def test_a_batch_costs_a_bounded_number_of_round_trips(stage: Stage, consumer: Consumer) -> None:
+    def asked() -> int:
+        told = stage.store.link.ask(lambda client: client.info("commandstats"))
+        names = ("cmdstat_evalsha", "cmdstat_hmget", "cmdstat_xread")
+        return sum(told.get(name, {}).get("calls", 0) for name in names)
+
+    submit(stage, *(f"g{number}" for number in range(8)))
+    consumer.stopping()
+    before = asked()
+    held = consumer.claim()
+    consumer.report([(one, "running") for one in held])
+    # A look at the stream and a commit; a commit, and another after reading what had changed.
+    assert (len(held), asked() - before <= 5) == (8, True)
+
+
+def test_what_runs_at_once_is_said_with_the_claim(stage: Stage, consumer: Consumer) -> None:
+    submit(stage, "g")
+    consumer.claim(reported="running")
+    assert claim_of(stage, "g") == "Running"
+    stage.turn()
+    assert stage.phase("g") == "Running"
+
+
+def test_of_more_than_it_can_take_it_takes_the_first_of_the_line(
+    stage: Stage, consumer: Consumer
+) -> None:
+    stage.furnish(a_priority("high", 10))
+    submit(stage, "first", "second")
+    submit(stage, "urgent", priority_class="high")
+    assert names(consumer.claim(most=2)) == ["urgent", "first"]
+    assert names(consumer.claim(most=2)) == ["second"]
+    assert consumer.claim(most=2) == []
+
+
+def test_it_keeps_to_its_queue(stage: Stage, server: Server) -> None:
+    stage.furnish(a_queue("q"))
+    submit(stage, "here", queue="q")
+    submit(stage, "elsewhere")
+    with Client(server.url) as client:
+        assert names(client.external.consumer(holder="w", queue="q").claim()) == ["here"]
+        assert client.external.consumer(holder="w", namespace="research").claim() == []
+
+
+def test_each_group_goes_to_one_of_two_consumers(
+    stage: Stage, server: Server, consumer: Consumer
+) -> None:
+    submit(stage, "a", "b", "c")
+    with Client(server.url) as client:
+        other = client.external.consumer(holder="other")
+        other.stopping()
+        consumer.stopping()
+        taken = consumer.claim(most=2)
+        # It has not heard of that yet, or it has: in both cases nobody is claimed twice.
+        assert sorted(names(taken) + names(other.claim())) == ["a", "b", "c"]
+
+
+def test_who_is_evicted_is_named_with_the_reason_and_comes_back(
+    stage: Stage, consumer: Consumer
+) -> None:
+    submit(stage, "g", "h")
+    held = {one.group.metadata.name: one for one in consumer.claim(reported="running")}
+    stage.turn()
+    stage.client.suspend("g")
+    stage.turn()
+    [told] = consumer.stopping(wait_s=SOON_S)
+    assert (told, told.stop_reason, told.grace_s) == (held["g"], "Suspended", 30.0)
+    assert consumer.stopping() == []
+    [refused] = consumer.report([(told, "succeeded"), (held["h"], "succeeded")])
+    assert refused.held is told
+    assert isinstance(refused.error, Conflict)
+    assert "told to stop (Suspended)" in str(refused.error)
+    assert consumer.report([(told, "evicted")]) == []
+    assert consumer.held == ()
+    stage.client.resume("g")
+    stage.turn()
+    assert names(consumer.claim()) == ["g"]
+
+
+def test_an_end_that_comes_after_the_eviction_is_refused_and_then_it_is_told_to_stop(
+    stage: Stage, consumer: Consumer
+) -> None:
+    submit(stage, "g")
+    [held] = consumer.claim()
+    stage.client.suspend("g")
+    stage.turn()
+    [refused] = consumer.report([(held, "succeeded")])
+    assert "told to stop (Suspended)" in str(refused.error)
+    assert [one.stop_reason for one in consumer.stopping()] == ["Suspended"]
+    assert consumer.report([(held, "evicted")]) == []
+    assert claim_of(stage, "g") == "Released"
+
+
+def test_it_renews_what_it_holds_as_long_as_it_is_asked(stage: Stage, server: Server) -> None:
+    submit(stage, "g", "h")
+    with Client(server.url) as client:
+        consumer = client.external.consumer(holder="w", ttl="1s")
+        held = consumer.claim()
+        until_then = (held[0].group.status.claim.expires_at or 0) + 1_000
+
+        def goes_on() -> bool:
+            assert consumer.stopping(wait_s=0.05) == []
+            return stage.store.now_ms() > until_then
+
+        until(goes_on, within_s=SOON_S)
+        assert consumer.report([(one, "succeeded") for one in held]) == []
+
+
+def test_whoever_was_paused_for_too_long_is_told_that_the_claims_have_lapsed(
+    stage: Stage, server: Server
+) -> None:
+    submit(stage, "g")
+    with Client(server.url) as client:
+        consumer = client.external.consumer(holder="w", ttl="1s")
+        [held] = consumer.claim()
+        expires_at = held.group.status.claim.expires_at or 0
+        until(lambda: stage.store.now_ms() > expires_at, within_s=SOON_S)
+        assert [one.stop_reason for one in consumer.stopping()] == ["ClaimLapsed"]
+        [refused] = consumer.report([(held, "succeeded")])
+        assert "lapsed at" in str(refused.error)
+        assert consumer.held == ()
+
+
+def test_a_group_that_is_deleted_is_to_be_stopped(stage: Stage, consumer: Consumer) -> None:
+    submit(stage, "g")
+    [held] = consumer.claim()
+    stage.erase("g")
+    [told] = consumer.stopping(wait_s=SOON_S)
+    assert (told, told.stop_reason) == (held, "ClaimLapsed")
+    [refused] = consumer.report([(held, "succeeded")])
+    assert "was deleted" in str(refused.error)
+
+
+def test_what_is_said_once_more_changes_nothing(stage: Stage, consumer: Consumer) -> None:
+    submit(stage, "g")
+    [held] = consumer.claim()
+    assert consumer.report([(held, "succeeded")]) == []
+    before = stage.names()
+    assert consumer.report([(held, "succeeded")]) == []
+    assert stage.names() == before
+
+
+def test_claims_and_reports_whose_answers_are_lost_are_made_once(
+    stage: Stage, server: Server
+) -> None:
+    submit(stage, "g", "h")
+    with LossyProxy(server.socket) as proxy:
+        with Client(proxy.url) as client:
+            consumer = client.external.consumer(holder="w")
+            consumer.stopping()
+            proxy.lose("Claimed")
+            held = consumer.claim()
+            proxy.lose("Succeeded")
+            assert consumer.report([(one, "succeeded") for one in held]) == []
+        assert proxy.lost == 2
+    stage.turn()
+    assert [stage.phase(name) for name in ("g", "h")] == ["Completed", "Completed"]
+
+
+def test_with_nothing_to_claim_it_waits_for_the_next_change(
+    stage: Stage, consumer: Consumer
+) -> None:
+    assert consumer.claim(wait_s=0.05) == []
+    submit(stage, "late")
+    assert names(consumer.claim(wait_s=SOON_S)) == ["late"]
+
+
+def test_a_holder_without_a_name_is_refused(stage: Stage) -> None:
+    submit(stage, "g")
+    with pytest.raises(InvalidInput, match="holder: expected a name"):
+        stage.client.external.consumer(holder="").claim()
+    with pytest.raises(InvalidInput, match="ttl: "):
+        stage.client.external.consumer(holder="w", ttl="soon")

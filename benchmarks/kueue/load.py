@@ -1,0 +1,193 @@
+"""What Kueue's generator makes of its two configurations, in batchq's words.
+
+test/performance/scheduler/configs/{baseline,large-scale}/generator.yaml of kubernetes-sigs/kueue:
+every class of every queue is submitted at its own pace, the first after one interval.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from batchq.api.objects import (
+    Metadata,
+    Object,
+    PodGroup,
+    PodGroupSpec,
+    PriorityClass,
+    PriorityClassSpec,
+    Queue,
+    QueuePreemption,
+    QueueSpec,
+)
+
+#: The amount of one unit of quota: cpu is counted in thousandths.
+UNIT = 1000
+NOMINAL = 20
+BORROWING = 100
+
+
+@dataclass(frozen=True)
+class Class:
+    """Groups of one sort: how many a queue gets, and at which pace."""
+
+    name: str
+    priority: int
+    units: int
+    run_ms: int
+    every_ms: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """Kueue's means over its CI runs (rangespec.yaml and the history of its thresholds)."""
+
+    wall_s: float
+    usage: float
+    #: Class -> mean seconds from creation to admission.
+    admission_s: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Cohorts of equal queues, each with all of the classes."""
+
+    name: str
+    cohorts: int
+    queues: int
+    classes: tuple[Class, ...]
+    published: Published
+    #: What the published figures and this benchmark's aim are compared with, in seconds.
+    floor_s: float
+
+    @property
+    def cohort_units(self) -> int:
+        """What the queues of a cohort may hold together."""
+        return self.queues * NOMINAL
+
+    @property
+    def queue_units(self) -> int:
+        """What one queue may hold, borrowed units too."""
+        return min(NOMINAL + BORROWING, self.cohort_units)
+
+    @property
+    def groups(self) -> int:
+        """How many there are in all."""
+        return self.cohorts * self.queues * sum(one.count for one in self.classes)
+
+    @property
+    def unit_s(self) -> float:
+        """The work of one queue, in seconds of one unit."""
+        return sum(one.count * one.units * one.run_ms for one in self.classes) / 1000
+
+    @property
+    def last_submission_s(self) -> float:
+        """When the last group is submitted, after the first."""
+        times = [(one.every_ms, one.count * one.every_ms) for one in self.classes]
+        return (max(last for _, last in times) - min(first for first, _ in times)) / 1000
+
+
+BASELINE = Scenario(
+    name="baseline",
+    cohorts=5,
+    queues=6,
+    classes=(
+        Class("small", 50, 1, 200, 100, 350),
+        Class("medium", 100, 5, 500, 500, 100),
+        Class("large", 200, 20, 1000, 1200, 50),
+    ),
+    published=Published(351.116, 0.559, {"large": 16.5, "medium": 76.8, "small": 215.5}),
+    floor_s=66.0,
+)
+LARGE_SCALE = Scenario(
+    name="large-scale",
+    cohorts=10,
+    queues=100,
+    classes=(
+        Class("small", 50, 1, 150, 60, 35),
+        Class("medium", 100, 5, 350, 300, 11),
+        Class("large", 200, 20, 700, 700, 4),
+    ),
+    published=Published(1179.411, 0.3864, {"large": 105.6, "medium": 256.4, "small": 700.4}),
+    floor_s=8.0,
+)
+SCENARIOS = {one.name: one for one in (BASELINE, LARGE_SCALE)}
+
+
+def scaled(scenario: Scenario, scale: float) -> Scenario:
+    """The same with fewer (or more) groups of each class in each queue."""
+    if scale == 1:
+        return scenario
+    classes = tuple(
+        replace(one, count=max(1, round(one.count * scale))) for one in scenario.classes
+    )
+    smaller = replace(scenario, classes=classes)
+    least = max(smaller.unit_s / NOMINAL, smaller.last_submission_s)
+    return replace(smaller, name=f"{scenario.name}, scale {scale:g}", floor_s=least)
+
+
+def scale_asked_for() -> float:
+    """BATCHQ_BENCH_SCALE, 1 where it is not set."""
+    return float(os.environ.get("BATCHQ_BENCH_SCALE", "1"))
+
+
+def furniture(scenario: Scenario) -> list[Object]:
+    """The priority classes, the cohorts and their queues."""
+    found: list[Object] = [
+        PriorityClass(metadata=Metadata(name=one.name), spec=PriorityClassSpec(value=one.priority))
+        for one in scenario.classes
+    ]
+    together = {"cpu": scenario.cohort_units * UNIT}
+    for cohort in range(scenario.cohorts):
+        name = f"cohort-{cohort}"
+        spec = QueueSpec(deserved=together, capability=together)
+        found.append(Queue(metadata=Metadata(name=name), spec=spec))
+        found += [
+            Queue(metadata=Metadata(name=f"queue-{cohort}-{number}"), spec=_queue(scenario, name))
+            for number in range(scenario.queues)
+        ]
+    return found
+
+
+def _queue(scenario: Scenario, cohort: str) -> QueueSpec:
+    return QueueSpec(
+        parent=cohort,
+        deserved={"cpu": NOMINAL * UNIT},
+        # Above what the cohort has it says nothing, and a child may not state more.
+        capability={"cpu": scenario.queue_units * UNIT},
+        preemption=QueuePreemption(within_queue="LowerPriority", reclaim="Any"),
+    )
+
+
+def submissions(scenario: Scenario) -> list[tuple[int, PodGroup]]:
+    """(milliseconds after the start, group), in the order of time."""
+    return sorted(_all_submissions(scenario), key=lambda one: (one[0], one[1].metadata.name))
+
+
+def _all_submissions(scenario: Scenario) -> Iterator[tuple[int, PodGroup]]:
+    for cohort in range(scenario.cohorts):
+        for queue in range(scenario.queues):
+            for one in scenario.classes:
+                spec = PodGroupSpec(
+                    queue=f"queue-{cohort}-{queue}",
+                    controller="external",
+                    min_resources={"cpu": one.units * UNIT},
+                    priority_class_name=one.name,
+                )
+                for number in range(one.count):
+                    name = f"{one.name}-{cohort}-{queue}-{number}"
+                    group = PodGroup(metadata=Metadata(name=name, namespace="default"), spec=spec)
+                    yield (number + 1) * one.every_ms, group
+
+
+def class_of(name: str) -> str:
+    """`small-0-3-17` is a small one."""
+    return name.partition("-")[0]
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """Cohort and queue of a group: `0` and `0-3` of `small-0-3-17`."""
+    _, cohort, queue, _ = name.split("-")
+    return cohort, f"{cohort}-{queue}"

@@ -1,0 +1,66 @@
+"""Every write of a run in its order, taken from the change stream by somebody who takes no part.
+
+While it runs the bytes are put aside as they are, so that it costs little; they are read when all
+is over.
+"""
+
+from __future__ import annotations
+
+import marshal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from batchq.store import keys
+from batchq.store.connect import open_store
+from batchq.store.mirror import Change, read_changes
+
+#: So often it reads. The stream keeps 65,536 changes, many times what is written meanwhile.
+_EVERY_S = 0.05
+_MOST = 20_000
+_COMPLETED = b'"phase":"Completed"'
+
+
+class Recorder:
+    """Follows from now on; owned by one thread."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        self._store = open_store(url)
+        self._path = path
+        cursor, _ = self._store.watch(None, 0)
+        self._first = int(cursor.split("-")[0])
+        self._after = cursor
+        self._file = path.open("wb")
+        self.completed = 0
+
+    def step(self) -> None:
+        """Put aside what has been written, then rest."""
+        time.sleep(_EVERY_S)
+        reply: Any = self._store.link.ask(
+            lambda client: client.xread({keys.CHANGES: self._after}, count=_MOST)
+        )
+        if not reply:
+            return
+        [(_, entries)] = reply
+        marshal.dump((time.monotonic(), entries), self._file)
+        self._after = entries[-1][0].decode()
+        self.completed += sum(_COMPLETED in fields[b"value"] for _, fields in entries)
+
+    def close(self) -> None:
+        """No more is put aside."""
+        self._file.close()
+        self._store.close()
+
+    def changes(self) -> Iterator[tuple[float, Change]]:
+        """(by this machine's monotonic clock, to some hundredths of a second; change), in order.
+
+        Raises Trimmed if one is missing.
+        """
+        revision = self._first
+        with self._path.open("rb") as file:
+            while file.peek(1):
+                at, entries = marshal.load(file)
+                for change in read_changes([(b"", entries)], revision):
+                    revision = change.revision
+                    yield at, change

@@ -1,0 +1,64 @@
+"""The process that submits: every group when the generator would, in one request what is due.
+
+`python -m benchmarks.kueue.submitter SCENARIO FOLDER`; waits for the file `go`, leaves
+`submitter.json`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from batchq.api.objects import PodGroup
+from batchq.client import Client
+from benchmarks.kueue.load import SCENARIOS, scale_asked_for, scaled, submissions
+from benchmarks.kueue.stage import peak_mib
+
+#: Between two requests, as long as it is in time.
+_PAUSE_S = 0.02
+_MOST = 500
+
+
+def main(name: str, folder: Path) -> None:
+    due = submissions(scaled(SCENARIOS[name], scale_asked_for()))
+    with Client() as client:
+        client.queues()
+        (folder / "submitter.ready").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        cpu_before = time.process_time()
+        late_ms = submit_all(client, due)
+        told = {
+            "late_mean_ms": sum(late_ms) / len(late_ms),
+            "late_most_ms": max(late_ms),
+            "cpu_s": time.process_time() - cpu_before,
+            "peak_mib": peak_mib(),
+        }
+    (folder / "submitter.json").write_bytes(msgspec.json.encode(told))
+
+
+def submit_all(client: Client, due: list[tuple[int, PodGroup]]) -> list[float]:
+    """Submit each when it is due; how late each was acknowledged, in milliseconds."""
+    late_ms: list[float] = []
+    place = 0
+    started = time.monotonic() - due[0][0] / 1000
+    while place < len(due):
+        now_ms = (time.monotonic() - started) * 1000
+        stop = place
+        while stop < len(due) and stop - place < _MOST and due[stop][0] <= now_ms:
+            stop += 1
+        if stop == place:
+            time.sleep(max(_PAUSE_S, min(due[place][0] - now_ms, 1000) / 1000))
+            continue
+        client.submit_all([group for _, group in due[place:stop]])
+        now_ms = (time.monotonic() - started) * 1000
+        late_ms += [now_ms - at_ms for at_ms, _ in due[place:stop]]
+        place = stop
+    return late_ms
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -6,10 +6,19 @@ that everything already is as asked. The client commits the result to the live s
 anew when somebody else was faster: `Word.CONFLICT`), the simulator's timeline to its own.
 """
 
+from batchq.changes.arrivals import Arrivals, check_same
 from batchq.changes.checks import release_check, renew_check, set_check
 from batchq.changes.concerns import Overpromised, concerns, overpromised
 from batchq.changes.differences import differences
-from batchq.changes.editing import apply, create, delete, found_defaults, in_order, update
+from batchq.changes.editing import (
+    apply,
+    create,
+    delete,
+    found_defaults,
+    in_order,
+    taken,
+    update,
+)
 from batchq.changes.gates import open_all_gates, open_gate
 from batchq.changes.records import put_node
 from batchq.changes.refusals import explain_refusal
@@ -25,9 +34,11 @@ from batchq.changes.verbs import (
 )
 
 __all__ = [
+    "Arrivals",
     "Overpromised",
     "apply",
     "cancel",
+    "check_same",
     "concerns",
     "cordon",
     "create",
@@ -49,6 +60,7 @@ __all__ = [
     "set_stop_policy",
     "settled",
     "suspend",
+    "taken",
     "uncordon",
     "update",
 ]

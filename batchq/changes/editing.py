@@ -79,7 +79,7 @@ def create(
         raise _pods_are_made(obj)
     stored = reader.get(kind_of(obj), key_of(obj))
     if stored is not None:
-        raise _exists(stored)
+        raise taken(stored)
     new = _stamped(obj, now_ms=now_ms, uid=uid, described=described)
     if not isinstance(new, PodGroup):
         _check_only_default(reader, new)
@@ -382,7 +382,8 @@ def _event(obj: Object, reason: str, now_ms: int, message: str = "") -> Event:
     return Event(kind=kind_of(obj), key=key_of(obj), reason=reason, message=message, at=now_ms)
 
 
-def _exists(stored: Object) -> Conflict:
+def taken(stored: Object) -> Conflict:
+    """The refusal of a new object that bears the name of a stored one."""
     if isinstance(stored, PodGroup):
         name = _typed(stored)
         free = (

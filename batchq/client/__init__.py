@@ -64,6 +64,7 @@ from batchq.client.requests import (
     plan,
     plan_deletion,
 )
+from batchq.client.submitting import Submitting
 from batchq.errors import NotFound
 from batchq.ports import Reader
 
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "Client", "Effect", "Quantity", "Request", "key_named", "with_working_dir"]
 
 
-class Client(Foretelling, Explaining, Controlling):
+class Client(Foretelling, Explaining, Controlling, Submitting):
     """A connection to the server; a context manager. Not to be shared between threads."""
 
     def __init__(

@@ -119,16 +119,14 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         suspend=request.suspend,
         walltime=_walltime(request.walltime),
         retry=structs.replace(Retry(), limit=request.retries),
-        depends_on=tuple(_dependency(text) for text in request.after),
+        depends_on=tuple(dependency_of(text) for text in request.after),
         tasks=(Task(name="main", replicas=replicas, template=template),),
     )
     if request.external:
         spec = _as_external(spec)
     if request.name and request.generate_name:
         raise UsageError("name is given, and generate_name, which makes one", hint="keep one")
-    program = template.command[0] if template.command else _last_word(template.function)
-    program = program or "external"
-    name = request.name or default_name(request.generate_name or program, suffix)
+    name = request.name or default_name(program_of(request, template), suffix)
     metadata = Metadata(
         name=name,
         namespace=request.namespace,
@@ -136,6 +134,12 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         annotations=dict(request.annotations),
     )
     return PodGroup(metadata=metadata, spec=spec)
+
+
+def program_of(request: Request, template: PodTemplate) -> str:
+    """What a nameless group is called after: a suffix makes it a name."""
+    program = template.command[0] if template.command else _last_word(template.function)
+    return request.generate_name or program or "external"
 
 
 def _as_external(spec: PodGroupSpec) -> PodGroupSpec:
@@ -267,8 +271,8 @@ def _duration(field: str, written: Quantity) -> int:
         raise InvalidInput(f"{field}: {error}") from None
 
 
-def _dependency(written: str) -> Dependency:
-    """`NAME`, or `ok:NAME`, `any:NAME`, `failed:NAME`."""
+def dependency_of(written: str) -> Dependency:
+    """`NAME`, or `ok:NAME`, `any:NAME`, `failed:NAME`. Raises UsageError."""
     condition, _, name = written.rpartition(":")
     match condition:
         case "":

@@ -1,0 +1,473 @@
+"""Many groups, submitted a batch at a time: each is accepted whole or refused by itself.
+
+    for outcome in client.submit_many(requests):
+        ...
+
+While the server writes one batch the next is made ready here. Batches follow each other: who comes
+first in `requests` stands first in line. A batch whose answer was lost is asked again under the
+same request id, and what was written by then is known by its uid: nothing is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from itertools import count
+from time import monotonic
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, structs
+
+from batchq.api.objects import PodGroup, key_of
+from batchq.api.transaction import Commit, Refusal, Transaction, Word
+from batchq.changes import Arrivals, check_same, explain_refusal, taken
+from batchq.client.drafts import Draft, Drafts
+from batchq.client.groups import Submitted, default_name
+from batchq.client.requests import TRIES, Effect
+from batchq.errors import (
+    BatchqError,
+    InvalidInput,
+    NotFound,
+    Rejected,
+    StoreUnavailable,
+    UsageError,
+)
+from batchq.ports import IdSource
+from batchq.store.redis import RedisStore
+
+#: One call of the script does so much: about 50 ms, in which the server serves nobody else.
+GROUPS_A_BATCH = 500
+BYTES_A_BATCH = 4 * 1024 * 1024
+#: Requests that come one after the other, from a slow source, wait no longer for others.
+LONGEST_GATHER_S = 1.0
+#: What was read of queues and priority classes holds for so long.
+LONGEST_KNOWN_S = 1.0
+
+Existing: TypeAlias = Literal["refuse", "keep"]
+
+
+class Accepted(Struct, frozen=True, kw_only=True):
+    """The request at `place` (from 0) is stored as `group`: created, or `unchanged` from before."""
+
+    place: int
+    group: PodGroup
+    effect: Effect = Effect.CREATED
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """The request at `place` (from 0) is not stored, for the reason that `submit` would raise."""
+
+    place: int
+    error: BatchqError
+
+
+Outcome: TypeAlias = Accepted | Refused
+
+
+class Tally(Struct, frozen=True, kw_only=True):
+    """How far it is: of the requests that were settled, in order, so many of each sort."""
+
+    submitted: int = 0
+    unchanged: int = 0
+    refused: int = 0
+
+    @property
+    def settled(self) -> int:
+        return self.submitted + self.unchanged + self.refused
+
+
+class _Item:
+    """One request on its way. `level`: how many waves of its batch it has to wait for."""
+
+    __slots__ = ("draft", "level", "outcome", "place", "tries", "uid")
+
+    def __init__(self, place: int, uid: str, draft: Draft | BatchqError) -> None:
+        self.place = place
+        self.uid = uid
+        self.draft = draft
+        self.level = 0
+        self.tries = 0
+        self.outcome: Outcome | None = None
+        if isinstance(draft, BatchqError):
+            self.outcome = Refused(place=place, error=draft)
+
+    @property
+    def group(self) -> PodGroup:
+        assert isinstance(self.draft, Draft)
+        return self.draft.group
+
+    def rename(self, suffix: str) -> None:
+        """Another name for one that was made and happened to be taken."""
+        assert isinstance(self.draft, Draft)
+        name = default_name(self.draft.program, suffix)
+        metadata = structs.replace(self.group.metadata, name=name)
+        self.draft = structs.replace(
+            self.draft, group=structs.replace(self.group, metadata=metadata)
+        )
+
+
+class _Flight:
+    """A batch that was sent, wave by wave: who depends on others of it comes after their answer."""
+
+    def __init__(self, items: Sequence[_Item]) -> None:
+        self.items = items
+        self.sent: list[tuple[_Item, Transaction]] = []
+        self.request_id = ""
+        self.answer: Future[Commit] | None = None
+
+    def wave(self) -> list[_Item]:
+        """Who is next."""
+        left = [item for item in self.items if item.outcome is None]
+        level = min((item.level for item in left), default=0)
+        return [item for item in left if item.level == level]
+
+
+class Submission(Iterator[Outcome]):
+    """What becomes of each request, in their order; nothing is submitted but by iterating.
+
+    Up to two batches are read ahead of the outcomes. After StoreUnavailable the iteration may be
+    gone on with: the batch under way is asked again. `tally` counts what was settled, also of a
+    batch whose outcomes were not fetched. Belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        ids: IdSource,
+        requests: Iterable[Submitted],
+        defaults: Mapping[str, Any],
+        *,
+        user: Callable[[], str],
+        existing: Existing = "refuse",
+        keep_going: bool = True,
+        dry_run: bool = False,
+        progress: Callable[[Tally], None] | None = None,
+    ) -> None:
+        """Raises InvalidInput for defaults that are wrong by themselves."""
+        self.tally = Tally()
+        self._store = store
+        self._ids = ids
+        self._requests = iter(requests)
+        self._drafts = Drafts(defaults)
+        self._arrivals = Arrivals(store, before_reading=self._land)
+        self._known_until = 0.0
+        self._user = user
+        self._existing = existing
+        self._keep_going = keep_going
+        self._dry_run = dry_run
+        self._progress = progress
+        self._places = count()
+        self._begun = False
+        self._all_read = False
+        self._trouble: Exception | None = None
+        self._gathered: list[_Item] = []
+        self._flight: _Flight | None = None
+        self._ready: deque[Outcome] = deque()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __next__(self) -> Outcome:
+        """The next outcome.
+
+        Raises StoreUnavailable, and what the iterator of requests raised, after the outcomes of
+        those before it.
+        """
+        self._begun = True
+        while not self._ready:
+            self._gather()
+            first = self._prepared()
+            self._land()
+            if not self._keep_going and self.tally.refused:
+                self._all_read, self._gathered = True, []
+            elif first is not None:
+                self._launch(first)
+                continue
+            if self._ready:
+                break
+            self._finish()
+            raise StopIteration
+        return self._ready.popleft()
+
+    def all(self) -> Tally:
+        """Submit everything, and forget what became of each but for its number."""
+        for _ in self:
+            pass
+        return self.tally
+
+    def close(self, *, within_s: float = 10.0) -> bool:
+        """Read no more requests, and wait for the answer to what was sent.
+
+        False if there is none in time: whether that batch was written is then not known.
+        """
+        self._begun = self._all_read = True
+        self._gathered = []
+        flight = self._flight
+        try:
+            if flight is not None and flight.answer is not None:
+                flight.answer.result(within_s)
+            self._land()
+        except (NotYet, StoreUnavailable):
+            return False
+        finally:
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+                self._threads = None
+        return self._flight is None
+
+    def __del__(self) -> None:
+        if not getattr(self, "_begun", True):
+            warnings.warn(
+                "submit_many was not iterated over, so nothing was submitted; as in"
+                " `for outcome in client.submit_many(…)`, or `client.submit_many(…).all()`",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif getattr(self, "_flight", None) is not None:
+            # Whoever broke off the loop closes the connection next.
+            self.close()
+
+    # --- reading ahead ------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Make the next batch ready, as far as it can be without the server."""
+        if self._gathered or self._all_read:
+            return
+        until, size = monotonic() + LONGEST_GATHER_S, 0
+        gathered = self._gathered
+        while len(gathered) < GROUPS_A_BATCH and size < BYTES_A_BATCH:
+            try:
+                what = next(self._requests)
+            except StopIteration:
+                self._all_read = True
+                break
+            except Exception as error:  # whatever the caller's own iterator raises: passed on
+                self._all_read, self._trouble = True, error
+                break
+            item = self._item(what)
+            gathered.append(item)
+            if isinstance(item.draft, Draft):
+                size += item.draft.size_bytes
+            if monotonic() >= until:
+                break
+        _set_levels(gathered)
+
+    def _item(self, what: Submitted) -> _Item:
+        place, uid = next(self._places), self._ids.new_uid()
+        try:
+            return _Item(place, uid, self._drafts.draft(what, uid[-5:]))
+        except BatchqError as error:
+            return _Item(place, uid, error)
+
+    def _prepared(self) -> _Flight | None:
+        """The batch that was gathered, with the transactions of its first wave."""
+        if not self._gathered:
+            return None
+        if monotonic() >= self._known_until:
+            self._arrivals.forget()
+            self._known_until = monotonic() + LONGEST_KNOWN_S
+        flight = _Flight(self._gathered)
+        self._bind(flight)
+        return flight
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _bind(self, flight: _Flight) -> None:
+        """The transactions of the flight's next wave; who refers to what is not there is out."""
+        wave = flight.wave()
+        needed = [key for item in wave for key in _keys_needed(item.group)]
+        if needed:
+            self._arrivals.forget_missing()
+            self._arrivals.find_groups(needed)
+        now_ms, user = self._store.now_ms(), self._user()
+        sent, doubtful = [], []
+        for item in wave:
+            try:
+                transaction = self._arrivals.submission(
+                    item.group, now_ms=now_ms, uid=item.uid, by=user
+                )
+            except (NotFound, Rejected) as error:
+                doubtful.append((item, error))
+            else:
+                sent.append((item, transaction))
+        if doubtful:
+            # That the name is taken is said first; perhaps by the batch under way.
+            self._land()
+            there = self._stored([item for item, _ in doubtful])
+            for item, problem in doubtful:
+                self._decide(item, there.get(key_of(item.group)), problem)
+        flight.sent, flight.request_id, flight.answer = sent, self._ids.new_uid(), None
+
+    def _launch(self, flight: _Flight) -> None:
+        """Send the first wave; the answer is waited for later if there is more to do meanwhile."""
+        self._flight, self._gathered = flight, []
+        if self._all_read or self._dry_run or not flight.sent:
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(max_workers=1)
+        transactions = [transaction for _, transaction in flight.sent]
+        flight.answer = self._threads.submit(
+            self._store.commit, transactions, request_id=flight.request_id
+        )
+
+    def _land(self) -> None:
+        """Wait for everything that becomes of the batch under way. Raises StoreUnavailable."""
+        flight = self._flight
+        if flight is None:
+            return
+        while True:
+            if flight.sent:
+                self._judge(flight, self._answer(flight))
+                flight.sent = []
+            if not flight.wave():
+                break
+            # What it reads is read now: nothing else is under way.
+            self._flight = None
+            try:
+                self._bind(flight)
+            finally:
+                self._flight = flight
+        self._flight = None
+        if not self._dry_run:
+            self._arrivals.forget_groups()
+        self._deliver([item.outcome for item in flight.items if item.outcome is not None])
+
+    def _answer(self, flight: _Flight) -> Commit:
+        transactions = [transaction for _, transaction in flight.sent]
+        if self._dry_run:
+            return Commit(applied=tuple(transactions))
+        answer, flight.answer = flight.answer, None
+        if answer is not None:
+            try:
+                return answer.result()
+            except KeyboardInterrupt:
+                flight.answer = answer
+                raise
+        return self._store.commit(transactions, request_id=flight.request_id)
+
+    def _judge(self, flight: _Flight, commit: Commit) -> None:
+        """What the answer says of each that was sent."""
+        refusals = iter(commit.refused)
+        refusal = next(refusals, None)
+        in_conflict: list[tuple[_Item, Refusal]] = []
+        taken_before = self._stored([item for item, _ in flight.sent]) if self._dry_run else {}
+        for item, transaction in flight.sent:
+            stored = taken_before.get(key_of(item.group))
+            if stored is not None:
+                self._decide(item, stored, taken(stored))
+            elif self._dry_run and self._arrivals.is_noted(key_of(item.group)):
+                # By an earlier request, which would be stored and Pending.
+                item.outcome = Refused(place=item.place, error=taken(item.group))
+            elif refusal is None or refusal.transaction is not transaction:
+                self._accept(item, transaction)
+            else:
+                if refusal.answer.word is Word.CONFLICT:
+                    in_conflict.append((item, refusal))
+                else:
+                    item.outcome = Refused(place=item.place, error=explain_refusal(refusal))
+                refusal = next(refusals, None)
+        if in_conflict:
+            there = self._stored([item for item, _ in in_conflict])
+            for item, one in in_conflict:
+                self._settle_conflict(item, there.get(key_of(item.group)), one)
+
+    def _accept(self, item: _Item, transaction: Transaction) -> None:
+        group = transaction.writes[0].value
+        assert isinstance(group, PodGroup)
+        self._arrivals.note(group)
+        item.outcome = Accepted(place=item.place, group=group)
+
+    def _settle_conflict(self, item: _Item, stored: PodGroup | None, refusal: Refusal) -> None:
+        """Somebody has the name: we ourselves, another, or nobody any more."""
+        assert isinstance(item.draft, Draft)
+        item.tries += 1
+        if stored is not None and stored.metadata.uid == item.uid:
+            # Written by a call of which the server had forgotten, when it was asked again.
+            self._arrivals.note(stored)
+            item.outcome = Accepted(place=item.place, group=stored)
+        elif stored is not None and not item.draft.program:
+            self._decide(item, stored, taken(stored))
+        elif item.tries >= TRIES:
+            item.outcome = Refused(place=item.place, error=explain_refusal(refusal))
+        elif stored is not None:
+            item.rename(self._ids.new_uid()[-8:])
+
+    def _decide(self, item: _Item, stored: PodGroup | None, error: BatchqError) -> None:
+        """Refused because of `error`; or kept, if a group of that name may be taken for it."""
+        if stored is not None:
+            error = taken(stored)
+            self._arrivals.note(stored)
+            if self._existing == "keep":
+                try:
+                    check_same(stored, item.group)
+                except BatchqError as differs:
+                    error = differs
+                else:
+                    kept = Accepted(place=item.place, group=stored, effect=Effect.UNCHANGED)
+                    item.outcome = kept
+                    return
+        item.outcome = Refused(place=item.place, error=error)
+
+    def _stored(self, items: Sequence[_Item]) -> Mapping[str, PodGroup]:
+        found = self._store.get_many("PodGroup", [key_of(item.group) for item in items])
+        return {key: item for key, item in found.items() if isinstance(item, PodGroup)}
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _deliver(self, outcomes: Sequence[Outcome]) -> None:
+        self._ready.extend(outcomes)
+        refused = sum(isinstance(one, Refused) for one in outcomes)
+        unchanged = sum(
+            isinstance(one, Accepted) and one.effect is Effect.UNCHANGED for one in outcomes
+        )
+        before = self.tally
+        self.tally = Tally(
+            submitted=before.submitted + len(outcomes) - refused - unchanged,
+            unchanged=before.unchanged + unchanged,
+            refused=before.refused + refused,
+        )
+        if self._progress is not None:
+            self._progress(self.tally)
+
+    def _finish(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise trouble
+
+
+def _keys_needed(group: PodGroup) -> list[str]:
+    namespace = group.metadata.namespace
+    return [f"{namespace}/{dependency.name}" for dependency in group.spec.depends_on]
+
+
+def _set_levels(items: Sequence[_Item]) -> None:
+    """Who depends on another of the batch, or bears its name, is sent after the answer about it:
+    only then it is known whether that one, or one that was there before, is meant.
+    """
+    last: dict[str, int] = {}
+    for item in items:
+        if item.outcome is not None:
+            continue
+        key = key_of(item.group)
+        needed = _keys_needed(item.group) if item.group.spec.depends_on else ()
+        item.level = max(
+            last.get(key, 0), *(last[other] + 1 for other in needed if other in last), 0
+        )
+        last[key] = item.level
+
+
+def refusals(
+    store: RedisStore, requests: Iterable[Submitted], defaults: Mapping[str, Any]
+) -> Iterator[Refused]:
+    """See `Client.refused_many`."""
+    drafts, arrivals = Drafts(defaults), Arrivals(store)
+    for place, what in enumerate(requests):
+        try:
+            # Any suffix will do: the names are made again when they are submitted.
+            arrivals.check(drafts.draft(what, "00000").group)
+        except (InvalidInput, UsageError, NotFound, Rejected) as error:
+            yield Refused(place=place, error=error)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from batchq.api.facts import Claim, Ended, Outcome
+from batchq.api.facts import Ended, Outcome
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod, PodGroup, Queue, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
@@ -28,12 +28,14 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
 from batchq.store.redis import RedisStore
 from benchmarks.backlog_world import (
+    CPUS,
     NAMESPACES,
     NODE,
     AnyStore,
     Spec,
     a_quota_of,
     queue_names,
+    replace_running,
     submit,
     waiting,
     withdraw,
@@ -86,6 +88,8 @@ class Stage:
         #: The number of the next group that is submitted, and how often limits have changed.
         self._next = spec.waiting
         self._made = 0
+        #: The number of the next group that runs.
+        self._runners = CPUS
         #: Keys of groups that were submitted, and are taken away again.
         self._submitted: list[str] = []
 
@@ -106,11 +110,11 @@ class Stage:
         return took
 
     def settle(self) -> int:
-        """Turns until nothing is left to do, what was bound running; how many had writes."""
+        """Turns until nothing is left to do, in a world as it was; how many had writes."""
         self._take_away()
         writing = 0
         for _ in range(_MOST_TURNS):
-            self._start_bound()
+            self._replace_admitted()
             took = self.turn()
             if took.rested:
                 return writing
@@ -164,14 +168,19 @@ class Stage:
         withdraw(self.store, [one for one in stored.values() if isinstance(one, PodGroup)])
         self._submitted = []
 
-    def _start_bound(self) -> None:
-        """Agents and work-horses, in short: what is bound runs."""
+    def _replace_admitted(self) -> None:
+        """What has just been bound makes way for one of the class of all that run: else somebody
+        who waits would evict it, and each repeat would be about another world.
+        """
         for pod in self._pods():
-            if pod.status.phase == PodPhase.BOUND:
-                fact = Claim(pod=pod.metadata.uid, attempt=pod.status.attempt, author="h")
-                claimed = clerk.claim(pod, NODE, fact, now_ms=self._clock.now_ms())
-                assert isinstance(claimed, Transaction)
-                write(self.store, [claimed])
+            if pod.status.phase != PodPhase.BOUND:
+                continue
+            key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+            group = self.store.get("PodGroup", key)
+            assert isinstance(group, PodGroup)
+            number, now_ms = self._runners, self._clock.now_ms()
+            replace_running(self.store, self.spec, group, [pod], number, now_ms)
+            self._runners += 1
 
     def _pods(self) -> Sequence[Pod]:
         return [pod for pod in self.store.list("Pod") if isinstance(pod, Pod)]

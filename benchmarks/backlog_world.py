@@ -29,6 +29,7 @@ from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
 from batchq.assembly import assemble
 from batchq.changes import records
 from batchq.config.model import SchedulerConfig
+from batchq.framework.ledger import holders_in_store
 from batchq.ids import CountingIds
 from batchq.scheduler.cycle import Cycle
 from batchq.sim.founding import stated
@@ -89,33 +90,25 @@ def a_quota_of(namespace: str, more: int) -> ResourceQuota:
     return a_quota(namespace, cpu=1_000_000 + more, podgroups=100_000_000)
 
 
-def running(spec: Spec, now_ms: int) -> list[tuple[PodGroup, tuple[Pod, ...]]]:
-    """The groups that hold the node, as the store has them, each with its pod."""
+def running(spec: Spec, number: int, now_ms: int) -> tuple[PodGroup, tuple[Pod, ...]]:
+    """A group that holds one cpu of the node, as the store has it, and its pod."""
     queues = queue_names(spec)
-    found = []
-    for number in range(CPUS):
-        group, *pods = as_charged(
-            *a_running_group(
-                f"running-{number:04}",
-                node=NODE,
-                namespace=NAMESPACES[number % len(NAMESPACES)],
-                uid=f"r{number:015}",
-                queue=queues[number % len(queues)],
-                priority_class_name="high",
-                created=now_ms,
-            )
+    group, pod = as_charged(
+        *a_running_group(
+            f"running-{number:04}",
+            node=NODE,
+            namespace=NAMESPACES[number % len(NAMESPACES)],
+            uid=f"r{number:015}",
+            queue=queues[number % len(queues)],
+            priority_class_name="high",
+            created=now_ms,
         )
-        since = {"reserved_at": now_ms, "in_queue_at": now_ms, "started_at": now_ms}
-        group = structs.replace(group, status=structs.replace(group.status, **since))
-        pods = [
-            structs.replace(
-                pod,
-                status=structs.replace(pod.status, bound_at=now_ms, started_at=now_ms, holder="h"),
-            )
-            for pod in pods
-        ]
-        found.append((group, tuple(pods)))
-    return found
+    )
+    status = structs.replace(
+        group.status, reserved_at=now_ms, in_queue_at=now_ms, started_at=now_ms
+    )
+    of_pod = structs.replace(pod.status, bound_at=now_ms, started_at=now_ms, holder="h")
+    return structs.replace(group, status=status), (structs.replace(pod, status=of_pod),)
 
 
 def waiting(
@@ -154,7 +147,7 @@ def found(store: AnyStore, spec: Spec, now_ms: int) -> None:
     for item in furniture(spec):
         event = Event(kind=kind_of(item), key=item.metadata.name, reason="Created")
         write(store, [records.put(store, item, expect=0, event=event)])
-    write(store, [stated(group, pods) for group, pods in running(spec, now_ms)])
+    write(store, [stated(*running(spec, number, now_ms)) for number in range(CPUS)])
 
 
 def leases(store: RedisStore, lease_ms: int) -> None:
@@ -171,6 +164,28 @@ def submit(store: AnyStore, groups: Iterable[PodGroup]) -> None:
     rest = iter(groups)
     while some := list(islice(rest, _TOGETHER)):
         write(store, [_merged([stated(group, ()) for group in some])])
+
+
+def replace_running(
+    store: AnyStore, spec: Spec, group: PodGroup, pods: Sequence[Pod], number: int, now_ms: int
+) -> None:
+    """Take a group with its pods away, and let another one of the highest class run instead."""
+    holders = (
+        *holders_in_store(group),
+        f"object:{group.metadata.uid}",
+        *(f"pod:{pod.metadata.uid}" for pod in pods),
+    )
+    leaving: tuple[Object, ...] = (group, *pods)
+    gone = Transaction(
+        subject=key_of(group),
+        writes=tuple(
+            Write(kind=kind_of(one), key=key_of(one), expect=one.metadata.revision, value=None)
+            for one in leaving
+        ),
+        charges=tuple(Charge(holder=holder) for holder in holders),
+    )
+    store.delivered(store.outbox())
+    write(store, [gone, stated(*running(spec, number, now_ms))])
 
 
 def withdraw(store: AnyStore, groups: Iterable[PodGroup]) -> None:

@@ -276,7 +276,8 @@ class Submission(Iterator[Outcome]):
     def _bind(self, flight: _Flight) -> None:
         """The transactions of the flight's next wave; who refers to what is not there is out."""
         wave = flight.wave()
-        needed = [key for item in wave for key in _keys_needed(item.group)]
+        dependent = [item.group for item in wave if item.group.spec.depends_on]
+        needed = [key for group in dependent for key in _keys_needed(group)]
         if needed:
             self._arrivals.forget_missing()
             self._arrivals.find_groups(needed)
@@ -317,9 +318,11 @@ class Submission(Iterator[Outcome]):
         if flight is None:
             return
         while True:
-            if flight.sent:
+            if flight.sent and self._dry_run:
+                self._suppose(flight)
+            elif flight.sent:
                 self._judge(flight, self._answer(flight))
-                flight.sent = []
+            flight.sent = []
             if not flight.wave():
                 break
             # What it reads is read now: nothing else is under way.
@@ -335,8 +338,6 @@ class Submission(Iterator[Outcome]):
 
     def _answer(self, flight: _Flight) -> Commit:
         transactions = [transaction for _, transaction in flight.sent]
-        if self._dry_run:
-            return Commit(applied=tuple(transactions))
         answer, flight.answer = flight.answer, None
         if answer is not None:
             try:
@@ -351,15 +352,8 @@ class Submission(Iterator[Outcome]):
         refusals = iter(commit.refused)
         refusal = next(refusals, None)
         in_conflict: list[tuple[_Item, Refusal]] = []
-        taken_before = self._stored([item for item, _ in flight.sent]) if self._dry_run else {}
         for item, transaction in flight.sent:
-            stored = taken_before.get(key_of(item.group))
-            if stored is not None:
-                self._decide(item, stored, taken(stored))
-            elif self._dry_run and self._arrivals.is_noted(key_of(item.group)):
-                # By an earlier request, which would be stored and Pending.
-                item.outcome = Refused(place=item.place, error=taken(item.group))
-            elif refusal is None or refusal.transaction is not transaction:
+            if refusal is None or refusal.transaction is not transaction:
                 self._accept(item, transaction)
             else:
                 if refusal.answer.word is Word.CONFLICT:
@@ -371,6 +365,19 @@ class Submission(Iterator[Outcome]):
             there = self._stored([item for item, _ in in_conflict])
             for item, one in in_conflict:
                 self._settle_conflict(item, there.get(key_of(item.group)), one)
+
+    def _suppose(self, flight: _Flight) -> None:
+        """What would become of each, were it sent."""
+        there = self._stored([item for item, _ in flight.sent])
+        for item, transaction in flight.sent:
+            key = key_of(item.group)
+            if key in there:
+                self._decide(item, there[key], taken(there[key]))
+            elif self._arrivals.is_noted(key):
+                # By an earlier request, which would be stored, and be Pending.
+                item.outcome = Refused(place=item.place, error=taken(item.group))
+            else:
+                self._accept(item, transaction)
 
     def _accept(self, item: _Item, transaction: Transaction) -> None:
         group = transaction.writes[0].value
@@ -452,12 +459,13 @@ def _set_levels(items: Sequence[_Item]) -> None:
     for item in items:
         if item.outcome is not None:
             continue
-        key = key_of(item.group)
-        needed = _keys_needed(item.group) if item.group.spec.depends_on else ()
-        item.level = max(
-            last.get(key, 0), *(last[other] + 1 for other in needed if other in last), 0
-        )
-        last[key] = item.level
+        group = item.group
+        key = key_of(group)
+        level = last.get(key, 0)
+        if group.spec.depends_on:
+            for other in _keys_needed(group):
+                level = max(level, last.get(other, -1) + 1)
+        last[key] = item.level = level
 
 
 def refusals(

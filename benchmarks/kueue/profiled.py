@@ -1,4 +1,4 @@
-"""Run a module as `python -m` does, every thread of it under a profiler of its own.
+"""Run a module as `python -m` does, every thread of it under a profiler of its own, by CPU time.
 
 `python -m benchmarks.kueue.profiled OUT MODULE ARGUMENT…`
 """
@@ -10,13 +10,14 @@ import pstats
 import runpy
 import sys
 import threading
+import time
 
 _profiles: list[cProfile.Profile] = []
 _run_unprofiled = threading.Thread.run
 
 
 def _run(thread: threading.Thread) -> None:
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     _profiles.append(profile)
     profile.enable()
     try:
@@ -28,7 +29,7 @@ def _run(thread: threading.Thread) -> None:
 def main(out: str, module: str, arguments: list[str]) -> None:
     threading.Thread.run = _run  # type: ignore[method-assign]
     sys.argv = [module, *arguments]
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     profile.enable()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""The process that submits: every group when the generator would, in one request what is due.
+"""The process that submits: every group when the generator would, and what is due together.
 
 `python -m benchmarks.kueue.submitter SCENARIO FOLDER`; waits for the file `go`, leaves
 `submitter.json`.
@@ -14,12 +14,13 @@ import msgspec
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
+from batchq.client.bulk import Refused
 from benchmarks.kueue.load import SCENARIOS, scale_asked_for, scaled, submissions
 from benchmarks.kueue.stage import peak_mib
 
 #: Between two requests, as long as it is in time.
-_PAUSE_S = 0.02
-_MOST = 500
+_PAUSE_S = 0.03
+_MOST = 5_000
 
 
 def main(name: str, folder: Path) -> None:
@@ -53,9 +54,11 @@ def submit_all(client: Client, due: list[tuple[int, PodGroup]]) -> list[float]:
         if stop == place:
             time.sleep(max(_PAUSE_S, min(due[place][0] - now_ms, 1000) / 1000))
             continue
-        client.submit_all([group for _, group in due[place:stop]])
-        now_ms = (time.monotonic() - started) * 1000
-        late_ms += [now_ms - at_ms for at_ms, _ in due[place:stop]]
+        for outcome in client.submit_many([group for _, group in due[place:stop]]):
+            if isinstance(outcome, Refused):
+                raise outcome.error
+            now_ms = (time.monotonic() - started) * 1000
+            late_ms.append(now_ms - due[place + outcome.place][0])
         place = stop
     return late_ms
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -45,22 +45,34 @@ def story_of(changes: Iterable[tuple[float, Change]]) -> Story:
     """The story that the changes tell."""
     story = Story()
     held: Counter[str] = Counter()
-    charges: dict[str, tuple[int, float]] = {}
+    charges: dict[tuple[str, str], tuple[int, float]] = {}
     for at, change in changes:
         group = change.value
         if not isinstance(group, PodGroup):
             continue
         name = group.metadata.name
-        units = group.status.charge.get("cpu", 0) // UNIT
-        before, since = charges.get(name, (0, at))
-        if units != before:
-            story.charged_unit_s += before * (at - since)
-            charges[name] = units, at
-            for scope in place_of(name):
-                held[scope] += units - before
-                story.most[scope] = max(story.most[scope], held[scope])
+        for scope, units in _charged(group):
+            before, since = charges.get((name, scope), (0, at))
+            if units == before:
+                continue
+            charges[name, scope] = units, at
+            held[scope] += units - before
+            story.most[scope] = max(story.most[scope], held[scope])
+            if "-" not in scope:
+                story.charged_unit_s += before * (at - since)
         _note(story, name, group)
     return story
+
+
+def _charged(group: PodGroup) -> Iterator[tuple[str, int]]:
+    """What it counts for in its cohort and in its queue: what victims still hold there, and owe it,
+    is counted with them.
+    """
+    cohort, queue = place_of(group.metadata.name)
+    owed = group.status.pledge.owed
+    for scope, ledger in ((cohort, f"queue:cohort-{cohort}"), (queue, f"queue:queue-{queue}")):
+        units = group.status.charge.get("cpu", 0) - owed.get(ledger, {}).get("cpu", 0)
+        yield scope, max(0, units) // UNIT
 
 
 def _note(story: Story, name: str, group: PodGroup) -> None:

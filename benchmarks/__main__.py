@@ -6,13 +6,18 @@ import os
 import sys
 from importlib import import_module
 
-ALL = ("placement", "backlog", "queues", "commits", "agents", "traces")
+ALL = ("kueue", "backlog", "placement", "endtoend", "traces", "queues", "commits", "agents")
 
 # Whoever runs them all has time for the longest, too.
 if not sys.argv[1:]:
     os.environ.setdefault("BATCHQ_BENCH_MOST", "1000000")
 
 for name in sys.argv[1:] or ALL:
-    if name not in ALL:
-        sys.exit(f"there is no benchmark {name!r}; there are: {', '.join(ALL)}")
-    import_module(f"benchmarks.{name.replace('-', '_')}").main()
+    match name:
+        case "kueue-large":
+            import_module("benchmarks.kueue").main(["large-scale"])
+        case _ if name in ALL:
+            import_module(f"benchmarks.{name}").main()
+        case _:
+            names = ", ".join((*ALL, "kueue-large"))
+            sys.exit(f"there is no benchmark {name!r}; there are: {names}")

@@ -110,15 +110,14 @@ class Stage:
         return took
 
     def settle(self) -> int:
-        """Turns until nothing is left to do, in a world as it was; how many had writes."""
+        """Turns until one has nothing to write, in a world as it was; how many had."""
         self._take_away()
         writing = 0
         for _ in range(_MOST_TURNS):
             self._replace_admitted()
-            took = self.turn()
-            if took.rested:
+            if not self.turn().writes:
                 return writing
-            writing += bool(took.writes)
+            writing += 1
         raise RuntimeError(f"the world is not at rest after {_MOST_TURNS} turns")
 
     # --- what others do ---------------------------------------------------------------------

@@ -11,9 +11,9 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import redis
 from redis import exceptions as broken
@@ -45,6 +45,46 @@ OLDEST_VERSION = (6, 2)
 
 #: A broken connection, or no answer in time: what was asked may or may not have happened.
 _LOST = (broken.ConnectionError, broken.TimeoutError)
+
+
+#: A script's keys and arguments.
+Call: TypeAlias = tuple[Sequence[str], Sequence[str | bytes | int]]
+
+#: What is sent in one round trip, in bytes about: this process holds so much at a time.
+BYTES_A_TRIP = 32 * 1024 * 1024
+
+
+def in_trips(
+    things: Iterable[T], size_of: Callable[[T], int], most: int = BYTES_A_TRIP
+) -> Iterator[list[T]]:
+    """Things in order, so many at a time as are sent together; one at least, however large."""
+    trip: list[T] = []
+    size = 0
+    for thing in things:
+        trip.append(thing)
+        size += size_of(thing)
+        if size >= most:
+            yield trip
+            trip, size = [], 0
+    if trip:
+        yield trip
+
+
+def _asked_at_once(
+    client: redis.Redis, script: Script, calls: Sequence[Call], *, with_text: bool = False
+) -> list[Any]:
+    """The answers of all calls. Raises the first error among them."""
+    pipeline = client.pipeline(transaction=False)
+    for place, (names, arguments) in enumerate(calls):
+        if with_text and place == 0:
+            pipeline.eval(script.text, len(names), *names, *arguments)
+        else:
+            pipeline.evalsha(script.sha, len(names), *names, *arguments)
+    answers = pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
 def new_client(url: str, *, retry: Retry, socket_timeout: float, **options: Any) -> redis.Redis:
@@ -160,6 +200,21 @@ class Link:
                 return client.eval(script.text, len(keys), *keys, *arguments)
 
         return self.ask(question)
+
+    def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """What the script answers to each call; all are sent before the first is answered.
+
+        Each call is atomic by itself, and others may write in between. After one that fails the
+        server is still asked those behind it, and all are asked again when the connection breaks.
+        """
+
+        def question(client: redis.Redis) -> list[Any]:
+            try:
+                return _asked_at_once(client, script, calls)
+            except broken.NoScriptError:
+                return _asked_at_once(client, script, calls, with_text=True)
+
+        return self.ask(question) if calls else []
 
     def asking_s(self, thread: int) -> float:
         """For how long this thread has been waiting for an answer; 0 if it is not."""

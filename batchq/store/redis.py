@@ -21,9 +21,10 @@ from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys, scripts
 from batchq.store.alive import Alive, Renewal, beats_of
 from batchq.store.clock import ServerClock
+from batchq.store.commits import calls_of, size_of
 from batchq.store.contact import Contact
 from batchq.store.inboxes import Inboxes
-from batchq.store.link import LONGEST_BLOCK_MS, Link, check_info, is_forbidden
+from batchq.store.link import LONGEST_BLOCK_MS, Call, Link, check_info, in_trips, is_forbidden
 from batchq.store.mirror import (
     PAGE,
     Change,
@@ -36,7 +37,7 @@ from batchq.store.mirror import (
     scan_pods_on,
 )
 from batchq.store.roles import forbidden
-from batchq.store.rules import Held, commit_of, well_formed
+from batchq.store.rules import Held, commit_of
 
 __all__ = ["Change", "Difference", "RedisStore", "Renewal", "Trimmed"]
 
@@ -50,11 +51,6 @@ LOG_PIECES_KEPT = 32_768
 
 #: A snapshot's beats and leases are read at most this often: there is one for each running pod.
 HEAR_EVERY_MS = 1_000
-
-#: One call of the script does at most so much; a single transaction is never divided.
-TRANSACTIONS_A_CALL = 1_000
-WRITES_A_CALL = 2_000
-BYTES_A_CALL = 8 * 1024 * 1024
 
 
 class Leader(Struct, frozen=True, kw_only=True):
@@ -249,44 +245,51 @@ class RedisStore:
     ) -> Commit:
         """Apply each transaction whole or not at all, in order (see `ports.Store`).
 
-        Large commits take several calls of the script; others may write in between.
+        Large commits take several calls of the script; others may write in between. The calls go
+        out together, up to `BYTES_A_TRIP` of them in one round trip. Where one fails, those
+        before it are applied and those after it are not; whoever asks again with the same
+        `request_id` goes on there.
         """
-        kinds = codec.kinds_of(transactions)
-        places = codec.places_of(kinds)
-        written = [codec.write_transaction(well_formed(one), places) for one in transactions]
         answers: list[Answer] = []
         revision = 0
-        for place, (start, stop) in enumerate(_calls(transactions, written)):
-            reply = self._run_commit(
-                kinds,
-                epoch is not None,
-                _commit_keys(f"{request_id}.{place}", transactions, kinds, led=epoch is not None),
-                (
-                    codec.joined(written[start:stop]),
-                    "" if epoch is None else epoch,
-                    overcommit,
-                    keys.REQUEST_TTL_S,
-                    self._changes_kept,
-                    EVENTS_KEPT,
-                    keys.LIMITS,
-                    "" if seen is None else seen,
-                ),
-            )
-            some, revision = codec.read_answers(reply)
-            answers.extend(some)
+        asked = calls_of(
+            transactions,
+            request_id,
+            led=epoch is not None,
+            arguments=(
+                "" if epoch is None else epoch,
+                overcommit,
+                keys.REQUEST_TTL_S,
+                self._changes_kept,
+                EVENTS_KEPT,
+                keys.LIMITS,
+                "" if seen is None else seen,
+            ),
+        )
+        for trip in in_trips(asked, size_of):
+            for reply in self._run_commit(trip, transactions, led=epoch is not None):
+                some, revision = codec.read_answers(reply)
+                answers.extend(some)
         if not transactions:
             revision = self._revision()
         return commit_of(transactions, answers, revision)
 
     def _run_commit(
-        self, kinds: Sequence[str], led: bool, names: Sequence[str], arguments: Sequence[Any]
-    ) -> Any:
+        self, calls: Sequence[Call], transactions: Sequence[Transaction], *, led: bool
+    ) -> Sequence[bytes]:
         try:
-            return self._link.run(scripts.COMMIT, names, arguments)
+            replies = self._link.run_all(scripts.COMMIT, calls)
         except StoreUnavailable as error:
             if not is_forbidden(error):
                 raise
+            kinds = codec.kinds_of(transactions)
             raise forbidden(error, kinds=kinds, leads=led) from error.__cause__
+        if b"" in replies:
+            raise StoreUnavailable(
+                f"the server at {self._link.shown} has forgotten an answer that it gave just now",
+                hint="batchq needs a server that evicts nothing: maxmemory-policy noeviction",
+            )
+        return replies
 
     def _revision(self) -> int:
         return self._link.ask(lambda client: int(cast(bytes, client.get(keys.REVISION)) or 0))
@@ -446,47 +449,3 @@ class RedisStore:
     def _read_stream(self, key: str, after: str, block_ms: int, count: int = PAGE) -> Any:
         block = min(block_ms, LONGEST_BLOCK_MS) or None
         return self._link.wait(lambda client: client.xread({key: after}, count=count, block=block))
-
-
-def _calls(
-    transactions: Sequence[Transaction], written: Sequence[bytes]
-) -> Iterator[tuple[int, int]]:
-    """Ranges of transactions, each small enough for one call of the script."""
-    start, writes, size = 0, 0, 0
-    for place, transaction in enumerate(transactions):
-        more, longer = len(transaction.writes), len(written[place])
-        full = (
-            place - start >= TRANSACTIONS_A_CALL
-            or writes + more > WRITES_A_CALL
-            or size + longer > BYTES_A_CALL
-        )
-        if full and place > start:
-            yield start, place
-            start, writes, size = place, 0, 0
-        writes, size = writes + more, size + longer
-    if start < len(transactions):
-        yield start, len(transactions)
-
-
-def _commit_keys(
-    request_id: str, transactions: Sequence[Transaction], kinds: Sequence[str], *, led: bool
-) -> tuple[str, ...]:
-    """The keys of one call; the request's own in place of those that the commit has no use for.
-
-    A server that knows permissions asks for that to write every key that a script is given.
-    """
-    own = keys.request(request_id)
-    charges = any(one.charges for one in transactions)
-    return (
-        own,
-        keys.EPOCH if led else own,
-        keys.REVISION,
-        keys.CHANGES,
-        keys.EVENTS if any(one.events for one in transactions) else own,
-        keys.LEDGER if charges else own,
-        keys.CHARGES if charges else own,
-        keys.LIMITS if any(one.limits for one in transactions) else own,
-        keys.OUTBOX if any(one.deliveries for one in transactions) else own,
-        keys.SERVER if led else own,
-        *(name(kind) for kind in kinds for name in (keys.objects, keys.heads)),
-    )

@@ -3,19 +3,24 @@
 -- KEYS: those of commit: 7 charges.
 -- Answers: nothing by itself.
 
-local function text(number) return string.format('%.0f', number) end
+local NOTHING = {scopes = {}, names = {}, units = {}, counts_in = {}}
+
+-- By record: most holders of a call count for the same as others do.
+local known = {}
 
 -- What a holder counts for: scopes and resources in order, the amount of each resource.
 local function held(record)
-  local found = {scopes = {}, names = {}, units = {}, counts_in = {}}
-  if not record or record == '' then return found end
+  if not record or record == '' then return NOTHING end
+  local found = known[record]
+  if found then return found end
   local decoded = cjson.decode(record)
-  found.scopes = decoded[1]
+  found = {scopes = decoded[1], names = {}, units = {}, counts_in = {}}
   for _, scope in ipairs(decoded[1]) do found.counts_in[scope] = true end
   for _, amount in ipairs(decoded[2]) do
     found.names[#found.names + 1] = amount[1]
     found.units[amount[1]] = tonumber(amount[2])
   end
+  known[record] = found
   return found
 end
 
@@ -23,14 +28,15 @@ end
 local function weigh(charges)
   local plus, minus, growths = {}, {}, {}
   for _, charge in ipairs(charges) do
-    local old, new = held(redis.call('HGET', KEYS[7], charge[1])), held(charge[2])
+    local stored = look(open(KEYS[7]), charge[1])
+    local old, new = held(stored), held(charge[2])
     for _, scope in ipairs(new.scopes) do
       for _, name in ipairs(new.names) do
         local more = new.units[name] - (old.counts_in[scope] and old.units[name] or 0)
         if more > 0 then
           local field = scope .. ' ' .. name
           plus[field] = (plus[field] or 0) + more
-          growths[#growths + 1] = {scope, name, more, charge[3] == 'yes'}
+          growths[#growths + 1] = {scope, name, more, charge[3] == 'yes', field}
         end
       end
     end

@@ -1,6 +1,6 @@
 -- A part of commit: which limit charges would pass, and whether limits are those decided by.
 -- The same rules in Python: batchq/store/rules.py.
--- KEYS: those of commit: 3 revision, 6 ledger, 8 limits.
+-- KEYS: those of commit: 6 ledger.
 -- ARGV: those of commit: 3 overcommit in thousandths, 7 the key of the limits, 8 the revision seen.
 -- Answers: nothing by itself.
 
@@ -14,7 +14,26 @@ local LAST_CHANGE = 'last change'
 -- several of them together.
 local function is_of_node(scope) return string.sub(scope, 1, 5) == 'node:' end
 
-local function sum(field) return tonumber(redis.call('HGET', KEYS[6], field) or '0') end
+local function sum(field)
+  local value = look(open(KEYS[6]), field)
+  return value and tonumber(value) or 0
+end
+
+local function count(field, difference)
+  local units = sum(field) + difference
+  put(open(KEYS[6]), field, units == 0 and '' or units)
+end
+
+-- By record: what it says of each resource.
+local read = {}
+
+-- What is stated for a scope: nil where nothing is.
+local function amounts_of(scope, stated)
+  local record = stated[scope] or look(open(ARGV[7]), scope)
+  if not record or record == '' then return nil end
+  read[record] = read[record] or cjson.decode(record)
+  return read[record]
+end
 
 -- Exact up to 2^53: a quotient that is no integer is then too far from the next one to round to it.
 local function thousandth(number) return math.floor(number / 1000) end
@@ -28,38 +47,26 @@ local function limit_of(scope, name, plus, minus, stated)
     local rest = math.fmod(units, 1000)
     return math.min(MOST, thousandth(units) * overcommit + thousandth(rest * overcommit))
   end
-  local record = stated[scope] or redis.call('HGET', ARGV[7], scope)
-  local limit = record and record ~= '' and cjson.decode(record)[name]
+  local amounts = amounts_of(scope, stated)
+  local limit = amounts and amounts[name]
   if limit then return tonumber(limit) end
   return is_of_node(scope) and 0 or MOST
 end
 
--- Sets the field, or removes it where the value is ''.
-local function put(hash, field, value)
-  if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
-end
-
--- Read once: nobody else writes while the script runs.
 local seen = tonumber(ARGV[8])
-local last_change = seen and tonumber(redis.call('HGET', ARGV[7], LAST_CHANGE) or '0')
 
 -- Comes after the writes: theirs is the revision from which on the limits are seen.
-local function set_limits(limits)
-  local changes = false
+local function set_limits(limits, revision)
+  local book = open(ARGV[7])
   for _, limit in ipairs(limits) do
-    put(KEYS[8], limit[1], limit[2])
-    changes = changes or not is_of_node(limit[1])
-  end
-  if changes then
-    local revision = redis.call('GET', KEYS[3])
-    redis.call('HSET', KEYS[8], LAST_CHANGE, revision)
-    last_change = tonumber(revision)
+    put(book, limit[1], limit[2])
+    if not is_of_node(limit[1]) then put(book, LAST_CHANGE, text(revision)) end
   end
 end
 
 -- Whether something grows, and not on a node, that was decided on before limits were changed.
 local function is_outdated(growths)
-  if not seen or last_change <= seen then return false end
+  if not seen or tonumber(look(open(ARGV[7]), LAST_CHANGE) or '0') <= seen then return false end
   for _, growth in ipairs(growths) do
     if growth[4] and not is_of_node(growth[1]) then return true end
   end
@@ -73,15 +80,14 @@ local function refuse_charges(plus, minus, growths, limits)
   local stated = {}
   for _, limit in ipairs(limits) do stated[limit[1]] = limit[2] end
   for _, growth in ipairs(growths) do
-    local scope, name, more, checked = growth[1], growth[2], growth[3], growth[4]
-    local field = scope .. ' ' .. name
+    local scope, name, more, checked, field = unpack(growth)
     local taken = minus[field] or 0
     local rest = sum(field) - taken
     local limit = checked and limit_of(scope, name, plus, minus, stated) or MOST
     if plus[field] > taken and plus[field] > limit - rest then
       local need = math.min(more, MOST)
-      local seen = math.min(MOST, rest + (math.min(plus[field], MOST) - need))
-      return {'limit', scope, name, text(need), text(limit), text(seen)}
+      local found = math.min(MOST, rest + (math.min(plus[field], MOST) - need))
+      return {'limit', scope, name, text(need), text(limit), text(found)}
     end
   end
   return nil

@@ -1,4 +1,5 @@
--- A part of commit: every move between phases, the pairs of batchq/api/lifecycle.py.
+-- A part of commit: every move between phases, the pairs of batchq/api/lifecycle.py; and whether a
+-- fence falls.
 -- Answers: nothing by itself.
 local MOVES = {
   ['PodGroup Pending>InQueue'] = true,
@@ -31,3 +32,13 @@ local MOVES = {
   ['Pod Evicted>Pending'] = true,
   ['Pod Evicted>Bound'] = true,
 }
+
+local function falls(old, new)
+  if old == new then return false end
+  local pattern = '^(%S*) ?(%d*) ?(%d*)$'
+  local uid, admission, attempt = string.match(old, pattern)
+  local new_uid, new_admission, new_attempt = string.match(new, pattern)
+  return uid ~= new_uid
+    or (tonumber(new_admission) or 0) < (tonumber(admission) or 0)
+    or (tonumber(new_attempt) or 0) < (tonumber(attempt) or 0)
+end

@@ -1,0 +1,89 @@
+"""The calls of the script that one commit takes: what each is asked, and how much at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from batchq.api.transaction import Transaction
+from batchq.store import codec, keys
+from batchq.store.link import Call
+from batchq.store.rules import well_formed
+
+#: One call of the script does at most so much, as the server does nothing else meanwhile; a single
+#: transaction is never divided.
+TRANSACTIONS_A_CALL = 500
+WRITES_A_CALL = 1_000
+BYTES_A_CALL = 8 * 1024 * 1024
+
+
+def calls_of(
+    transactions: Sequence[Transaction],
+    request_id: str,
+    *,
+    led: bool,
+    arguments: tuple[str | int, ...],
+) -> Iterator[Call]:
+    """The calls of the script, each small enough and told which comes before it; written one by
+    one, since all of a large commit at once may be more than this process can hold.
+    """
+    kinds = codec.kinds_of(transactions)
+    places = codec.places_of(kinds)
+    needed = _commit_keys(transactions, kinds, led=led)
+    former = ""
+    written = (codec.write_transaction(well_formed(one), places) for one in transactions)
+    for place, some in enumerate(_parts(transactions, written)):
+        own = keys.request(f"{request_id}.{place}")
+        names = (own, *(name or own for name in needed))
+        yield names, (codec.joined(some), *arguments, former)
+        former = own
+
+
+def size_of(call: Call) -> int:
+    """About how many bytes it is to send."""
+    transactions = call[1][0]
+    assert isinstance(transactions, bytes)
+    return len(transactions)
+
+
+def _parts(
+    transactions: Sequence[Transaction], written: Iterable[bytes]
+) -> Iterator[Sequence[bytes]]:
+    """Transactions as they are written, so many as are small enough for one call of the script."""
+    part: list[bytes] = []
+    writes, size = 0, 0
+    for transaction, text in zip(transactions, written, strict=True):
+        more = len(transaction.writes)
+        full = (
+            len(part) >= TRANSACTIONS_A_CALL
+            or writes + more > WRITES_A_CALL
+            or size + len(text) > BYTES_A_CALL
+        )
+        if full and part:
+            yield part
+            part, writes, size = [], 0, 0
+        part.append(text)
+        writes, size = writes + more, size + len(text)
+    if part:
+        yield part
+
+
+def _commit_keys(
+    transactions: Sequence[Transaction], kinds: Sequence[str], *, led: bool
+) -> tuple[str, ...]:
+    """The keys of each call behind its request; "" for those that the commit has no use for.
+
+    A server that knows permissions asks for that to write every key that a script is given.
+    """
+    charges = any(one.charges for one in transactions)
+    return (
+        keys.EPOCH if led else "",
+        keys.REVISION,
+        keys.CHANGES,
+        keys.EVENTS if any(one.events for one in transactions) else "",
+        keys.LEDGER if charges else "",
+        keys.CHARGES if charges else "",
+        keys.LIMITS if any(one.limits for one in transactions) else "",
+        keys.OUTBOX if any(one.deliveries for one in transactions) else "",
+        keys.SERVER if led else "",
+        *(name(kind) for kind in kinds for name in (keys.objects, keys.heads)),
+    )

@@ -42,12 +42,11 @@ def chunk_of(keys: Sequence[str], items: Sequence[T]) -> Chunk[T]:
     return Chunk(keys[0], tuple(keys), tuple(items))
 
 
-def chunks_of(pairs: Iterable[tuple[str, T]]) -> Iterator[Chunk[T]]:
-    """Full chunks of pairs whose keys are in order, each key once."""
-    left = iter(pairs)
-    while batch := tuple(islice(left, CHUNK)):
-        keys, items = zip(*batch, strict=True)
-        yield Chunk(keys[0], keys, items)
+def chunks_of(known: Mapping[str, T]) -> list[Chunk[T]]:
+    """Full chunks of all items, in order of key."""
+    keys, item = sorted(known), known.__getitem__
+    batches = (tuple(keys[start : start + CHUNK]) for start in range(0, len(keys), CHUNK))
+    return [Chunk(batch[0], batch, tuple(map(item, batch))) for batch in batches]
 
 
 def place_of(chunks: Sequence[Chunk[T]], key: str) -> int:
@@ -84,8 +83,7 @@ class Rows(Sequence[T]):
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, T]]) -> Rows[T]:
         """Of keys and items in any order; of a key that comes twice, the last counts."""
-        known = dict(pairs)
-        return cls(tuple(chunks_of((key, known[key]) for key in sorted(known))))
+        return cls(tuple(chunks_of(dict(pairs))))
 
     def __len__(self) -> int:
         return self._size

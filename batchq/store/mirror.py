@@ -8,7 +8,7 @@ the reader was trimmed off, or the server has lost writes. It lists again then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
 from typing import Any, cast
@@ -24,10 +24,13 @@ from batchq.store import codec, keys
 from batchq.store.alive import Alive, beats_of, leases_of, runs_of
 from batchq.store.contact import Contact, LastSeen, ServerHash, standing_of
 from batchq.store.link import Link
+from batchq.store.reading import Reader
 from batchq.store.shelf import Shelf
 
-#: Objects per reply while listing, changes per reply while watching.
+#: Objects per reply while listing.
 PAGE = 1_000
+#: Changes per reply while watching: all that a large session has written, in one.
+CHANGES_A_TRIP = 20_000
 #: How often a list is begun again because writes trimmed the stream meanwhile.
 LISTS = 5
 #: How often nodes are heard while pods wait for them to report.
@@ -57,14 +60,20 @@ class Difference(Struct, frozen=True, kw_only=True):
     stored: int
 
 
-def read_changes(reply: Any, after: int) -> list[Change]:
-    """The changes of an XREAD's reply.
+def read_changes(
+    reply: Any, after: int, read: Callable[[str, bytes], Object] = codec.read_object
+) -> list[Change]:
+    """The changes of an XREAD's reply, their objects read by `read`.
 
     Raises Trimmed if the first does not follow `after`, or if one is none that batchq has written:
     what is stored is to be read then, and not what the stream says of it.
     """
     try:
-        changes = [_change(*entry) for _, entries in reply or () for entry in entries]
+        changes = [
+            _change(raw_id, fields, read)
+            for _, entries in reply or ()
+            for raw_id, fields in entries
+        ]
     except (KeyError, ValueError, msgspec.MsgspecError):
         raise Trimmed from None
     if changes and changes[0].revision != after + 1:
@@ -72,13 +81,15 @@ def read_changes(reply: Any, after: int) -> list[Change]:
     return changes
 
 
-def _change(raw_id: bytes, fields: dict[bytes, bytes]) -> Change:
+def _change(
+    raw_id: bytes, fields: dict[bytes, bytes], read: Callable[[str, bytes], Object]
+) -> Change:
     kind, value = fields[b"kind"].decode(), fields[b"value"]
     return Change(
         kind=kind,
         key=fields[b"key"].decode(),
         revision=int(raw_id.split(b"-")[0]),
-        value=codec.read_object(kind, value) if value else None,
+        value=read(kind, value) if value else None,
         id=raw_id.decode(),
     )
 
@@ -150,6 +161,7 @@ class Mirror:
         self._leases: dict[str, int] = {}
         #: Pods that have changed since their leases were looked at.
         self._moved: set[str] = set()
+        self._reader = Reader()
         self._shelf = Shelf()
         self._revision: int | None = None
         self._connections = -1
@@ -247,9 +259,9 @@ class Mirror:
         revision = self._link.ask(lambda client: int(cast(bytes, client.get(keys.REVISION)) or 0))
         shelf = Shelf()
         for kind in keys.KIND_NAMES:
-            listed = dict(scan_objects(self._link, kind))
-            for key in sorted(listed):
-                shelf.put(kind, key, codec.read_object(kind, listed[key]))
+            # Read as it comes: as stored, it would be more than what is made of it.
+            scanned = scan_objects(self._link, kind)
+            shelf.fill(kind, {key: self._reader.object(kind, stored) for key, stored in scanned})
         self._shelf, self._revision = shelf, revision
         self._heard_at = None
         self._last_seen.note_latest(self._link)
@@ -262,13 +274,13 @@ class Mirror:
             # An older file was restored, or everything was deleted, if the count has fallen.
             if revision < after:
                 raise Trimmed
-            changes = read_changes(reply, after)
+            changes = read_changes(reply, after, self._reader.object)
             if not changes and revision != after:
                 raise Trimmed
             for change in changes:
                 self._take(change)
             self._note_last(reply)
-            if len(changes) < PAGE:
+            if len(changes) < CHANGES_A_TRIP:
                 self._hear()
                 return
 
@@ -349,7 +361,7 @@ def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
     """One round trip; the revision is read first, so the stream reaches at least to it."""
     pipeline = client.pipeline(transaction=False)
     pipeline.get(keys.REVISION)
-    pipeline.xread({keys.CHANGES: f"{after}-0"}, count=PAGE)
+    pipeline.xread({keys.CHANGES: f"{after}-0"}, count=CHANGES_A_TRIP)
     pipeline.hmget(keys.SERVER, ("run", "generation", "since"))
     revision, reply, server = pipeline.execute()
     return int(revision or 0), reply, tuple(server)

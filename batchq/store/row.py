@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -25,10 +25,10 @@ class Row(Generic[T]):
         self._size = 0
         self._rows: Rows[T] | None = Rows()
 
-    def fill(self, pairs: Iterable[tuple[str, T]]) -> None:
-        """Take these instead of all that there is: in order of key, each key once."""
-        self._chunks = list(chunks_of(pairs))
-        self._size = sum(len(chunk.keys) for chunk in self._chunks)
+    def fill(self, known: Mapping[str, T]) -> None:
+        """Take these instead of all that there is."""
+        self._chunks = chunks_of(known)
+        self._size = len(known)
         self._rows = None
 
     def put(self, key: str, item: T) -> T | None:

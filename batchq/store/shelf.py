@@ -7,7 +7,7 @@ all that did not change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from msgspec import structs
@@ -73,10 +73,10 @@ class Shelf:
             self._settle(group, self._changed.pop(group))
         return self._pods.get(group) or ()
 
-    def fill(self, kind: str, pairs: Iterable[tuple[str, Object]]) -> None:
-        """Take these objects of a kind of which there are none yet: in order of key, each once."""
+    def fill(self, kind: str, known: Mapping[str, Object]) -> None:
+        """Take these objects of a kind, by key, of which there are none yet."""
         row = self._rows[kind]
-        row.fill(pairs)
+        row.fill(known)
         if kind == "Pod":
             for pod in row.all():
                 self._count_on_node(pod, 1)

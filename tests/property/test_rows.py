@@ -31,7 +31,7 @@ def history(steps: list[tuple[str, int]], *, filled: int) -> list[State]:
     """The states of a row, and what each is to hold; a view is taken at each `=`."""
     expected: dict[str, object] = {f"{number:03}": object() for number in range(filled)}
     row: Row[object] = Row()
-    row.fill(expected.items())
+    row.fill(expected)
     states = [(dict(expected), row.all())]
     for what, number in steps:
         key = f"{number:03}"

@@ -121,10 +121,10 @@ def test_a_filled_shelf_is_like_one_to_which_all_was_put() -> None:
     status = structs.replace(running.status, node="n9", phase="Running")
     running = structs.replace(running, status=status)
     filled, put = Shelf(), Shelf()
-    pairs = [("a1", running), ("a2", pod("a2", "a")), ("b1", pod("b1", "b"))]
-    filled.fill("Pod", pairs)
-    filled.fill("Queue", [("q", a_queue("q"))])
-    for key, one in reversed(pairs):
+    pods = {"b1": pod("b1", "b"), "a1": running, "a2": pod("a2", "a")}
+    filled.fill("Pod", pods)
+    filled.fill("Queue", {"q": a_queue("q")})
+    for key, one in pods.items():
         put.put("Pod", key, one)
     put.put("Queue", "q", a_queue("q"))
     assert filled.snapshot(1) == put.snapshot(1)

@@ -22,7 +22,7 @@ from batchq.api.objects import (
     key_of,
 )
 from batchq.api.transaction import Event, Transaction, Write
-from batchq.changes.groups import bind_dependencies, check_references, checks_for
+from batchq.changes.groups import bind_dependencies, check_references, checks_for, circular
 from batchq.changes.lookup import title
 from batchq.changes.records import object_charge
 from batchq.errors import Conflict
@@ -147,6 +147,9 @@ class Arrivals:
         Raises NotFound (a name in it stands for nothing), Rejected, StoreUnavailable.
         """
         if group.spec.depends_on:
+            name = group.metadata.name
+            if any(dependency.name == name for dependency in group.spec.depends_on):
+                raise circular(group, [name, name])
             group = bind_dependencies(self, group, None, described=False)
         checks = self.check(group)
         meta = group.metadata

@@ -194,7 +194,8 @@ def _given_beside_file(with_file: Collection[str]) -> str:
     return ""
 
 
-_OF_REQUEST = (
+#: The options that are fields of a request, called alike.
+OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
     *("replicas", "min_member", "function", "array", "walltime", "grace", "priority_class"),
     *("env", "after", "gates", "suspend", "retries", "external"),
@@ -213,7 +214,7 @@ def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -
             marked(one, *marks) if isinstance(one, PodGroup) else one for one in content.objects
         ]
         return content._replace(objects=objects)
-    request = {name: options[name] for name in _OF_REQUEST}
+    request = {name: options[name] for name in OF_REQUEST}
     request |= {"args": options["args"] or [], "kwargs": options["kwargs"] or {}}
     request |= {"command": list(command), "working_dir": str(Path.cwd())}
     return Content([client.group_of(Request(**request))], frozenset())

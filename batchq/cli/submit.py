@@ -16,6 +16,7 @@ from batchq.cli.requesting import check_request, request_options, requested
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration
 from batchq.client import Applied, Client
+from batchq.errors import UsageError
 
 #: Options that make sense with a file, too.
 _WITH_FILE = frozenset({"wait", "progress", "timeout", "exit_code", "dry_run", "quiet"})
@@ -31,9 +32,24 @@ _WITH_FILE = frozenset({"wait", "progress", "timeout", "exit_code", "dry_run", "
         "batchq submit --name gang -N 4 --wait --timeout 1h -- ./simulate",
         "batchq submit --external --name render --cpus 8 --res license=1",
         "batchq submit --dry-run -f conf/examples/sweep.yaml",
+        "batchq submit --from-file jobs.jsonl --queue default --cpus 2",
+        "./make-jobs | batchq submit --from-file - --skip-existing -o name",
     ),
 )
 @request_options
+@click.option(
+    "--from-file",
+    metavar="FILE",
+    help="Many groups: one JSON object a line; - is stdin. All options are defaults for its lines.",
+)
+@click.option(
+    "--keep-going", is_flag=True, help="With --from-file: submit the good lines, leave out the bad."
+)
+@click.option(
+    "--skip-existing",
+    is_flag=True,
+    help="With --from-file: a name that is taken by a group that says the same is no mistake.",
+)
 @click.option("--wait", is_flag=True, help="Wait until it has ended: exit code 10 if it failed.")
 @click.option("--progress", is_flag=True, help="Show how far it is, and wait.")
 @click.option("--timeout", callback=as_duration, metavar="DURATION", help="With --wait: no longer.")
@@ -48,7 +64,19 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     All pods start together or none does, unless --min-member or --array says otherwise. Pods start
     in the current folder; those of a file in the folder of the file. They get the environment of
     the agent that runs them, not the one of this command: --env passes variables on.
+
+    A line of --from-file is {"command": ["python3", "train.py"], "cpus": 4, "name": "train-1"},
+    with fields called as the options are, or a whole PodGroup manifest. Nothing is submitted if a
+    line is wrong, but with --keep-going. What was interrupted is run again with --skip-existing.
     """
+    if options["from_file"] is not None:
+        from batchq.cli.submitlines import submit_lines
+
+        return submit_lines(shared, command, options)
+    for name in ("keep_going", "skip_existing"):
+        if options[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is of many groups", hint="it goes with --from-file")
     check_request(command, options, name="submit", with_file=_WITH_FILE)
     with shared.connect() as client:
         applied = _submit(client, command, options)

@@ -468,14 +468,18 @@ def _set_levels(items: Sequence[_Item]) -> None:
         last[key] = item.level = level
 
 
-def refusals(
-    store: RedisStore, requests: Iterable[Submitted], defaults: Mapping[str, Any]
-) -> Iterator[Refused]:
-    """See `Client.refused_many`."""
-    drafts, arrivals = Drafts(defaults), Arrivals(store)
-    for place, what in enumerate(requests):
+class Checker:
+    """See `Client.checker`."""
+
+    def __init__(self, store: RedisStore, defaults: Mapping[str, Any]) -> None:
+        self._drafts = Drafts(defaults)
+        self._arrivals = Arrivals(store)
+
+    def __call__(self, what: Submitted) -> BatchqError | None:
+        """What is wrong with it, or None. Raises StoreUnavailable."""
         try:
             # Any suffix will do: the names are made again when they are submitted.
-            arrivals.check(drafts.draft(what, "00000").group)
+            self._arrivals.check(self._drafts.draft(what, "00000").group)
         except (InvalidInput, UsageError, NotFound, Rejected) as error:
-            yield Refused(place=place, error=error)
+            return error
+        return None

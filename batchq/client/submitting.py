@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from batchq.client.groups import Submitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from batchq.client.bulk import Existing, Refused, Submission, Tally
+    from batchq.client.bulk import Existing, Submission, Tally
+    from batchq.errors import BatchqError
     from batchq.ports import IdSource
     from batchq.store.redis import RedisStore
 
@@ -69,12 +68,14 @@ class Submitting(ABC):
             progress=progress,
         )
 
-    def refused_many(self, requests: Iterable[Submitted], /, **defaults: Any) -> Iterator[Refused]:
-        """Those of many requests that are wrong by themselves, or name a queue or a priority class
-        that is not there. Whether names are taken, and what they depend on, is not asked.
+    def checker(self, **defaults: Any) -> Callable[[Submitted], BatchqError | None]:
+        """What tells of one request after the other what is wrong with it by itself, and with the
+        queue and the priority class that it names; None if nothing is. Whether its name is taken,
+        and what it depends on, is not asked. Queues and priority classes are read once.
 
-        Raises InvalidInput for defaults that are wrong by themselves, StoreUnavailable.
+        Raises InvalidInput for defaults that are wrong by themselves; what it returns raises
+        StoreUnavailable.
         """
-        from batchq.client.bulk import refusals
+        from batchq.client.bulk import Checker
 
-        return refusals(self._store, requests, defaults)
+        return Checker(self._store, defaults)

@@ -1,0 +1,348 @@
+"""`batchq submit --from-file`: the groups of a file of one JSON object a line, many of them.
+
+The whole file is checked first, and nothing is submitted if a line is wrong, unless the good ones
+are asked for. What each line came to is told in its order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import click
+
+from batchq.api.lifecycle import TERMINAL
+from batchq.api.names import counted
+from batchq.api.objects import PodGroup, key_of
+from batchq.api.times import describe_age
+from batchq.cli.lines import Line, Lines
+from batchq.cli.linesview import Tell, progress
+from batchq.cli.options import Globals
+from batchq.cli.requesting import OF_REQUEST
+from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED, Interrupted
+from batchq.cli.values import seconds_of
+from batchq.client import Client
+from batchq.client.bulk import Accepted, Outcome, Submission
+from batchq.client.requests import Effect
+from batchq.errors import BatchqError, InvalidInput, NotFound, UsageError, WaitTimedOut
+
+#: So many wrong lines are told on stderr one by one; -o json tells all.
+MOST_TOLD = 20
+#: Options that say of one group what many cannot share.
+_OF_ONE = {
+    "filename": "-f",
+    "name": "--name",
+    "progress": "--progress",
+    "exit_code": "--exit-code",
+}
+
+
+def submit_lines(shared: Globals, command: tuple[str, ...], options: dict[str, Any]) -> int | None:
+    """Submit the groups of `options["from_file"]`; the exit code.
+
+    Raises UsageError, InvalidInput, and what the first line that was refused was refused with.
+    """
+    _check(command, options)
+    defaults, given = _defaults(command, options)
+    with Lines(options["from_file"], defaults, given) as lines, shared.connect() as client:
+        run = _Run(client, shared, lines, defaults, options)
+        run.check()
+        run.submit()
+        if options["wait"] and not options["dry_run"] and run.keys:
+            return _wait(client, run.keys, seconds_of(options["timeout"]))
+    return None
+
+
+class _Run:
+    """One file on its way into the queue; knows what every line came to, and has said so."""
+
+    def __init__(
+        self,
+        client: Client,
+        shared: Globals,
+        lines: Lines,
+        defaults: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.keys: list[str] = []
+        self._client = client
+        self._shared = shared
+        self._lines = lines
+        self._defaults = defaults
+        self._options = options
+        self._total = 0
+        #: Lines that were read and of which nothing has been said yet.
+        self._pending: deque[Line] = deque()
+        self._counts: Counter[str] = Counter()
+        self._first_error: BatchqError | None = None
+        self._last_number = 0
+
+    # --- first --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Read all lines, and raise what is wrong with them; with --keep-going count them only."""
+        self._total = self._lines.count()
+        if self._options["keep_going"]:
+            return
+        check, found = self._client.checker(**self._defaults), False
+        with self._interruptible(), self._progress("checking") as tell:
+            for line in self._lines.read():
+                found = True
+                error = line.error
+                if line.request is not None and (problem := check(line.request)) is not None:
+                    error = self._lines.at(line.number, problem)
+                if error is not None:
+                    self._tell_refused(line, error)
+                tell(line.number)
+        if not found:
+            raise self._empty()
+        if self._first_error is not None:
+            raise self._refusal(
+                "wrong",
+                "nothing was submitted; mend what is wrong, or submit the rest with --keep-going",
+            )
+
+    # --- then ---------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Submit what can be, say what each line came to, and raise if one was refused."""
+        started = monotonic()
+        submission = self._client.submit_many(
+            self._requests(),
+            existing="keep" if self._options["skip_existing"] else "refuse",
+            keep_going=self._options["keep_going"],
+            dry_run=self._options["dry_run"],
+            **self._defaults,
+        )
+        try:
+            with self._client.patiently(), self._progress(self._doing()) as tell:
+                for outcome in submission:
+                    tell(self._show(outcome))
+        except KeyboardInterrupt:
+            raise self._interrupted(submission) from None
+        except BatchqError as error:
+            self._tell(self._summary(started))
+            error.hint = error.hint or self._go_on()
+            raise
+        self._show_rest()
+        if not self._counts:
+            raise self._empty()
+        self._tell(self._summary(started))
+        if self._first_error is not None:
+            kept = self._options["keep_going"]
+            hint = "" if kept else "those after it were not sent; --keep-going goes on"
+            raise self._refusal("refused", hint)
+
+    def _requests(self) -> Iterator[Any]:
+        for line in self._lines.read():
+            self._pending.append(line)
+            if line.error is None:
+                yield line.request
+            elif not self._options["keep_going"]:
+                # It was right a moment ago: the file has changed.
+                return
+
+    def _show(self, outcome: Outcome) -> int:
+        """Say what the next line came to, and those before it that could not be read."""
+        line = self._pending.popleft()
+        while line.error is not None:
+            self._tell_refused(line, line.error)
+            line = self._pending.popleft()
+        self._last_number = line.number
+        if isinstance(outcome, Accepted):
+            self._tell_accepted(line, outcome)
+        else:
+            self._tell_refused(line, self._lines.at(line.number, outcome.error))
+        return line.number
+
+    def _show_rest(self) -> None:
+        while self._pending and (error := self._pending[0].error) is not None:
+            self._tell_refused(self._pending.popleft(), error)
+
+    def _interrupted(self, submission: Submission) -> Interrupted:
+        known = submission.close()
+        for outcome in submission:
+            self._show(outcome)
+        after = self._last_number + 1
+        if known:
+            hint = f"the first line that was not submitted is {after}; {self._go_on()}"
+        else:
+            hint = f"whether lines from {after} on were submitted is not known; {self._go_on()}"
+        return Interrupted(f"interrupted after {self._in_words()}", hint=hint)
+
+    def _go_on(self) -> str:
+        """How to submit the rest, and nothing twice."""
+        if self._options["skip_existing"]:
+            return "run it again"
+        return "run it again with --skip-existing, which takes those with names as they are"
+
+    # --- what is said -------------------------------------------------------------------------
+
+    def _tell_accepted(self, line: Line, outcome: Accepted) -> None:
+        word = "unchanged" if outcome.effect is Effect.UNCHANGED else "submitted"
+        self._counts[word] += 1
+        group, form = outcome.group, self._options["output"]
+        key = key_of(group)
+        if self._options["wait"]:
+            self.keys.append(key)
+        if form == "json":
+            meta = group.metadata
+            told = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
+            self._say({"line": line.number, "result": word, **told})
+        elif form == "name":
+            click.echo(f"podgroup/{key}")
+        elif self._options["quiet"]:
+            click.echo(key)
+
+    def _tell_refused(self, line: Line, error: BatchqError) -> None:
+        self._counts["refused"] += 1
+        self._first_error = self._first_error or error
+        if self._options["output"] == "json":
+            told = {"code": type(error).__name__, "message": error.message, "hint": error.hint}
+            self._say({"line": line.number, "result": "refused", "error": told})
+        elif self._counts["refused"] == 2:
+            # A single one is told at the end.
+            self._note(f"error: {self._first_error.message}")
+            self._note(f"error: {error.message}")
+        elif 2 < self._counts["refused"] <= MOST_TOLD:
+            self._note(f"error: {error.message}")
+        elif self._counts["refused"] == MOST_TOLD + 1:
+            self._note("and more, of which -o json tells one by one")
+
+    def _say(self, data: Mapping[str, Any]) -> None:
+        click.echo(json.dumps(data, ensure_ascii=False))
+
+    def _note(self, sentence: str) -> None:
+        click.echo(sentence, err=True)
+
+    def _tell(self, sentence: str) -> None:
+        """For people, at the end; what is for programs stands on stdout alone."""
+        plain = self._options["output"] == "text" and not self._options["quiet"]
+        click.echo(sentence, err=not plain)
+
+    def _summary(self, started: float) -> str:
+        took_s = monotonic() - started
+        rate = round(sum(self._counts.values()) / max(took_s, 0.001))
+        would = " (dry run)" if self._options["dry_run"] else ""
+        return f"{self._in_words()}{would} in {took_s:.1f} s, {rate:,} a second"
+
+    def _in_words(self) -> str:
+        parts = [f"{counted(self._counts['submitted'], 'pod group')} submitted"]
+        parts += [
+            f"{self._counts[word]} {word}"
+            for word in ("unchanged", "refused")
+            if self._counts[word]
+        ]
+        return ", ".join(parts)
+
+    def _doing(self) -> str:
+        return "checking" if self._options["dry_run"] else "submitting"
+
+    def _empty(self) -> InvalidInput:
+        return InvalidInput(
+            f"{self._lines.source}: expected at least one line with a JSON object, found none",
+            hint='as in {"command": ["python3", "train.py"], "cpus": 4, "name": "train-1"}',
+        )
+
+    def _refusal(self, word: str, hint: str) -> BatchqError:
+        """What is raised at the end: the only refusal, or how many there are."""
+        first, many = self._first_error, self._counts["refused"]
+        assert first is not None
+        if many > 1:
+            return type(first)(f"{self._lines.source}: {many:,} lines are {word}", hint=hint)
+        return type(first)(
+            first.message, hint="; ".join(part for part in (first.hint, hint) if part)
+        )
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; nothing was submitted") from None
+
+    def _progress(self, doing: str) -> AbstractContextManager[Tell]:
+        return progress(doing, self._total, color=self._shared.color)
+
+
+# --- the options ----------------------------------------------------------------------------------
+
+
+def _check(command: tuple[str, ...], options: Mapping[str, Any]) -> None:
+    """Raises UsageError for options that do not go with many groups."""
+    for name, option in _OF_ONE.items():
+        if options[name]:
+            raise UsageError(
+                f"{option} is of one group, and --from-file has many",
+                hint="leave it out; each line has a name of its own",
+            )
+    if options["output"] == "yaml":
+        raise UsageError("-o yaml is of one group, and --from-file has many", hint="use -o json")
+    if command and options["function"]:
+        raise UsageError("a command and --function are given, and a pod runs one", hint="keep one")
+
+
+def _defaults(
+    command: tuple[str, ...], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What holds for every line, as keywords; and which options say so."""
+    defaults: dict[str, Any] = {"working_dir": str(Path.cwd())}
+    given: dict[str, str] = {}
+    if command:
+        defaults["command"], given["command"] = list(command), "the command"
+    context = click.get_current_context()
+    for param in context.command.params:
+        name = param.name or ""
+        source = context.get_parameter_source(name)
+        if name in (*OF_REQUEST, "args", "kwargs") and source is _TYPED:
+            value = options[name]
+            defaults[name] = list(value) if isinstance(value, tuple) else value
+            given[name] = param.opts[-1]
+    return defaults, given
+
+
+_TYPED = click.core.ParameterSource.COMMANDLINE
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def _wait(client: Client, keys: Sequence[str], timeout_s: float | None) -> int:
+    """Wait until all have ended, and say how; the exit code.
+
+    Raises NotFound for one that is deleted meanwhile, WaitTimedOut, Interrupted.
+    """
+    left = set(keys)
+    ended: Counter[str] = Counter()
+    many = counted(len(left), "pod group")
+    try:
+        for change in client.watch("PodGroup", timeout_s=timeout_s):
+            if change.key not in left:
+                continue
+            if not isinstance(change.value, PodGroup):
+                raise NotFound(f"PodGroup {change.key} was deleted while it was waited for")
+            if change.value.status.phase in TERMINAL:
+                left.discard(change.key)
+                ended[str(change.value.status.phase)] += 1
+            if not left:
+                break
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; {len(left)} of {many} go on", hint="look at them with `batchq jobs`"
+        ) from None
+    if left:
+        after = describe_age(round((timeout_s or 0) * 1000))
+        raise WaitTimedOut(
+            f"{len(left)} of {many} have not ended after {after}",
+            hint="they go on; look at them with `batchq jobs`",
+        )
+    told = ", ".join(f"{count} {phase}" for phase, count in sorted(ended.items()))
+    click.echo(f"ended: {told}", err=True)
+    if ended["Failed"]:
+        return EXIT_GROUP_FAILED
+    return EXIT_GROUP_CANCELLED if ended["Cancelled"] else 0

@@ -1,0 +1,503 @@
+"""Many groups at once, from Python: each is taken or refused as `submit` would, in their order."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+from msgspec import structs
+
+from batchq import changes
+from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup
+from batchq.api.transaction import Transaction
+from batchq.changes import Arrivals
+from batchq.client import Client, Request, bulk
+from batchq.client.bulk import Accepted, Refused, Tally
+from batchq.client.drafts import Drafts
+from batchq.client.groups import Submitted
+from batchq.errors import BatchqError, InvalidInput, StoreUnavailable
+from batchq.store.redis import RedisStore
+from tests.builders import a_group, a_priority, a_queue, a_quota, a_task
+from tests.client.stage import Stage
+from tests.harness.proxy import LossyProxy, Road
+from tests.harness.server import Server
+
+
+def a_line(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "command": ["true", name], **fields}
+
+
+def lines(count: int, first: int = 0) -> Iterator[dict[str, Any]]:
+    return (a_line(f"g-{number}") for number in range(first, first + count))
+
+
+def told(outcomes: list[bulk.Outcome]) -> list[str]:
+    """Each as the name of its group, or as the sentence that refuses it."""
+    return [
+        one.group.metadata.name if isinstance(one, Accepted) else one.error.message
+        for one in outcomes
+    ]
+
+
+def stored(stage: Stage) -> list[PodGroup]:
+    """All groups, as they stand in line."""
+    found = [one for one in stage.store.list("PodGroup") if isinstance(one, PodGroup)]
+    return sorted(found, key=lambda one: (one.status.queue_time or 0, one.metadata.uid))
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "GROUPS_A_BATCH", 10)
+
+
+# --- the ordinary half ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_all_are_stored_in_the_order_given(stage: Stage) -> None:
+    outcomes = list(stage.client.submit_many(lines(95)))
+    assert [one.place for one in outcomes] == list(range(95))
+    assert told(outcomes) == [f"g-{number}" for number in range(95)]
+    assert [one.metadata.name for one in stored(stage)] == [f"g-{number}" for number in range(95)]
+
+
+def test_what_is_told_is_what_is_stored(stage: Stage) -> None:
+    [one] = stage.client.submit_many([a_line("x", cpus=2, labels={"team": "a"})])
+    assert isinstance(one, Accepted)
+    kept = stage.client.get("PodGroup", "x")
+    assert isinstance(kept, PodGroup)
+    metadata = structs.replace(kept.metadata, revision=0)
+    assert structs.replace(kept, metadata=metadata) == one.group
+    assert one.group.status.submitted_by == stage.client.user
+
+
+def test_everything_that_submit_takes_can_be_among_them(stage: Stage) -> None:
+    manifest = {
+        "apiVersion": "batchq/v1",
+        "kind": "PodGroup",
+        "metadata": {"name": "plain"},
+        "spec": {"tasks": [{"name": "w", "template": {"command": ["true"]}}]},
+    }
+    requests: list[Submitted] = [
+        Request(command=["true"], name="request"),
+        a_line("keywords"),
+        manifest,
+        a_group("object", tasks=(a_task(command=("true",)),)),
+        ["echo", "1"],
+        "os.path:join",
+    ]
+    names = told(list(stage.client.submit_many(requests)))
+    assert names[:4] == ["request", "keywords", "plain", "object"]
+    assert [name.rpartition("-")[0] for name in names[4:]] == ["echo", "join"]
+
+
+def test_defaults_say_what_a_request_leaves_open(stage: Stage) -> None:
+    requests = [
+        {"name": "a"},
+        {"name": "b", "command": ["own"], "cpus": 4, "env": {"A": "own", "C": "3"}},
+        {"name": "c", "function": "os.path:join"},
+    ]
+    submission = stage.client.submit_many(
+        requests, command=["usual"], cpus=2, env={"A": "1", "B": 2}
+    )
+    templates = [
+        one.group.spec.tasks[0].template for one in submission if isinstance(one, Accepted)
+    ]
+    assert [one.command for one in templates] == [("usual",), ("own",), ()]
+    assert [one.requests for one in templates] == [{"cpu": 2000}, {"cpu": 4000}, {"cpu": 2000}]
+    assert [one.env for one in templates] == [
+        {"A": "1", "B": "2"},
+        {"A": "own", "B": "2", "C": "3"},
+        {"A": "1", "B": "2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "varied",
+    [
+        {"name": "x", "command": ["b", "1"]},
+        {"command": ["/usr/bin/My_Prog.sh"]},
+        {"name": "x", "command": ["b"], "env": {"A": "1"}},
+        {"name": "x", "command": ["b"], "after": "first"},
+        {"name": "x", "command": ["b"], "after": ["any:first", "failed:second"]},
+        {"name": "x", "function": "os.path:join", "args": [1, {"a": None}], "kwargs": {"b": "c"}},
+        {"name": "x", "function": "os.path:join", "kwargs": {"b": [1.5]}},
+        {"generate_name": "sweep", "command": ["b"]},
+        {"function": "os.path:join"},
+        {"name": "x", "external": True, "command": ["b"], "cpus": 3},
+    ],
+)
+def test_what_is_cast_from_a_mould_is_what_it_would_be_by_itself(varied: dict[str, Any]) -> None:
+    former = {**varied, "name": "former"} if "name" in varied else dict(varied)
+    if "command" in former:
+        former["command"] = ["former", "words"]
+    drafts = Drafts({})
+    drafts.draft(former, "00000")
+    cast = drafts.draft(varied, "abcde")
+    by_itself = Drafts({}).draft(varied, "abcde")
+    assert cast.group == by_itself.group
+    assert cast.program == by_itself.program
+
+
+@pytest.mark.parametrize(
+    ("varied", "sentence"),
+    [
+        ({"name": "X"}, "metadata.name: expected at most 63 lower-case"),
+        ({"command": []}, "there is no command to run"),
+        ({"command": [""]}, "expected a command or a function for its pods to run"),
+        ({"command": ["a\0b"]}, "a NUL character cannot be passed"),
+        ({"command": ["x" * 200_000]}, "command, in bytes: expected at most 131072"),
+        ({"command": ["a", None]}, "command: expected text, found nothing"),
+        ({"env": {"A=B": "1"}}, "expected a name without '='"),
+        ({"env": {"A": "1\0"}}, "a NUL character cannot be passed"),
+        ({"env": {"A": {}}}, "env: 'A': expected text, found an empty mapping"),
+        ({"after": ["a", "a"]}, "spec.dependsOn: 'a' is named twice"),
+        ({"after": ["soon:a"]}, "after: expected NAME, ok:NAME"),
+        ({"after": [3]}, "after: expected text, found 3"),
+        ({"args": [1]}, "only a function has arguments"),
+    ],
+)
+def test_what_differs_from_a_mould_is_checked_all_the_same(
+    varied: dict[str, Any], sentence: str
+) -> None:
+    drafts = Drafts({})
+    for former in ({"env": {"A": "1"}}, {"after": "z"}, {}):
+        drafts.draft(a_line("former", **former), "00000")
+    with pytest.raises(BatchqError) as caught:
+        drafts.draft({**a_line("x"), **varied}, "00000")
+    assert sentence in caught.value.message
+
+
+def test_a_submission_is_the_transaction_that_create_makes(stage: Stage) -> None:
+    stage.client.apply(
+        [
+            a_queue("team", admission_checks=("budget",)),
+            AdmissionCheck(
+                metadata=Metadata(name="budget"),
+                spec=AdmissionCheckSpec(controller_name="budget"),
+            ),
+            a_priority("high", 10),
+        ]
+    )
+    stage.client.submit(command=["true"], name="before")
+    group = stage.client.group_of(
+        Request(command=["x"], name="x", queue="team", priority_class="high", after=["before"])
+    )
+    made: Transaction = changes.create(stage.store, group, now_ms=7, uid="u" * 16, by="me@here")
+    assert Arrivals(stage.store).submission(group, now_ms=7, uid="u" * 16, by="me@here") == made
+
+
+def test_progress_is_told_after_each_batch(stage: Stage, small_batches: None) -> None:
+    heard: list[Tally] = []
+    requests = [*lines(15), a_line("g-3")]
+    tally = stage.client.submit_many(requests, progress=heard.append).all()
+    assert heard == [Tally(submitted=10), Tally(submitted=15, refused=1)]
+    assert tally == heard[-1]
+    assert tally.settled == 16
+
+
+def test_no_more_is_read_ahead_than_two_batches(stage: Stage, small_batches: None) -> None:
+    read: list[int] = []
+
+    def requests() -> Iterator[dict[str, Any]]:
+        for number in range(1000):
+            read.append(number)
+            yield a_line(f"g-{number}")
+
+    with closing(stage.client.submit_many(requests())) as submission:
+        next(submission)
+        assert len(read) <= 20
+
+
+def test_dry_run_checks_and_writes_nothing(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="there")
+    before = stage.names()
+    requests = [a_line("a"), a_line("b", after="a"), a_line("a"), a_line("there"), a_line("C")]
+    assert told(list(stage.client.submit_many(requests, dry_run=True)))[:4] == [
+        "a",
+        "b",
+        "PodGroup default/a exists already and is Pending",
+        "PodGroup default/there exists already and is Pending",
+    ]
+    assert stage.names() == before
+
+
+def test_what_is_never_iterated_over_says_that_nothing_was_submitted(stage: Stage) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stage.client.submit_many(lines(3))
+        gc.collect()
+    assert "nothing was submitted" in str(caught[0].message)
+    assert stored(stage) == []
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def sentence_of_submit(client: Client, fields: dict[str, Any]) -> tuple[type, str, str]:
+    with pytest.raises(BatchqError) as caught:
+        client.submit(**fields)
+    return type(caught.value), caught.value.message, caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        a_line("x", queue="teem"),
+        a_line("x", queue="parent"),
+        a_line("x", queue="root"),
+        a_line("x", priority_class="hihg"),
+        a_line("x", after=["ther"]),
+        a_line("x", after=["x"]),
+        a_line("there"),
+        a_line("there", queue="teem"),
+        a_line("x", namespace="full"),
+        a_line("X_y"),
+        a_line("x", replicas=2, min_member=3),
+        a_line("x", array="3-9"),
+        {"name": "x"},
+        {"name": "x", "command": ["true"], "function": "a:b"},
+        {"name": "x", "function": "nowhere"},
+        {"name": "x", "function": "a:b", "args": [object()]},
+    ],
+)
+def test_each_is_refused_with_the_sentence_of_submit(stage: Stage, fields: dict[str, Any]) -> None:
+    stage.client.apply(
+        [
+            a_queue("team"),
+            a_queue("parent"),
+            a_queue("child", parent="parent"),
+            a_priority("high", 10),
+            a_quota("full", podgroups=1),
+        ]
+    )
+    stage.client.submit(command=["true"], name="there")
+    stage.client.submit(command=["true"], name="only", namespace="full")
+    expected = sentence_of_submit(stage.client, fields)
+    requests = [a_line("one"), fields, a_line("two")]
+    one, refused, two = stage.client.submit_many(requests)
+    assert isinstance(refused, Refused)
+    error = refused.error
+    assert (type(error), error.message, error.hint) == expected
+    assert told([one, two]) == ["one", "two"]
+
+
+def test_a_keyword_that_there_is_not_is_refused_with_its_name(stage: Stage) -> None:
+    [refused] = stage.client.submit_many([a_line("x", quue="a")])
+    assert told([refused]) == ["quue: there is no such field; did you mean 'queue'?"]
+
+
+def test_defaults_that_are_wrong_are_told_at_once(stage: Stage) -> None:
+    with pytest.raises(InvalidInput, match="cpus: expected a quantity"):
+        stage.client.submit_many(lines(1), cpus="many")
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_without_keep_going_nothing_is_sent_after_a_refusal(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="g-14")
+    outcomes = list(stage.client.submit_many(lines(100), keep_going=False))
+    assert len(outcomes) == 20
+    assert len(stored(stage)) == 20
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_what_the_iterator_raises_comes_after_what_came_before(stage: Stage) -> None:
+    def requests() -> Iterator[dict[str, Any]]:
+        yield from lines(13)
+        raise OSError("the disk is gone")
+
+    submission = stage.client.submit_many(requests())
+    assert told([next(submission) for _ in range(13)]) == [f"g-{number}" for number in range(13)]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(submission)
+    assert len(stored(stage)) == 13
+
+
+# --- names and dependencies -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_group_may_depend_on_one_before_it_in_its_batch_or_in_another(stage: Stage) -> None:
+    requests = [a_line("g-0"), *(a_line(f"g-{n}", after=f"g-{n - 1}") for n in range(1, 25))]
+    submitted = [
+        one.group for one in stage.client.submit_many(requests) if isinstance(one, Accepted)
+    ]
+    assert len(submitted) == 25
+    for before, after in pairwise(submitted):
+        assert after.spec.depends_on[0].uid == before.metadata.uid
+
+
+def test_a_group_cannot_depend_on_one_after_it(stage: Stage) -> None:
+    outcomes = list(stage.client.submit_many([a_line("a", after="b"), a_line("b")]))
+    assert told(outcomes) == [
+        "PodGroup default/a: spec.dependsOn: there is no PodGroup default/b",
+        "b",
+    ]
+
+
+def test_who_depends_on_one_that_is_refused_means_the_one_that_is_there(stage: Stage) -> None:
+    there = stage.client.submit(command=["true"], name="a")
+    requests = [a_line("a"), a_line("b", after="a")]
+    refused, b = stage.client.submit_many(requests)
+    assert told([refused]) == ["PodGroup default/a exists already and is Pending"]
+    assert isinstance(b, Accepted)
+    assert b.group.spec.depends_on[0].uid == there.metadata.uid
+
+
+def test_of_two_of_one_name_the_first_is_taken(stage: Stage) -> None:
+    requests = [
+        a_line("z"),
+        a_line("a", after="z"),
+        {"name": "a", "command": ["second"]},
+        a_line("b", after="a"),
+    ]
+    z, a, second, b = stage.client.submit_many(requests)
+    assert told([z, a, second, b]) == [
+        "z",
+        "a",
+        "PodGroup default/a exists already and is Pending",
+        "b",
+    ]
+    assert isinstance(a, Accepted)
+    assert isinstance(b, Accepted)
+    assert b.group.spec.depends_on[0].uid == a.group.metadata.uid
+
+
+class SameIds:
+    """Uids that differ, with ends that do not for a while."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def new_uid(self) -> str:
+        self._made += 1
+        return f"{self._made:011d}{'00000' if self._made < 40 else self._made:>05}"
+
+
+def test_a_made_name_that_is_taken_is_made_again(stage: Stage) -> None:
+    submission = bulk.Submission(
+        stage.store, SameIds(), [["true"], ["true"], ["true"]], {}, user=lambda: "me"
+    )
+    names = told(list(submission))
+    assert len(set(names)) == 3
+    assert all(name.startswith("true-") for name in names)
+    assert len(stored(stage)) == 3
+
+
+# --- again ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_what_is_there_already_and_says_the_same_is_unchanged(stage: Stage) -> None:
+    stage.client.submit_many(lines(25)).all()
+    before = stage.names()
+    tally = stage.client.submit_many(lines(40), existing="keep").all()
+    assert tally == Tally(submitted=15, unchanged=25)
+    assert stage.client.submit_many(lines(40), existing="keep").all() == Tally(unchanged=40)
+    assert set(before) <= set(stage.names())
+
+
+def test_what_has_happened_to_a_group_since_does_not_make_it_another(stage: Stage) -> None:
+    requests = [
+        a_line("gated", gates=["data", "go"]),
+        a_line("held", suspend=True),
+        a_line("done"),
+        a_line("second", after="any:done"),
+    ]
+    stage.client.submit_many(requests).all()
+    stage.client.gates.open("gated", "data")
+    stage.client.resume("held")
+    stage.client.cancel("done")
+    assert stage.client.submit_many(requests, existing="keep").all() == Tally(unchanged=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"command": ["other"]}, "spec.tasks"),
+        ({"walltime": "2h"}, "spec.walltime"),
+        ({"labels": {"a": "b"}}, "metadata.labels"),
+        ({"gates": ["new"]}, ""),
+        ({"after": "z"}, "spec.dependsOn"),
+    ],
+)
+def test_another_group_of_that_name_is_a_conflict_that_says_what_differs(
+    stage: Stage, fields: dict[str, Any], what: str
+) -> None:
+    stage.client.submit_many([a_line("z"), a_line("x")]).all()
+    [one] = stage.client.submit_many([{**a_line("x"), **fields}], existing="keep")
+    # A gate that is gone was opened.
+    expected = f"PodGroup default/x exists already, is Pending, and has another {what}"
+    assert told([one]) == [expected if what else "x"]
+
+
+# --- the server away ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_lost_answer_loses_nothing_and_doubles_nothing(stage: Stage, server: Server) -> None:
+    with LossyProxy(server.socket) as proxy, Client(proxy.url) as client:
+        proxy.lose("g-15", times=2)
+        proxy.lose("g-37")
+        outcomes = list(client.submit_many(lines(50)))
+        assert proxy.lost == 3
+    assert told(outcomes) == [f"g-{number}" for number in range(50)]
+    assert len(stored(stage)) == 50
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_an_answer_that_the_server_has_forgotten_too_is_known_by_the_uids(
+    stage: Stage, server: Server, raw: redis.Redis
+) -> None:
+    """As after an outage longer than answers are remembered."""
+    with LossyProxy(server.socket) as proxy, Client(proxy.url) as client:
+        submission = client.submit_many(lines(15))
+        assert isinstance(next(submission), Accepted)
+        proxy.lose("g-12", times=100)
+        for _ in range(9):
+            next(submission)
+        with pytest.raises(StoreUnavailable):
+            next(submission)
+        proxy._losing.clear()
+        for key in raw.scan_iter("*:request:*"):
+            raw.delete(key)
+        rest = list(submission)
+    assert told(rest) == [f"g-{number}" for number in range(10, 15)]
+    assert len(stored(stage)) == 15
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_server_that_is_away_is_told_and_the_iteration_goes_on_when_it_is_back(
+    stage: Stage, server: Server
+) -> None:
+    with Road(server.socket) as road, Client(road.url) as client:
+        submission = client.submit_many(lines(50))
+        first = [next(submission)]
+        road.cut()
+        with pytest.raises(StoreUnavailable):
+            first.extend(one for one in submission)
+        road.mend()
+        outcomes = [*first, *submission]
+    assert told(outcomes) == [f"g-{number}" for number in range(50)]
+    assert len(stored(stage)) == 50
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_breaking_off_leaves_whole_batches_and_a_second_run_adds_the_rest(
+    stage: Stage, open_redis: Callable[[], RedisStore]
+) -> None:
+    for one in stage.client.submit_many(lines(100)):
+        if one.place == 34:
+            break
+    there = len(stored(stage))
+    assert there in (40, 50)
+    assert stage.client.submit_many(lines(100), existing="keep").all() == Tally(
+        submitted=100 - there, unchanged=there
+    )
+    assert [one.metadata.name for one in stored(stage)] == [f"g-{number}" for number in range(100)]

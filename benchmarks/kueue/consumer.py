@@ -3,7 +3,7 @@
 An evicted group stops at once, and its work is lost. What it really did is written down as it
 happens, for the truth to be told afterwards.
 
-`python -m benchmarks.kueue.consumer SCENARIO FOLDER`; runs until the file `done` is there, leaves
+`python -m benchmarks.kueue.consumer FOLDER`; runs until the file `done` is there, leaves
 `consumer.json`.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 from batchq.client import Client
 from batchq.client.external import Consumer, Held
-from benchmarks.kueue.load import SCENARIOS, class_of
+from benchmarks.kueue.load import class_of, kept
 from benchmarks.kueue.stage import peak_mib
 
 #: Between two looks: what is admitted meanwhile is claimed in one request.
@@ -88,8 +88,8 @@ class Farm:
         return min(_WAIT_S, max(0.0, self._ends[0][0] - time.monotonic()))
 
 
-def main(name: str, folder: Path) -> None:
-    run_ms = {one.name: one.run_ms for one in SCENARIOS[name].classes}
+def main(folder: Path) -> None:
+    run_ms = {one.name: one.run_ms for one in kept(folder).classes}
     with Client() as client:
         farm = Farm(client.external.consumer(holder="farm", ttl="60s"), run_ms)
         farm.turn()
@@ -108,4 +108,4 @@ def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
 
 from batchq.api.objects import (
     Metadata,
@@ -24,6 +27,8 @@ from batchq.api.objects import (
 
 #: The amount of one unit of quota: cpu is counted in thousandths.
 UNIT = 1000
+_KEPT = "scenario.json"
+
 NOMINAL = 20
 BORROWING = 100
 
@@ -131,6 +136,16 @@ def scaled(scenario: Scenario, scale: float) -> Scenario:
 def scale_asked_for() -> float:
     """BATCHQ_BENCH_SCALE, 1 where it is not set."""
     return float(os.environ.get("BATCHQ_BENCH_SCALE", "1"))
+
+
+def keep(scenario: Scenario, folder: Path) -> None:
+    """Put it where the other processes of a run find it."""
+    (folder / _KEPT).write_bytes(msgspec.json.encode(scenario))
+
+
+def kept(folder: Path) -> Scenario:
+    """The scenario of this run."""
+    return msgspec.json.decode((folder / _KEPT).read_bytes(), type=Scenario)
 
 
 def furniture(scenario: Scenario) -> list[Object]:

@@ -1,4 +1,4 @@
-"""Run a module as `python -m` does, every thread of it under a profiler of its own, by CPU time.
+"""Run a module as `python -m` does, every thread of it under a profiler of its own.
 
 `python -m benchmarks.kueue.profiled OUT MODULE ARGUMENT…`
 """
@@ -10,14 +10,13 @@ import pstats
 import runpy
 import sys
 import threading
-import time
 
 _profiles: list[cProfile.Profile] = []
 _run_unprofiled = threading.Thread.run
 
 
 def _run(thread: threading.Thread) -> None:
-    profile = cProfile.Profile(time.thread_time)
+    profile = cProfile.Profile()
     _profiles.append(profile)
     profile.enable()
     try:
@@ -29,7 +28,7 @@ def _run(thread: threading.Thread) -> None:
 def main(out: str, module: str, arguments: list[str]) -> None:
     threading.Thread.run = _run  # type: ignore[method-assign]
     sys.argv = [module, *arguments]
-    profile = cProfile.Profile(time.thread_time)
+    profile = cProfile.Profile()
     profile.enable()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

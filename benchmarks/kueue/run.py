@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from batchq.client import Client
 from batchq.store.connect import open_store
-from benchmarks.kueue.load import SCENARIOS, Scenario, furniture, scale_asked_for, scaled
+from benchmarks.kueue.load import SCENARIOS, Scenario, furniture, keep, scale_asked_for, scaled
 from benchmarks.kueue.record import Recorder
-from benchmarks.kueue.stage import Cost, Stage, cost_of
+from benchmarks.kueue.stage import PROFILED, Cost, Stage, cost_of
 from benchmarks.kueue.truth import Run, Story, admission_s, faults, story_of, unit_seconds
 from benchmarks.table import report
 
@@ -35,17 +35,15 @@ class Outcome:
     faults: list[str]
 
 
-def run(
-    name: str, scale: float, *, profile: bool = False, cohorts: tuple[int, int] = (0, 0)
-) -> Outcome:
-    """Play a scenario on a stage of its own; `cohorts` puts other numbers of cohorts and queues."""
-    scenario = scaled(SCENARIOS[name], scale)
+def run(scenario: Scenario, *, profile: bool = False) -> Outcome:
+    """Play a scenario on a stage of its own."""
     with Stage(profile=profile) as stage:
+        keep(scenario, stage.folder)
         with Client(stage.url) as client:
             client.apply(furniture(scenario))
         stage.start_scheduler()
-        stage.start("consumer", "benchmarks.kueue.consumer", name, str(stage.folder))
-        stage.start("submitter", "benchmarks.kueue.submitter", name, str(stage.folder))
+        stage.start("consumer", "benchmarks.kueue.consumer", str(stage.folder))
+        stage.start("submitter", "benchmarks.kueue.submitter", str(stage.folder))
         stage.await_file("consumer.ready")
         stage.await_file("submitter.ready")
         recorder = Recorder(stage.url, stage.folder / "changes")
@@ -73,10 +71,7 @@ def run(
         story = story_of(recorder.changes())
         runs = [cast(Run, tuple(one)) for one in told["consumer"]["runs"]]
         if profile:
-            for one in ("daemon", "consumer", "submitter"):
-                print(f"\n=== {one}")
-                stats = pstats.Stats(str(stage.folder / f"{one}.profile"))
-                stats.sort_stats("tottime").print_stats(_SLOWEST)
+            _show_profiles(stage)
         late = told["submitter"]
         return Outcome(
             scenario=scenario,
@@ -87,6 +82,14 @@ def run(
             commands=commands,
             faults=faults(scenario, story, runs),
         )
+
+
+def _show_profiles(stage: Stage) -> None:
+    """Where the time went, waiting included."""
+    for one in PROFILED:
+        print(f"\n=== {one}")
+        stats = pstats.Stats(str(stage.folder / f"{one}.profile"))
+        stats.sort_stats("tottime").print_stats(_SLOWEST)
 
 
 def _commands(info: dict[str, Any]) -> dict[str, tuple[int, float]]:
@@ -168,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     wanted = [word for word in words if not word.startswith("-")] or list(SCENARIOS)
     if unknown := [word for word in wanted if word not in SCENARIOS]:
         sys.exit(f"there is no scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
-    outcomes = [run(name, scale, profile=profile) for name in wanted]
+    outcomes = [run(scaled(SCENARIOS[name], scale), profile=profile) for name in wanted]
     costs = ["", "process", "CPU s", "CPU ms a group", "peak MiB"]
     report("kueue", TITLES, [row for one in outcomes for row in rows_of(one)])
     report("kueue-processes", costs, [row for one in outcomes for row in cost_rows(one)])

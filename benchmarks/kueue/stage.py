@@ -22,6 +22,8 @@ from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 
 #: As in Kueue's own run: evictions within a queue and within a cohort, nothing to place.
 CONFIG = "actions: [enqueue, reclaim, preempt]\n"
+#: What is looked into with `--profile`; the clock of the submitter is not to be slowed down.
+PROFILED = ("daemon", "consumer")
 _READY_WITHIN_S = 60.0
 _ENDED_WITHIN_S = 120.0
 _MIB = 1024 * 1024
@@ -61,7 +63,7 @@ class Stage:
             process.wait()
         if kind is not None:
             for log in sorted(self.folder.glob("*.log")):
-                print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
+                print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
         embedded.stop_server(self.home)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -75,10 +77,10 @@ class Stage:
     def start(self, name: str, module: str, *arguments: str) -> None:
         """Start `python -m module`, known as `name` here; profiled if this stage is."""
         words = [sys.executable, "-m", module, *arguments]
-        if self.profile:
+        if self.profile and name in PROFILED:
             out = str(self.folder / f"{name}.profile")
             words = [sys.executable, "-m", "benchmarks.kueue.profiled", out, module, *arguments]
-        environ = {key: value for key, value in os.environ.items() if _is_passed_on(key)}
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("BATCHQ_")}
         environ |= {HOME_VARIABLE: str(self.home.root), URL_VARIABLE: self.url}
         with (self.folder / f"{name}.log").open("wb") as log:
             self._started[name] = subprocess.Popen(
@@ -121,10 +123,6 @@ class Stage:
         """Ask a process to end, and wait for it."""
         self._started[name].send_signal(signal.SIGTERM)
         self._started[name].wait(_ENDED_WITHIN_S)
-
-
-def _is_passed_on(variable: str) -> bool:
-    return not variable.startswith("BATCHQ_") or variable == "BATCHQ_BENCH_SCALE"
 
 
 def cost_of(process: psutil.Process, before: Cost | None = None) -> Cost:

@@ -1,6 +1,6 @@
 """The process that submits: every group when the generator would, and what is due together.
 
-`python -m benchmarks.kueue.submitter SCENARIO FOLDER`; waits for the file `go`, leaves
+`python -m benchmarks.kueue.submitter FOLDER`; waits for the file `go`, leaves
 `submitter.json`.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 from batchq.api.objects import PodGroup
 from batchq.client import Client
 from batchq.client.bulk import Refused
-from benchmarks.kueue.load import SCENARIOS, scale_asked_for, scaled, submissions
+from benchmarks.kueue.load import kept, submissions
 from benchmarks.kueue.stage import peak_mib
 
 #: Between two requests, as long as it is in time.
@@ -23,8 +23,8 @@ _PAUSE_S = 0.03
 _MOST = 5_000
 
 
-def main(name: str, folder: Path) -> None:
-    due = submissions(scaled(SCENARIOS[name], scale_asked_for()))
+def main(folder: Path) -> None:
+    due = submissions(kept(folder))
     with Client() as client:
         client.queues()
         (folder / "submitter.ready").touch()
@@ -64,4 +64,4 @@ def submit_all(client: Client, due: list[tuple[int, PodGroup]]) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -1,0 +1,74 @@
+"""The benchmark of Kueue's loads, in small: what it says of a run is true, and it notices a lie."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.kueue.load import BASELINE, LARGE_SCALE, Class, scaled, submissions
+from benchmarks.kueue.run import Outcome, rows_of, run
+from benchmarks.kueue.truth import Story, faults, unit_seconds
+
+pytestmark = pytest.mark.e2e
+
+#: One cohort of two queues, whose large groups come while small ones hold everything, and long.
+SMALL = replace(
+    BASELINE,
+    cohorts=1,
+    queues=2,
+    classes=(
+        Class("small", 50, 1, 3_000, 5, 25),
+        Class("medium", 100, 5, 200, 400, 2),
+        Class("large", 200, 20, 200, 700, 1),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return run(SMALL)
+
+
+def test_every_group_was_completed_once_and_never_more_was_held_than_there_is(
+    outcome: Outcome,
+) -> None:
+    assert outcome.faults == []
+    assert Counter(outcome.story.phases.values()) == {"Completed": 56}
+    assert outcome.story.most["0"] == 40
+
+
+def test_the_large_evicted_the_small_and_what_was_lost_was_run_again(outcome: Outcome) -> None:
+    lost = [run for run in outcome.runs if run[3] != "succeeded"]
+    assert sum(outcome.story.evictions.values()) >= len(lost) > 0
+    assert unit_seconds(SMALL, lost) > 0
+    assert len([run for run in outcome.runs if run[3] == "succeeded"]) == 56
+
+
+def test_the_table_stands_beside_what_kueue_publishes(outcome: Outcome) -> None:
+    ours, theirs, floor = rows_of(outcome)
+    assert (ours[0], ours[-1]) == ("batchq, baseline", "holds")
+    assert theirs[:2] == ["Kueue's CI, published", 351.116]
+    assert floor[2] == 1.0
+
+
+def test_a_run_that_was_lost_doubled_or_too_large_is_noticed(outcome: Outcome) -> None:
+    runs = outcome.runs
+    done = next(run for run in runs if run[3] == "succeeded")
+    name = done[0]
+    [lost] = faults(SMALL, outcome.story, [run for run in runs if run is not done])
+    assert lost.startswith(f"the runs of {name} ended like this: ")
+    twice = faults(SMALL, outcome.story, [*runs, done])
+    assert f"{name} ran twice at once" in twice
+    many = [(f"large-0-0-{number}", 0.0, 1.0, "succeeded") for number in range(10)]
+    assert "cohort 0 held 200 units of 40 by what ran" in faults(SMALL, Story(), many)
+
+
+def test_the_loads_are_kueues() -> None:
+    assert (BASELINE.groups, LARGE_SCALE.groups) == (15_000, 50_000)
+    assert (BASELINE.cohort_units, BASELINE.queue_units) == (120, 120)
+    assert (LARGE_SCALE.cohort_units, LARGE_SCALE.queue_units) == (2_000, 120)
+    assert BASELINE.unit_s / 20 == 66.0
+    due = submissions(scaled(BASELINE, 0.1))
+    assert (len(due), due[0][0], due[-1][0]) == (1_500, 100, 6_000)

@@ -20,7 +20,7 @@ from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
 from batchq.scheduler.clerk import Clerk, Folded, Posted
-from batchq.store.inboxes import FACTS_A_LOOK, INBOXES_A_CALL, SUPERSEDED, Entry
+from batchq.store.inboxes import SUPERSEDED, Entry
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
 
@@ -31,8 +31,8 @@ WAIT_MS = 200
 SWEEP_MS = 1_000
 #: Between two looks whether this process leads.
 _ELECTED_WITHIN_S = 0.05
-#: One commit folds at most so many facts.
-_FACTS_A_FOLD = 1_000
+#: One commit folds at most so many facts, each of an object that is held here meanwhile.
+_FACTS_A_FOLD = 10_000
 #: A fact whose object is written to all the time is left to the next look after so many tries.
 _TRIES = 5
 #: So long after a restart of the server nodes may tell of what it has forgotten.
@@ -81,7 +81,7 @@ class LeaderDesk:
         self._led_since = 0
         self._sweep_at = 0.0
         #: Nodes that rang and had more to say than was taken in, or are no objects yet.
-        self._left: set[str] = set()
+        self._left: list[str] = []
 
     def turn(self, epoch: int | None) -> None:
         """Wait for the bell, for a while, and fold what lies in the inboxes of those who rang.
@@ -92,21 +92,17 @@ class LeaderDesk:
             self._led_since = self._store.led_since()
             self._epoch, self._sweep_at = epoch, 0.0
         due_ms = round(1000 * max(0.0, self._sweep_at - time.monotonic()))
-        nodes = self._inboxes.rung(0 if self._left else min(WAIT_MS, due_ms)) | self._left
-        self._left = set()
+        nodes = self._inboxes.rung(0 if self._left else min(WAIT_MS, due_ms))
         if time.monotonic() >= self._sweep_at:
             nodes |= self._inboxes.nodes()
             self._sweep_at = time.monotonic() + SWEEP_MS / 1000
-        names = sorted(nodes)
-        for start in range(0, len(names), INBOXES_A_CALL):
-            self.fold(names[start : start + INBOXES_A_CALL], epoch)
+        left, self._left = self._left, []
+        self.fold([*left, *sorted(nodes.difference(left))], epoch)
 
     def fold(self, nodes: Sequence[str], epoch: int | None) -> None:
-        """Fold what lies in the inboxes of these nodes."""
-        entries = self._inboxes.look(nodes)
-        for node in nodes:
-            if sum(entry.node == node for entry in entries) >= FACTS_A_LOOK:
-                self._left.add(node)
+        """Fold what lies in the inboxes of these nodes: some round trips, however many they are."""
+        entries, more = self._inboxes.look_through(nodes)
+        self._left = more
         for start in range(0, len(entries), _FACTS_A_FOLD):
             self._fold(entries[start : start + _FACTS_A_FOLD], epoch)
 

@@ -8,6 +8,7 @@ keys alone. Of one subject the last fact counts. Facts go when they are folded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
@@ -18,16 +19,19 @@ from redis.exceptions import ResponseError
 from batchq.api.facts import Fact, decode, encode
 from batchq.api.names import shown, subdomain_problem
 from batchq.store import keys, scripts
-from batchq.store.link import LONGEST_BLOCK_MS, Link
+from batchq.store.link import LONGEST_BLOCK_MS, Call, Link
 
 log = structlog.get_logger(__name__)
 
 BELL_KEPT = 1_000
-#: One look takes at most so many facts from each inbox, none longer than this.
-FACTS_A_LOOK = 1_000
+#: No fact is longer than this.
 MOST_FACT_BYTES = 64 * 1024
-#: One call of a script reads or clears at most so many inboxes.
+#: One call of a script reads or clears at most so many inboxes, facts, and about so many bytes.
 INBOXES_A_CALL = 100
+FACTS_A_CALL = 5_000
+BYTES_A_CALL = 1024 * 1024
+#: So many calls go out together: one look is answered with at most about 32 MiB.
+CALLS_A_LOOK = 32
 
 SUPERSEDED = "superseded"
 UNREADABLE = "unreadable"
@@ -113,26 +117,39 @@ class Inboxes:
         What cannot be read, because it is too long, of a newer agent or no fact at all, is told
         once, counted and taken out.
         """
+        return self.look_through(nodes)[0]
+
+    def look_through(self, nodes: Sequence[str]) -> tuple[list[Entry], list[str]]:
+        """As `look`, in one round trip; and the nodes that have more to say than was taken in.
+
+        First among these are those of which nothing was taken in: who looks through them in this
+        order hears everybody, however much one of them has to say.
+        """
+        parts = [
+            nodes[start : start + INBOXES_A_CALL] for start in range(0, len(nodes), INBOXES_A_CALL)
+        ]
+        unheard = [node for part in parts[CALLS_A_LOOK:] for node in part]
+        calls = [
+            ([keys.inbox(node) for node in part], (FACTS_A_CALL, MOST_FACT_BYTES, BYTES_A_CALL))
+            for part in parts[:CALLS_A_LOOK]
+        ]
+        replies = chain.from_iterable(self._link.run_all(scripts.INBOX, calls))
         found: list[Entry] = []
+        heard: list[str] = []
         wrong: list[tuple[str, bytes, bytes]] = []
-        for start in range(0, len(nodes), INBOXES_A_CALL):
-            some = nodes[start : start + INBOXES_A_CALL]
-            replies = self._link.run(
-                scripts.INBOX,
-                [keys.inbox(node) for node in some],
-                (FACTS_A_LOOK, MOST_FACT_BYTES),
-            )
-            for node, reply in zip(some, replies, strict=True):
-                for subject, raw in sorted(zip(reply[::2], reply[1::2], strict=True)):
-                    entry = _read(node, subject, raw)
-                    if entry is None:
-                        wrong.append((node, subject, raw))
-                    else:
-                        found.append(entry)
+        for node, (left, *facts) in zip(nodes, replies, strict=False):
+            if left:
+                (heard if facts else unheard).append(node)
+            for subject, raw in sorted(zip(facts[::2], facts[1::2], strict=True)):
+                entry = _read(node, subject, raw)
+                if entry is None:
+                    wrong.append((node, subject, raw))
+                else:
+                    found.append(entry)
         if wrong:
             self._take_out([one for one in wrong if one[1]])
             self.count(UNREADABLE, len(wrong))
-        return found
+        return found, unheard + heard
 
     def folded(self, entries: Sequence[Entry]) -> None:
         """Take facts out, unless others have come in their place."""
@@ -150,14 +167,23 @@ class Inboxes:
         return {name.decode(): int(stored[name]) for name in sorted(stored)}
 
     def _take_out(self, places: Sequence[tuple[str, bytes, bytes]]) -> None:
-        for start in range(0, len(places), FACTS_A_LOOK):
-            by_node: dict[str, list[bytes]] = {}
-            for node, subject, raw in places[start : start + FACTS_A_LOOK]:
-                by_node.setdefault(node, []).extend((subject, raw))
-            arguments: list[str | bytes | int] = []
-            for pairs in by_node.values():
-                arguments += [len(pairs) // 2, *pairs]
-            self._link.run(scripts.FOLDED, [keys.inbox(node) for node in by_node], arguments)
+        self._link.run_all(
+            scripts.FOLDED,
+            [
+                _taking_out(places[start : start + FACTS_A_CALL])
+                for start in range(0, len(places), FACTS_A_CALL)
+            ],
+        )
+
+
+def _taking_out(places: Sequence[tuple[str, bytes, bytes]]) -> Call:
+    by_node: dict[str, list[bytes]] = {}
+    for node, subject, raw in places:
+        by_node.setdefault(node, []).extend((subject, raw))
+    arguments: list[str | bytes | int] = []
+    for pairs in by_node.values():
+        arguments += [len(pairs) // 2, *pairs]
+    return [keys.inbox(node) for node in by_node], arguments
 
 
 def _read(node: str, subject: bytes, raw: bytes) -> Entry | None:

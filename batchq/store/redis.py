@@ -49,6 +49,9 @@ LOG_PIECE_BYTES = 64 * 1024
 #: An entry costs more than its data: an attempt that writes single bytes is bounded by this.
 LOG_PIECES_KEPT = 32_768
 
+#: Of objects that are asked for by key, so many at a time: some ten megabytes.
+OBJECTS_A_TRIP = 10_000
+
 #: A snapshot's beats and leases are read at most this often: there is one for each running pod.
 HEAR_EVERY_MS = 1_000
 
@@ -131,8 +134,8 @@ class RedisStore:
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
         """Those of the objects that there are, by key, as they are now. Raises StoreUnavailable."""
         found: dict[str, Object] = {}
-        for start in range(0, len(keys), PAGE):
-            stored = read_many(self._link, kind, keys[start : start + PAGE])
+        for start in range(0, len(keys), OBJECTS_A_TRIP):
+            stored = read_many(self._link, kind, keys[start : start + OBJECTS_A_TRIP])
             found.update((key, codec.read_object(kind, value)) for key, value in stored.items())
         return found
 
@@ -368,11 +371,15 @@ class RedisStore:
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         """Take what has been handed over out of the outbox."""
         fields = [codec.delivery_field(delivery) for delivery in deliveries]
-        for start in range(0, len(fields), PAGE):
-            self._remove(keys.OUTBOX, fields[start : start + PAGE])
 
-    def _remove(self, key: str, fields: Sequence[str]) -> None:
-        self._link.ask(lambda client: client.hdel(key, *fields))
+        def taken_out(client: redis.Redis) -> None:
+            pipeline = client.pipeline(transaction=False)
+            for start in range(0, len(fields), PAGE):
+                pipeline.hdel(keys.OUTBOX, *fields[start : start + PAGE])
+            pipeline.execute()
+
+        if fields:
+            self._link.ask(taken_out)
 
     def append_log(self, node: str, pod: str, attempt: int, stream: str, data: bytes) -> None:
         """Keep output of a pod's attempt on a node; of much, the newest MiB."""

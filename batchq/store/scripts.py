@@ -1,7 +1,7 @@
 """The Lua scripts, by name: their text, and the digest by which the server knows them.
 
-`commit` is six files, one after the other: the table of moves, hashes as a call leaves them, the
-arithmetic of charges, what limits say of it, the stream's count, and the writing.
+`commit` is five files, one after the other: the table of moves, the arithmetic of charges, what
+limits say of it, the stream's count, and the writing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _read(name: str, *parts: str) -> Script:
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-COMMIT = _read("commit", "moves", "book", "charges", "limits", "stream")
+COMMIT = _read("commit", "moves", "charges", "limits", "stream")
 LEAD = _read("lead", "stream")
 RESIGN = _read("resign")
 ATTEND = _read("attend")

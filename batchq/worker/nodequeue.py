@@ -7,14 +7,14 @@ retries and dependencies that a job may carry are dropped when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from redis import Redis
 from rq import Queue
 from rq.exceptions import DeserializationError
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 
@@ -25,7 +25,6 @@ ENTRY = "batchq.worker.entry.run_pod"
 
 #: RQ's records are not the truth and nobody reads them; they go after a minute.
 _RECORD_TTL_S = 60
-_BATCH = 500
 _QUEUE_PREFIX = "bq-node-"
 
 
@@ -116,22 +115,56 @@ def node_queue(node: str, link: RqLink) -> Queue:
 
 def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
     """Hand over attempts; one that is there already is only written once more."""
-    left = iter(attempts)
-    while batch := list(islice(left, _BATCH)):
-        queue.enqueue_many(
-            [
-                Queue.prepare_data(
-                    ENTRY,
-                    args=[attempt.pod, attempt.attempt],
-                    job_id=attempt.id,
-                    timeout=-1,
-                    result_ttl=_RECORD_TTL_S,
-                    failure_ttl=_RECORD_TTL_S,
-                    description=attempt.id,
-                )
-                for attempt in batch
-            ]
-        )
+    enqueue_all(queue.connection, {queue: list(attempts)})
+
+
+def enqueue_all(connection: Redis, attempts_of: Mapping[Queue, Sequence[PodAttempt]]) -> None:
+    """Hand over the attempts of several queues, in one round trip.
+
+    Each record is there before its id is; what breaks off in between leaves records alone, which
+    are written once more when the attempts are handed over again.
+    """
+    wanted = {queue: attempts for queue, attempts in attempts_of.items() if attempts}
+    if not wanted:
+        return
+    pipeline = connection.pipeline(transaction=False)
+    pipeline.sadd(Queue.redis_queues_keys, *(queue.key for queue in wanted))
+    fields = _common_fields(connection)
+    for queue, attempts in wanted.items():
+        of_queue = (*fields, "origin", queue.name)
+        for attempt in attempts:
+            own = ("data", _payload(attempt), "description", attempt.id)
+            pipeline.execute_command("HSET", Job.key_for(attempt.id), *of_queue, *own)
+        pipeline.rpush(queue.key, *(attempt.id for attempt in attempts))
+    pipeline.execute()
+
+
+def _common_fields(connection: Redis) -> tuple[Any, ...]:
+    """What RQ would write of any attempt's job, as fields and values, worked out once for all."""
+    job = Job.create(
+        ENTRY,
+        id="any",
+        args=[],
+        connection=connection,
+        serializer=JSONSerializer,
+        status=JobStatus.QUEUED,
+        timeout=-1,
+        result_ttl=_RECORD_TTL_S,
+        failure_ttl=_RECORD_TTL_S,
+    )
+    job.enqueued_at = job.created_at
+    own = {"data", "description", "origin"}
+    return tuple(
+        part
+        for field, value in job.to_dict().items()
+        if field not in own
+        for part in (field, value)
+    )
+
+
+def _payload(attempt: PodAttempt) -> bytes:
+    """The call as RQ's JSON serializer writes it; RQ reads it without compression, too."""
+    return JSONSerializer.dumps((ENTRY, None, [attempt.pod, attempt.attempt], {}))
 
 
 def by_node(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:

@@ -1,8 +1,9 @@
 """From the outbox to the nodes' RQ queues.
 
 A bind and its hand-over are two systems in one Redis: the bind leaves an entry in the outbox, the
-relay puts it into RQ and only then takes it out. A relay that dies in between delivers twice, and
-that is harmless, because a pod is claimed before it runs.
+relay puts it into RQ and only then takes it out, in three round trips, however many there are. A
+relay that dies in between delivers twice, and that is harmless, because a pod is claimed before it
+runs.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import structlog
 
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.nodequeue import PodAttempt, by_node, enqueue, node_queue
+from batchq.worker.nodequeue import PodAttempt, by_node, enqueue_all, node_queue
 
 log = structlog.get_logger(__name__)
+
+#: So many are handed over in one round trip: about 10 MB.
+DELIVERIES_A_TRIP = 20_000
 
 
 class Relay:
@@ -29,12 +33,16 @@ class Relay:
         Raises StoreUnavailable; what was handed over until then may be so again.
         """
         deliveries = self._store.outbox()
-        for node, to_node in by_node(deliveries).items():
-            queue = node_queue(node, self._link)
+        for start in range(0, len(deliveries), DELIVERIES_A_TRIP):
+            some = deliveries[start : start + DELIVERIES_A_TRIP]
+            attempts_of = {
+                node_queue(node, self._link): [PodAttempt(one.pod, one.attempt) for one in to_node]
+                for node, to_node in by_node(some).items()
+            }
             with self._link.errors():
-                enqueue(queue, (PodAttempt(one.pod, one.attempt) for one in to_node))
-            self._store.delivered(to_node)
-            log.info("pods delivered", node=node, pods=len(to_node))
+                enqueue_all(self._link.connection, attempts_of)
+            self._store.delivered(some)
+            log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
         return len(deliveries)
 
     def asking_s(self, thread: int) -> float:

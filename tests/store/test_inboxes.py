@@ -6,7 +6,7 @@ import redis
 import structlog
 
 from batchq.api.facts import Claim, Ended, Leaves, Outcome, Serves
-from batchq.store.inboxes import FACTS_A_LOOK, MOST_FACT_BYTES
+from batchq.store.inboxes import FACTS_A_CALL, MOST_FACT_BYTES
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, writing
 
@@ -103,10 +103,10 @@ def test_what_cannot_be_read_is_told_once_counted_and_taken_out(
 
 
 def test_a_look_takes_a_bounded_part_of_an_inbox(redis_store: RedisStore) -> None:
-    for number in range(FACTS_A_LOOK + 5):
+    for number in range(FACTS_A_CALL + 5):
         redis_store.inboxes.post("n1", Claim(pod=f"p{number}", attempt=1, author="a"))
     seen = redis_store.inboxes.look(["n1"])
-    assert len(seen) == FACTS_A_LOOK
+    assert len(seen) == FACTS_A_CALL
     redis_store.inboxes.folded(seen)
     assert len(redis_store.inboxes.look(["n1"])) == 5
 

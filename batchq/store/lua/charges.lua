@@ -1,7 +1,38 @@
 -- A part of commit: what charges do to the ledger's sums.
 -- The same rules in Python: batchq/store/rules.py.
--- KEYS: those of commit: 7 charges.
+-- KEYS: those of commit: 6 ledger, 7 charges.
 -- Answers: nothing by itself.
+
+local function text(number) return string.format('%.0f', number) end
+
+-- The sums that this call has to do with, and those among them that it changes, in order. Nobody else
+-- writes while a script runs, so each is read once and written once.
+local sums, moved, is_moved = {}, {}, {}
+
+local function sum(field)
+  local units = sums[field]
+  if not units then
+    units = tonumber(redis.call('HGET', KEYS[6], field) or '0')
+    sums[field] = units
+  end
+  return units
+end
+
+-- Exact: no sum passes 2^53 (limits.lua).
+local function count(field, difference)
+  sums[field] = sum(field) + difference
+  if not is_moved[field] then is_moved[field], moved[#moved + 1] = true, field end
+end
+
+local function write_sums()
+  for _, field in ipairs(moved) do
+    if sums[field] == 0 then
+      redis.call('HDEL', KEYS[6], field)
+    else
+      redis.call('HSET', KEYS[6], field, text(sums[field]))
+    end
+  end
+end
 
 local NOTHING = {scopes = {}, names = {}, units = {}, counts_in = {}}
 
@@ -28,8 +59,7 @@ end
 local function weigh(charges)
   local plus, minus, growths = {}, {}, {}
   for _, charge in ipairs(charges) do
-    local stored = look(open(KEYS[7]), charge[1])
-    local old, new = held(stored), held(charge[2])
+    local old, new = held(redis.call('HGET', KEYS[7], charge[1])), held(charge[2])
     for _, scope in ipairs(new.scopes) do
       for _, name in ipairs(new.names) do
         local more = new.units[name] - (old.counts_in[scope] and old.units[name] or 0)

@@ -24,19 +24,19 @@ if ARGV[9] ~= '' and not redis.call('GET', ARGV[9]) then return '' end
 redis.call('INCRBY', KEYS[3], 0)
 if KEYS[4] ~= KEYS[1] then keep_in_step() end
 
--- Everything is decided first, then written: the revision as it will be, changes and events.
+-- Counted here, and written at the end, as the ledger's sums are.
 local former = tonumber(redis.call('GET', KEYS[3]))
-local revision, changes, told = former, {}, {}
+local revision = former
 
 local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _, value)
-  local head = look(open(KEYS[10 + 2 * place]), key)
+  local head = redis.call('HGET', KEYS[10 + 2 * place], key)
   if not head then
     return expect ~= '0' and {'conflict', kind .. ' ' .. key} or nil
   end
-  local stored, old_phase, old_fence = string.match(head, '^(%d+)|([^|]*)|([^|]*)|')
+  local written, old_phase, old_fence = string.match(head, '^(%d+)|([^|]*)|([^|]*)|')
   if expect == '0' then return {'conflict', kind .. ' ' .. key} end
   if fence ~= '' and fence ~= old_fence then return {'fenced', kind .. ' ' .. key} end
-  if expect ~= '' and expect ~= stored then return {'conflict', kind .. ' ' .. key} end
+  if expect ~= '' and expect ~= written then return {'conflict', kind .. ' ' .. key} end
   if value == '' then return nil end
   if falls(old_fence, new_fence) then return {'fenced', kind .. ' ' .. key} end
   if phase ~= old_phase and not MOVES[kind .. ' ' .. old_phase .. '>' .. phase] then
@@ -46,15 +46,19 @@ local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _
 end
 
 local function apply_write(place, kind, key, _, _, phase, fence, stop, rest)
+  local objects, heads = KEYS[9 + 2 * place], KEYS[10 + 2 * place]
   revision = revision + 1
-  local number, value, head = text(revision), '', ''
-  if rest ~= '' then
+  local number, value = text(revision), ''
+  if rest == '' then
+    redis.call('HDEL', objects, key)
+    redis.call('HDEL', heads, key)
+  else
     value = '{"metadata":{"revision":' .. number .. ',' .. rest
-    head = number .. '|' .. phase .. '|' .. fence .. '|' .. stop
+    redis.call('HSET', objects, key, value)
+    redis.call('HSET', heads, key, number .. '|' .. phase .. '|' .. fence .. '|' .. stop)
   end
-  put(open(KEYS[9 + 2 * place]), key, value)
-  put(open(KEYS[10 + 2 * place]), key, head)
-  changes[#changes + 1] = {number, kind, key, value}
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[5], number .. '-0',
+    'kind', kind, 'key', key, 'value', value)
 end
 
 -- Whether nobody has led yet since the server was started: an epoch from before may have been
@@ -84,28 +88,29 @@ local function transact(writes, charges, limits, deliveries, events)
   for _, write in ipairs(writes) do apply_write(unpack(write)) end
   for field, units in pairs(minus) do count(field, -units) end
   for field, units in pairs(plus) do count(field, units) end
-  for _, charge in ipairs(charges) do put(open(KEYS[7]), charge[1], charge[2]) end
+  for _, charge in ipairs(charges) do put(KEYS[7], charge[1], charge[2]) end
   if #limits > 0 then set_limits(limits, revision) end
   for place, delivery in ipairs(deliveries) do
-    put(open(KEYS[9]), delivery[1], text(revision) .. ' ' .. place .. ' ' .. delivery[2])
+    redis.call('HSET', KEYS[9], delivery[1], text(revision) .. ' ' .. place .. ' ' .. delivery[2])
   end
-  for _, event in ipairs(events) do told[#told + 1] = event end
+  for _, event in ipairs(events) do
+    redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[6], '*', 'event', event)
+  end
   return ok
 end
 
 local answers = {}
-for _, transaction in ipairs(cjson.decode(ARGV[1])) do
-  answers[#answers + 1] = transact(unpack(transaction))
+local function transact_all()
+  for _, transaction in ipairs(cjson.decode(ARGV[1])) do
+    answers[#answers + 1] = transact(unpack(transaction))
+  end
 end
-write_books()
+
+-- A record that somebody has spoiled ends the call: sums and count are those of what was applied.
+local went_well, why = pcall(transact_all)
+write_sums()
 if revision > former then redis.call('INCRBY', KEYS[3], text(revision - former)) end
-for _, change in ipairs(changes) do
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[5], change[1] .. '-0',
-    'kind', change[2], 'key', change[3], 'value', change[4])
-end
-for _, event in ipairs(told) do
-  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[6], '*', 'event', event)
-end
+if not went_well then error(why) end
 local reply = cjson.encode({text(revision), answers})
 redis.call('SET', KEYS[1], reply, 'EX', ARGV[4])
 return reply

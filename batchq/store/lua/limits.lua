@@ -1,6 +1,6 @@
 -- A part of commit: which limit charges would pass, and whether limits are those decided by.
 -- The same rules in Python: batchq/store/rules.py.
--- KEYS: those of commit: 6 ledger.
+-- KEYS: those of commit: 8 limits.
 -- ARGV: those of commit: 3 overcommit in thousandths, 7 the key of the limits, 8 the revision seen.
 -- Answers: nothing by itself.
 
@@ -14,24 +14,23 @@ local LAST_CHANGE = 'last change'
 -- several of them together.
 local function is_of_node(scope) return string.sub(scope, 1, 5) == 'node:' end
 
-local function sum(field)
-  local value = look(open(KEYS[6]), field)
-  return value and tonumber(value) or 0
+-- What is stored for a scope, as it stands, and what a record says: each is read once.
+local stored, read = {}, {}
+
+local function record_of(scope)
+  if stored[scope] == nil then stored[scope] = redis.call('HGET', ARGV[7], scope) end
+  return stored[scope]
 end
 
-local function count(field, difference)
-  local units = sum(field) + difference
-  put(open(KEYS[6]), field, units == 0 and '' or units)
+-- Sets the field, or removes it where the value is ''.
+local function put(hash, field, value)
+  if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
 end
 
--- By record: what it says of each resource.
-local read = {}
-
--- What is stated for a scope: nil where nothing is.
 local function amounts_of(scope, stated)
-  local record = stated[scope] or look(open(ARGV[7]), scope)
+  local record = stated[scope] or record_of(scope)
   if not record or record == '' then return nil end
-  read[record] = read[record] or cjson.decode(record)
+  if not read[record] then read[record] = cjson.decode(record) end
   return read[record]
 end
 
@@ -55,18 +54,22 @@ end
 
 local seen = tonumber(ARGV[8])
 
+local function set_limit(scope, record)
+  put(KEYS[8], scope, record)
+  stored[scope] = record
+end
+
 -- Comes after the writes: theirs is the revision from which on the limits are seen.
 local function set_limits(limits, revision)
-  local book = open(ARGV[7])
   for _, limit in ipairs(limits) do
-    put(book, limit[1], limit[2])
-    if not is_of_node(limit[1]) then put(book, LAST_CHANGE, text(revision)) end
+    set_limit(limit[1], limit[2])
+    if not is_of_node(limit[1]) then set_limit(LAST_CHANGE, text(revision)) end
   end
 end
 
 -- Whether something grows, and not on a node, that was decided on before limits were changed.
 local function is_outdated(growths)
-  if not seen or tonumber(look(open(ARGV[7]), LAST_CHANGE) or '0') <= seen then return false end
+  if not seen or tonumber(record_of(LAST_CHANGE) or '0') <= seen then return false end
   for _, growth in ipairs(growths) do
     if growth[4] and not is_of_node(growth[1]) then return true end
   end

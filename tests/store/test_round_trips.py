@@ -1,0 +1,209 @@
+"""What a session writes, hands over and hears costs a few round trips, however much it is.
+
+Counted are the times that a connection sends: whoever has sent waits for the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import redis
+from redis.connection import AbstractConnection
+
+from batchq.api.facts import Claim, Ended, Outcome, encode
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import Pod
+from batchq.api.transaction import Delivery, Event, Transaction
+from batchq.daemon.clerk import LeaderDesk
+from batchq.errors import StoreUnavailable
+from batchq.ids import RandomIds
+from batchq.store import commits, keys, link, scripts
+from batchq.store.redis import RedisStore
+from batchq.worker.nodequeue import queue_name
+from batchq.worker.relay import Relay
+from tests.contract.made import charge, group, pod, put, queue, words, writing
+
+NODES = 50
+
+
+class Trips:
+    """How often something was sent to a server and waited for."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def of(self, act: Callable[[], object]) -> int:
+        """Those that `act` took."""
+        before = self.made
+        act()
+        return self.made - before
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
+    counted = Trips()
+    send = AbstractConnection.send_packed_command
+
+    def sent(self: AbstractConnection, *arguments: object, **options: object) -> object:
+        counted.made += 1
+        return send(self, *arguments, **options)
+
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", sent)
+    return counted
+
+
+@pytest.fixture
+def relay(redis_store: RedisStore) -> Iterator[Relay]:
+    made = Relay(redis_store)
+    yield made
+    made.close()
+
+
+def binding(number: int) -> Transaction:
+    """A group that is admitted, and its pod, which is made and bound."""
+    uid = f"u{number}"
+    node = f"n{number % NODES}"
+    bound = pod(0, group_uid=uid, phase=PodPhase.PENDING, attempt=1, node=node)
+    return Transaction(
+        subject=f"x/g{number}",
+        writes=(put(group(f"g{number}", uid=uid, phase=PodGroupPhase.PENDING)), put(bound)),
+        charges=(charge(f"group:{uid}", "queue:q", "ns:x", cpu=5),),
+        deliveries=(Delivery(pod=f"{uid}-1-0", attempt=1, node=node),),
+        events=(Event(kind="PodGroup", key=f"x/g{number}", reason="Admitted"),),
+    )
+
+
+@pytest.fixture
+def warm(redis_store: RedisStore, relay: Relay) -> RedisStore:
+    """A store and a relay that have connected, on a server that knows the scripts."""
+    redis_store.commit([binding(10**6)], request_id="warm up")
+    relay.deliver()
+    redis_store.snapshot()
+    redis_store.inboxes.folded(redis_store.inboxes.look(["n1"]))
+    return redis_store
+
+
+@pytest.mark.parametrize("groups", [10, 100, 1_000, 5_000])
+def test_a_session_that_binds_any_number_of_groups_takes_as_few(
+    warm: RedisStore, relay: Relay, trips: Trips, groups: int
+) -> None:
+    decided = [binding(number) for number in range(groups)]
+    assert trips.of(lambda: warm.commit(decided, request_id="1")) == 1
+    assert trips.of(relay.deliver) == 3
+    assert warm.outbox() == ()
+    # The changes are pulled in one; in another, now and then, nodes are heard.
+    assert trips.of(warm.snapshot) <= 2
+    assert len(warm.snapshot().groups) == groups + 1
+
+
+@pytest.mark.parametrize("pods", [10, 1_000, 5_000])
+def test_what_nodes_say_of_any_number_of_pods_is_folded_in_as_few(
+    warm: RedisStore, raw: redis.Redis, trips: Trips, pods: int
+) -> None:
+    bound = [
+        pod(0, group_uid=f"u{number}", phase=PodPhase.BOUND, attempt=1, node=f"n{number % NODES}")
+        for number in range(pods)
+    ]
+    warm.commit([writing(put(one)) for one in bound], request_id="1")
+    desk = LeaderDesk(warm, RandomIds())
+    desk.turn(None)
+    for fact in (
+        lambda uid: Claim(pod=uid, attempt=1, author="horse"),
+        lambda uid: Ended(pod=uid, attempt=1, author="horse", outcome=Outcome(exit_code=0)),
+    ):
+        post_all(raw, bound, fact)
+        # The bell, the inboxes, the pods, the commit, and what is done with taken out; and the
+        # clock and the sweep, when they are due.
+        assert trips.of(lambda: desk.turn(None)) <= 8
+    ended = warm.get_many("Pod", [one.metadata.uid for one in bound])
+    assert {one.status.phase for one in ended.values() if isinstance(one, Pod)} == {
+        PodPhase.SUCCEEDED
+    }
+    assert len(ended) == pods
+
+
+def post_all(
+    raw: redis.Redis, pods: Sequence[Pod], fact_about: Callable[[str], Claim | Ended]
+) -> None:
+    """Leave a fact about each, as their nodes would, by a shorter way."""
+    pipeline = raw.pipeline(transaction=False)
+    for one in pods:
+        fact = fact_about(one.metadata.uid)
+        pipeline.hset(keys.inbox(one.status.node), fact.subject, encode(fact))
+    for node in {one.status.node for one in pods}:
+        pipeline.xadd(keys.BELL, {"node": node})
+    pipeline.execute()
+
+
+@pytest.mark.parametrize("nodes", [10, 1_000])
+def test_the_inboxes_of_any_number_of_nodes_are_looked_through_in_one(
+    warm: RedisStore, trips: Trips, nodes: int
+) -> None:
+    names = [f"n{number}" for number in range(nodes)]
+    assert trips.of(lambda: warm.inboxes.look(names)) == 1
+
+
+def test_a_server_that_does_not_know_the_script_is_told_it_once(
+    warm: RedisStore, raw: redis.Redis, trips: Trips
+) -> None:
+    raw.script_flush()
+    decided = [binding(number) for number in range(2_000)]
+    assert trips.of(lambda: warm.commit(decided, request_id="1")) == 2
+    assert raw.script_exists(scripts.COMMIT.sha) == [True]
+    assert len(warm.list("PodGroup")) == 2_001
+
+
+def test_a_gigantic_commit_goes_in_bounded_parts(
+    warm: RedisStore, trips: Trips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link.in_trips, "__defaults__", (100_000,))
+    decided = [binding(number) for number in range(3_000)]
+    assert 4 <= trips.of(lambda: warm.commit(decided, request_id="1")) <= 30
+    assert len(warm.list("PodGroup")) == 3_001
+
+
+def asked(name: str) -> Transaction:
+    return writing(put(queue(name)))
+
+
+def test_of_a_commit_that_fails_in_the_middle_the_rest_is_not_applied_until_it_is_asked_again(
+    warm: RedisStore, raw: redis.Redis
+) -> None:
+    decided = [asked(f"q{number:04}") for number in range(4 * commits.TRANSACTIONS_A_CALL)]
+    # The second call's answer cannot be kept: a key of another type stands in its place.
+    raw.lpush(keys.request("1.1"), "spoiled")
+    with pytest.raises(StoreUnavailable):
+        warm.commit(decided, request_id="1")
+    applied = [one.metadata.name for one in warm.list("Queue")]
+    assert applied == [f"q{number:04}" for number in range(commits.TRANSACTIONS_A_CALL)]
+    raw.delete(keys.request("1.1"))
+    assert words(warm.commit(decided, request_id="1")) == []
+    assert len(warm.list("Queue")) == 4 * commits.TRANSACTIONS_A_CALL
+
+
+def test_a_spoiled_record_leaves_sums_and_count_of_what_was_applied_before_it(
+    warm: RedisStore, raw: redis.Redis
+) -> None:
+    before = warm.snapshot().revision
+    raw.hset(keys.CHARGES, "group:spoiled", "no JSON")
+    spoiled = Transaction(subject="x", charges=(charge("group:spoiled", "ns:x", cpu=1),))
+    counted = Transaction(
+        subject="x", writes=(put(queue("a")),), charges=(charge("group:a", "ns:a", cpu=7),)
+    )
+    with pytest.raises(StoreUnavailable):
+        warm.commit([counted, spoiled, asked("b")], request_id="1")
+    assert warm.ledger()["ns:a"] == {"cpu": 7}
+    assert [one.metadata.name for one in warm.snapshot().queues] == ["a"]
+    warm.commit([asked("c")], request_id="2")
+    assert warm.snapshot().revision == before + 2
+
+
+def test_the_queue_of_each_node_holds_its_pods_in_the_order_of_binding(
+    warm: RedisStore, relay: Relay, raw: redis.Redis
+) -> None:
+    raw.delete(*raw.keys("rq:queue:*"))
+    warm.commit([binding(number) for number in range(2 * NODES)], request_id="1")
+    relay.deliver()
+    assert raw.lrange(f"rq:queue:{queue_name('n3')}", 0, -1) == [b"u3-1-0-1", b"u53-1-0-1"]
+    assert raw.sismember("rq:queues", f"rq:queue:{queue_name('n3')}")

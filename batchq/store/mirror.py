@@ -261,7 +261,7 @@ class Mirror:
         for kind in keys.KIND_NAMES:
             # Read as it comes: as stored, it would be more than what is made of it.
             scanned = scan_objects(self._link, kind)
-            shelf.fill(kind, {key: self._reader.object(kind, stored) for key, stored in scanned})
+            shelf.fill(kind, {key: self._reader.read(kind, stored) for key, stored in scanned})
         self._shelf, self._revision = shelf, revision
         self._heard_at = None
         self._last_seen.note_latest(self._link)
@@ -274,7 +274,7 @@ class Mirror:
             # An older file was restored, or everything was deleted, if the count has fallen.
             if revision < after:
                 raise Trimmed
-            changes = read_changes(reply, after, self._reader.object)
+            changes = read_changes(reply, after, self._reader.read)
             if not changes and revision != after:
                 raise Trimmed
             for change in changes:

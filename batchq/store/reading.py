@@ -8,7 +8,7 @@ read here must not be changed by anybody, down to its dicts.
 
 from __future__ import annotations
 
-import sys
+from sys import intern
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,18 +16,24 @@ from msgspec import Raw, Struct
 from msgspec.structs import force_setattr
 
 from batchq.api.objects import (
+    Condition,
     Metadata,
     Object,
     Pod,
     PodGroup,
     PodGroupSpec,
     PodGroupStatus,
+    PodSpec,
+    PodStatus,
     PodTemplate,
+    Task,
 )
+from batchq.api.reasons import Verdict
 from batchq.store import codec
 
 K = TypeVar("K")
 V = TypeVar("V")
+S = TypeVar("S", bound=Struct)
 
 #: So many bytes of parts as stored are remembered, of specs and of statuses, and once more those
 #: that were in use before them.
@@ -51,15 +57,24 @@ class _Stored(Struct, gc=False):
 
 #: Where nothing is said, the very objects that are left out when it is written.
 _BARE = PodGroup(metadata=Metadata(name=""))
+_BARE_TASK = Task(name="")
 
 _STORED = msgspec.json.Decoder(_Stored)
 _SPEC = msgspec.json.Decoder(PodGroupSpec)
 _STATUS = msgspec.json.Decoder(PodGroupStatus)
-#: Where there are dicts of texts or numbers, most of them empty.
+#: Where there are dicts of texts or numbers, most of them empty, and texts that many have.
 _DICTS: dict[type[Struct], tuple[str, ...]] = {
     PodGroupSpec: ("min_resources",),
     PodTemplate: ("labels", "env", "requests", "node_selector"),
     PodGroupStatus: ("reservation", "charge", "spent", "reported"),
+    PodSpec: ("requests",),
+}
+_TEXTS: dict[type[Struct], tuple[str, ...]] = {
+    PodGroupSpec: ("queue", "priority_class_name"),
+    Condition: ("type", "reason", "message"),
+    Verdict: ("plugin", "subject", "resource", "detail"),
+    PodSpec: ("pod_group", "task"),
+    PodStatus: ("group_uid", "node"),
 }
 
 
@@ -102,14 +117,15 @@ class Reader:
         self._dicts: Remembered[tuple[Any, ...], dict[str, Any]] = Remembered(MOST_VALUES)
         self._tuples: Remembered[tuple[Any, ...], tuple[Any, ...]] = Remembered(MOST_VALUES)
 
-    def object(self, kind: str, stored: bytes) -> Object:
+    def read(self, kind: str, stored: bytes) -> Object:
         """The object as stored, its revision in its metadata. Raises msgspec.MsgspecError."""
         if kind == "PodGroup":
             return self._group(stored)
         item = codec.read_object(kind, stored)
         if isinstance(item, Pod):
             self._share_of_metadata(item.metadata)
-            self._share_of_pod(item)
+            self._share_of(item.spec)
+            self._share_of(item.status)
         return item
 
     def _group(self, stored: bytes) -> PodGroup:
@@ -127,9 +143,10 @@ class Reader:
         spec = self._specs.get(stored, len(stored))
         if spec is None:
             spec = _SPEC.decode(stored)
-            self._share_dicts(spec)
+            self._share_of(spec)
             for task in spec.tasks:
-                self._share_of_template(task.template)
+                if task.template is not _BARE_TASK.template:
+                    self._share_of_template(task.template)
             if len(stored) <= LONGEST_PART:
                 self._specs.put(stored, spec, len(stored))
         return spec
@@ -140,46 +157,45 @@ class Reader:
         status = self._statuses.get(stored, len(stored))
         if status is None:
             status = _STATUS.decode(stored)
-            self._share_dicts(status)
-            force_setattr(status, "reasons", self._tuple(status.reasons))
-            force_setattr(status, "conditions", self._tuple(status.conditions))
+            self._share_of(status)
+            force_setattr(status, "reasons", self._values(status.reasons))
+            force_setattr(status, "conditions", self._values(status.conditions))
             if len(stored) <= LONGEST_PART:
                 self._statuses.put(stored, status, len(stored))
         return status
 
     def _share_of_metadata(self, meta: Metadata) -> None:
-        force_setattr(meta, "namespace", sys.intern(meta.namespace))
-        force_setattr(meta, "labels", self._dict(meta.labels))
+        force_setattr(meta, "namespace", intern(meta.namespace))
+        force_setattr(meta, "labels", self._dict(meta.labels) if meta.labels else _NOTHING)
         if not meta.annotations:
             force_setattr(meta, "annotations", _NOTHING)
 
-    def _share_of_pod(self, pod: Pod) -> None:
-        force_setattr(pod.spec, "requests", self._dict(pod.spec.requests))
-        # Of one group, and on one node, there may be many.
-        force_setattr(pod.spec, "pod_group", sys.intern(pod.spec.pod_group))
-        force_setattr(pod.status, "group_uid", sys.intern(pod.status.group_uid))
-        force_setattr(pod.status, "node", sys.intern(pod.status.node))
-
     def _share_of_template(self, template: PodTemplate) -> None:
-        self._share_dicts(template)
+        self._share_of(template)
+        # Those that are not empty are hardly equal to others.
         for name in ("annotations", "kwargs"):
             if not getattr(template, name):
                 force_setattr(template, name, _NOTHING)
 
-    def _share_dicts(self, value: PodGroupSpec | PodGroupStatus | PodTemplate) -> None:
-        for name in _DICTS[type(value)]:
+    def _share_of(self, value: Struct) -> None:
+        for name in _DICTS.get(type(value), ()):
             force_setattr(value, name, self._dict(getattr(value, name)))
+        for name in _TEXTS.get(type(value), ()):
+            force_setattr(value, name, intern(getattr(value, name)))
 
     def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
-        if not value:
-            return _NOTHING
-        return self._shared(self._dicts, tuple(value.items()), value)
+        return self._shared(self._dicts, tuple(value.items()), value) if value else _NOTHING
 
-    def _tuple(self, value: tuple[V, ...]) -> tuple[V, ...]:
-        return self._shared(self._tuples, value, value) if value else ()
+    def _values(self, values: tuple[S, ...]) -> tuple[S, ...]:
+        """Values that hold nothing but texts and numbers."""
+        shared = self._shared(self._tuples, values, values) if values else ()
+        if shared is values:
+            for value in values:
+                self._share_of(value)
+        return shared
 
     @staticmethod
-    def _shared(known: Remembered[Any, V], key: tuple[Any, ...], value: V) -> V:
+    def _shared(known: Remembered[K, V], key: K, value: V) -> V:
         found = known.get(key)
         if found is None:
             known.put(key, value)

@@ -1,37 +1,155 @@
-"""Placing one gang of n pods on m nodes: ranked once a shape, or every node asked for every pod."""
+"""Placing n pods in gangs on m nodes: a whole session, beside every node asked for every pod.
+
+`session` is all of a turn: admission, pods made, nodes found, pods bound, what is told. `allocate`
+is the part of it that finds nodes and binds; `ranked` what plugins and heaps take to find them.
+The plain algorithm only finds nodes, for so many pods as it can in a while. CPU times; a shape is
+what a pod asks for, and each gang's is one of so many.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchq.api.intents import Bind
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.placement import rank_of
-from benchmarks.table import median_s, report
-from tests.builders import a_group, a_node, a_snapshot
+from batchq.framework.placement import fill_nodes
+from batchq.framework.ranking import rank_of
+from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot
+from batchq.scheduler.scheduler import Scheduler
+from benchmarks.table import report
+from tests.builders import a_group, a_node, a_snapshot, a_task
 
-_SCHEDULER = assemble(SchedulerConfig())
+_PODS = 10_000
+#: So many node-asks of the plain algorithm are enough to know how fast it is.
+_PLAIN_ASKS = 100_000
+#: Nodes, pods of a gang, different shapes.
+_SIZES = (
+    *((nodes, gang, 1) for nodes in (100, 1_000, 5_000) for gang in (1, 10, 500)),
+    *((1_000, 10, shapes) for shapes in (30, 1_000)),
+)
+_COLUMNS = [
+    "nodes",
+    "gang",
+    "shapes",
+    "session s",
+    "pods/s",
+    "allocate s",
+    "pods/s there",
+    "ranked s",
+    "plain pods/s",
+    "session/plain",
+]
+
+
+@dataclass
+class ActionTimes:
+    """An Instrument that adds up the CPU seconds of actions, and leaves plugins alone."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def plugin(self, plugin: str, point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def action(self, name: str, execute: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: Any) -> None:
+            began = time.process_time()
+            execute(*arguments)
+            took = time.process_time() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
+
+        return timed
 
 
 def main() -> None:
-    rows: list[list[object]] = []
-    for nodes, pods in ((10, 500), (100, 2_000), (1_000, 2_000)):
-        world = a_snapshot(
-            *(a_node(f"n{place:04}", cpu=64, memory="256Gi") for place in range(nodes)),
-            a_group("gang", pods),
+    report("placement", _COLUMNS, [_row(*size) for size in _SIZES])
+
+
+def _row(nodes: int, gang: int, shapes: int) -> list[object]:
+    world = _world(nodes, gang, shapes)
+    session_s, allocate_s = _session(world)
+    plain = _plain_rate(world, nodes)
+    rate = _PODS / session_s
+    ranked_s = _ranked(world, gang)
+    return [
+        nodes,
+        gang,
+        shapes,
+        session_s,
+        round(rate),
+        allocate_s,
+        round(_PODS / allocate_s),
+        ranked_s,
+        round(plain),
+        rate / plain,
+    ]
+
+
+def _world(nodes: int, gang: int, shapes: int) -> Snapshot:
+    return a_snapshot(
+        *(a_node(f"n{place:04}", cpu=128, memory="512Gi") for place in range(nodes)),
+        *(
+            a_group(
+                f"g{place:05}",
+                tasks=(
+                    a_task("w", gang, requests={"cpu": 1, "memory": f"{1 + place % shapes}Mi"}),
+                ),
+            )
+            for place in range(_PODS // gang)
+        ),
+    )
+
+
+def _session(world: Snapshot) -> tuple[float, float]:
+    """The medians of a whole session and of its action `allocate`, in CPU seconds."""
+    whole, allocate = [], []
+    for _ in range(3):
+        usual, times = assemble(SchedulerConfig()), ActionTimes()
+        scheduler = Scheduler(
+            actions=usual.actions,
+            plugins=usual.plugins,
+            settings=usual.settings,
+            instrument=times,
         )
-        ranked = median_s(lambda world=world: _SCHEDULER.decide(world, 0))  # type: ignore[misc]
-        plain = median_s(lambda world=world, pods=pods: _plainly(world, pods), times=1)  # type: ignore[misc]
-        rows.append([nodes, pods, ranked, round(pods / ranked), plain, plain / ranked])
-    report("placement", ["nodes", "pods", "session s", "pods/s", "plain s", "plain/session"], rows)
+        began = time.process_time()
+        session = scheduler.decide(world, 0)
+        whole.append(time.process_time() - began)
+        allocate.append(times.seconds["allocate"])
+        assert sum(isinstance(intent, Bind) for intent in session.intents) == _PODS
+    return statistics.median(whole), statistics.median(allocate)
 
 
-def _plainly(world: object, pods: int) -> None:
-    session = _SCHEDULER.open(world, 0)  # type: ignore[arg-type]
-    group = session.by_key["default/gang"]
-    shape = group.tasks[0]
-    for _ in range(pods):
+def _opened(world: Snapshot) -> Session:
+    return assemble(SchedulerConfig()).open(world, 0)
+
+
+def _ranked(world: Snapshot, gang: int) -> float:
+    """Finding the nodes of all pods, and nothing else."""
+    session = _opened(world)
+    shapes = [group.tasks[0] for group in session.groups.values()]
+    began = time.process_time()
+    for shape in shapes:
+        fill_nodes(session, shape, gang, [])
+    return time.process_time() - began
+
+
+def _plain_rate(world: Snapshot, nodes: int) -> float:
+    """Pods per second, if every node is asked for every pod."""
+    session = _opened(world)
+    shapes = [group.tasks[0] for group in session.groups.values()]
+    pods = _PLAIN_ASKS // nodes
+    began = time.process_time()
+    for place in range(pods):
+        shape = shapes[place % len(shapes)]
         ranks = [rank_of(session, shape, node) for node in session.nodes.values()]
         best = min(rank for rank in ranks if rank is not None)
         session.nodes[best[1]].take(shape.requests)
+    return pods / (time.process_time() - began)
 
 
 if __name__ == "__main__":

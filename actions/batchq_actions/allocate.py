@@ -16,9 +16,9 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import start_extras, waiting_extras, waits_behind
-from batchq.framework.gangs import bind_until_ready, pending_pods
+from batchq.framework.gangs import bind_until_ready, has_pending_pods
 from batchq.framework.growth import over_limit_with
-from batchq.framework.moves import bind, create_pods, shape_at
+from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import (
     awaits_victims,
@@ -29,6 +29,7 @@ from batchq.framework.pledges import (
     room_of,
     standing_pledges,
 )
+from batchq.framework.pods import shape_at
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
@@ -71,7 +72,7 @@ def _place_gangs(session: Session, queues: dict[str, deque[GroupState]]) -> None
             turns.drop(name)
             continue
         group = queues[name].popleft()
-        if not session.group_ready(group) and pending_pods(session, group):
+        if has_pending_pods(group) and not session.group_ready(group):
             _place_gang(session, group)
 
 
@@ -119,7 +120,8 @@ def _place_extras(session: Session, queues: dict[str, list[GroupState]]) -> None
         name: deque(
             _Extras(session, group)
             for group in groups
-            if session.group_ready(group)
+            if not group.has_all_placed
+            and session.group_ready(group)
             and gives_way_to(session, group) is None
             and not waits_behind(session, group)
         )

@@ -26,9 +26,10 @@ from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import growth_with, over_limit_with
 from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.moves import admit, bind, create_pods, reserve, shape_at
+from batchq.framework.moves import admit, bind, create_pods, reserve
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import gives_way_to
+from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape

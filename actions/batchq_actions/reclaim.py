@@ -24,7 +24,7 @@ from batchq.framework.claiming import (
     gang_claimants,
 )
 from batchq.framework.extras import waiting_extras
-from batchq.framework.moves import shape_at
+from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.search import Decision, find_victims
 from batchq.framework.session import Session

@@ -25,9 +25,9 @@ victim at a time and about the state as it is then: what was chosen before has l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 F = TypeVar("F")
 
@@ -44,11 +44,12 @@ Standing: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Registration(Generic[F]):
-    """A plugin's function at a point."""
+    """A plugin's function at a point; and its form for many at once (batchq.framework.atonce)."""
 
     plugin: str
     function: F
     weight: int = 1
+    at_once: Callable[..., Any] | None = None
 
 
 @dataclass(slots=True)
@@ -59,11 +60,17 @@ class ExtensionPoint(Generic[F]):
     method: str
     registered: list[Registration[F]] = field(default_factory=list)
 
-    def add(self, plugin: str, function: F, weight: int = 1) -> None:
+    def add(
+        self,
+        plugin: str,
+        function: F,
+        weight: int = 1,
+        at_once: Callable[..., Any] | None = None,
+    ) -> None:
         """Register; a plugin may stand at a point once."""
         if any(entry.plugin == plugin for entry in self.registered):
             raise ValueError(f"plugin {plugin} is registered at {self.name} already")
-        self.registered.append(Registration(plugin, function, weight))
+        self.registered.append(Registration(plugin, function, weight, at_once))
 
     def __iter__(self) -> Iterator[Registration[F]]:
         return iter(self.registered)

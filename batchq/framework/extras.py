@@ -9,8 +9,9 @@ from itertools import islice
 from batchq.api.objects import Pod
 from batchq.framework.gangs import node_for, pending_pods
 from batchq.framework.growth import over_limit_with
-from batchq.framework.moves import bind, create_pods, pod_of, shape_at
+from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import tasks_in_order
+from batchq.framework.pods import pod_of, shape_at
 from batchq.framework.session import Key, Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState

@@ -5,14 +5,17 @@ The caller owns the Statement and decides what becomes of a gang that did not fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict
+from batchq.api.resources import of_pod
+from batchq.framework.atonce import pods_short
 from batchq.framework.growth import over_limit_with
-from batchq.framework.moves import bind
-from batchq.framework.placement import explain_no_node, find_node
+from batchq.framework.moves import bind, bind_where_room_is_taken
+from batchq.framework.placement import explain_no_node, fill_nodes, find_node
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
@@ -20,22 +23,81 @@ from batchq.framework.statement import Statement
 
 
 def bind_until_ready(session: Session, statement: Statement, group: GroupState) -> list[Verdict]:
-    """Bind what fits until the group is ready; else what nodes and limits say against the rest."""
+    """Bind what fits until the group is ready; else what nodes and limits say against the rest.
+
+    Pods of one task that the group cannot do without, and that its reservation has room for, are
+    bound together: nobody would have stopped in between.
+    """
     refused: list[TaskShape] = []
-    for pod in least_first(session, group):
+    waiting = least_first(session, group)
+    plan = group.status.pledge.plan
+    place = 0
+    while place < len(waiting):
+        pod = waiting[place]
         shape = group.shape_of(pod)
         if shape in refused:
+            place += 1
             continue
-        node = node_for(session, shape, group.status.pledge.plan, shape.first + pod.spec.index)
-        if node is None:
+        alike = [] if plan else _needed_alike(session, group, shape, waiting, place)
+        if len(alike) > 1:
+            bound = bind_alike(statement, group, shape, alike)
+        else:
+            alike = [pod]
+            node = node_for(session, shape, plan, shape.first + pod.spec.index)
+            if node is not None and (over := over_limit_with(session, group, shape)):
+                return over
+            bound = 0 if node is None else 1
+            if node is not None:
+                bind(statement, group, pod, node.name)
+        place += len(alike)
+        if bound < len(alike):
             refused.append(shape)
-            continue
-        if over := over_limit_with(session, group, shape):
-            return over
-        bind(statement, group, pod, node.name)
-        if session.group_ready(group):
+        if bound and session.group_ready(group):
             break
     return [explain_no_node(session, shape) for shape in refused]
+
+
+def bind_alike(
+    statement: Statement, group: GroupState, shape: TaskShape, pods: Sequence[Pod]
+) -> int:
+    """Bind pods of one task, each to the best node as it is then; how many found one."""
+    filled: list[NodeState] = []
+    fill_nodes(statement.session, shape, len(pods), filled)
+    bind_where_room_is_taken(statement, group, pods[: len(filled)], filled)
+    return len(filled)
+
+
+def _needed_alike(
+    session: Session, group: GroupState, shape: TaskShape, waiting: Sequence[Pod], place: int
+) -> list[Pod]:
+    """The pods of one task from this place on, as far as the group is not ready before the last
+    of them is bound, and its charge does not grow by them; or none. A pod that was made before
+    its task was edited may ask for something else.
+    """
+    most = min(pods_short(session, group), _promised_pods(session, group, shape))
+    if most < 2:
+        return []
+    task, requests = shape.task.name, waiting[place].spec.requests
+    if of_pod(requests) != shape.requests:
+        return []
+    return list(
+        takewhile(
+            lambda pod: pod.spec.task == task and pod.spec.requests == requests,
+            waiting[place : place + most],
+        )
+    )
+
+
+def _promised_pods(session: Session, group: GroupState, shape: TaskShape) -> int:
+    """How many more pods of a task leave the group's charge as it is: no limit is asked of them."""
+    session.asking = shape.requests
+    if not group.reserved or session.ledger.owed(group):
+        return 0
+    held, reservation = group.held, group.status.reservation
+    return min(
+        (reservation.get(name, 0) - held.get(name, 0)) // units
+        for name, units in shape.requests.items()
+    )
 
 
 def node_for(
@@ -55,10 +117,13 @@ def node_for(
 
 def least_first(session: Session, group: GroupState) -> list[Pod]:
     """Pending pods, those that make up each task's minAvailable first."""
+    pending = pending_pods(session, group)
+    if not any(shape.task.min_available for shape in group.tasks):
+        return pending
     first: list[Pod] = []
     rest: list[Pod] = []
     placed = dict(group.placed)
-    for pod in pending_pods(session, group):
+    for pod in pending:
         task = group.shape_of(pod).task
         if placed[task.name] < task.min_available:
             placed[task.name] += 1
@@ -70,9 +135,33 @@ def least_first(session: Session, group: GroupState) -> list[Pod]:
 
 def pending_pods(session: Session, group: GroupState) -> list[Pod]:
     """Its pods without a node that no gate holds back, by priority, task, index."""
-    pods = [
-        pod
-        for pod in group.current()
-        if pod.status.phase == PodPhase.PENDING and not group.is_held_back(pod)
+    pods = list(_pending(group))
+    if not pods:
+        return pods
+    firsts = {shape.task.name: shape.first for shape in group.tasks}
+    orders = [entry.function for entry in session.points["podOrder"]]
+    keys = [
+        (
+            *[order(session, group, pod) for order in orders],
+            firsts.get(pod.spec.task, 0),
+            pod.spec.index,
+            place,
+        )
+        for place, pod in enumerate(pods)
     ]
-    return sorted(pods, key=lambda pod: session.pod_key(group, pod))
+    return [pods[key[-1]] for key in sorted(keys)]
+
+
+def has_pending_pods(group: GroupState) -> bool:
+    """Whether there are any of these."""
+    return next(_pending(group), None) is not None
+
+
+def _pending(group: GroupState) -> Iterator[Pod]:
+    admission = group.status.admission
+    gated = any(shape.gated for shape in group.tasks)
+    for pod in group.pods.values():
+        if pod.status.phase != PodPhase.PENDING or pod.status.admission != admission:
+            continue
+        if not ((gated or pod.spec.scheduling_gates) and group.is_held_back(pod)):
+            yield pod

@@ -6,6 +6,7 @@ actions and of `batchq.scheduler.controller`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -17,19 +18,17 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import (
     Condition,
     GroupClaim,
-    Metadata,
     Pod,
     PodGroupStatus,
-    PodSpec,
     PodStatus,
 )
 from batchq.api.reasons import Finish, Leaving
-from batchq.api.resources import Amounts, describe, named
+from batchq.api.resources import Amounts, describe
 from batchq.framework.checks import cleared
 from batchq.framework.eligibility import pause_ms
 from batchq.framework.pledges import end_pledge
-from batchq.framework.shapes import TaskShape
-from batchq.framework.state import GroupState
+from batchq.framework.pods import pod_name, pods_of
+from batchq.framework.state import GroupState, NodeState
 from batchq.framework.statement import Statement
 
 #: Leaving for one of these costs the group its place in line.
@@ -59,19 +58,30 @@ def with_condition(
     now_ms: int,
 ) -> tuple[Condition, ...]:
     """The conditions with one set; unchanged (the same object) if it says so already."""
-    for place, old in enumerate(status.conditions):
+    return _with_one(status.conditions, kind, state, reason, message, now_ms)
+
+
+def _with_one(
+    conditions: tuple[Condition, ...],
+    kind: str,
+    state: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str,
+    now_ms: int,
+) -> tuple[Condition, ...]:
+    for place, old in enumerate(conditions):
         if old.type == kind:
             if (old.status, old.reason, old.message) == (state, reason, message):
-                return status.conditions
+                return conditions
             changed_at = now_ms if old.status != state else old.last_transition_time
             new = _set(
                 old, status=state, reason=reason, message=message, last_transition_time=changed_at
             )
-            return (*status.conditions[:place], new, *status.conditions[place + 1 :])
+            return (*conditions[:place], new, *conditions[place + 1 :])
     new = Condition(
         type=kind, status=state, reason=reason, message=message, last_transition_time=now_ms
     )
-    return tuple(sorted((*status.conditions, new), key=lambda condition: condition.type))
+    return tuple(sorted((*conditions, new), key=lambda condition: condition.type))
 
 
 def set_condition(
@@ -95,6 +105,21 @@ def set_condition(
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
     """Pending -> InQueue: reserve (nothing, if the reservation is empty), count the admission."""
     now_ms = statement.session.now_ms
+    message = f"reserved {describe(reservation)}"
+    conditions = group.status.conditions
+    if reservation:
+        conditions = _with_one(
+            conditions, "QuotaReserved", "True", "QuotaReserved", message, now_ms
+        )
+    conditions = _with_one(conditions, "Admitted", "True", "Admitted", message, now_ms)
+    for former in group.status.conditions:
+        if former.type == "Evicted":
+            # Why it had to leave is kept: its next pods are told.
+            conditions = _with_one(
+                conditions, "Evicted", "False", former.reason, former.message, now_ms
+            )
+        if former.type == "Scheduled":
+            conditions = _with_one(conditions, "Scheduled", "False", "Admitted", message, now_ms)
     statement.set_status(
         group,
         phase=PodGroupPhase.IN_QUEUE,
@@ -108,17 +133,8 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         reasons=(),
         claim=GroupClaim(),
         reported=final_reports(group.status) if group.is_elastic else {},
+        conditions=conditions,
     )
-    message = f"reserved {describe(reservation)}"
-    if reservation:
-        set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
-    set_condition(statement, group, "Admitted", "True", "Admitted", message)
-    for former in group.status.conditions:
-        if former.type == "Evicted":
-            # Why it had to leave is kept: its next pods are told.
-            set_condition(statement, group, "Evicted", "False", former.reason, former.message)
-        if former.type == "Scheduled":
-            set_condition(statement, group, "Scheduled", "False", "Admitted", message)
     statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
 
 
@@ -136,11 +152,10 @@ def reserve(statement: Statement, group: GroupState, message: str) -> None:
 
 def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) -> list[Pod]:
     """Bring pods into being, Pending, for the current admission."""
-    pods = [pod_of(group, ordinal) for ordinal in ordinals]
-    for pod in pods:
-        statement.put_pod(group, pod)
+    pods = pods_of(group, ordinals)
     if pods:
-        names = tuple(_pod_name(pod) for pod in pods)
+        statement.put_pods(group, pods)
+        names = tuple([pod_name(pod) for pod in pods])
         statement.say(intents.CreatePods(group=group.key, pods=names))
     return pods
 
@@ -307,39 +322,62 @@ def expire(statement: Statement, group: GroupState) -> None:
 
 def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
     """Pending -> Bound: the next attempt, on `node`."""
-    now_ms = statement.session.now_ms
+    bound = _bound(statement, pod.status, node)
+    pod_then = Pod(metadata=pod.metadata, spec=pod.spec, status=bound)
+    statement.put_pod(group, pod_then)
+    _say_bound(statement, group, (pod_then,))
+    return pod_then
+
+
+def bind_where_room_is_taken(
+    statement: Statement, group: GroupState, pods: Sequence[Pod], nodes: Sequence[NodeState]
+) -> None:
+    """The same for many pods, one on each of the nodes, which have counted them in already."""
+    then: list[Pod] = []
+    former = bound = None
+    for pod, node in zip(pods, nodes, strict=True):
+        # Pods that were made together share their first status.
+        if bound is None or pod.status is not former:
+            former = pod.status
+            bound = _bound(statement, former, node.name)
+        elif bound.node != node.name:
+            bound = _set(bound, node=node.name)
+        then.append(Pod(metadata=pod.metadata, spec=pod.spec, status=bound))
+    statement.put_pods_where_room_is_taken(group, then)
+    _say_bound(statement, group, then)
+
+
+def _bound(statement: Statement, status: PodStatus, node: str) -> PodStatus:
     generation = statement.session.snapshot.standing.generation
-    attempt = following(pod.status.attempt, generation=generation)
-    bound = _set(
-        pod,
-        status=_set(
-            pod.status,
-            phase=PodPhase.BOUND,
-            node=node,
-            attempt=attempt,
-            bound_at=now_ms,
-            started_at=None,
-            finished_at=None,
-            terminating=False,
-            terminating_at=None,
-            reason="",
-            last_reason=pod.status.reason or pod.status.last_reason,
-            message="",
-            exit_code=None,
-            signal=None,
-        ),
+    return _set(
+        status,
+        phase=PodPhase.BOUND,
+        node=node,
+        attempt=following(status.attempt, generation=generation),
+        bound_at=statement.session.now_ms,
+        started_at=None,
+        finished_at=None,
+        terminating=False,
+        terminating_at=None,
+        reason="",
+        last_reason=status.reason or status.last_reason,
+        message="",
+        exit_code=None,
+        signal=None,
     )
-    statement.put_pod(group, bound)
-    statement.say(
-        intents.Bind(
-            group=group.key,
-            pod=_pod_name(pod),
-            uid=pod.metadata.uid,
-            node=node,
-            attempt=attempt,
+
+
+def _say_bound(statement: Statement, group: GroupState, pods: Iterable[Pod]) -> None:
+    for pod in pods:
+        statement.say(
+            intents.Bind(
+                group=group.key,
+                pod=pod_name(pod),
+                uid=pod.metadata.uid,
+                node=pod.status.node,
+                attempt=pod.status.attempt,
+            )
         )
-    )
-    return bound
 
 
 def evict(
@@ -360,7 +398,7 @@ def evict(
     statement.say(
         intents.Evict(
             group=group.key,
-            pod=_pod_name(pod),
+            pod=pod_name(pod),
             uid=pod.metadata.uid,
             reason=str(reason),
             by=by,
@@ -387,7 +425,7 @@ def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
     )
     lost = _set(pod, status=status)
     statement.put_pod(group, lost)
-    statement.say(intents.LosePod(group=group.key, pod=_pod_name(pod), uid=pod.metadata.uid))
+    statement.say(intents.LosePod(group=group.key, pod=pod_name(pod), uid=pod.metadata.uid))
     return lost
 
 
@@ -403,57 +441,4 @@ def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
         bound_at=None,
     )
     statement.put_pod(group, _set(pod, status=status))
-    statement.say(intents.RequeuePod(group=group.key, pod=_pod_name(pod), uid=pod.metadata.uid))
-
-
-def pod_uid(group: GroupState, ordinal: int) -> str:
-    """`<group uid>-<admission>-<ordinal>`: unique for ever, and allowed as an RQ id."""
-    return f"{group.uid}-{group.status.admission}-{ordinal}"
-
-
-def shape_at(group: GroupState, ordinal: int) -> TaskShape:
-    """The task to which the pod with this ordinal belongs."""
-    for shape in group.tasks:
-        if ordinal in shape.ordinals:
-            return shape
-    raise IndexError(f"{group.key} has no pod number {ordinal}")
-
-
-def pod_of(group: GroupState, ordinal: int) -> Pod:
-    """The pod with this ordinal as it comes into being: Pending, of the current admission."""
-    shape = shape_at(group, ordinal)
-    template, index = shape.task.template, ordinal - shape.first
-    return Pod(
-        metadata=Metadata(
-            name=f"{group.record.metadata.name}-{shape.task.name}-{index}",
-            namespace=group.namespace,
-            labels=template.labels,
-            annotations=template.annotations,
-            uid=pod_uid(group, ordinal),
-        ),
-        spec=PodSpec(
-            pod_group=group.record.metadata.name,
-            task=shape.task.name,
-            index=index,
-            requests=named(template.requests),
-            termination_grace=template.termination_grace,
-            priority=template.priority,
-        ),
-        status=PodStatus(
-            group_uid=group.uid,
-            admission=group.status.admission,
-            last_reason=_left_because(group),
-            failures=group.status.spent.get(str(ordinal), 0) if group.is_elastic else 0,
-        ),
-    )
-
-
-def _left_because(group: GroupState) -> str:
-    """Why the group lost its former admission; a pod that starts over may want to know."""
-    if group.status.admission < 2:
-        return ""
-    return next((one.reason for one in group.status.conditions if one.type == "Evicted"), "")
-
-
-def _pod_name(pod: Pod) -> str:
-    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+    statement.say(intents.RequeuePod(group=group.key, pod=pod_name(pod), uid=pod.metadata.uid))

@@ -1,8 +1,7 @@
 """Finding a node for a pod: predicates, then score, ties by name.
 
-Nodes are ranked once for each shape of request, and afterwards only those on which something
-changed are ranked again, so that placing a pod costs the logarithm of the number of nodes. That
-is why predicates and scores may depend on the shape and the node alone.
+Predicates and scores may depend on the shape and the node alone: nodes are ranked once for each
+shape of request (batchq.framework.ranking).
 """
 
 from __future__ import annotations
@@ -16,74 +15,22 @@ from msgspec import structs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.moves import pod_of
+from batchq.framework.pods import pod_of
+from batchq.framework.ranking import Judge, ShapeRanking
 from batchq.framework.session import Ranking, Session, is_known
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
-
-Rank = tuple[int, str]
-
-
-class ShapeRanking:
-    """The nodes that take one shape, best first; follows the session's journal of node changes."""
-
-    def __init__(self, session: Session, shape: TaskShape) -> None:
-        self._session = session
-        self._shape = shape
-        self._seen = len(session.node_changes)
-        self._rank: dict[str, Rank] = {}
-        for node in session.nodes.values():
-            self._rank_node(node)
-        self._heap = sorted(self._rank.values())
-
-    def best(self) -> NodeState | None:
-        """The best node now, or None if no node takes the shape."""
-        self._follow()
-        while self._heap:
-            rank = self._heap[0]
-            if self._rank.get(rank[1]) == rank:
-                return self._session.nodes[rank[1]]
-            heapq.heappop(self._heap)
-        return None
-
-    def slots(self, most: int) -> int:
-        """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
-        self._follow()
-        found = 0
-        for name in self._rank:
-            free = self._session.nodes[name].free
-            found += min(free[one] // units for one, units in self._shape.requests.items())
-            if found >= most:
-                return most
-        return found
-
-    def _follow(self) -> None:
-        changes = self._session.node_changes
-        if self._seen < len(changes):
-            for name in set(changes[self._seen :]):
-                if (rank := self._rank_node(self._session.nodes[name])) is not None:
-                    heapq.heappush(self._heap, rank)
-            self._seen = len(changes)
-
-    def _rank_node(self, node: NodeState) -> Rank | None:
-        rank = rank_of(self._session, self._shape, node)
-        if rank is None:
-            self._rank.pop(node.name, None)
-        else:
-            self._rank[node.name] = rank
-        return rank
-
-
-def rank_of(session: Session, shape: TaskShape, node: NodeState) -> Rank | None:
-    """Lower is better; None if a predicate refuses."""
-    if session.refused_by(shape, node) is not None:
-        return None
-    return (-session.score(shape, node), node.name)
 
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
     """The best node that takes a pod of this shape now, or None."""
     return None if session.binding_refused is not None else _ranking(session, shape).best()
+
+
+def fill_nodes(session: Session, shape: TaskShape, count: int, filled: list[NodeState]) -> None:
+    """Let up to `count` pods of this shape take the best node each; see `ShapeRanking.fill`."""
+    if session.binding_refused is None:
+        _ranking(session, shape).fill(count, filled)
 
 
 def slots_for(session: Session, shape: TaskShape, most: int) -> int:
@@ -129,6 +76,8 @@ def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
 def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:
     """Its tasks that have pods, in the order of these: by the podOrder plugins, then as written."""
     shapes = [shape for shape in group.tasks if shape.task.replicas]
+    if len(shapes) < 2:
+        return shapes
     return sorted(shapes, key=lambda shape: session.pod_key(group, pod_of(group, shape.first)))
 
 
@@ -136,15 +85,16 @@ def _take(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], co
     """Let `count` pods of a shape take the best of these nodes, one by one; False if one cannot."""
     if not count:
         return True
-    ranks = (rank_of(session, shape, node) for node in nodes.values())
-    heap = sorted(rank for rank in ranks if rank is not None)
+    judge = Judge(session, shape)
+    heap = judge.ranks(list(nodes.values()))
+    heapq.heapify(heap)
     for _ in range(count):
         if not heap:
             return False
         node = nodes[heap[0][1]]
         node.take(shape.requests)
         # Only this node's rank has changed.
-        rank = rank_of(session, shape, node)
+        rank = judge.rank(node)
         if rank is None:
             heapq.heappop(heap)
         else:

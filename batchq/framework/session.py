@@ -27,6 +27,7 @@ from batchq.api.quantity import PODS
 from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.api.resources import UNLIMITED_PODS, Amounts, of_pod, scaled, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
+from batchq.framework.atonce import at_once
 from batchq.framework.carryover import Carryover
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.extension import POINTS, ExtensionPoint, Plugin, Standing
@@ -69,6 +70,9 @@ class Ranking(Protocol):
 
     def slots(self, most: int) -> int:
         """How many pods of the shape fit now; counts up to `most`."""
+
+    def fill(self, count: int, filled: list[NodeState]) -> None:
+        """Let up to `count` pods each take the best node as it is then; append these."""
 
 
 class Session:
@@ -200,7 +204,7 @@ class Session:
                     function = guarded(plugin, name, function, self.failures)
                 if instrument is not None:
                     function = instrument.plugin(plugin.name, name, function)
-                point.add(plugin.name, function, weight)
+                point.add(plugin.name, function, weight, at_once(plugin, name, instrument))
                 on[plugin.name] = plugin
         for plugin in on.values():
             if (clock := getattr(plugin, "due_at", None)) is not None:

@@ -27,6 +27,9 @@ from batchq.framework.shapes import (
 )
 from batchq.framework.tree import ROOT
 
+#: A pod's uid, how it was (None: it was not there), and how it is from now on (None: gone).
+Exchange = tuple[str, Pod | None, Pod | None]
+
 #: Uids that are numbers (places in a file) compare as numbers, and before all others.
 UidOrder = tuple[int, int, str]
 
@@ -295,6 +298,41 @@ class GroupState:
         else:
             self.pods[uid] = new
             self._count(new, 1)
+
+    def exchange_all(self, changes: Iterable[Exchange]) -> None:
+        """The same of many pods, each named once; what they add up to is worked out once."""
+        pods = self.pods
+        on_nodes: Amounts = {}
+        placed: dict[str, int] = {}
+        stated: dict[str, int] | None = None
+        requests: Amounts = {}
+        for uid, old, new in changes:
+            if new is None:
+                del pods[uid]
+            else:
+                pods[uid] = new
+            for pod, sign in ((old, -1), (new, 1)):
+                if pod is None or (
+                    pod.status.phase == PodPhase.PENDING and not pod.spec.scheduling_gates
+                ):
+                    continue
+                if pod.spec.scheduling_gates or pod.status.phase not in ON_NODE:
+                    self._count(pod, sign)
+                    continue
+                # Pods of one task share what they ask for.
+                if pod.spec.requests is not stated:
+                    stated = pod.spec.requests
+                    requests = of_pod(stated)
+                for name, units in requests.items():
+                    on_nodes[name] = on_nodes.get(name, 0) + sign * units
+                if not pod.status.terminating:
+                    task = pod.spec.task
+                    placed[task] = placed.get(task, 0) + sign
+        if any(on_nodes.values()):
+            sums = plus(self._on_nodes, on_nodes)
+            self._on_nodes = {name: units for name, units in sums.items() if units}
+        if any(placed.values()):
+            self.placed = plus(self.placed, placed)
 
     def _count(self, pod: Pod, sign: int) -> None:
         phase = pod.status.phase

@@ -10,7 +10,7 @@ Each change stores its own undo. Only Statements change a session's groups and n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.resources import of_pod
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.framework.state import Exchange, GroupState
 
 
 class Statement:
@@ -105,6 +105,14 @@ class Statement:
         self._exchange(group, uid, former, pod)
         self._undo.append(lambda: self._exchange(group, uid, pod, former))
 
+    def put_pods(self, group: GroupState, pods: Iterable[Pod]) -> None:
+        """Add pods to their group, or replace them by their next states: one change of many."""
+        self._put_pods(group, pods, self._exchange_all)
+
+    def put_pods_where_room_is_taken(self, group: GroupState, pods: Iterable[Pod]) -> None:
+        """The same of pods that are bound to nodes which have counted them in already."""
+        self._put_pods(group, pods, self._note_all)
+
     def drop_pod(self, group: GroupState, uid: str) -> None:
         """Take a pod out of its group."""
         self.session.remember(group)
@@ -122,6 +130,32 @@ class Statement:
         self._count(group, old, taken=False)
         self._count(group, new, taken=True)
         group.exchange(uid, old, new)
+        self._follow(group)
+
+    def _put_pods(
+        self,
+        group: GroupState,
+        pods: Iterable[Pod],
+        put: Callable[[GroupState, list[Exchange]], None],
+    ) -> None:
+        self.session.remember(group)
+        known = group.pods
+        changes: list[Exchange] = [
+            (pod.metadata.uid, known.get(pod.metadata.uid), pod) for pod in pods
+        ]
+        put(group, changes)
+        self._undo.append(
+            lambda: self._exchange_all(group, [(uid, new, old) for uid, old, new in changes[::-1]])
+        )
+
+    def _exchange_all(self, group: GroupState, changes: list[Exchange]) -> None:
+        for _, old, new in changes:
+            self._count(group, old, taken=False)
+            self._count(group, new, taken=True)
+        self._note_all(group, changes)
+
+    def _note_all(self, group: GroupState, changes: list[Exchange]) -> None:
+        group.exchange_all(changes)
         self._follow(group)
 
     def _count(self, group: GroupState, pod: Pod | None, *, taken: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod
-from batchq.framework.moves import pod_uid
+from batchq.framework.pods import pod_uid
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
 

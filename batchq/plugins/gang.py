@@ -29,6 +29,13 @@ class Gang:
             placed[shape.task.name] >= shape.task.min_available for shape in group.tasks
         )
 
+    def pods_short(self, session: Session, group: GroupState) -> int:
+        placed = group.placed
+        of_tasks = sum(
+            max(0, shape.task.min_available - placed[shape.task.name]) for shape in group.tasks
+        )
+        return max(of_tasks, group.min_member - sum(placed.values()))
+
     def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
         return None if victim.whole or _stays_a_gang(victim) else False
 

@@ -17,11 +17,12 @@ leastAllocated and binpack are on. They refuse nothing, so nothing wakes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from batchq.api.notation import Malformed
 from batchq.api.objects import Value
 from batchq.api.quantity import PODS
+from batchq.framework.atonce import Scores
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
@@ -53,6 +54,23 @@ class LeastAllocated:
         )
         return left // len(asked)
 
+    def score_for(self, session: Session, shape: TaskShape) -> Scores:
+        requests = [(name, units) for name, units in shape.requests.items() if name != PODS]
+
+        def scores(nodes: Sequence[NodeState]) -> list[int]:
+            answers = []
+            for node in nodes:
+                free, total = node.free, node.total
+                left = asked = 0
+                for name, units in requests:
+                    if size := total.get(name):
+                        left += (free[name] - units) * BEST // size
+                        asked += 1
+                answers.append(left // asked if asked else BEST)
+            return answers
+
+        return scores
+
 
 class MostAllocated:
     name = "mostAllocated"
@@ -63,6 +81,10 @@ class MostAllocated:
             return 0
         return sum(_part_after(shape, node, name) for name in asked) // len(asked)
 
+    def score_for(self, session: Session, shape: TaskShape) -> Scores | None:
+        requests = {name: 1 for name in shape.requests if name != PODS}
+        return _mean_after(shape, requests) if requests else None
+
 
 class BalancedAllocation:
     name = "balancedAllocation"
@@ -72,6 +94,24 @@ class BalancedAllocation:
             return 0
         cpu, memory = (_part_after(shape, node, name) for name in ("cpu", "memory"))
         return BEST - abs(cpu - memory)
+
+    def score_for(self, session: Session, shape: TaskShape) -> Scores:
+        cpu, memory = (shape.requests.get(name, 0) for name in ("cpu", "memory"))
+
+        def scores(nodes: Sequence[NodeState]) -> list[int]:
+            answers = []
+            for node in nodes:
+                free, total = node.free, node.total
+                cpus, bytes_ = total.get("cpu"), total.get("memory")
+                if not cpus or not bytes_:
+                    answers.append(0)
+                    continue
+                of_cpu = (cpus - free["cpu"] + cpu) * BEST // cpus
+                of_memory = (bytes_ - free["memory"] + memory) * BEST // bytes_
+                answers.append(BEST - abs(of_cpu - of_memory))
+            return answers
+
+        return scores
 
 
 class BinPackArguments(Value, frozen=True):
@@ -101,3 +141,26 @@ class BinPack:
         weights = sum(self.weights[name] for name in asked)
         parts = sum(self.weights[name] * _part_after(shape, node, name) for name in asked)
         return parts // weights
+
+    def score_for(self, session: Session, shape: TaskShape) -> Scores | None:
+        weights = {name: self.weights[name] for name in self.weights if shape.requests.get(name)}
+        return _mean_after(shape, weights) if weights else None
+
+
+def _mean_after(shape: TaskShape, weights: Mapping[str, int]) -> Scores:
+    """Nodes -> the weighted mean of what is in use with the pod, of the dimensions there are."""
+    asked = [(name, shape.requests[name], weight) for name, weight in weights.items()]
+
+    def scores(nodes: Sequence[NodeState]) -> list[int]:
+        answers = []
+        for node in nodes:
+            free, total = node.free, node.total
+            parts = sum_of_weights = 0
+            for name, units, weight in asked:
+                if size := total.get(name):
+                    parts += weight * ((size - free[name] + units) * BEST // size)
+                    sum_of_weights += weight
+            answers.append(parts // sum_of_weights if sum_of_weights else 0)
+        return answers
+
+    return scores

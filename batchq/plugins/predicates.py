@@ -5,9 +5,12 @@ Woken when a node comes, changes, or has something freed on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from batchq.api.facts import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.atonce import Takes
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
@@ -36,6 +39,28 @@ class Predicates:
             return Verdict(plugin=self.name, reason=Waiting.UNSCHEDULABLE, detail=refusal)
         return None
 
+    def predicate_for(self, session: Session, shape: TaskShape) -> Takes:
+        requests = tuple(shape.requests.items())
+        #: Node -> whether pods may be there, room aside: that stands as long as its record.
+        suits: dict[str, bool] = {}
+
+        def takes(nodes: Sequence[NodeState]) -> list[bool]:
+            answers = []
+            for node in nodes:
+                suited = suits.get(node.name)
+                if suited is None:
+                    suited = suits[node.name] = node.heard and not suitability(shape, node)
+                if suited:
+                    free = node.free
+                    for name, units in requests:
+                        if units > free.get(name, 0):
+                            suited = False
+                            break
+                answers.append(suited)
+            return answers
+
+        return takes
+
 
 def suitability(shape: TaskShape, node: NodeState) -> str:
     """Why pods of this shape may never be on this node as it is, leaving room aside; or ''."""
@@ -47,7 +72,8 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
         return strange
     template = shape.task.template
     labels = node.record.metadata.labels
-    if any(labels.get(key) != value for key, value in template.node_selector.items()):
+    selector = template.node_selector
+    if selector and any(labels.get(key) != value for key, value in selector.items()):
         return "does not match the node selector"
     for taint in node.record.spec.taints:
         if taint.effect != "PreferNoSchedule" and not _tolerated(taint, template.tolerations):

@@ -17,9 +17,9 @@ from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
 from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.growth import over_any_limit, over_limit_with
 from batchq.framework.line import blockers
-from batchq.framework.moves import shape_at
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import awaits_victims, gives_way_to
+from batchq.framework.pods import shape_at
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.tree import ROOT

@@ -1,0 +1,288 @@
+"""Placing pods at once, on ranked nodes, is the plain algorithm: every node is asked for every pod,
+and the best takes it, ties by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchq.api.objects import Taint, Task, Toleration
+from batchq.api.reasons import Verdict, Waiting
+from batchq.assembly import assemble
+from batchq.config.model import PluginEntry, SchedulerConfig
+from batchq.framework.extension import POINTS
+from batchq.framework.placement import fill_nodes, find_node, slots_for
+from batchq.framework.ranking import Judge, rank_of
+from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import NodeState
+from batchq.framework.statement import Statement
+from batchq.scheduler.scheduler import Scheduler
+from tests.builders import Decided, a_group, a_node, a_snapshot, a_task
+from tests.property.worlds import dump
+
+_SCORES = ("leastAllocated", "mostAllocated", "balancedAllocation", "binpack")
+_ZONES = st.sampled_from(["", "east", "west"])
+_TAINTS = {
+    "gpu": Taint(key="gpu", value="yes", effect="NoSchedule"),
+    "soft": Taint(key="soft", effect="PreferNoSchedule"),
+}
+_TOLERATES = Toleration(key="gpu", operator="Exists")
+
+
+class Stranger:
+    """A plugin of others: it is asked about one node at a time."""
+
+    name = "stranger"
+
+    def predicate(self, session: Session, shape: TaskShape, node: NodeState) -> Verdict | None:
+        if node.free.get("cpu", 0) % 5_000 != 3_000:
+            return None
+        return Verdict(plugin=self.name, reason=Waiting.UNSCHEDULABLE, detail="an odd one")
+
+    def score(self, session: Session, shape: TaskShape, node: NodeState) -> int:
+        return (node.free.get("cpu", 0) // 1_000 * 7 + len(shape.requests)) % 4
+
+
+@dataclass
+class Watch:
+    """An Instrument that counts calls."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def plugin(self, plugin: str, point: str, function: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
+            self.calls[plugin] = self.calls.get(plugin, 0) + 1
+            return function(*arguments)
+
+        return counted
+
+    def action(self, name: str, execute: Any) -> Any:
+        return execute
+
+
+@st.composite
+def schedulers(draw: st.DrawFn) -> Scheduler:
+    """Any mix of score plugins and weights, with a stranger's or not, watched or not."""
+    weights = draw(st.fixed_dictionaries({name: st.integers(0, 3) for name in _SCORES}))
+    entries = [PluginEntry(name=name, weight=weight) for name, weight in weights.items() if weight]
+    usual = ("quota", "capacity", "gang", "priority", "predicates")
+    binpack: dict[str, object] = draw(
+        st.sampled_from([{}, {"resource": "cpu"}, {"weights": {"gpu": 3, "memory": 1}}])
+    )
+    made = assemble(
+        SchedulerConfig(
+            plugins=(*(PluginEntry(name=name) for name in usual), *entries),
+            plugin_config={"binpack": binpack} if weights["binpack"] else {},
+        )
+    )
+    standing = {point: tuple(made.plugins.get(point, ())) for point in POINTS}
+    if draw(st.booleans()):
+        weight = draw(st.sampled_from([1, 300]))
+        for point in ("predicate", "score"):
+            standing[point] = (*standing[point], (Stranger(), weight))
+    watch = Watch() if draw(st.booleans()) else None
+    return Scheduler(
+        actions=made.actions, plugins=standing, settings=made.settings, instrument=watch
+    )
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> list[Any]:
+    """Nodes with some of the resources, labels, taints; some cordoned or not ready."""
+    made = []
+    for place in range(draw(st.integers(1, 7))):
+        resources: dict[str, int | str] = {"cpu": draw(st.integers(1, 9))}
+        if draw(st.booleans()):
+            resources["memory"] = f"{draw(st.integers(1, 4))}Gi"
+        if draw(st.booleans()):
+            resources["gpu"] = draw(st.integers(0, 3))
+        if draw(st.booleans()):
+            resources["pods"] = draw(st.integers(1, 6))
+        zone = draw(_ZONES)
+        taints = draw(st.sampled_from(["", "", "", "gpu", "soft"]))
+        made.append(
+            a_node(
+                f"n{place}",
+                labels={"zone": zone} if zone else {},
+                ready=draw(st.integers(0, 9)) > 0,
+                cordoned=draw(st.integers(0, 9)) == 0,
+                taints=(_TAINTS[taints],) if taints else (),
+                **resources,
+            )
+        )
+    return made
+
+
+@st.composite
+def tasks(draw: st.DrawFn, name: str = "w") -> Task:
+    requests: dict[str, int | str] = {}
+    if draw(st.integers(0, 5)):
+        requests["cpu"] = draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        requests["memory"] = draw(st.sampled_from(["512Mi", "1Gi"]))
+    if draw(st.integers(0, 3)) == 0:
+        requests["gpu"] = 1
+    replicas = draw(st.integers(1, 6))
+    zone = draw(_ZONES)
+    return a_task(
+        name,
+        replicas,
+        draw(st.integers(0, replicas)),
+        requests=requests,
+        node_selector={"zone": zone} if zone and draw(st.booleans()) else {},
+        tolerations=(_TOLERATES,) if draw(st.booleans()) else (),
+    )
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[Any]:
+    made = []
+    for place in range(draw(st.integers(1, 5))):
+        parts = tuple(draw(tasks(f"t{number}")) for number in range(draw(st.integers(1, 2))))
+        pods = sum(task.replicas for task in parts)
+        least = sum(task.min_available for task in parts)
+        made.append(
+            a_group(
+                f"g{place}",
+                tasks=parts,
+                created=place,
+                min_member=draw(st.integers(max(1, least), pods)),
+            )
+        )
+    return made
+
+
+def plainly(session: Session, shape: TaskShape, count: int) -> list[str]:
+    """The names of the nodes on which the pods go, each node asked for each of them."""
+    names = []
+    for _ in range(count):
+        ranks = (rank_of(session, shape, node) for node in session.nodes.values())
+        best = min((rank for rank in ranks if rank is not None), default=None)
+        if best is None:
+            break
+        session.nodes[best[1]].take(shape.requests)
+        names.append(best[1])
+    return names
+
+
+@given(schedulers(), nodes(), st.lists(st.tuples(tasks(), st.integers(1, 12)), max_size=6))
+def test_shape_by_shape_the_same_nodes_are_filled(
+    scheduler: Scheduler, machines: list[Any], asked: list[tuple[Task, int]]
+) -> None:
+    asking = [a_group(f"g{n}", tasks=(task,)) for n, (task, _) in enumerate(asked)]
+    one, other = (scheduler.open(a_snapshot(*machines, *asking), 0) for _ in range(2))
+    for place, (_, count) in enumerate(asked):
+        shape = one.by_key[f"default/g{place}"].tasks[0]
+        filled: list[NodeState] = []
+        fill_nodes(one, shape, count, filled)
+        assert [node.name for node in filled] == plainly(other, shape, count)
+
+
+@given(schedulers(), nodes(), st.lists(tasks(), min_size=1, max_size=4), st.data())
+def test_a_ranking_follows_whatever_happens_to_nodes(
+    scheduler: Scheduler, machines: list[Any], asked: list[Task], data: st.DataObject
+) -> None:
+    asking = [a_group(f"g{n}", tasks=(task,)) for n, task in enumerate(asked)]
+    session = scheduler.open(a_snapshot(*machines, *asking), 0)
+    shapes = [session.by_key[f"default/g{n}"].tasks[0] for n in range(len(asked))]
+    taken: list[tuple[NodeState, TaskShape]] = []
+    for _ in range(data.draw(st.integers(1, 20))):
+        shape = data.draw(st.sampled_from(shapes))
+        ranks = [rank_of(session, shape, node) for node in session.nodes.values()]
+        best = min((rank for rank in ranks if rank is not None), default=None)
+        found = find_node(session, shape)
+        assert (found and found.name) == (best and best[1])
+        if data.draw(st.booleans()) and taken:
+            node, former = taken.pop(data.draw(st.integers(0, len(taken) - 1)))
+            node.give(former.requests)
+            session.node_changes.append(node.name)
+        elif found is not None:
+            found.take(shape.requests)
+            taken.append((found, shape))
+            session.node_changes.append(found.name)
+
+
+@given(schedulers(), nodes(), tasks())
+def test_what_is_said_of_all_nodes_at_once_is_what_is_said_of_each(
+    scheduler: Scheduler, machines: list[Any], task: Task
+) -> None:
+    session = scheduler.open(a_snapshot(*machines, a_group("g", tasks=(task,))), 0)
+    shape = session.by_key["default/g"].tasks[0]
+    each = [rank_of(session, shape, node) for node in session.nodes.values()]
+    judge = Judge(session, shape)
+    assert judge.ranks(list(session.nodes.values())) == [rank for rank in each if rank is not None]
+    assert [judge.rank(node) for node in session.nodes.values()] == each
+
+
+@given(nodes(), tasks())
+def test_as_many_pods_fit_as_there_are_slots(machines: list[Any], task: Task) -> None:
+    session = assemble(SchedulerConfig()).open(
+        a_snapshot(*machines, a_group("g", tasks=(task,))), 0
+    )
+    shape = session.by_key["default/g"].tasks[0]
+    slots = slots_for(session, shape, 50)
+    filled: list[NodeState] = []
+    fill_nodes(session, shape, 50, filled)
+    assert len(filled) == slots
+
+
+@given(schedulers(), nodes(), groups())
+def test_a_session_binds_pod_by_pod_what_it_binds_at_once(
+    scheduler: Scheduler, machines: list[Any], asking: list[Any]
+) -> None:
+    world = a_snapshot(*machines, *asking)
+    at_once = Decided(scheduler.wide_awake().decide(world, 0))
+    one_by_one = Decided(_one_by_one(scheduler).decide(world, 0))
+    assert at_once.intents == one_by_one.intents
+    assert dump(at_once.session) == dump(one_by_one.session)
+
+
+def _one_by_one(scheduler: Scheduler) -> Scheduler:
+    """The same scheduler with plugins that are asked about one node, and after each pod."""
+    standing = {
+        point: tuple((_Plain(plugin), weight) for plugin, weight in entries)
+        for point, entries in scheduler.plugins.items()
+    }
+    return Scheduler(actions=scheduler.actions, plugins=standing, settings=scheduler.settings)
+
+
+class _Plain:
+    """A plugin without what it could say of many at once."""
+
+    def __init__(self, plugin: Any) -> None:
+        self._plugin = plugin
+        self.name = plugin.name
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("predicate_for", "score_for", "pods_short"):
+            raise AttributeError(name)
+        return getattr(self._plugin, name)
+
+
+@given(schedulers(), nodes(), groups())
+def test_pods_bound_at_once_are_taken_back_without_a_trace(
+    scheduler: Scheduler, machines: list[Any], asking: list[Any]
+) -> None:
+    from batchq.framework.gangs import bind_until_ready
+    from batchq.framework.moves import admit, create_pods
+    from batchq.framework.wanted import wanted_ordinals
+
+    session = scheduler.open(a_snapshot(*machines, *asking), 0)
+    before = dump(session)
+    with Statement(session) as statement:
+        for group in session.groups.values():
+            admit(statement, group, reservation=group.reservation)
+            create_pods(statement, group, wanted_ordinals(group))
+            bind_until_ready(session, statement, group)
+    assert dump(session) == before
+    for group in session.groups.values():
+        for shape in group.tasks:
+            each = [rank_of(session, shape, node) for node in session.nodes.values()]
+            best = min((rank for rank in each if rank is not None), default=None)
+            found = find_node(session, shape)
+            assert (found and found.name) == (best and best[1])

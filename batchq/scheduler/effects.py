@@ -7,7 +7,8 @@ can be granted in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -39,6 +40,9 @@ from batchq.framework.tree import ROOT
 
 _set = msgspec.structs.replace
 
+#: Holder -> scopes and amounts.
+Holders: TypeAlias = dict[str, tuple[tuple[str, ...], Amounts]]
+
 
 def transactions_of(session: Session) -> list[Transaction]:
     """Everything to commit, what frees before what takes, otherwise in the order decided."""
@@ -50,12 +54,13 @@ def transactions_of(session: Session) -> list[Transaction]:
     tied = {uid for uids in session.joined for uid in uids}
     parts: dict[str, Transaction] = {}
     for group in session.touched.values():
-        transaction = _of_group(session, group, by_group.get(group.key, []))
+        books = _books_of(session, group)
+        transaction = _of_group(session, group, books, by_group.get(group.key, []))
         if transaction is None:
             continue
         if group.uid in tied:
             parts[group.uid] = transaction
-        elif _grows(session, group):
+        elif books.grows:
             takes.append(transaction)
         elif any(charge.checked for charge in transaction.charges):
             # It binds within what it gave back: others may count on the rest of that.
@@ -130,48 +135,105 @@ def _node_falls_silent(node: Node) -> Transaction:
     )
 
 
-def _of_group(session: Session, group: GroupState, story: list[Intent]) -> Transaction | None:
-    before = {pod.metadata.uid: pod for pod in session.snapshot.pods.get(group.uid, ())}
-    after = {} if group.uid in session.expired else group.pods
-    changed = [
-        (uid, before.get(uid), after.get(uid))
-        for uid in {**before, **after}
-        if before.get(uid) is not after.get(uid)
-    ]
-    status = _booked(session, group)
+class _Books(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group counts for now, beside what the store counts for it; worked out once.
+
+    Where the store counts for it just that (`is_booked`), the rest is empty, but for what is owed.
+    `grows`: whether the group counts for more than before in any dimension of any scope.
+    """
+
+    is_booked: bool
+    grows: bool = False
+    charge: Amounts = {}
+    owed: Mapping[str, Amounts] = {}
+    former: Holders = {}
+    holders: Holders = {}
+    before: Mapping[str, Amounts] = {}
+
+
+_BOOKED = _Books(is_booked=True)
+
+
+def _books_of(session: Session, group: GroupState) -> _Books:
+    owed = session.ledger.owed(group)
+    if is_booked(group, owed):
+        return _Books(is_booked=True, owed=owed) if owed else _BOOKED
+    charge, stored = charge_with_count(group), group.record.status
+    holders = holders_of(group.uid, group.scopes, charge, owed)
+    former = holders_in_store(group.record) if stored.charge or stored.pledge.owed else {}
+    before = _sums(former)
+    if stored.pledge.owed:
+        grows = any(_grows_from(before, held) for held in holders.values())
+    else:
+        was = stored.charge
+        grows = any(units > was.get(name, 0) for name, units in charge.items())
+    return _Books(
+        is_booked=False,
+        grows=grows,
+        charge=charge,
+        owed=owed,
+        former=former,
+        holders=holders,
+        before=before,
+    )
+
+
+def _of_group(
+    session: Session, group: GroupState, books: _Books, story: list[Intent]
+) -> Transaction | None:
+    changed = _changed_pods(session, group)
+    status = _booked(group, books)
     if status is group.record.status and not changed and group.uid not in session.expired:
         return None
+    key = group.key
     return Transaction(
-        subject=group.key,
+        subject=key,
         writes=(
             _write_group(session, group, _set(group.record, status=status)),
-            *(_write_pod(uid, old, new) for uid, old, new in changed),
+            *[_write_pod(uid, old, new) for uid, old, new in changed],
         ),
         charges=(
-            *_group_charges(session, group),
-            *(charge for uid, old, new in changed for charge in _pod_charges(uid, old, new)),
+            *_group_charges(session, group, books),
+            *[charge for uid, old, new in changed for charge in _pod_charges(uid, old, new)],
         ),
         deliveries=tuple(
-            Delivery(pod=uid, attempt=new.status.attempt, node=new.status.node)
-            for uid, old, new in changed
-            if new is not None and _newly_bound(old, new)
+            [
+                Delivery(pod=uid, attempt=new.status.attempt, node=new.status.node)
+                for uid, old, new in changed
+                if new is not None and _newly_bound(old, new)
+            ]
         ),
         events=tuple(
-            Event(kind="PodGroup", key=group.key, reason=reason, message=message, at=session.now_ms)
-            for reason, message in _events(group, story)
+            [
+                Event(kind="PodGroup", key=key, reason=reason, message=message, at=session.now_ms)
+                for reason, message in _events(group, story)
+            ]
         ),
     )
 
 
-def _booked(session: Session, group: GroupState) -> PodGroupStatus:
+def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | None, Pod | None]]:
+    """Pods that are not as they were: uid, as it was, as it is; None where there is none."""
+    stored = session.snapshot.pods.get(group.uid, ())
+    after = {} if group.uid in session.expired else group.pods
+    if not stored:
+        return [(uid, None, pod) for uid, pod in after.items()]
+    before = {pod.metadata.uid: pod for pod in stored}
+    return [
+        (uid, before.get(uid), after.get(uid))
+        for uid in {**before, **after}
+        if before.get(uid) is not after.get(uid)
+    ]
+
+
+def _booked(group: GroupState, books: _Books) -> PodGroupStatus:
     """The group's status, with what the ledger counts for it."""
-    status, owed = group.status, session.ledger.owed(group)
-    if not is_booked(group, owed):
-        charge = charge_with_count(group)
-        path = group.chain[1:-1] if charge else ()
-        status = _set(status, charge=charge, charge_path=path)
-    if status.pledge.owed != owed:
-        status = _set(status, pledge=_set(status.pledge, owed=owed_by_scope(owed)))
+    status = group.status
+    if not books.is_booked:
+        path = group.chain[1:-1] if books.charge else ()
+        status = _set(status, charge=books.charge, charge_path=path)
+    if status.pledge.owed != books.owed:
+        status = _set(status, pledge=_set(status.pledge, owed=owed_by_scope(books.owed)))
     return status
 
 
@@ -189,17 +251,7 @@ def _write_pod(uid: str, old: Pod | None, new: Pod | None) -> Write:
     return Write(kind="Pod", key=uid, expect=0 if old is None else old.metadata.revision, value=new)
 
 
-def _grows(session: Session, group: GroupState) -> bool:
-    """Whether the group counts for more than before in any dimension of any scope."""
-    stored = group.record.status
-    if not stored.pledge.owed:
-        was = stored.charge
-        return any(units > was.get(name, 0) for name, units in charge_with_count(group).items())
-    before = _sums(holders_in_store(group.record))
-    return any(_grows_from(before, held) for held in _holders(session, group).values())
-
-
-def _grows_from(before: dict[str, Amounts], held: tuple[tuple[str, ...], Amounts]) -> bool:
+def _grows_from(before: Mapping[str, Amounts], held: tuple[tuple[str, ...], Amounts]) -> bool:
     """Whether a holder counts for more than the group did there: moved from one holder to another
     is not grown, and must not be refused where a limit has been cut meanwhile.
     """
@@ -211,40 +263,30 @@ def _grows_from(before: dict[str, Amounts], held: tuple[tuple[str, ...], Amounts
     )
 
 
-def _follows_its_victims(session: Session, group: GroupState) -> bool:
+def _follows_its_victims(session: Session, group: GroupState, charge: Amounts) -> bool:
     """Whether a claimant counts for more only where its victims count for less by now.
 
     No sum grows by that, and no limit that has been cut meanwhile may refuse it.
     """
     stored, pledge = group.record.status, group.status.pledge
-    if any(units > stored.charge.get(name, 0) for name, units in charge_with_count(group).items()):
+    if any(units > stored.charge.get(name, 0) for name, units in charge.items()):
         return False
     if pledge.stands:
         return pledge.holds == stored.pledge.holds
     return stored.pledge.stands and not victims_left(session, stored.pledge)
 
 
-def _sums(holders: dict[str, tuple[tuple[str, ...], Amounts]]) -> dict[str, Amounts]:
+def _sums(holders: Holders) -> dict[str, Amounts]:
     return {scope: amounts for scopes, amounts in holders.values() for scope in scopes}
 
 
-def _holders(session: Session, group: GroupState) -> dict[str, tuple[tuple[str, ...], Amounts]]:
-    owed = session.ledger.owed(group)
-    return holders_of(group.uid, group.scopes, charge_with_count(group), owed)
-
-
-def _group_charges(session: Session, group: GroupState) -> list[Charge]:
-    charges = []
-    if not is_booked(group, session.ledger.owed(group)):
-        grows = _grows(session, group) and not _follows_its_victims(session, group)
-        holders = _holders(session, group)
-        former = holders_in_store(group.record)
-        before = _sums(former)
-        charges += [Charge(holder=holder) for holder in former if holder not in holders]
-        for holder, held in holders.items():
-            checked = grows and _grows_from(before, held)
-            scopes, amounts = held
-            charges.append(Charge(holder=holder, scopes=scopes, amounts=amounts, checked=checked))
+def _group_charges(session: Session, group: GroupState, books: _Books) -> list[Charge]:
+    charges = [Charge(holder=holder) for holder in books.former if holder not in books.holders]
+    grows = books.grows and not _follows_its_victims(session, group, books.charge)
+    for holder, held in books.holders.items():
+        checked = grows and _grows_from(books.before, held)
+        scopes, amounts = held
+        charges.append(Charge(holder=holder, scopes=scopes, amounts=amounts, checked=checked))
     if group.phase in TERMINAL and group.record.status.phase not in TERMINAL:
         charges.append(Charge(holder=f"object:{group.uid}"))
     return charges
@@ -275,17 +317,25 @@ def _newly_bound(old: Pod | None, new: Pod) -> bool:
 def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
     """The story in a few lines; binds and evictions of one session are told together."""
     lines: list[tuple[str, str]] = []
-    bound = [intent for intent in story if isinstance(intent, intents.Bind)]
-    evicted = [intent for intent in story if isinstance(intent, intents.Evict)]
-    lost = [intent for intent in story if isinstance(intent, intents.LosePod)]
-    told = (_line(group, intent) for intent in story)
-    lines += [line for line in told if line is not None]
+    bound: list[intents.Bind] = []
+    evicted: list[intents.Evict] = []
+    lost = 0
+    for intent in story:
+        match intent:
+            case intents.Bind():
+                bound.append(intent)
+            case intents.Evict():
+                evicted.append(intent)
+            case intents.LosePod():
+                lost += 1
+            case _ if (line := _line(group, intent)) is not None:
+                lines.append(line)
     if bound:
         lines.append(("Bound", _where(bound)))
     if evicted:
         lines.append(("Evicting", _what_for(evicted)))
     if lost:
-        lines.append(("NodeLost", f"{counted(len(lost), 'pod')} written off"))
+        lines.append(("NodeLost", f"{counted(lost, 'pod')} written off"))
     return lines
 
 

@@ -6,6 +6,7 @@ Lua's numbers are doubles, so no number travels into or out of a script other th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -31,6 +32,8 @@ from batchq.store.rules import MOST, NOTHING, Held, held_by
 
 #: Every object begins so; the script puts the revision behind it.
 _START = b'{"metadata":{'
+
+_OK = Answer(word=Word.OK)
 
 _ENCODER = msgspec.json.Encoder()
 #: Unknown fields are passed over: a newer batchq may have written them.
@@ -149,12 +152,18 @@ def _after_start(item: Object) -> str:
 
 
 def _charge(charge: Charge) -> tuple[str, str, str]:
-    held = held_by(charge)
-    checked = "yes" if charge.checked else ""
+    record = _record(charge.scopes, tuple(charge.amounts.items())) if charge.amounts else ""
+    return charge.holder, record, "yes" if charge.checked else ""
+
+
+@lru_cache(maxsize=4096)
+def _record(scopes: tuple[str, ...], amounts: tuple[tuple[str, int], ...]) -> str:
+    """What a holder counts for, as it is stored: many holders count for the same."""
+    held = held_by(Charge(holder="", scopes=scopes, amounts=dict(amounts)))
     if held is NOTHING:
-        return charge.holder, "", checked
-    scopes, amounts = held
-    return charge.holder, _text((scopes, [(name, str(n)) for name, n in amounts.items()])), checked
+        return ""
+    scopes, counted = held
+    return _text((scopes, [(name, str(units)) for name, units in counted.items()]))
 
 
 def _limit(limit: Limit) -> tuple[str, str]:
@@ -168,6 +177,8 @@ def _delivery(delivery: Delivery) -> tuple[str, str]:
 
 
 def _answer(parts: tuple[str, ...]) -> Answer:
+    if parts == ("ok",):
+        return _OK
     if len(parts) <= 2:
         return Answer(word=Word(parts[0]), subject=parts[1] if len(parts) == 2 else "")
     word, subject, resource, need, limit, seen = parts

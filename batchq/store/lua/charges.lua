@@ -34,50 +34,49 @@ local function write_sums()
   end
 end
 
-local NOTHING = {scopes = {}, names = {}, units = {}, counts_in = {}}
+local NOTHING = {parts = {}, by_field = {}}
 
 -- By record: most holders of a call count for the same as others do.
 local known = {}
 
--- What a holder counts for: scopes and resources in order, the amount of each resource.
+-- What a holder counts for: parts {scope, resource, units, the ledger's field} in order, and units by
+-- field.
 local function held(record)
   if not record or record == '' then return NOTHING end
   local found = known[record]
   if found then return found end
   local decoded = cjson.decode(record)
-  found = {scopes = decoded[1], names = {}, units = {}, counts_in = {}}
-  for _, scope in ipairs(decoded[1]) do found.counts_in[scope] = true end
-  for _, amount in ipairs(decoded[2]) do
-    found.names[#found.names + 1] = amount[1]
-    found.units[amount[1]] = tonumber(amount[2])
+  found = {parts = {}, by_field = {}}
+  for _, scope in ipairs(decoded[1]) do
+    for _, amount in ipairs(decoded[2]) do
+      local field, units = scope .. ' ' .. amount[1], tonumber(amount[2])
+      found.parts[#found.parts + 1] = {scope, amount[1], units, field}
+      found.by_field[field] = units
+    end
   end
   known[record] = found
   return found
 end
 
--- By '<scope> <resource>' what the charges add and take, and each growth of a holder in order.
+-- By '<scope> <resource>' what the charges add and take, and each growth of a holder in order: the part
+-- that grows, by how much, and whether that is checked.
 local function weigh(charges)
   local plus, minus, growths = {}, {}, {}
   for _, charge in ipairs(charges) do
     local old, new = held(redis.call('HGET', KEYS[7], charge[1])), held(charge[2])
-    for _, scope in ipairs(new.scopes) do
-      for _, name in ipairs(new.names) do
-        local more = new.units[name] - (old.counts_in[scope] and old.units[name] or 0)
-        if more > 0 then
-          local field = scope .. ' ' .. name
-          plus[field] = (plus[field] or 0) + more
-          growths[#growths + 1] = {scope, name, more, charge[3] == 'yes', field}
-        end
+    local checked = charge[3] == 'yes'
+    for _, part in ipairs(new.parts) do
+      local field = part[4]
+      local more = part[3] - (old.by_field[field] or 0)
+      if more > 0 then
+        plus[field] = (plus[field] or 0) + more
+        growths[#growths + 1] = {part, more, checked}
       end
     end
-    for _, scope in ipairs(old.scopes) do
-      for _, name in ipairs(old.names) do
-        local less = old.units[name] - (new.counts_in[scope] and new.units[name] or 0)
-        if less > 0 then
-          local field = scope .. ' ' .. name
-          minus[field] = (minus[field] or 0) + less
-        end
-      end
+    for _, part in ipairs(old.parts) do
+      local field = part[4]
+      local less = part[3] - (new.by_field[field] or 0)
+      if less > 0 then minus[field] = (minus[field] or 0) + less end
     end
   end
   return plus, minus, growths

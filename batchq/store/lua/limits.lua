@@ -71,7 +71,7 @@ end
 local function is_outdated(growths)
   if not seen or tonumber(record_of(LAST_CHANGE) or '0') <= seen then return false end
   for _, growth in ipairs(growths) do
-    if growth[4] and not is_of_node(growth[1]) then return true end
+    if growth[3] and not is_of_node(growth[1][1]) then return true end
   end
   return false
 end
@@ -83,13 +83,14 @@ local function refuse_charges(plus, minus, growths, limits)
   local stated = {}
   for _, limit in ipairs(limits) do stated[limit[1]] = limit[2] end
   for _, growth in ipairs(growths) do
-    local scope, name, more, checked, field = unpack(growth)
-    local taken = minus[field] or 0
+    local part, more = growth[1], growth[2]
+    local scope, name, field = part[1], part[2], part[4]
+    local taken, added = minus[field] or 0, plus[field]
     local rest = sum(field) - taken
-    local limit = checked and limit_of(scope, name, plus, minus, stated) or MOST
-    if plus[field] > taken and plus[field] > limit - rest then
+    local limit = growth[3] and limit_of(scope, name, plus, minus, stated) or MOST
+    if added > taken and added > limit - rest then
       local need = math.min(more, MOST)
-      local found = math.min(MOST, rest + (math.min(plus[field], MOST) - need))
+      local found = math.min(MOST, rest + (math.min(added, MOST) - need))
       return {'limit', scope, name, text(need), text(limit), text(found)}
     end
   end

@@ -324,18 +324,26 @@ class Mirror:
         )
 
     def _current_leases(self) -> dict[str, int]:
-        """Of pods in the attempt that the lease is for, on the node that has told of it."""
-        leases = dict(self._leases)
-        for uid in self._moved:
-            leases.pop(uid, None)
-            pod = self._shelf.get("Pod", uid)
-            if isinstance(pod, Pod) and pod.status.phase in ON_NODE:
-                ends_at = self._told.get((pod.status.node, uid, pod.status.attempt))
-                if ends_at is not None:
-                    leases[uid] = ends_at
+        """Of pods in the attempt that the lease is for, on the node that has told of it; the same
+        object if nothing has become of it.
+        """
+        ends = {uid: self._lease_of(uid) for uid in self._moved}
         self._moved = set()
-        self._leases = leases
-        return leases
+        changed = {uid: end for uid, end in ends.items() if end != self._leases.get(uid)}
+        if changed:
+            self._leases = dict(self._leases)
+        for uid, end in changed.items():
+            if end is None:
+                del self._leases[uid]
+            else:
+                self._leases[uid] = end
+        return self._leases
+
+    def _lease_of(self, uid: str) -> int | None:
+        pod = self._shelf.on_node(uid)
+        if pod is None:
+            return None
+        return self._told.get((pod.status.node, uid, pod.status.attempt))
 
     def _notice_restart(self) -> None:
         """A restarted server may have lost writes and counted on to the same revision."""

@@ -41,8 +41,13 @@ class Shelf:
         #: Groups whose pods have changed: uid -> all of its pods, by uid.
         self._changed: dict[str, dict[str, Pod]] = {}
         self._by_uid: ByUid[tuple[Pod, ...]] = ByUid(Rows())
-        self._on_node: Counter[str] = Counter()
+        #: Pods that are on nodes, by key; and how many are on each node.
+        self._on_node: dict[str, Pod] = {}
+        self._in_use: Counter[str] = Counter()
         self._beats: dict[str, int] = {}
+        #: Nodes as stored, and the same with their beats; None once there are other beats.
+        self._stored_nodes: tuple[Node, ...] = ()
+        self._heard: tuple[Node, ...] | None = None
         self._leases: Mapping[str, int] = {}
         self._standing = Standing()
         self._snapshot: Snapshot | None = None
@@ -52,7 +57,11 @@ class Shelf:
 
     def nodes_in_use(self) -> list[str]:
         """The nodes that there are, and those that pods are on, in order."""
-        return sorted({*self._rows["Node"].all().keys(), *self._on_node})
+        return sorted({*self._rows["Node"].all().keys(), *self._in_use})
+
+    def on_node(self, key: str) -> Pod | None:
+        """The pod, if it is on a node."""
+        return self._on_node.get(key)
 
     def keys_after(self, kind: str, key: str, most: int) -> list[str]:
         """Up to `most` keys of a kind that follow `key`, in order."""
@@ -78,17 +87,14 @@ class Shelf:
         row = self._rows[kind]
         row.fill(known)
         if kind == "Pod":
-            for pod in row.all():
-                self._count_on_node(pod, 1)
-                self._exchange_pod(None, pod)
+            for key, pod in row.all().items():
+                self._exchange_pod(key, None, pod)
         self._snapshot = None
 
     def put(self, kind: str, key: str, item: Object) -> None:
         former = self._rows[kind].put(key, item)
         if kind == "Pod":
-            self._count_on_node(former, -1)
-            self._count_on_node(item, 1)
-            self._exchange_pod(former, item)
+            self._exchange_pod(key, former, item)
         self._snapshot = None
 
     def remove(self, kind: str, key: str) -> None:
@@ -96,19 +102,19 @@ class Shelf:
         if former is None:
             return
         if kind == "Pod":
-            self._count_on_node(former, -1)
-            self._exchange_pod(former, None)
+            self._exchange_pod(key, former, None)
         self._snapshot = None
 
     def set_beats(self, beats: dict[str, int]) -> None:
         """When each node was last heard of; stands in its status if that is later than stored."""
         if beats != self._beats:
             self._beats = beats
+            self._heard = None
             self._snapshot = None
 
     def set_leases(self, leases: Mapping[str, int]) -> None:
         """Until when each pod's lease lasts. The mapping must not change afterwards."""
-        if leases != self._leases:
+        if leases is not self._leases and leases != self._leases:
             self._leases = leases
             self._snapshot = None
 
@@ -145,10 +151,12 @@ class Shelf:
         return known[1]
 
     def _nodes(self) -> tuple[Node, ...]:
+        """Made again only if one of them or a beat has changed, for nodes may be many."""
         nodes = cast(tuple[Node, ...], self._plain("Node"))
-        if not self._beats:
-            return nodes
-        return tuple(self._with_beat(node) for node in nodes)
+        if nodes is not self._stored_nodes or self._heard is None:
+            self._stored_nodes = nodes
+            self._heard = tuple(map(self._with_beat, nodes)) if self._beats else nodes
+        return self._heard
 
     def _with_beat(self, node: Node) -> Node:
         beat = self._beats.get(node.metadata.name)
@@ -173,18 +181,23 @@ class Shelf:
         else:
             self._pods.remove(group)
 
-    def _count_on_node(self, item: Object | None, difference: int) -> None:
-        if isinstance(item, Pod) and item.status.phase in ON_NODE:
-            name = item.status.node
-            self._on_node[name] += difference
-            if not self._on_node[name]:
-                del self._on_node[name]
-
-    def _exchange_pod(self, former: Object | None, item: Object | None) -> None:
+    def _exchange_pod(self, key: str, former: Object | None, item: Object | None) -> None:
         if isinstance(former, Pod):
             self._pods_in_change(former.status.group_uid).pop(former.metadata.uid, None)
         if isinstance(item, Pod):
             self._pods_in_change(item.status.group_uid)[item.metadata.uid] = item
+        self._leave_node(key)
+        if isinstance(item, Pod) and item.status.phase in ON_NODE:
+            self._on_node[key] = item
+            self._in_use[item.status.node] += 1
+
+    def _leave_node(self, key: str) -> None:
+        former = self._on_node.pop(key, None)
+        if former is not None:
+            name = former.status.node
+            self._in_use[name] -= 1
+            if not self._in_use[name]:
+                del self._in_use[name]
 
     def _pods_in_change(self, group: str) -> dict[str, Pod]:
         if group not in self._changed:

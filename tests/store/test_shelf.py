@@ -7,6 +7,7 @@ from typing import cast
 
 from msgspec import structs
 
+from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.framework.rows import ByUid, Rows
 from batchq.framework.snapshot import Snapshot, says_the_same
@@ -118,7 +119,7 @@ def test_the_pods_of_a_group_are_known_between_snapshots() -> None:
 
 def test_a_filled_shelf_is_like_one_to_which_all_was_put() -> None:
     running = pod("a1", "a")
-    status = structs.replace(running.status, node="n9", phase="Running")
+    status = structs.replace(running.status, node="n9", phase=PodPhase.RUNNING)
     running = structs.replace(running, status=status)
     filled, put = Shelf(), Shelf()
     pods = {"b1": pod("b1", "b"), "a1": running, "a2": pod("a2", "a")}
@@ -141,3 +142,38 @@ def test_objects_are_listed_by_namespace() -> None:
     assert shelf.list("PodGroup", "nn") == (other,)
     assert len(shelf.list("PodGroup", "")) == 3
     assert [one.metadata.name for one in shelf.list("Pod", "n")] == ["a1", "a2", "b1", "b2"]
+
+
+def placed(uid: str, node: str, phase: PodPhase = PodPhase.RUNNING) -> Pod:
+    one = pod(uid, "a")
+    return structs.replace(one, status=structs.replace(one.status, node=node, phase=phase))
+
+
+def test_nodes_are_in_use_while_pods_are_on_them() -> None:
+    shelf = Shelf()
+    shelf.put("Node", "n1", a_node("n1"))
+    shelf.put("Pod", "a1", placed("a1", "n2"))
+    shelf.put("Pod", "a2", placed("a2", "n3"))
+    shelf.put("Pod", "a2", placed("a2", "n2"))
+    assert shelf.nodes_in_use() == ["n1", "n2"]
+    assert shelf.on_node("a2") == placed("a2", "n2")
+    shelf.put("Pod", "a2", placed("a2", "n2", PodPhase.SUCCEEDED))
+    assert shelf.on_node("a2") is None
+    assert shelf.nodes_in_use() == ["n1", "n2"]
+    shelf.remove("Pod", "a1")
+    assert shelf.nodes_in_use() == ["n1"]
+
+
+def test_nodes_are_the_same_objects_until_they_or_their_beats_change() -> None:
+    shelf = a_shelf()
+    shelf.put("Node", "n1", a_node("n1"))
+    shelf.set_beats({"n1": 77})
+    before = shelf.snapshot(1)
+    shelf.put("PodGroup", "n/c", group("c"))
+    assert shelf.snapshot(2).nodes is before.nodes
+    shelf.set_beats({"n1": 78})
+    assert [one.status.heartbeat for one in shelf.snapshot(3).nodes] == [78]
+    shelf.put("Node", "n2", a_node("n2"))
+    assert [one.metadata.name for one in shelf.snapshot(4).nodes] == ["n1", "n2"]
+    shelf.set_beats({})
+    assert [one.status.heartbeat for one in shelf.snapshot(5).nodes] == [None, None]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
 import threading
 
 from batchq.clock import SystemClock
@@ -19,6 +19,11 @@ _SPAN = 36**_HALF
 #: Within one millisecond ids go up by random steps: in order, and not another process's.
 _STEP_BITS = 24
 
+#: Its seed is the system's: to be asked for each id costs more than all the rest of it. Uids are no
+#: secrets, but must differ: nobody else's `random.seed` counts here, and a fork has its own.
+_CHANCE = random.Random()
+os.register_at_fork(after_in_child=_CHANCE.seed)
+
 
 class RandomIds:
     """Eight characters of time, eight of chance. Ids of one source rise strictly.
@@ -30,6 +35,7 @@ class RandomIds:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._tick = 0
+        self._head = _base36(0)
         self._tail = 0
 
     def new_uid(self) -> str:
@@ -37,14 +43,15 @@ class RandomIds:
         now = max(0, self._clock.now_ms() - _FIRST_MS)
         with self._lock:
             if now > self._tick:
-                self._tick, self._tail = now, secrets.randbelow(_SPAN)
+                self._set_tick(now)
             else:
-                # Where a millisecond begins is the system's chance; its steps need not ask again.
-                # The module's source, and no other, is another one after a fork.
-                self._tail += 1 + random.getrandbits(_STEP_BITS)
+                self._tail += 1 + _CHANCE.getrandbits(_STEP_BITS)
                 if self._tail >= _SPAN:
-                    self._tick, self._tail = self._tick + 1, secrets.randbelow(_SPAN)
-            return _base36(self._tick) + _base36(self._tail)
+                    self._set_tick(self._tick + 1)
+            return self._head + _base36(self._tail)
+
+    def _set_tick(self, tick: int) -> None:
+        self._tick, self._head, self._tail = tick, _base36(tick), _CHANCE.randrange(_SPAN)
 
 
 class CountingIds:

@@ -7,8 +7,15 @@ import sys
 from importlib import import_module
 
 ALL = (
-    *("kueue", "backlog", "placement", "submission", "endtoend", "traces"),
-    *("queues", "commits", "agents"),
+    "kueue",
+    "backlog",
+    "placement",
+    "endtoend",
+    "submission",
+    "traces",
+    "queues",
+    "commits",
+    "agents",
 )
 
 # Whoever runs them all has time for the longest, too.

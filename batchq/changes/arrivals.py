@@ -153,6 +153,7 @@ class Arrivals:
             group = bind_dependencies(self, group, None, described=False)
         checks = self.check(group)
         meta = group.metadata
+        key = f"{meta.namespace}/{meta.name}"
         new = PodGroup(
             metadata=Metadata(
                 name=meta.name,
@@ -165,11 +166,10 @@ class Arrivals:
             spec=group.spec,
             status=PodGroupStatus(
                 queue_time=now_ms,
-                checks=tuple(CheckState(name=name, since=now_ms) for name in checks),
+                checks=tuple([CheckState(name=name, since=now_ms) for name in checks]),
                 submitted_by=by,
             ),
         )
-        key = key_of(new)
         message = f"to queue {new.spec.queue} by {by}" if by else f"to queue {new.spec.queue}"
         event = Event(kind="PodGroup", key=key, reason="Submitted", message=message, at=now_ms)
         return Transaction(

@@ -166,10 +166,8 @@ def _object(text: bytes) -> dict[str, Any]:
             f"expected one JSON object, found what is no JSON: {_first_small(str(error))}",
             hint='every line is an object of its own, as in {"command": ["true"], "cpus": 1}',
         ) from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(
-            f"expected UTF-8, found another character in byte {error.start + 1}"
-        ) from None
+    except UnicodeDecodeError:
+        raise InvalidInput("expected text in UTF-8, found bytes that are none") from None
     except RecursionError:
         raise InvalidInput("expected one JSON object, found one nested too deeply") from None
     if not isinstance(data, dict):

@@ -7,10 +7,12 @@ are asked for. What each line came to is told in its order.
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from time import monotonic
 from typing import Any
 
@@ -27,7 +29,8 @@ from batchq.cli.requesting import OF_REQUEST
 from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED, Interrupted
 from batchq.cli.values import seconds_of
 from batchq.client import Client
-from batchq.client.bulk import Accepted, Outcome, Submission
+from batchq.client.accepting import Accepted, Outcome
+from batchq.client.bulk import Submission
 from batchq.client.requests import Effect
 from batchq.errors import BatchqError, InvalidInput, NotFound, UsageError, WaitTimedOut
 
@@ -81,6 +84,8 @@ class _Run:
         self._counts: Counter[str] = Counter()
         self._first_error: BatchqError | None = None
         self._last_number = 0
+        #: The place among the requests of the last line that was shown.
+        self._place = -1
 
     # --- first --------------------------------------------------------------------------------
 
@@ -120,9 +125,15 @@ class _Run:
             **self._defaults,
         )
         try:
-            with self._client.patiently(), self._progress(self._doing()) as tell:
+            with (
+                self._client.patiently(),
+                self._progress(self._doing()) as tell,
+                _stoppable(submission) as stopped,
+            ):
                 for outcome in submission:
                     tell(self._show(outcome))
+                    if stopped.is_set():
+                        raise KeyboardInterrupt
         except KeyboardInterrupt:
             raise self._interrupted(submission) from None
         except BatchqError as error:
@@ -148,11 +159,16 @@ class _Run:
                 return
 
     def _show(self, outcome: Outcome) -> int:
-        """Say what the next line came to, and those before it that could not be read."""
-        line = self._pending.popleft()
-        while line.error is not None:
-            self._tell_refused(line, line.error)
+        """Say what its line came to, and those before it that could not be read."""
+        while True:
             line = self._pending.popleft()
+            if line.error is not None:
+                self._tell_refused(line, line.error)
+                continue
+            self._place += 1
+            # A second Ctrl-C may have come just before the one before it was shown.
+            if self._place == outcome.place:
+                break
         self._last_number = line.number
         if isinstance(outcome, Accepted):
             self._tell_accepted(line, outcome)
@@ -268,6 +284,29 @@ class _Run:
 
     def _progress(self, doing: str) -> AbstractContextManager[Tell]:
         return progress(doing, self._total, color=self._shared.color)
+
+
+@contextmanager
+def _stoppable(submission: Submission) -> Iterator[Event]:
+    """Ctrl-C takes effect where no outcome is on its way to be shown: between two of them, or while
+    the server is waited for. A second one takes effect at once.
+    """
+    stopped = Event()
+
+    def stop(signum: int, frame: object) -> None:
+        if submission.is_asking or stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    if current_thread() is not main_thread():
+        # Signals are none of its business.
+        yield stopped
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- the options ----------------------------------------------------------------------------------

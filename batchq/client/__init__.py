@@ -39,6 +39,7 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Ledger, Transaction
 from batchq.changes.lookup import find
+from batchq.client.accepting import Accepted, Refused
 from batchq.client.controlling import Controlling
 from batchq.client.explaining import Explaining
 from batchq.client.foretelling import Foretelling
@@ -77,7 +78,12 @@ if TYPE_CHECKING:
     from batchq.store.mirror import Change
     from batchq.store.redis import RedisStore
 
-__all__ = ["Applied", "Client", "Effect", "Quantity", "Request", "key_named", "with_working_dir"]
+# fmt: off
+__all__ = [
+    "Accepted", "Applied", "Client", "Effect", "Quantity", "Refused", "Request", "key_named",
+    "with_working_dir",
+]
+# fmt: on
 
 
 class Client(Foretelling, Explaining, Controlling, Submitting):

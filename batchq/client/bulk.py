@@ -15,25 +15,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
 from itertools import count
 from time import monotonic
-from typing import Any, Literal, TypeAlias
+from typing import Any
+from weakref import WeakMethod
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
 from batchq.changes import Arrivals, check_same, explain_refusal, taken
+from batchq.client.accepting import Accepted, Existing, Outcome, Refused, Tally
 from batchq.client.drafts import Draft, Drafts
 from batchq.client.groups import Submitted, default_name
 from batchq.client.requests import TRIES, Effect
 from batchq.errors import (
     BatchqError,
-    InvalidInput,
     NotFound,
     Rejected,
     StoreUnavailable,
-    UsageError,
 )
 from batchq.ports import IdSource
 from batchq.store.redis import RedisStore
@@ -45,38 +46,6 @@ BYTES_A_BATCH = 4 * 1024 * 1024
 LONGEST_GATHER_S = 1.0
 #: What was read of queues and priority classes holds for so long.
 LONGEST_KNOWN_S = 1.0
-
-Existing: TypeAlias = Literal["refuse", "keep"]
-
-
-class Accepted(Struct, frozen=True, kw_only=True):
-    """The request at `place` (from 0) is stored as `group`: created, or `unchanged` from before."""
-
-    place: int
-    group: PodGroup
-    effect: Effect = Effect.CREATED
-
-
-class Refused(Struct, frozen=True, kw_only=True):
-    """The request at `place` (from 0) is not stored, for the reason that `submit` would raise."""
-
-    place: int
-    error: BatchqError
-
-
-Outcome: TypeAlias = Accepted | Refused
-
-
-class Tally(Struct, frozen=True, kw_only=True):
-    """How far it is: of the requests that were settled, in order, so many of each sort."""
-
-    submitted: int = 0
-    unchanged: int = 0
-    refused: int = 0
-
-    @property
-    def settled(self) -> int:
-        return self.submitted + self.unchanged + self.refused
 
 
 class _Item:
@@ -148,11 +117,15 @@ class Submission(Iterator[Outcome]):
     ) -> None:
         """Raises InvalidInput for defaults that are wrong by themselves."""
         self.tally = Tally()
+        #: Whether it waits for the server: to be interrupted then loses no outcome.
+        self.is_asking = False
         self._store = store
         self._ids = ids
         self._requests = iter(requests)
         self._drafts = Drafts(defaults)
-        self._arrivals = Arrivals(store, before_reading=self._land)
+        # Not a reference to itself: who breaks off the loop lets go of it at once.
+        landing = WeakMethod(self._land)
+        self._arrivals = Arrivals(store, before_reading=lambda: _call(landing))
         self._known_until = 0.0
         self._user = user
         self._existing = existing
@@ -268,10 +241,19 @@ class Submission(Iterator[Outcome]):
             self._arrivals.forget()
             self._known_until = monotonic() + LONGEST_KNOWN_S
         flight = _Flight(self._gathered)
-        self._bind(flight)
+        with self._asking():
+            self._bind(flight)
         return flight
 
     # --- sending ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        self.is_asking = True
+        try:
+            yield
+        finally:
+            self.is_asking = False
 
     def _bind(self, flight: _Flight) -> None:
         """The transactions of the flight's next wave; who refers to what is not there is out."""
@@ -328,7 +310,8 @@ class Submission(Iterator[Outcome]):
             # What it reads is read now: nothing else is under way.
             self._flight = None
             try:
-                self._bind(flight)
+                with self._asking():
+                    self._bind(flight)
             finally:
                 self._flight = flight
         self._flight = None
@@ -341,11 +324,13 @@ class Submission(Iterator[Outcome]):
         answer, flight.answer = flight.answer, None
         if answer is not None:
             try:
-                return answer.result()
+                with self._asking():
+                    return answer.result()
             except KeyboardInterrupt:
                 flight.answer = answer
                 raise
-        return self._store.commit(transactions, request_id=flight.request_id)
+        with self._asking():
+            return self._store.commit(transactions, request_id=flight.request_id)
 
     def _judge(self, flight: _Flight, commit: Commit) -> None:
         """What the answer says of each that was sent."""
@@ -417,7 +402,8 @@ class Submission(Iterator[Outcome]):
         item.outcome = Refused(place=item.place, error=error)
 
     def _stored(self, items: Sequence[_Item]) -> Mapping[str, PodGroup]:
-        found = self._store.get_many("PodGroup", [key_of(item.group) for item in items])
+        with self._asking():
+            found = self._store.get_many("PodGroup", [key_of(item.group) for item in items])
         return {key: item for key, item in found.items() if isinstance(item, PodGroup)}
 
     # --- the end ------------------------------------------------------------------------------
@@ -446,6 +432,12 @@ class Submission(Iterator[Outcome]):
             raise trouble
 
 
+def _call(method: WeakMethod[Callable[[], None]]) -> None:
+    bound = method()
+    if bound is not None:
+        bound()
+
+
 def _keys_needed(group: PodGroup) -> list[str]:
     namespace = group.metadata.namespace
     return [f"{namespace}/{dependency.name}" for dependency in group.spec.depends_on]
@@ -466,20 +458,3 @@ def _set_levels(items: Sequence[_Item]) -> None:
             for other in _keys_needed(group):
                 level = max(level, last.get(other, -1) + 1)
         last[key] = item.level = level
-
-
-class Checker:
-    """See `Client.checker`."""
-
-    def __init__(self, store: RedisStore, defaults: Mapping[str, Any]) -> None:
-        self._drafts = Drafts(defaults)
-        self._arrivals = Arrivals(store)
-
-    def __call__(self, what: Submitted) -> BatchqError | None:
-        """What is wrong with it, or None. Raises StoreUnavailable."""
-        try:
-            # Any suffix will do: the names are made again when they are submitted.
-            self._arrivals.check(self._drafts.draft(what, "00000").group)
-        except (InvalidInput, UsageError, NotFound, Rejected) as error:
-            return error
-        return None

@@ -31,8 +31,8 @@ from batchq.client.groups import (
 )
 from batchq.errors import BatchqError, InvalidInput, UsageError
 
-#: What may differ among requests of one mould.
-_VARYING = frozenset({"name", "command", "args", "kwargs", "env", "after"})
+#: What may differ among requests of one mould, and a bit for each.
+_VARYING = {"name": 1, "command": 2, "args": 4, "kwargs": 8, "env": 16, "after": 32}
 #: So many moulds are kept; whoever has more kinds of requests pays for the checks of each.
 _MOST_MOULDS = 256
 #: Larger ones are checked in full. No character has more than four bytes.
@@ -153,8 +153,13 @@ def _as_plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _shape(data: Mapping[str, Any], sort: str) -> bytes:
     """What requests of one mould have in common; empty if it cannot be told."""
-    own = sorted(name for name in _VARYING if data.get(name) is not None)
-    rest = {name: value for name, value in data.items() if name not in _VARYING}
+    own, rest = 0, {}
+    for name, value in data.items():
+        bit = _VARYING.get(name)
+        if bit is None:
+            rest[name] = value
+        elif value is not None:
+            own |= bit
     try:
         return _encode((sort, own, rest))
     except (TypeError, ValueError, RecursionError):

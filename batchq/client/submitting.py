@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from batchq.client.groups import Submitted
 
 if TYPE_CHECKING:
-    from batchq.client.bulk import Existing, Submission, Tally
+    from batchq.client.accepting import Existing, Tally
+    from batchq.client.bulk import Submission
     from batchq.errors import BatchqError
     from batchq.ports import IdSource
     from batchq.store.redis import RedisStore
@@ -76,6 +77,6 @@ class Submitting(ABC):
         Raises InvalidInput for defaults that are wrong by themselves; what it returns raises
         StoreUnavailable.
         """
-        from batchq.client.bulk import Checker
+        from batchq.client.accepting import Checker
 
         return Checker(self._store, defaults)

@@ -18,8 +18,7 @@ from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, Pod
 from batchq.api.transaction import Transaction
 from batchq.changes import Arrivals
 from batchq.client import Client, Request, bulk
-from batchq.client.bulk import Accepted, Refused, Tally
-from batchq.client.drafts import Drafts
+from batchq.client.accepting import Accepted, Outcome, Refused, Tally
 from batchq.client.groups import Submitted
 from batchq.errors import BatchqError, InvalidInput, StoreUnavailable
 from batchq.store.redis import RedisStore
@@ -37,7 +36,7 @@ def lines(count: int, first: int = 0) -> Iterator[dict[str, Any]]:
     return (a_line(f"g-{number}") for number in range(first, first + count))
 
 
-def told(outcomes: list[bulk.Outcome]) -> list[str]:
+def told(outcomes: list[Outcome]) -> list[str]:
     """Each as the name of its group, or as the sentence that refuses it."""
     return [
         one.group.metadata.name if isinstance(one, Accepted) else one.error.message
@@ -98,7 +97,7 @@ def test_everything_that_submit_takes_can_be_among_them(stage: Stage) -> None:
 
 
 def test_defaults_say_what_a_request_leaves_open(stage: Stage) -> None:
-    requests = [
+    requests: list[Submitted] = [
         {"name": "a"},
         {"name": "b", "command": ["own"], "cpus": 4, "env": {"A": "own", "C": "3"}},
         {"name": "c", "function": "os.path:join"},
@@ -116,62 +115,6 @@ def test_defaults_say_what_a_request_leaves_open(stage: Stage) -> None:
         {"A": "own", "B": "2", "C": "3"},
         {"A": "1", "B": "2"},
     ]
-
-
-@pytest.mark.parametrize(
-    "varied",
-    [
-        {"name": "x", "command": ["b", "1"]},
-        {"command": ["/usr/bin/My_Prog.sh"]},
-        {"name": "x", "command": ["b"], "env": {"A": "1"}},
-        {"name": "x", "command": ["b"], "after": "first"},
-        {"name": "x", "command": ["b"], "after": ["any:first", "failed:second"]},
-        {"name": "x", "function": "os.path:join", "args": [1, {"a": None}], "kwargs": {"b": "c"}},
-        {"name": "x", "function": "os.path:join", "kwargs": {"b": [1.5]}},
-        {"generate_name": "sweep", "command": ["b"]},
-        {"function": "os.path:join"},
-        {"name": "x", "external": True, "command": ["b"], "cpus": 3},
-    ],
-)
-def test_what_is_cast_from_a_mould_is_what_it_would_be_by_itself(varied: dict[str, Any]) -> None:
-    former = {**varied, "name": "former"} if "name" in varied else dict(varied)
-    if "command" in former:
-        former["command"] = ["former", "words"]
-    drafts = Drafts({})
-    drafts.draft(former, "00000")
-    cast = drafts.draft(varied, "abcde")
-    by_itself = Drafts({}).draft(varied, "abcde")
-    assert cast.group == by_itself.group
-    assert cast.program == by_itself.program
-
-
-@pytest.mark.parametrize(
-    ("varied", "sentence"),
-    [
-        ({"name": "X"}, "metadata.name: expected at most 63 lower-case"),
-        ({"command": []}, "there is no command to run"),
-        ({"command": [""]}, "expected a command or a function for its pods to run"),
-        ({"command": ["a\0b"]}, "a NUL character cannot be passed"),
-        ({"command": ["x" * 200_000]}, "command, in bytes: expected at most 131072"),
-        ({"command": ["a", None]}, "command: expected text, found nothing"),
-        ({"env": {"A=B": "1"}}, "expected a name without '='"),
-        ({"env": {"A": "1\0"}}, "a NUL character cannot be passed"),
-        ({"env": {"A": {}}}, "env: 'A': expected text, found an empty mapping"),
-        ({"after": ["a", "a"]}, "spec.dependsOn: 'a' is named twice"),
-        ({"after": ["soon:a"]}, "after: expected NAME, ok:NAME"),
-        ({"after": [3]}, "after: expected text, found 3"),
-        ({"args": [1]}, "only a function has arguments"),
-    ],
-)
-def test_what_differs_from_a_mould_is_checked_all_the_same(
-    varied: dict[str, Any], sentence: str
-) -> None:
-    drafts = Drafts({})
-    for former in ({"env": {"A": "1"}}, {"after": "z"}, {}):
-        drafts.draft(a_line("former", **former), "00000")
-    with pytest.raises(BatchqError) as caught:
-        drafts.draft({**a_line("x"), **varied}, "00000")
-    assert sentence in caught.value.message
 
 
 def test_a_submission_is_the_transaction_that_create_makes(stage: Stage) -> None:

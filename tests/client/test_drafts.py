@@ -1,0 +1,70 @@
+"""Groups that are cast from a mould: what differs is checked, and nothing else is another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchq.client.drafts import Drafts
+from batchq.errors import BatchqError
+
+
+def a_line(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "command": ["true", name], **fields}
+
+
+@pytest.mark.parametrize(
+    "varied",
+    [
+        {"name": "x", "command": ["b", "1"]},
+        {"command": ["/usr/bin/My_Prog.sh"]},
+        {"name": "x", "command": ["b"], "env": {"A": "1"}},
+        {"name": "x", "command": ["b"], "after": "first"},
+        {"name": "x", "command": ["b"], "after": ["any:first", "failed:second"]},
+        {"name": "x", "function": "os.path:join", "args": [1, {"a": None}], "kwargs": {"b": "c"}},
+        {"name": "x", "function": "os.path:join", "kwargs": {"b": [1.5]}},
+        {"generate_name": "sweep", "command": ["b"]},
+        {"function": "os.path:join"},
+        {"name": "x", "external": True, "command": ["b"], "cpus": 3},
+    ],
+)
+def test_what_is_cast_from_a_mould_is_what_it_would_be_by_itself(varied: dict[str, Any]) -> None:
+    former = {**varied, "name": "former"} if "name" in varied else dict(varied)
+    if "command" in former:
+        former["command"] = ["former", "words"]
+    drafts = Drafts({})
+    drafts.draft(former, "00000")
+    cast = drafts.draft(varied, "abcde")
+    by_itself = Drafts({}).draft(varied, "abcde")
+    assert cast.group == by_itself.group
+    assert cast.program == by_itself.program
+
+
+@pytest.mark.parametrize(
+    ("varied", "sentence"),
+    [
+        ({"name": "X"}, "metadata.name: expected at most 63 lower-case"),
+        ({"command": []}, "there is no command to run"),
+        ({"command": [""]}, "expected a command or a function for its pods to run"),
+        ({"command": ["a\0b"]}, "a NUL character cannot be passed"),
+        ({"command": ["x" * 200_000]}, "command, in bytes: expected at most 131072"),
+        ({"command": ["a", None]}, "command: expected text, found nothing"),
+        ({"env": {"A=B": "1"}}, "expected a name without '='"),
+        ({"env": {"A": "1\0"}}, "a NUL character cannot be passed"),
+        ({"env": {"A": {}}}, "env: 'A': expected text, found an empty mapping"),
+        ({"after": ["a", "a"]}, "spec.dependsOn: 'a' is named twice"),
+        ({"after": ["soon:a"]}, "after: expected NAME, ok:NAME"),
+        ({"after": [3]}, "after: expected text, found 3"),
+        ({"args": [1]}, "only a function has arguments"),
+    ],
+)
+def test_what_differs_from_a_mould_is_checked_all_the_same(
+    varied: dict[str, Any], sentence: str
+) -> None:
+    drafts = Drafts({})
+    for former in ({"env": {"A": "1"}}, {"after": "z"}, {}):
+        drafts.draft(a_line("former", **former), "00000")
+    with pytest.raises(BatchqError) as caught:
+        drafts.draft({**a_line("x"), **varied}, "00000")
+    assert sentence in caught.value.message

@@ -1,0 +1,56 @@
+"""docs/submitting.md: its Python runs as it stands, and its file is one that is taken."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from batchq.cli.lines import Lines
+from batchq.client.drafts import Drafts
+from batchq.client.fields import read_fields
+from batchq.client.groups import Request
+from tests.builders import a_queue
+from tests.client.stage import Stage
+from tests.harness.server import Server
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "submitting.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)
+
+
+def test_its_python_runs_and_runs_again(
+    server: Server,
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [block] = blocks("python")
+    monkeypatch.setenv("BATCHQ_REDIS_URL", server.url)
+    for _ in range(2):
+        exec(compile(block, str(PAGE), "exec"), {})
+        assert len(stage.store.list("PodGroup")) == 1000
+    assert capsys.readouterr().out == ""
+
+
+def test_its_file_is_taken(stage: Stage, tmp_path: Path) -> None:
+    stage.client.apply([a_queue("team-a")])
+    [text] = blocks("json")
+    file = tmp_path / "jobs.jsonl"
+    file.write_text(text)
+    with Lines(str(file), {"working_dir": "/"}, {}) as lines:
+        requests = [line.request for line in lines.read()]
+    assert stage.client.submit_many(requests).all().submitted == 3
+
+
+def test_it_names_every_field() -> None:
+    [listed] = re.findall(r"A line has the fields (.*?)Or it is", PAGE.read_text("utf-8"), re.S)
+    named = set(re.findall(r"`([a-z_]+)`", listed))
+    assert named == set(Request.__struct_fields__)
+    for field in Request.__struct_fields__:
+        # A name that is read is one that is known.
+        assert read_fields({field: None}, {}) == Request()
+    assert Drafts({}).draft({"command": ["true"]}, "00000").program == "true"

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar, overload
 from msgspec import Struct
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 #: Items of a chunk at most. A change copies one chunk and one pointer per chunk, and of chunks that
 #: are not the same each item is compared: measured with a million items, and 1 to 1,000 changes.
@@ -51,7 +52,7 @@ def chunks_of(known: Mapping[str, T]) -> list[Chunk[T]]:
 
 def place_of(chunks: Sequence[Chunk[T]], key: str) -> int:
     """Which chunk holds a key, or would: the last that does not begin behind it, or the first."""
-    return max(0, bisect_right(chunks, key, key=_FIRST) - 1)
+    return (bisect_right(chunks, key, key=_FIRST) or 1) - 1
 
 
 def found(chunks: Sequence[Chunk[T]], key: str) -> T | None:
@@ -201,6 +202,15 @@ class ByUid(Mapping[str, T]):
         if found is None:
             raise KeyError(uid)
         return found
+
+    @overload
+    def get(self, uid: str, default: None = None, /) -> T | None: ...
+    @overload
+    def get(self, uid: str, default: T | D, /) -> T | D: ...
+    def get(self, uid: str, default: D | None = None, /) -> T | D | None:
+        """What belongs to a group, else `default`: most groups have nothing, and are many."""
+        item = self.rows.get(uid)
+        return default if item is None else item
 
     def __contains__(self, uid: object) -> bool:
         return isinstance(uid, str) and self.rows.get(uid) is not None

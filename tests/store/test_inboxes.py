@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 import structlog
 
 from batchq.api.facts import Claim, Ended, Leaves, Outcome, Serves
+from batchq.store import inboxes
 from batchq.store.inboxes import FACTS_A_CALL, MOST_FACT_BYTES
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, writing
@@ -15,31 +17,31 @@ END = Ended(pod="u1-1-0", attempt=1, outcome=Outcome(exit_code=0), author="horse
 
 
 def test_of_one_subject_the_last_fact_is_kept(redis_store: RedisStore) -> None:
-    inboxes = redis_store.inboxes
-    inboxes.post("n1", CLAIM)
-    inboxes.post("n1", Leaves(agent="a"))
-    inboxes.post("n1", END)
-    inboxes.post("n2", CLAIM)
-    found = [(one.node, one.subject, one.fact) for one in inboxes.look(["n1", "n2", "n3"])]
+    there = redis_store.inboxes
+    there.post("n1", CLAIM)
+    there.post("n1", Leaves(agent="a"))
+    there.post("n1", END)
+    there.post("n2", CLAIM)
+    found = [(one.node, one.subject, one.fact) for one in there.look(["n1", "n2", "n3"])]
     assert found == [
         ("n1", "node", Leaves(agent="a")),
         ("n1", "u1-1-0-1", END),
         ("n2", "u1-1-0-1", CLAIM),
     ]
-    assert sorted(inboxes.own("n1"), key=str) == sorted([Leaves(agent="a"), END], key=str)
+    assert sorted(there.own("n1"), key=str) == sorted([Leaves(agent="a"), END], key=str)
 
 
 def test_what_is_folded_is_taken_out_but_not_what_came_in_its_place(
     redis_store: RedisStore,
 ) -> None:
-    inboxes = redis_store.inboxes
-    inboxes.post("n1", CLAIM)
-    inboxes.post("n2", CLAIM)
-    seen = inboxes.look(["n1", "n2"])
-    inboxes.post("n1", END)
-    inboxes.folded(seen)
-    inboxes.folded(seen)
-    assert [(one.node, one.fact) for one in inboxes.look(["n1", "n2"])] == [("n1", END)]
+    there = redis_store.inboxes
+    there.post("n1", CLAIM)
+    there.post("n2", CLAIM)
+    seen = there.look(["n1", "n2"])
+    there.post("n1", END)
+    there.folded(seen)
+    there.folded(seen)
+    assert [(one.node, one.fact) for one in there.look(["n1", "n2"])] == [("n1", END)]
 
 
 def test_an_inbox_goes_by_itself_in_the_end(redis_store: RedisStore, raw: redis.Redis) -> None:
@@ -50,14 +52,14 @@ def test_an_inbox_goes_by_itself_in_the_end(redis_store: RedisStore, raw: redis.
 def test_the_bell_tells_who_has_rung_also_before_anybody_listened(
     redis_store: RedisStore,
 ) -> None:
-    inboxes = redis_store.inboxes
-    inboxes.post("n2", CLAIM)
-    inboxes.post("n1", CLAIM)
-    inboxes.post("n1", END)
-    assert inboxes.rung(0) == {"n1", "n2"}
-    assert inboxes.rung(20) == set()
-    inboxes.post("n3", CLAIM)
-    assert inboxes.rung(1000) == {"n3"}
+    there = redis_store.inboxes
+    there.post("n2", CLAIM)
+    there.post("n1", CLAIM)
+    there.post("n1", END)
+    assert there.rung(0) == {"n1", "n2"}
+    assert there.rung(20) == set()
+    there.post("n3", CLAIM)
+    assert there.rung(1000) == {"n3"}
 
 
 def test_a_bell_that_is_rung_without_end_is_bounded(
@@ -122,3 +124,42 @@ def test_a_fact_of_a_neighbouring_version_is_understood(
 def test_the_nodes_that_there_are_are_known_by_name(redis_store: RedisStore) -> None:
     redis_store.commit([writing(put(node("n1")), put(node("n2")))], request_id="1")
     assert redis_store.inboxes.nodes() == {"n1", "n2"}
+
+
+def test_who_has_much_to_say_keeps_nobody_from_being_heard(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "FACTS_A_CALL", 10)
+    for number in range(35):
+        redis_store.inboxes.post("n1", Claim(pod=f"p{number}", attempt=1, author="a"))
+    redis_store.inboxes.post("n2", CLAIM)
+    redis_store.inboxes.post("n3", CLAIM)
+    found, more = redis_store.inboxes.look_through(["n1", "n2", "n3"])
+    assert [len(found), more] == [10, ["n2", "n3", "n1"]]
+    redis_store.inboxes.folded(found)
+    found, more = redis_store.inboxes.look_through(more)
+    assert {one.node for one in found} == {"n1", "n2", "n3"}
+    assert [len(found), more] == [10, ["n1"]]
+
+
+def test_a_look_opens_a_bounded_number_of_inboxes(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "INBOXES_A_CALL", 2)
+    monkeypatch.setattr(inboxes, "CALLS_A_LOOK", 2)
+    for number in range(5):
+        redis_store.inboxes.post(f"n{number}", CLAIM)
+    found, more = redis_store.inboxes.look_through([f"n{number}" for number in range(5)])
+    assert [one.node for one in found] == ["n0", "n1", "n2", "n3"]
+    assert more == ["n4"]
+
+
+def test_facts_that_are_long_leave_the_rest_to_the_next_look(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "BYTES_A_CALL", 300)
+    for number in range(5):
+        claim = Claim(pod=f"p{number}", attempt=1, author="a" * 200)
+        redis_store.inboxes.post("n1", claim)
+    found, more = redis_store.inboxes.look_through(["n1", "n2"])
+    assert [len(found), more] == [2, ["n1"]]

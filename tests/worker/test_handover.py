@@ -1,0 +1,75 @@
+"""Attempts are handed over in one round trip, as RQ itself would have done it one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from rq import Queue
+
+from batchq.store.rq_link import RqLink
+from batchq.worker.nodequeue import ENTRY, PodAttempt, PodJob, enqueue, enqueue_all, node_queue
+from tests.harness.server import Server
+
+
+@pytest.fixture
+def link(server: Server) -> Iterator[RqLink]:
+    made = RqLink(server.url)
+    yield made
+    made.close()
+
+
+def test_the_record_is_the_one_that_rq_writes(link: RqLink, raw: redis.Redis) -> None:
+    queue = node_queue("n1", link)
+    enqueue(queue, [PodAttempt("ours", 3)])
+    queue.enqueue_many(
+        [
+            Queue.prepare_data(
+                ENTRY,
+                args=["rqs", 3],
+                job_id="rqs-3",
+                timeout=-1,
+                result_ttl=60,
+                failure_ttl=60,
+                description="rqs-3",
+            )
+        ]
+    )
+    ours, rqs = raw.hgetall("rq:job:ours-3"), raw.hgetall("rq:job:rqs-3")
+    instants = (b"created_at", b"enqueued_at")
+    assert ours.keys() == rqs.keys()
+    differing = {name for name in ours if name not in instants and ours[name] != rqs[name]}
+    assert differing == {b"data", b"description"}
+    assert ours[b"description"] == b"ours-3"
+
+
+def test_the_agent_reads_in_it_what_was_handed_over(link: RqLink) -> None:
+    queue = node_queue("n1", link)
+    enqueue(queue, [PodAttempt("p", 3)])
+    job = PodJob.fetch("p-3", connection=link.connection, serializer=queue.serializer)
+    assert job.asks_for() == PodAttempt("p", 3)
+    assert (job.origin, job.timeout, job.result_ttl) == ("bq-node-n1", -1, 60)
+    assert job.enqueued_at is not None
+
+
+def test_each_node_gets_its_own_in_order_and_nobody_gets_nothing(
+    link: RqLink, raw: redis.Redis
+) -> None:
+    one, other, none = (node_queue(name, link) for name in ("n1", "n2", "n3"))
+    enqueue_all(
+        link.connection,
+        {one: [PodAttempt("b", 1), PodAttempt("a", 1)], other: [PodAttempt("c", 2)], none: []},
+    )
+    assert one.get_job_ids() == ["b-1", "a-1"]
+    assert other.get_job_ids() == ["c-2"]
+    assert raw.smembers("rq:queues") == {b"rq:queue:bq-node-n1", b"rq:queue:bq-node-n2"}
+    enqueue_all(link.connection, {none: []})
+    assert raw.exists("rq:queue:bq-node-n3") == 0
+
+
+def test_what_is_handed_over_again_is_written_once_more(link: RqLink) -> None:
+    queue = node_queue("n1", link)
+    for _ in range(2):
+        enqueue(queue, [PodAttempt("p", 1)])
+    assert queue.get_job_ids() == ["p-1", "p-1"]

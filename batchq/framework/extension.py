@@ -43,13 +43,21 @@ Standing: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 
 @dataclass(frozen=True, slots=True)
+class AtOnce:
+    """What a plugin answers for many at once, and over columns (batchq.framework.atonce)."""
+
+    many: Callable[..., Any]
+    rows: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Registration(Generic[F]):
-    """A plugin's function at a point; and its form for many at once (batchq.framework.atonce)."""
+    """A plugin's function at a point."""
 
     plugin: str
     function: F
     weight: int = 1
-    at_once: Callable[..., Any] | None = None
+    at_once: AtOnce | None = None
 
 
 @dataclass(slots=True)
@@ -65,7 +73,7 @@ class ExtensionPoint(Generic[F]):
         plugin: str,
         function: F,
         weight: int = 1,
-        at_once: Callable[..., Any] | None = None,
+        at_once: AtOnce | None = None,
     ) -> None:
         """Register; a plugin may stand at a point once."""
         if any(entry.plugin == plugin for entry in self.registered):

@@ -21,6 +21,9 @@ from batchq.framework.session import Ranking, Session, is_known
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
 
+#: From so many nodes on, sweeps over columns are faster than asking about one after the other.
+MANY_NODES = 64
+
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
     """The best node that takes a pod of this shape now, or None."""
@@ -41,8 +44,22 @@ def slots_for(session: Session, shape: TaskShape, most: int) -> int:
 def _ranking(session: Session, shape: TaskShape) -> Ranking:
     ranking = session.rankings.get(shape.shape)
     if ranking is None:
-        ranking = session.rankings[shape.shape] = ShapeRanking(session, shape)
+        ranking = session.rankings[shape.shape] = _ranked(session, shape)
     return ranking
+
+
+def _ranked(session: Session, shape: TaskShape) -> Ranking:
+    if len(session.nodes) < MANY_NODES:
+        return ShapeRanking(session, shape)
+    # NumPy is loaded where there are many nodes: small clusters and other commands do without.
+    from batchq.framework.noderows import NodeRows
+    from batchq.framework.rowranking import row_ranking
+
+    if session.node_rows is None:
+        session.node_rows = NodeRows(session)
+    rows = session.node_rows
+    by_rows = row_ranking(session, shape, rows) if rows.are_exact else None
+    return by_rows or ShapeRanking(session, shape)
 
 
 def fits_on_empty_nodes(session: Session, gang: Sequence[tuple[TaskShape, int]]) -> bool:

@@ -43,6 +43,7 @@ from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, NodeState, QueueState, Victim, uid_order
 
 if TYPE_CHECKING:
+    from batchq.framework.noderows import NodeRows
     from batchq.framework.queue_shares import FairShares
 
 Key = tuple[Any, ...]
@@ -139,6 +140,8 @@ class Session:
         self.node_changes: list[str] = []
         #: Shape -> the nodes that take it, best first (batchq.framework.placement).
         self.rankings: dict[tuple[object, ...], Ranking] = {}
+        #: The same nodes as columns, where they are many.
+        self.node_rows: NodeRows | None = None
         self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
         #: Plugins' `due_at`: instants at which their answers change by the clock alone.
         self.plugin_clocks: list[Callable[[Session], Iterable[int]]] = []

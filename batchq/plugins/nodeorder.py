@@ -18,14 +18,18 @@ leastAllocated and binpack are on. They refuse nothing, so nothing wakes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from batchq.api.notation import Malformed
 from batchq.api.objects import Value
 from batchq.api.quantity import PODS
-from batchq.framework.atonce import Scores
+from batchq.framework.atonce import RowScores, Scores
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
+
+if TYPE_CHECKING:
+    from batchq.framework.noderows import Column, NodeRows
 
 BEST = 1000
 _LARGEST_WEIGHT = 1000
@@ -71,6 +75,21 @@ class LeastAllocated:
 
         return scores
 
+    def score_rows(self, session: Session, shape: TaskShape) -> RowScores:
+        requests = [(name, units) for name, units in shape.requests.items() if name != PODS]
+
+        def scores(rows: NodeRows) -> Column:
+            left = asked = rows.free(PODS) * 0
+            for name, units in requests:
+                size, there = rows.sizes(name)
+                left = left + (rows.free(name) - units) * BEST // size * there
+                asked = asked + there
+            nothing = asked == 0
+            mean: Column = left // (asked + nothing) + BEST * nothing
+            return mean
+
+        return scores
+
 
 class MostAllocated:
     name = "mostAllocated"
@@ -84,6 +103,10 @@ class MostAllocated:
     def score_for(self, session: Session, shape: TaskShape) -> Scores | None:
         requests = {name: 1 for name in shape.requests if name != PODS}
         return _mean_after(shape, requests) if requests else None
+
+    def score_rows(self, session: Session, shape: TaskShape) -> RowScores | None:
+        requests = {name: 1 for name in shape.requests if name != PODS}
+        return _mean_after_of_rows(shape, requests) if requests else None
 
 
 class BalancedAllocation:
@@ -110,6 +133,18 @@ class BalancedAllocation:
                 of_memory = (bytes_ - free["memory"] + memory) * BEST // bytes_
                 answers.append(BEST - abs(of_cpu - of_memory))
             return answers
+
+        return scores
+
+    def score_rows(self, session: Session, shape: TaskShape) -> RowScores:
+        cpu, memory = (shape.requests.get(name, 0) for name in ("cpu", "memory"))
+
+        def scores(rows: NodeRows) -> Column:
+            (cpus, has_cpu), (bytes_, has_memory) = rows.sizes("cpu"), rows.sizes("memory")
+            of_cpu = (cpus - rows.free("cpu") + cpu) * BEST // cpus
+            of_memory = (bytes_ - rows.free("memory") + memory) * BEST // bytes_
+            balance = (BEST - abs(of_cpu - of_memory)).astype(cpus.dtype)
+            return balance * has_cpu * has_memory
 
         return scores
 
@@ -146,6 +181,10 @@ class BinPack:
         weights = {name: self.weights[name] for name in self.weights if shape.requests.get(name)}
         return _mean_after(shape, weights) if weights else None
 
+    def score_rows(self, session: Session, shape: TaskShape) -> RowScores | None:
+        weights = {name: self.weights[name] for name in self.weights if shape.requests.get(name)}
+        return _mean_after_of_rows(shape, weights) if weights else None
+
 
 def _mean_after(shape: TaskShape, weights: Mapping[str, int]) -> Scores:
     """Nodes -> the weighted mean of what is in use with the pod, of the dimensions there are."""
@@ -162,5 +201,21 @@ def _mean_after(shape: TaskShape, weights: Mapping[str, int]) -> Scores:
                     sum_of_weights += weight
             answers.append(parts // sum_of_weights if sum_of_weights else 0)
         return answers
+
+    return scores
+
+
+def _mean_after_of_rows(shape: TaskShape, weights: Mapping[str, int]) -> RowScores:
+    """The same of all nodes, by columns."""
+
+    def scores(rows: NodeRows) -> Column:
+        parts = sum_of_weights = rows.free(PODS) * 0
+        for name, weight in weights.items():
+            size, there = rows.sizes(name)
+            part = (size - rows.free(name) + shape.requests[name]) * BEST // size
+            parts = parts + weight * part * there
+            sum_of_weights = sum_of_weights + weight * there
+        mean: Column = parts // (sum_of_weights + (sum_of_weights == 0))
+        return mean
 
     return scores

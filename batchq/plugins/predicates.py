@@ -6,14 +6,18 @@ Woken when a node comes, changes, or has something freed on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from batchq.api.facts import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.atonce import Takes
+from batchq.framework.atonce import RowTakes, Takes
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
+
+if TYPE_CHECKING:
+    from batchq.framework.noderows import Mask, NodeRows
 
 
 class Predicates:
@@ -49,7 +53,7 @@ class Predicates:
             for node in nodes:
                 suited = suits.get(node.name)
                 if suited is None:
-                    suited = suits[node.name] = node.heard and not suitability(shape, node)
+                    suited = suits[node.name] = _suits(shape, node)
                 if suited:
                     free = node.free
                     for name, units in requests:
@@ -60,6 +64,19 @@ class Predicates:
             return answers
 
         return takes
+
+    def predicate_rows(self, session: Session, shape: TaskShape) -> RowTakes:
+        def takes(rows: NodeRows) -> Mask:
+            taken = rows.suits(shape, _suits)
+            for name, units in shape.requests.items():
+                taken = taken & (rows.free(name) >= units)
+            return taken
+
+        return takes
+
+
+def _suits(shape: TaskShape, node: NodeState) -> bool:
+    return node.heard and not suitability(shape, node)
 
 
 def suitability(shape: TaskShape, node: NodeState) -> str:

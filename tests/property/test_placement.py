@@ -4,9 +4,11 @@ and the best takes it, ties by name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,16 +16,29 @@ from batchq.api.objects import Taint, Task, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
+from batchq.framework import placement
 from batchq.framework.extension import POINTS
+from batchq.framework.gangs import bind_until_ready
+from batchq.framework.moves import admit, create_pods
 from batchq.framework.placement import fill_nodes, find_node, slots_for
 from batchq.framework.ranking import Judge, rank_of
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
 from batchq.framework.statement import Statement
+from batchq.framework.wanted import wanted_ordinals
 from batchq.scheduler.scheduler import Scheduler
 from tests.builders import Decided, a_group, a_node, a_snapshot, a_task
 from tests.property.worlds import dump
+
+
+@pytest.fixture(params=[1, 1_000], ids=["by columns", "one by one"], autouse=True)
+def sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each way to rank nodes is taken for few nodes and for many; here both are for few."""
+    former, placement.MANY_NODES = placement.MANY_NODES, request.param
+    yield
+    placement.MANY_NODES = former
+
 
 _SCORES = ("leastAllocated", "mostAllocated", "balancedAllocation", "binpack")
 _ZONES = st.sampled_from(["", "east", "west"])
@@ -214,6 +229,9 @@ def test_what_is_said_of_all_nodes_at_once_is_what_is_said_of_each(
     session = scheduler.open(a_snapshot(*machines, a_group("g", tasks=(task,))), 0)
     shape = session.by_key["default/g"].tasks[0]
     each = [rank_of(session, shape, node) for node in session.nodes.values()]
+    best = min((rank for rank in each if rank is not None), default=None)
+    found = find_node(session, shape)
+    assert (found and found.name) == (best and best[1])
     judge = Judge(session, shape)
     assert judge.ranks(list(session.nodes.values())) == [rank for rank in each if rank is not None]
     assert [judge.rank(node) for node in session.nodes.values()] == each
@@ -268,10 +286,6 @@ class _Plain:
 def test_pods_bound_at_once_are_taken_back_without_a_trace(
     scheduler: Scheduler, machines: list[Any], asking: list[Any]
 ) -> None:
-    from batchq.framework.gangs import bind_until_ready
-    from batchq.framework.moves import admit, create_pods
-    from batchq.framework.wanted import wanted_ordinals
-
     session = scheduler.open(a_snapshot(*machines, *asking), 0)
     before = dump(session)
     with Statement(session) as statement:

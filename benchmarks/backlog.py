@@ -145,8 +145,7 @@ def _answers(order: Order) -> Iterator[Answer]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             yield from _lines(process, order)
-        except BaseException:
-            # Also where this process is told to end: the other would go on for minutes.
+        except BaseException:  # Whatever ends this one: the other would go on for minutes.
             process.kill()
             raise
     if process.returncode:

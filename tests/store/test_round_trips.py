@@ -6,6 +6,7 @@ Counted are the times that a connection sends: whoever has sent waits for the an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -43,7 +44,7 @@ class Trips:
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     counted = Trips()
-    send = AbstractConnection.send_packed_command
+    send: Any = AbstractConnection.send_packed_command
 
     def sent(self: AbstractConnection, *arguments: object, **options: object) -> object:
         counted.made += 1

@@ -48,6 +48,7 @@ def test_the_agent_reads_in_it_what_was_handed_over(link: RqLink) -> None:
     queue = node_queue("n1", link)
     enqueue(queue, [PodAttempt("p", 3)])
     job = PodJob.fetch("p-3", connection=link.connection, serializer=queue.serializer)
+    assert isinstance(job, PodJob)
     assert job.asks_for() == PodAttempt("p", 3)
     assert (job.origin, job.timeout, job.result_ttl) == ("bq-node-n1", -1, 60)
     assert job.enqueued_at is not None

@@ -63,4 +63,6 @@ def report(
 
 
 def _shown(cell: object) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:.4g}" if abs(cell) < 1000 else f"{cell:.0f}"

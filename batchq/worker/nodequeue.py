@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
-from redis import Redis
 from rq import Queue
 from rq.exceptions import DeserializationError
 from rq.job import Job, JobStatus
@@ -115,11 +114,11 @@ def node_queue(node: str, link: RqLink) -> Queue:
 
 def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
     """Hand over attempts; one that is there already is only written once more."""
-    enqueue_all(queue.connection, {queue: list(attempts)})
+    enqueue_all({queue: list(attempts)})
 
 
-def enqueue_all(connection: Redis, attempts_of: Mapping[Queue, Sequence[PodAttempt]]) -> None:
-    """Hand over the attempts of several queues, in one round trip.
+def enqueue_all(attempts_of: Mapping[Queue, Sequence[PodAttempt]]) -> None:
+    """Hand over the attempts of several queues of one connection, in one round trip.
 
     Each record is there before its id is; what breaks off in between leaves records alone, which
     are written once more when the attempts are handed over again.
@@ -127,9 +126,10 @@ def enqueue_all(connection: Redis, attempts_of: Mapping[Queue, Sequence[PodAttem
     wanted = {queue: attempts for queue, attempts in attempts_of.items() if attempts}
     if not wanted:
         return
-    pipeline = connection.pipeline(transaction=False)
+    first = next(iter(wanted))
+    pipeline = first.connection.pipeline(transaction=False)
     pipeline.sadd(Queue.redis_queues_keys, *(queue.key for queue in wanted))
-    fields = _common_fields(connection)
+    fields = _common_fields(first)
     for queue, attempts in wanted.items():
         of_queue = (*fields, "origin", queue.name)
         for attempt in attempts:
@@ -139,13 +139,13 @@ def enqueue_all(connection: Redis, attempts_of: Mapping[Queue, Sequence[PodAttem
     pipeline.execute()
 
 
-def _common_fields(connection: Redis) -> tuple[Any, ...]:
+def _common_fields(queue: Queue) -> tuple[Any, ...]:
     """What RQ would write of any attempt's job, as fields and values, worked out once for all."""
     job = Job.create(
         ENTRY,
         id="any",
         args=[],
-        connection=connection,
+        connection=queue.connection,
         serializer=JSONSerializer,
         status=JobStatus.QUEUED,
         timeout=-1,

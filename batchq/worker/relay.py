@@ -40,7 +40,7 @@ class Relay:
                 for node, to_node in by_node(some).items()
             }
             with self._link.errors():
-                enqueue_all(self._link.connection, attempts_of)
+                enqueue_all(attempts_of)
             self._store.delivered(some)
             log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
         return len(deliveries)

@@ -59,13 +59,12 @@ def test_each_node_gets_its_own_in_order_and_nobody_gets_nothing(
 ) -> None:
     one, other, none = (node_queue(name, link) for name in ("n1", "n2", "n3"))
     enqueue_all(
-        link.connection,
-        {one: [PodAttempt("b", 1), PodAttempt("a", 1)], other: [PodAttempt("c", 2)], none: []},
+        {one: [PodAttempt("b", 1), PodAttempt("a", 1)], other: [PodAttempt("c", 2)], none: []}
     )
     assert one.get_job_ids() == ["b-1", "a-1"]
     assert other.get_job_ids() == ["c-2"]
     assert raw.smembers("rq:queues") == {b"rq:queue:bq-node-n1", b"rq:queue:bq-node-n2"}
-    enqueue_all(link.connection, {none: []})
+    enqueue_all({none: []})
     assert raw.exists("rq:queue:bq-node-n3") == 0
 
 

@@ -101,7 +101,8 @@ def ending(session: Session) -> list[tuple[GroupState, Pod]]:
     found = [
         (_ends_at(pod), pod.metadata.uid, group, pod)
         for group in session.busy()
-        if not group.status.pledge.stands
+        # Asked first: most of those that are busy may have none, and it is asked for each claimant.
+        if group.pods and not group.status.pledge.stands
         for pod in group.pods.values()
         if pod.status.terminating
         and pod.status.phase in ON_NODE

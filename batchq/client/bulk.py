@@ -79,10 +79,14 @@ class _Item:
 
 
 class _Flight:
-    """A batch that was sent, wave by wave: who depends on others of it comes after their answer."""
+    """A batch that was sent, wave by wave: who depends on others of it comes after their answer.
 
-    def __init__(self, items: Sequence[_Item]) -> None:
+    All of it is submitted `at_ms`: whoever is asked for first stands first in line, by the uids.
+    """
+
+    def __init__(self, items: Sequence[_Item], at_ms: int) -> None:
         self.items = items
+        self.at_ms = at_ms
         self.sent: list[tuple[_Item, Transaction]] = []
         self.request_id = ""
         self.answer: Future[Commit] | None = None
@@ -240,8 +244,8 @@ class Submission(Iterator[Outcome]):
         if monotonic() >= self._known_until:
             self._arrivals.forget()
             self._known_until = monotonic() + LONGEST_KNOWN_S
-        flight = _Flight(self._gathered)
         with self._asking():
+            flight = _Flight(self._gathered, self._store.now_ms())
             self._bind(flight)
         return flight
 
@@ -263,12 +267,12 @@ class Submission(Iterator[Outcome]):
         if needed:
             self._arrivals.forget_missing()
             self._arrivals.find_groups(needed)
-        now_ms, user = self._store.now_ms(), self._user()
+        user = self._user()
         sent, doubtful = [], []
         for item in wave:
             try:
                 transaction = self._arrivals.submission(
-                    item.group, now_ms=now_ms, uid=item.uid, by=user
+                    item.group, now_ms=flight.at_ms, uid=item.uid, by=user
                 )
             except (NotFound, Rejected) as error:
                 doubtful.append((item, error))

@@ -40,6 +40,7 @@ _MOST_TEXT = validate.MOST_COMMAND_BYTES // 8
 _MOST_VARIABLES = 64
 _MOST_DEPENDENCIES = 64
 
+_TEXT = {str}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -141,6 +142,8 @@ def _said(request: Request) -> dict[str, Any]:
 def _as_plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same with a function and a folder as texts, if they can be."""
     function, folder = data.get("function"), data.get("working_dir")
+    if function is None and folder is None:
+        return data
     if callable(function):
         try:
             data = {**data, "function": name_of(function)}
@@ -249,10 +252,7 @@ def _template(template: PodTemplate, mould: _Mould, data: Mapping[str, Any]) -> 
 def _is_plain_command(command: object) -> bool:
     if not isinstance(command, list | tuple) or not command or not command[0]:
         return False
-    for word in command:
-        if type(word) is not str:
-            return False
-    return _is_plain("\n".join(command))
+    return set(map(type, command)) == _TEXT and _is_plain("\n".join(command))
 
 
 def _are_plain_variables(env: Mapping[object, object]) -> bool:

@@ -272,6 +272,7 @@ def test_a_group_may_depend_on_one_before_it_in_its_batch_or_in_another(stage: S
         one.group for one in stage.client.submit_many(requests) if isinstance(one, Accepted)
     ]
     assert len(submitted) == 25
+    assert [one.metadata.name for one in stored(stage)] == [f"g-{number}" for number in range(25)]
     for before, after in pairwise(submitted):
         assert after.spec.depends_on[0].uid == before.metadata.uid
 

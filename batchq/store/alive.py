@@ -47,7 +47,7 @@ class Alive:
         """Renew the lease of an attempt, and hear whether to go on."""
         until = self._now_ms() + lease_ms
         head = self._write(node, subject_of_pod(pod, attempt).encode(), until, pod=pod)
-        return _renewal(head, fence)
+        return renewal_of(head, fence)
 
     def end_lease(self, node: str, pod: str, attempt: int) -> None:
         """Nothing of the attempt runs any more."""
@@ -130,7 +130,7 @@ def _number(value: bytes) -> int:
     return int(value) if value.isdigit() and len(value) < 16 else 0
 
 
-def _renewal(head: bytes, fence: str) -> Renewal:
+def renewal_of(head: bytes, fence: str) -> Renewal:
     """What the head of a pod, `revision|phase|fence|stop`, says to the holder of a fence."""
     _, phase, current, stop = head.decode().split("|", 3) if head else ("", "", "", "")
     if current != fence or phase not in ("Bound", "Running"):

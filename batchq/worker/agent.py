@@ -1,8 +1,8 @@
 """The agent: it makes this machine a Node and runs the pods that are bound to it.
 
-One process, one thread, one loop: take attempts off the node's RQ queue, fork a work-horse for
-each, collect the ones that have ended, and now and then tell the server that the node lives, hand
-in again what RQ lost, and report what died without a word.
+One process, one thread, one loop: take attempts off the node's RQ queue, claim them, fork a
+work-horse for each that is ours, collect the ones that have ended, and now and then tell the server
+that the node lives, hand in again what RQ lost, and report what died without a word.
 
     SIGTERM or SIGINT   drain: nothing new is bound here; what runs may end within the drain
                         timeout, then it is stopped with its grace (NodeLost)
@@ -32,11 +32,13 @@ from batchq.store.outage import Backoff, Outage
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.chores import Chores
+from batchq.worker.claims import Claimed, Claims
 from batchq.worker.desk import Desk
 from batchq.worker.detect import detect_resources, gpu_indices
 from batchq.worker.entry import Harness
 from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.gpus import GpuShares
+from batchq.worker.guard import GuardPost
 from batchq.worker.leftovers import sweep
 from batchq.worker.limits import Enforce, settle
 from batchq.worker.messenger import monotonic_ms
@@ -47,7 +49,7 @@ from batchq.worker.paused import Paused, stopped
 from batchq.worker.process import child_pids, kill_children, reap_orphans
 from batchq.worker.pruning import prune_logs
 from batchq.worker.rollcall import RollCall
-from batchq.worker.runfile import RunFiles
+from batchq.worker.runfile import RunFile, RunFiles, own_boot
 from batchq.worker.settling import Settling
 from batchq.worker.signals import Signals
 from batchq.worker.slots import HEARTBEAT_S, Slots
@@ -178,6 +180,9 @@ class Agent:
         self._settling = Settling(self._store, settings.node, self._files, author=self._identity)
         self._member.refuse_if_served()
         self._files.occupy()
+        self._boot = own_boot()
+        self._post = GuardPost()
+        # The guard is one of them: it is collected when this process ends.
         self._strangers = child_pids()
         prctl.adopt_orphans()
         self._poll.register(self._signals.fileno(), select.POLLIN)
@@ -186,8 +191,16 @@ class Agent:
             settings.node,
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
             bound=settings.slots,
-            outage=self._outage,
         )
+        self._claims = Claims(
+            self._store,
+            settings.node,
+            self._files,
+            author=self._identity,
+            lease_ms=settings.lease_ms,
+        )
+        #: The RQ job of each attempt that is being claimed.
+        self._jobs: dict[PodAttempt, PodJob] = {}
         sweep(self._run_dir, self._files.all(), self._enforcement.existing())
         for run in list(self._files.all()):
             self._settling.is_missing(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
@@ -207,6 +220,7 @@ class Agent:
                 self._rq_heartbeat: HEARTBEAT_S * SECOND,
                 self._rq_clean: _RQ_CLEAN_MS,
                 self._prune_logs: HOUR,
+                self._let_idle_go: SECOND,
                 self._end_paused: min(SECOND, settings.lease_ms // 6),
             },
             now_ms=monotonic_ms(),
@@ -221,7 +235,7 @@ class Agent:
         """Whatever happened, no work-horse outlives the loop; the rest is a courtesy."""
         self._slots.send(KILL_SIGNAL)
         give_up_at = monotonic_ms() + _END_MS
-        while self._slots.pidfds():
+        while self._slots.horses():
             self._hear(_AWAY_MS)
             if monotonic_ms() >= give_up_at:
                 self._slots.send(signal.SIGKILL)
@@ -231,6 +245,7 @@ class Agent:
             self._slots.close()
         except StoreUnavailable as trouble:
             log.warning("agent left unannounced", trouble=trouble.message)
+        self._post.close()
         log.info("agent stopped", node=self._settings.node)
 
     def _take_leave(self) -> None:
@@ -258,27 +273,45 @@ class Agent:
             due = min(now_ms + _AWAY_MS // 4, self._chores.next_due_at())
         else:
             due = min(now_ms + self._idle_ms, self._chores.next_due_at())
+        look_at = self._claims.next_look_at()
+        if look_at is not None and now_ms >= self._away_until:
+            due = min(due, look_at)
         return max(0, due - now_ms)
 
     def _take_on(self) -> None:
-        """Start what is bound here, a few at a time, so that ends are seen, too."""
-        if self._draining_since is not None or monotonic_ms() < self._away_until:
+        """Claim what is bound here, and start what is ours, a few at a time, so that ends are seen,
+        too.
+        """
+        if monotonic_ms() < self._away_until:
             return
         try:
-            for _ in range(_LAUNCHES_PER_TURN):
-                job = None
-                if self._slots.has_room():
-                    # A second work-horse would take the first one's last word for its own.
-                    job = self._slots.next(ended=self._settling)
-                    self._is_back()
-                if job is None:
-                    self._idle_ms = min(2 * self._idle_ms, _IDLE_MOST_MS)
-                    return
-                self._launch(job)
+            if self._draining_since is None:
+                self._take_jobs()
+            for answer in self._claims.step(now_ms=monotonic_ms()):
+                job = self._jobs.pop(answer.attempt)
+                if isinstance(answer, Claimed):
+                    self._launch(job, answer)
+                else:
+                    log.info("pod declined", pod=answer.attempt.pod, why=answer.why)
                 self._idle_ms = _IDLE_FIRST_MS
         except StoreUnavailable as trouble:
             self._outage.failed(trouble)
             self._away_until = monotonic_ms() + self._backoff.next_ms()
+
+    def _take_jobs(self) -> None:
+        for _ in range(_LAUNCHES_PER_TURN):
+            job = None
+            if self._slots.has_room(beside=len(self._claims)):
+                # A second work-horse would take the first one's last word for its own.
+                job = self._slots.next(ended=self._settling, claimed=self._claims)
+                self._is_back()
+            if job is None:
+                self._idle_ms = min(2 * self._idle_ms, _IDLE_MOST_MS)
+                return
+            attempt = job.asks_for()
+            self._jobs[attempt] = job
+            self._claims.take(attempt, now_ms=monotonic_ms())
+            self._idle_ms = _IDLE_FIRST_MS
 
     def _is_back(self) -> None:
         """The server has answered; after a silence it may be another one."""
@@ -287,9 +320,8 @@ class Agent:
         self._outage.succeeded()
         self._backoff.reset()
 
-    def _launch(self, job: PodJob) -> None:
-        attempt = job.asks_for()
-        pod = self._desk.current(attempt.pod, attempt.attempt)
+    def _launch(self, job: PodJob, claimed: Claimed) -> None:
+        attempt = claimed.attempt
         harness = Harness(
             url=self._settings.url,
             node=self._settings.node,
@@ -297,31 +329,57 @@ class Agent:
             run_dir=self._run_dir,
             log_dir=self._log_dir,
             lease_ms=self._settings.lease_ms,
-            gpus=self._gpus.take(attempt.id, pod.spec.requests if pod else {}),
+            gpus=self._gpus.take(attempt.id, claimed.pod.spec.requests),
+            claimed=claimed,
             enforcement=self._enforcement,
+            post=self._post,
+            boot=self._boot,
         )
         try:
-            pidfd = self._slots.launch(job, harness)
+            descriptors = self._slots.launch(job, harness)
         except StoreUnavailable:
+            # Claimed, and not started: as if its work-horse had died.
             self._gpus.give_back(attempt.id)
+            self._settling.has_died(attempt, now_ms=monotonic_ms())
             raise
-        self._poll.register(pidfd, select.POLLIN)
+        for descriptor in descriptors:
+            self._poll.register(descriptor, select.POLLIN)
 
     def _hear(self, wait_ms: int) -> None:
+        left: list[RunFile] = []
         for descriptor, _ in self._poll.poll(wait_ms):
             if descriptor == self._signals.fileno():
                 self._signals.clear()
                 continue
-            self._poll.unregister(descriptor)
-            attempt, exit_code = self._slots.reap(descriptor)
-            self._gpus.give_back(attempt.id)
-            self._idle_ms = _IDLE_FIRST_MS
-            run = self._files.read(attempt.pod, attempt.attempt)
-            if exit_code == 0 and run is not None and run.outcome is not None:
-                self._settling.has_posted(attempt, now_ms=monotonic_ms())
-            elif exit_code or run is not None:
-                log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
-                self._settling.has_died(attempt, now_ms=monotonic_ms())
+            if not self._slots.knows(descriptor):
+                # Closed with the other one of the same work-horse, just now.
+                continue
+            heard = self._slots.hear(descriptor, now_ms=monotonic_ms())
+            for gone in heard.gone:
+                self._poll.unregister(gone)
+            if heard.attempt is not None:
+                run = self._collect(heard.attempt, heard.exit_code)
+                left += [run] if run is not None else []
+        if left:
+            try:
+                self._settling.report(left, now_ms=monotonic_ms())
+            except StoreUnavailable as trouble:
+                # They are due, and told with the others.
+                self._outage.failed(trouble)
+
+    def _collect(self, attempt: PodAttempt, exit_code: int) -> RunFile | None:
+        """A work-horse has ended; its run file, if the report was left to this agent."""
+        self._gpus.give_back(attempt.id)
+        self._idle_ms = _IDLE_FIRST_MS
+        run = self._files.read(attempt.pod, attempt.attempt)
+        if exit_code == 0 and run is not None and run.outcome is not None:
+            if run.hands_over:
+                return run
+            self._settling.has_posted(attempt, now_ms=monotonic_ms())
+        elif exit_code or run is not None:
+            log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
+            self._settling.has_died(attempt, now_ms=monotonic_ms())
+        return None
 
     # --- drain ------------------------------------------------------------------------------
 
@@ -333,6 +391,7 @@ class Agent:
         if self._draining_since is None:
             self._draining_since = now_ms
             log.info("agent drains", node=self._settings.node, pods=len(self._slots.attempts()))
+            self._claims.give_up()
             self._chores.add(self._withdraw, _SETTLE_MS, now_ms=now_ms)
         if asked > 1:
             self._send_once(KILL_SIGNAL)
@@ -345,7 +404,8 @@ class Agent:
             self._slots.send(sent)
 
     def _is_done(self) -> bool:
-        return self._draining_since is not None and not self._slots.pidfds()
+        is_draining = self._draining_since is not None
+        return is_draining and not self._slots.attempts() and not self._claims
 
     def _withdraw(self) -> bool:
         """Have nothing new bound here, and give back what was bound and has not started; whether
@@ -355,7 +415,7 @@ class Agent:
         is_withdrawn = self._member.withdraw()
         if self._member.is_taken_over():
             return True
-        running = self._slots.attempts()
+        running = self._slots.attempts() | self._claims.attempts()
         for pod in self._store.pods_on(self._settings.node):
             attempt = _attempt_of(pod)
             is_waiting = pod.status.phase == PodPhase.BOUND and attempt not in running
@@ -400,7 +460,7 @@ class Agent:
         waiting: list[PodAttempt] = []
         now_ms, here_ms = self._store.now_ms(), monotonic_ms()
         pods = self._store.pods_on(self._settings.node)
-        running, told = self._slots.attempts(), self._settling.told()
+        running, told = self._slots.attempts() | self._claims.attempts(), self._settling.told()
         for pod in pods:
             attempt = _attempt_of(pod)
             if attempt in running or attempt in self._settling or attempt.id in told:
@@ -430,6 +490,9 @@ class Agent:
 
     def _collect_orphans(self) -> None:
         reap_orphans(keep=self._slots.horses() | self._strangers)
+
+    def _let_idle_go(self) -> None:
+        self._slots.let_idle_go(now_ms=monotonic_ms())
 
     def _rq_heartbeat(self) -> None:
         self._slots.heartbeat()

@@ -1,33 +1,38 @@
 """`run_pod`: the one function that a work-horse runs.
 
-RQ hands over a pod's uid and an attempt, nothing else; what to run stands in the store. The
-work-horse claims the pod, starts its command, watches over it and reports its end. An attempt that
-is superseded, or already taken, ends quietly: delivering a pod twice is harmless.
+RQ hands over a pod's uid and an attempt, nothing else; the agent has claimed the pod by then, and
+what to run is in the memory that the work-horse was forked with. The work-horse starts the command,
+watches over it and sees to the report of its end. A pod that ends at once is reported by the agent,
+out of the run file: then the work-horse has had nothing to ask the server.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import socket
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.facts import Runs
 from batchq.api.objects import Pod, PodGroup, Task
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
-from batchq.store.connect import open_store
 from batchq.store.outage import Backoff, Outage
 from batchq.store.peer import pid_of_server
 from batchq.store.redis import RedisStore, Renewal
 from batchq.worker import process, unsent
-from batchq.worker.desk import Claimed, Declined, Desk
+from batchq.worker.claims import Claimed
+from batchq.worker.desk import Desk
 from batchq.worker.environ import base_environment, pod_environment
+from batchq.worker.guard import GuardPost
 from batchq.worker.lease import Lease
 from batchq.worker.limits import NOTHING_ENFORCED, UNBOUNDED, Enforcement
 from batchq.worker.logs import LogFile, LogStream, PodLog
@@ -35,19 +40,23 @@ from batchq.worker.messenger import Messenger, monotonic_ms
 from batchq.worker.node import agent_pid, withdraw
 from batchq.worker.outcome import NOT_FOUND, Outcome
 from batchq.worker.ownserver import ServerWatch
-from batchq.worker.program import Program
+from batchq.worker.program import CALLEE, Program
 from batchq.worker.runfile import RunFile, RunFiles, own_boot, started_ms
 from batchq.worker.signals import Signals
+from batchq.worker.standby import Functions
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL, Limits, Supervisor
 
 log = structlog.get_logger(__name__)
 
-_CLAIM_TRIES = 5
 #: How long a work-horse tries to report; then the agent does it, out of the run file.
 _REPORT_FOR_MS = 60_000
 _REPORT_FOR_WHEN_STOPPING_MS = 5_000
 _RETRY_FIRST_MS = 200
 _RETRY_MOST_MS = 2_000
+#: More output than this a work-horse sends itself.
+_HANDED_OVER_MOST_BYTES = 64 * 1024
+#: No message between agent and work-horse is longer.
+_MOST_ORDER_BYTES = 1 << 20
 
 
 class Harness(Struct, frozen=True, kw_only=True):
@@ -61,22 +70,79 @@ class Harness(Struct, frozen=True, kw_only=True):
     log_dir: Path
     lease_ms: int
     gpus: str | None
+    claimed: Claimed
     enforcement: Enforcement = NOTHING_ENFORCED
+    post: GuardPost | None = None
+    boot: str = ""
+    #: Of the work-horse itself.
+    functions: Functions | None = None
 
 
-#: Set in the work-horse right after the fork: what it was given, and the signals it hears.
+#: Set in the work-horse for each pod: what it was given, and the signals it hears.
 HARNESS: ContextVar[tuple[Harness, Signals]] = ContextVar("harness")
 
 
+class Order(Struct, frozen=True, kw_only=True):
+    """What is different from one pod to the next of the same agent."""
+
+    claimed: Claimed
+    gpus: str | None
+
+
+def order_of(harness: Harness) -> bytes:
+    """For a work-horse that is idle."""
+    return msgspec.json.encode(Order(claimed=harness.claimed, gpus=harness.gpus))
+
+
+def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
+    """Run the pod that the work-horse was forked for, and others after it.
+
+    After each, a byte tells the agent that it may send the next order; it lets go of the reins when
+    there is no more to do.
+    """
+    functions = Functions(CALLEE)
+    harness = structs.replace(harness, functions=functions)
+    try:
+        while True:
+            HARNESS.set((harness, signals))
+            attempt = harness.claimed.attempt
+            run_pod(attempt.pod, attempt.attempt)
+            order = _next_order(signals, reins)
+            if order is None:
+                return
+            harness = structs.replace(harness, claimed=order.claimed, gpus=order.gpus)
+    finally:
+        functions.close()
+
+
+def _next_order(signals: Signals, reins: socket.socket) -> Order | None:
+    poll = select.poll()
+    poll.register(reins.fileno(), select.POLLIN)
+    poll.register(signals.fileno(), select.POLLIN)
+    try:
+        reins.send(b".")
+    except BrokenPipeError:
+        # The agent is gone.
+        return None
+    while not (signals.count(KILL_SIGNAL) or signals.count(STOP_SIGNAL)):
+        heard = {descriptor for descriptor, _ in poll.poll()}
+        if reins.fileno() in heard:
+            told = reins.recv(_MOST_ORDER_BYTES)
+            return msgspec.json.decode(told, type=Order) if told else None
+        signals.clear()
+    return None
+
+
 def run_pod(uid: str, attempt: int) -> None:
-    """Run one attempt of a pod from its claim to the report of its end."""
+    """Run one attempt of a pod, which the agent has claimed, to the report of its end."""
     harness, signals = HARNESS.get()
     structlog.contextvars.bind_contextvars(pod=uid, attempt=attempt)
-    store = open_store(harness.url)
+    horse = WorkHorse(harness, signals)
     try:
-        WorkHorse(harness, signals, store, uid, attempt).run()
+        horse.run()
     finally:
-        store.close()
+        horse.close()
+        structlog.contextvars.unbind_contextvars("pod", "attempt")
 
 
 def author_of(agent: str, horse: int) -> str:
@@ -92,70 +158,52 @@ def log_path(log_dir: Path, uid: str, attempt: int) -> Path:
 class WorkHorse:
     """One attempt of one pod, in a process of its own."""
 
-    def __init__(
-        self, harness: Harness, signals: Signals, store: RedisStore, uid: str, attempt: int
-    ) -> None:
+    def __init__(self, harness: Harness, signals: Signals) -> None:
         self._harness = harness
         self._signals = signals
-        self._store = store
-        self._uid = uid
-        self._attempt = attempt
-        self._desk = Desk(store, harness.node)
+        claimed = harness.claimed
+        self._pod, self._group = claimed.pod, claimed.group
+        self._uid, self._attempt = claimed.attempt.pod, claimed.attempt.attempt
         self._author = author_of(harness.agent, os.getpid())
         self._files = RunFiles(harness.run_dir)
         #: Told to a server that was started anew, and not answered yet.
         self._says_it_runs = False
-        self._lease_from = monotonic_ms()
-        self._own_server = ServerWatch(lambda: pid_of_server(store.link))
+        self._lease_from = claimed.lease_from
+        self._own_server = ServerWatch(lambda: pid_of_server(self._store.link))
         self._bounds = UNBOUNDED
         self._outage = Outage()
         #: Once the command has run: what of its output has not been sent yet.
         self._messenger: Messenger | None = None
         self._run = RunFile(
-            pod=uid,
-            attempt=attempt,
+            pod=self._uid,
+            attempt=self._attempt,
             horse=os.getpid(),
             horse_started_ms=started_ms(os.getpid()) or 0,
-            boot=own_boot(),
+            boot=harness.boot or own_boot(),
         )
 
     def run(self) -> None:
-        """Claim, run, report. Raises StoreUnavailable if the claim cannot be made."""
-        self._files.write(self._run)
-        match self._claim():
-            case Declined(why=why):
-                log.info("pod declined", why=why)
-                self._let_go()
-            case Claimed(pod=pod, group=group):
-                log.info("pod claimed", group=group.metadata.name)
-                outcome = self._outcome(pod, group)
-                if outcome is None:
-                    log.warning("pod superseded")
-                    self._let_go()
-                else:
-                    self._report(outcome)
+        """Run, report."""
+        outcome = self._outcome(self._pod, self._group)
+        if outcome is None:
+            log.warning("pod superseded")
+            self._let_go()
+        else:
+            self._report(outcome)
 
-    def _claim(self) -> Claimed | Declined:
-        backoff = Backoff(first_ms=_RETRY_FIRST_MS, longest_ms=_RETRY_MOST_MS)
-        for tries_left in reversed(range(_CLAIM_TRIES)):
-            try:
-                return self._desk.claim(
-                    self._uid,
-                    self._attempt,
-                    author=self._author,
-                    renew=self._renew,
-                    pause=self._goes_on_after,
-                )
-            except StoreUnavailable:
-                if not tries_left or self._signals.count(KILL_SIGNAL):
-                    raise
-                self._signals.wait(backoff.next_ms() / 1000)
-        raise AssertionError("the last try returns or raises")
+    def close(self) -> None:
+        """Let go of the connection, if one was made."""
+        if "_store" in self.__dict__:
+            self._store.close()
 
-    def _goes_on_after(self, pause_ms: int) -> bool:
-        """Wait; whether nobody has told this pod to end meanwhile."""
-        self._signals.wait(pause_ms / 1000)
-        return not (self._signals.count(KILL_SIGNAL) or self._signals.count(STOP_SIGNAL))
+    @cached_property
+    def _store(self) -> RedisStore:
+        """Connected at the first question; most pods that end at once never ask one."""
+        return RedisStore(self._harness.url)
+
+    @cached_property
+    def _desk(self) -> Desk:
+        return Desk(self._store, self._harness.node)
 
     def _let_go(self) -> None:
         """The attempt is somebody else's, or over: leave nothing of it behind."""
@@ -174,6 +222,7 @@ class WorkHorse:
         self._bounds = self._harness.enforcement.bounds(
             f"{self._uid}-{self._attempt}", pod.spec.requests
         )
+        functions = self._harness.functions
         try:
             program = Program(task.template)
             command = process.start(
@@ -183,6 +232,8 @@ class WorkHorse:
                 stdin=program.stdin,
                 bounds=self._bounds,
                 until_ms=lease.guarded_until,
+                post=self._harness.post,
+                starter=functions.fork if functions and program.is_function else None,
             )
         except process.NotStarted as failure:
             process.end_cgroup(self._bounds)
@@ -270,17 +321,31 @@ class WorkHorse:
             stop_file=self._files.stop_file(self._uid, self._attempt),
         )
 
-    def _note(self, *, group: int = 0, started_at: int = 0, outcome: Outcome | None = None) -> None:
+    def _note(
+        self,
+        *,
+        group: int = 0,
+        started_at: int = 0,
+        outcome: Outcome | None = None,
+        hands_over: bool = False,
+    ) -> None:
         self._run = msgspec.structs.replace(
             self._run,
             group=group or self._run.group,
             started_at=started_at or self._run.started_at,
             outcome=outcome,
+            hands_over=hands_over,
         )
         self._files.write(self._run)
 
     def _report(self, outcome: Outcome) -> None:
         """Report the end, patiently; what cannot be reported is left in the run file."""
+        if self._may_hand_over():
+            if self._messenger is not None and self._messenger.rest():
+                self._keep_unsent()
+            self._note(outcome=outcome, hands_over=True)
+            log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
+            return
         self._note(outcome=outcome)
         since = monotonic_ms()
         backoff = Backoff(first_ms=_RETRY_FIRST_MS, longest_ms=_RETRY_MOST_MS)
@@ -299,6 +364,15 @@ class WorkHorse:
             log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
             unsent.keep(self._files.unsent_file(self._uid, self._attempt), ())
             return
+
+    def _may_hand_over(self) -> bool:
+        """Whether the agent is to report: it lives, nothing has been sent yet, and it is little."""
+        if self._signals.count(KILL_SIGNAL) or os.getppid() != agent_pid(self._harness.agent):
+            return False
+        if self._messenger is None:
+            return True
+        size = sum(len(data) for _, data in self._messenger.rest())
+        return not self._messenger.has_started and size <= _HANDED_OVER_MOST_BYTES
 
     def _tell(self, outcome: Outcome) -> None:
         """Output and result first: whoever sees the end may read all of them.

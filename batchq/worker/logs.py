@@ -37,14 +37,17 @@ class LogFile:
         self._half = max(1, limit_bytes // 2)
         self._size = 0
         self._descriptor: int | None = None
-        try:
-            self._open()
-        except OSError as trouble:
-            self._give_up(trouble)
 
     def write(self, data: bytes) -> None:
-        """Keep `data`; after the first failure of the disk nothing more is tried."""
+        """Keep `data`; after the first failure of the disk nothing more is tried.
+
+        A pod that says nothing has no file.
+        """
+        if self.trouble:
+            return
         try:
+            if data and self._descriptor is None:
+                self._open()
             while data and self._descriptor is not None:
                 if self._size >= self._half:
                     self._turn_over()

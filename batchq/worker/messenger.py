@@ -50,7 +50,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Messenger:
-    """A service: `start` once, `stop` once; in between one thread talks to the server."""
+    """A service: `start` once at most, `stop` once; in between one thread talks to the server."""
 
     def __init__(
         self,
@@ -74,16 +74,23 @@ class Messenger:
             target=copy_context().run, args=(self._talk,), name="messenger"
         )
 
+    @property
+    def has_started(self) -> bool:
+        """Whether there has been anything to talk about."""
+        return self._thread.ident is not None
+
     def start(self) -> None:
+        """Talk from now on; the first renewal at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send what is left of the output, and end the thread.
+        """Send what is left of the output, and end the thread; nothing if it was not started.
 
         A server that is away is not waited for: `send_rest` and `rest` are for that.
         """
         self._stopping.set()
-        self._thread.join()
+        if self.has_started:
+            self._thread.join()
         os.close(self._event)
 
     def rest(self) -> list[tuple[str, bytes]]:
@@ -115,13 +122,14 @@ class Messenger:
 
     def _talk(self) -> None:
         check_at = monotonic_ms()
-        while not self._stopping.wait(FLUSH_MS / 1000):
-            if monotonic_ms() < self._away_until:
-                continue
-            if monotonic_ms() >= check_at:
-                self._ask()
-                check_at = monotonic_ms() + CHECK_MS
-            self._flush(_CHUNKS_PER_FLUSH)
+        while True:
+            if monotonic_ms() >= self._away_until:
+                if monotonic_ms() >= check_at:
+                    self._ask()
+                    check_at = monotonic_ms() + CHECK_MS
+                self._flush(_CHUNKS_PER_FLUSH)
+            if self._stopping.wait(FLUSH_MS / 1000):
+                break
         self._flush(None)
 
     def _ask(self) -> None:

@@ -22,7 +22,7 @@ from batchq.worker.outcome import NOT_EXECUTABLE, Outcome
 from batchq.worker.process import NotStarted
 
 #: -P: neither the folder of the script nor that of the pod is searched for what the callee imports.
-_CALLEE = (sys.executable, "-P", callee.__file__)
+CALLEE = (sys.executable, "-P", callee.__file__)
 #: A result and the braces around it, or a message in which every character is spelled out.
 _ANSWER_MOST_BYTES = callee.RESULT_MOST_BYTES + 8192
 _ENDED_EARLY = "its process ended before the function had returned; return instead of os._exit"
@@ -38,7 +38,8 @@ class Program:
 
     def __init__(self, template: PodTemplate) -> None:
         """Raises NotStarted."""
-        self.argv: Sequence[str] = _CALLEE if template.function else template.command
+        self.is_function = bool(template.function)
+        self.argv: Sequence[str] = CALLEE if template.function else template.command
         self.stdin: int = _file_of(template) if template.function else subprocess.DEVNULL
 
     def settled(self, outcome: Outcome) -> tuple[Outcome, bytes | None]:

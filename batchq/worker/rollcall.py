@@ -14,7 +14,8 @@ from batchq.api.facts import Runs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod
 from batchq.store.redis import RedisStore
-from batchq.worker.desk import SAY_AGAIN_MS, Desk
+from batchq.worker.claims import SAY_AGAIN_MS
+from batchq.worker.desk import Desk
 from batchq.worker.entry import author_of
 from batchq.worker.messenger import monotonic_ms
 from batchq.worker.nodequeue import PodAttempt

@@ -43,6 +43,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     #: What the pod's function returned, as JSON; kept with the outcome until both are reported.
     result: bytes | None = None
+    #: The agent is to report the outcome, and what is kept beside: the work-horse leaves it to it.
+    hands_over: bool = False
 
 
 class RunFiles:
@@ -89,9 +91,12 @@ class RunFiles:
         """Replace the file at once; a full disk is told in the log and costs only this record."""
         path = self._path(run.pod, run.attempt)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(".draft")
-            draft.write_bytes(msgspec.json.encode(run))
+            try:
+                draft.write_bytes(msgspec.json.encode(run))
+            except FileNotFoundError:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                draft.write_bytes(msgspec.json.encode(run))
             draft.replace(path)
         except OSError as trouble:
             log.warning("run file not written", path=str(path), trouble=str(trouble))

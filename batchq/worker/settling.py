@@ -17,8 +17,10 @@ from batchq.api.facts import Claim, Ended, Outcome, subject_of_pod
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod
 from batchq.store.alive import leases_of
+from batchq.store.attempts import Attempts, End
 from batchq.store.redis import RedisStore
-from batchq.worker.desk import SAY_AGAIN_MS, Desk
+from batchq.worker.claims import SAY_AGAIN_MS
+from batchq.worker.desk import Desk
 from batchq.worker.nodequeue import PodAttempt
 from batchq.worker.outcome import LOST
 from batchq.worker.runfile import RunFile, RunFiles
@@ -37,6 +39,7 @@ class Settling:
         self._store = store
         self._node = node
         self._desk = Desk(store, node)
+        self._attempts = Attempts(store, node)
         self._files = files
         self._author = author
         #: When each is to be told (again).
@@ -45,6 +48,8 @@ class Settling:
         self._said: dict[PodAttempt, Outcome] = {}
         #: Those whose work-horses were children of this process, and were collected.
         self._seen_dead: set[PodAttempt] = set()
+        #: Those of which nothing is left to send.
+        self._reported: set[PodAttempt] = set()
 
     def __contains__(self, attempt: object) -> bool:
         return attempt in self._due_at
@@ -59,6 +64,27 @@ class Settling:
     def has_posted(self, attempt: PodAttempt, *, now_ms: int) -> None:
         """Its work-horse has said that it ended."""
         self._due_at[attempt] = now_ms + SAY_AGAIN_MS
+
+    def report(self, runs: Sequence[RunFile], *, now_ms: int) -> None:
+        """Work-horses have left their reports to this agent: output and results first, for whoever
+        sees an end may read all of them. What fails is told again from the run files.
+        """
+        for run in runs:
+            self._due_at[PodAttempt(run.pod, run.attempt)] = now_ms
+        ends = []
+        for run in runs:
+            self._send_unsent(PodAttempt(run.pod, run.attempt), None)
+            if run.outcome is not None:
+                fact = Ended(
+                    pod=run.pod, attempt=run.attempt, outcome=run.outcome, author=self._author
+                )
+                ends.append(End(fact=fact, result=run.result))
+        if ends:
+            self._attempts.end(ends)
+        for run in runs:
+            attempt = PodAttempt(run.pod, run.attempt)
+            self._reported.add(attempt)
+            self.has_posted(attempt, now_ms=now_ms)
 
     def has_died(self, attempt: PodAttempt, *, now_ms: int) -> None:
         """Its work-horse was seen to end, and said nothing."""
@@ -75,14 +101,18 @@ class Settling:
             return
         attempts = sorted(self._due_at, key=lambda one: one.id)
         found = self._store.get_many("Pod", [one.pod for one in attempts])
+        over: list[PodAttempt] = []
         for attempt in attempts:
             pod = found.get(attempt.pod)
             is_current = isinstance(pod, Pod) and pod.status.attempt == attempt.attempt
             if isinstance(pod, Pod) and is_current and pod.status.phase in ON_NODE:
                 continue
-            if is_current:
+            over.append(attempt)
+            if is_current and attempt not in self._reported:
                 self._send_unsent(attempt, self._files.read(attempt.pod, attempt.attempt))
-            self._desk.end_lease(attempt.pod, attempt.attempt)
+        if over:
+            self._attempts.end_leases([attempt.id for attempt in over])
+        for attempt in over:
             self._forget(attempt)
 
     def due(self, *, now_ms: int) -> Sequence[PodAttempt]:
@@ -145,6 +175,7 @@ class Settling:
         self._due_at.pop(attempt, None)
         self._said.pop(attempt, None)
         self._seen_dead.discard(attempt)
+        self._reported.discard(attempt)
         self._files.forget(attempt.pod, attempt.attempt)
 
     def _send_unsent(self, attempt: PodAttempt, run: RunFile | None) -> None:

@@ -1,8 +1,8 @@
 """Many RQ work-horses at once out of one process.
 
 RQ's worker runs one job at a time. A `Slot` is such a worker whose steps are driven from outside;
-`Slots` owns as many as there are pods running, with one connection and no thread, and reuses RQ's
-own bookkeeping for what a work-horse starts, finishes, or fails to finish.
+`Slots` owns as many as there are pods running, with one connection and no thread. Of RQ's own
+bookkeeping there is what is needed to hand jobs over, and to see which workers live.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import os
 import signal
 import socket
 from collections.abc import Container
-from types import TracebackType
-from typing import Any
+from contextlib import suppress
+from types import FrameType
+from typing import Any, cast
 
 import structlog
 from msgspec import Struct
 from rq import Queue, Worker
-from rq.exceptions import DeserializationError
+from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job
 from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker_registration import clean_worker_registry
 
-from batchq.errors import StoreUnavailable
-from batchq.store.outage import Outage
+from batchq.api.times import SECOND
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
-from batchq.worker.entry import HARNESS, Harness
+from batchq.worker.entry import Harness, order_of, serve
 from batchq.worker.nodequeue import NoAlarm, NotOurs, PodAttempt, PodJob, enqueue, node_queue
 from batchq.worker.signals import Signals
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL
@@ -46,100 +46,146 @@ _WORKER_TTL_S = 90
 HEARTBEAT_S = 30
 
 
+#: A work-horse that has had nothing to do for so long ends.
+IDLE_MS = 1 * SECOND
+
+
+class Heard(Struct, frozen=True, kw_only=True):
+    """What has become of a work-horse, and of its pod's attempt, if it has ended."""
+
+    attempt: PodAttempt | None = None
+    exit_code: int = 0
+    #: Descriptors that are closed by now.
+    gone: tuple[int, ...] = ()
+
+
 class Slot(Worker):
-    """An RQ worker for one pod at a time, driven by `Slots`."""
+    """An RQ worker for one pod at a time, driven by `Slots`.
+
+    RQ forks its work-horses; what it would write down about each of them nobody reads, so the
+    work-horse runs its pod and no more.
+    """
 
     job_class = PodJob
     death_penalty_class = NoAlarm
     harness: Harness
-    reaped: tuple[int | None, int | None, Any] = (None, None, None)
+    #: The work-horse's end of what `Reins` holds.
+    reins: socket.socket
+    #: Of all work-horses, the agent's ends; a copy of one would hide that the agent is gone.
+    others: list[socket.socket]
 
     def _set_connection(self, connection: Any) -> Any:
         """RQ would raise the timeouts for its blocking calls; a slot makes none."""
         return connection
 
-    def wait_for_horse(self) -> tuple[int | None, int | None, Any]:
-        return self.reaped
-
     def main_work_horse(self, job: Job, queue: Queue) -> None:
         """In the child: nothing may return from here into the agent's loop."""
+        exit_code = 1
         try:
-            self._put_on(self.harness)
-            super().main_work_horse(job, queue)
+            for other in self.others:
+                other.close()
+            signals = self._put_on()
+            serve(self.harness, signals, self.reins)
+            exit_code = 0
+        except Exception as error:  # whatever it is, the agent must hear of it, and go on alone
+            log.exception("work-horse failed", rq_job=job.id, error=str(error))
         finally:
-            os._exit(1)
+            os._exit(exit_code)
 
-    def setup_work_horse_signals(self) -> None:
-        """Done in `_put_on`, where no signal can be missed."""
-
-    def _put_on(self, harness: Harness) -> None:
+    def _put_on(self) -> Signals:
         signals = Signals(STOP_SIGNAL, KILL_SIGNAL)
         signals.install()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Heard and not ignored: what is ignored here would be ignored by the pod's command, too.
+        signal.signal(signal.SIGINT, _not_ours)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL, KILL_SIGNAL})
         assert self.pid is not None
         prctl.die_with_parent(KILL_SIGNAL, self.pid)
         prctl.adopt_orphans()
-        HARNESS.set((harness, signals))
+        return signals
 
 
-class Running(Struct, frozen=True):
-    """A pod's attempt in a work-horse of this agent."""
+def _not_ours(_number: int, _frame: FrameType | None) -> None:
+    """Ctrl-C is the agent's business."""
 
-    attempt: PodAttempt
-    job: PodJob
-    slot: Slot
-    horse: int
-    pidfd: int
+
+class Horse:
+    """A work-horse of this agent: at a pod's attempt, or idle; owned by `Slots`."""
+
+    def __init__(self, slot: Slot, reins: socket.socket, attempt: PodAttempt) -> None:
+        self.slot = slot
+        self.reins = reins
+        self.pid = slot.horse_pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.attempt: PodAttempt | None = attempt
+        self.idle_since = 0
+
+    def descriptors(self) -> tuple[int, int]:
+        """What becomes readable: when it has ended, and when it is ready for another pod."""
+        return self.pidfd, self.reins.fileno()
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.reins.close()
 
 
 class Slots:
-    """The work-horses of one node; owned by the agent's loop."""
+    """The work-horses of one node; owned by the agent's loop.
 
-    def __init__(self, link: RqLink, node: str, *, prefix: str, bound: int, outage: Outage) -> None:
+    A work-horse whose pod has ended takes the next one: to fork costs more than a short pod.
+    """
+
+    def __init__(self, link: RqLink, node: str, *, prefix: str, bound: int) -> None:
         self._link = link
-        self._outage = outage
         self._queue = node_queue(node, link)
         self._prefix = prefix
         self._bound = bound
         self._made = 0
         self._free: list[Slot] = []
-        self._running: dict[int, Running] = {}
+        #: By both of their descriptors.
+        self._horses: dict[int, Horse] = {}
+        #: RQ's records of jobs that are taken care of, to be removed with the next question.
+        self._done_with: list[str] = []
 
     # --- what runs ------------------------------------------------------------------------
 
+    def _all_horses(self) -> list[Horse]:
+        return [horse for place, horse in self._horses.items() if place == horse.pidfd]
+
+    def _idle(self) -> list[Horse]:
+        return [horse for horse in self._all_horses() if horse.attempt is None]
+
     def attempts(self) -> frozenset[PodAttempt]:
         """What runs now."""
-        return frozenset(running.attempt for running in self._running.values())
+        return frozenset(one.attempt for one in self._all_horses() if one.attempt is not None)
 
     def horses(self) -> frozenset[int]:
-        """The pids of the work-horses."""
-        return frozenset(running.horse for running in self._running.values())
+        """The pids of the work-horses, idle ones included."""
+        return frozenset(horse.pid for horse in self._all_horses())
 
     def horses_by_attempt(self) -> tuple[tuple[PodAttempt, int], ...]:
         """What runs now, each with the pid of its work-horse."""
-        return tuple((running.attempt, running.horse) for running in self._running.values())
+        return tuple(
+            (one.attempt, one.pid) for one in self._all_horses() if one.attempt is not None
+        )
 
-    def pidfds(self) -> tuple[int, ...]:
-        """One for each work-horse, readable when it has ended."""
-        return tuple(self._running)
-
-    def has_room(self) -> bool:
-        """Whether one more may run."""
-        return len(self._running) < self._bound
+    def has_room(self, *, beside: int = 0) -> bool:
+        """Whether one more may run, `beside` so many that are about to."""
+        return len(self.attempts()) + beside < self._bound
 
     def send(self, sent: signal.Signals) -> None:
         """A signal to every work-horse."""
-        for running in self._running.values():
-            os.kill(running.horse, sent)
+        for horse in self._all_horses():
+            os.kill(horse.pid, sent)
 
     # --- from the queue to a work-horse -----------------------------------------------------
 
-    def next(self, *, ended: Container[PodAttempt] = ()) -> PodJob | None:
+    def next(
+        self, *, ended: Container[PodAttempt] = (), claimed: Container[PodAttempt] = ()
+    ) -> PodJob | None:
         """Take the next RQ job off the queue; None if there is none.
 
-        What is no pod's attempt, runs already or is one of `ended`, is dropped. Raises
-        StoreUnavailable.
+        What is no pod's attempt, runs already, or is one of `ended` or `claimed`, is dropped.
+        Raises StoreUnavailable.
         """
         with self._link.errors():
             while True:
@@ -152,58 +198,87 @@ class Slots:
                     log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
                     self._refuse(job, str(wrong))
                     continue
-                if attempt not in self.attempts() and attempt not in ended:
+                self._done_with.append(job.id)
+                if not (attempt in self.attempts() or attempt in ended or attempt in claimed):
                     return job
                 log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
-                self._queue.intermediate_queue.remove(job.id)
-                if attempt not in self.attempts():
-                    # Of one that runs the record is kept until its end; of this nobody else's.
-                    self._queue.connection.delete(PodJob.key_for(job.id))
 
-    def launch(self, job: PodJob, harness: Harness) -> int:
-        """Fork a work-horse for it; its pidfd. Raises StoreUnavailable before it has forked."""
+    def launch(self, job: PodJob, harness: Harness) -> tuple[int, ...]:
+        """Have a work-horse run it, an idle one or a new one; the descriptors to wait for that are
+        new. Raises StoreUnavailable before it has forked.
+        """
+        order = order_of(harness)
+        for horse in reversed(self._idle()):
+            # One that has died, or a pod that is too large for a message: others must see to it.
+            with suppress(OSError):
+                horse.reins.send(order)
+                horse.attempt = harness.claimed.attempt
+                return ()
+        return self._fork(job, harness)
+
+    def _fork(self, job: PodJob, harness: Harness) -> tuple[int, ...]:
         with self._link.errors():
             slot = self._free.pop() if self._free else self._make()
-            slot.prepare_execution(job)
-        slot.harness = harness
-        job.started_at = now()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        slot.harness, slot.reins = harness, theirs
+        slot.others = [ours, *(horse.reins for horse in self._all_horses())]
         # Until the child has its own handlers, a signal to it must wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {STOP_SIGNAL, KILL_SIGNAL})
         try:
             slot.fork_work_horse(job, self._queue)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL, KILL_SIGNAL})
-        pidfd = os.pidfd_open(slot.horse_pid)
-        self._running[pidfd] = Running(job.asks_for(), job, slot, slot.horse_pid, pidfd)
-        return pidfd
+        theirs.close()
+        slot.others = []
+        horse = Horse(slot, ours, harness.claimed.attempt)
+        self._horses |= dict.fromkeys(horse.descriptors(), horse)
+        return horse.descriptors()
 
-    def reap(self, pidfd: int) -> tuple[PodAttempt, int]:
-        """Collect a work-horse that has ended: its attempt and exit code, negative if killed."""
-        running = self._running.pop(pidfd)
-        slot = running.slot
-        _, wait_status, usage = os.wait4(running.horse, 0)
-        os.close(pidfd)
-        slot.reaped = (running.horse, wait_status, usage)
-        try:
-            with self._link.errors():
-                slot.monitor_work_horse(running.job, self._queue)
-                slot.set_state("idle")
-        except StoreUnavailable as trouble:
-            # RQ's records of it expire by themselves; the slot's may not be used again.
-            self._outage.failed(trouble)
-        else:
-            self._free.append(slot)
-        return running.attempt, os.waitstatus_to_exitcode(wait_status)
+    def knows(self, descriptor: int) -> bool:
+        """Whether this is, still, a descriptor of a work-horse."""
+        return descriptor in self._horses
+
+    def hear(self, descriptor: int, *, now_ms: int) -> Heard:
+        """What a descriptor that is readable has to say."""
+        horse = self._horses[descriptor]
+        if descriptor == horse.pidfd:
+            return self._reap(horse)
+        if not _is_ready(horse.reins):
+            # It has let go of the reins, and is about to end.
+            del self._horses[descriptor]
+            return Heard(gone=(descriptor,))
+        attempt, horse.attempt = horse.attempt, None
+        horse.idle_since = now_ms
+        return Heard(attempt=attempt)
+
+    def _reap(self, horse: Horse) -> Heard:
+        """Collect one that has ended: its exit code is negative if it was killed."""
+        _, wait_status = os.waitpid(horse.pid, 0)
+        # It may have said so before it ended.
+        has_ended_well = _is_ready(horse.reins)
+        gone = tuple(one for one in horse.descriptors() if self._horses.pop(one, None))
+        horse.close()
+        self._free.append(horse.slot)
+        exit_code = 0 if has_ended_well else os.waitstatus_to_exitcode(wait_status)
+        return Heard(attempt=horse.attempt, exit_code=exit_code, gone=gone)
+
+    def let_idle_go(self, *, now_ms: int, after_ms: int = IDLE_MS) -> None:
+        """Those that have had nothing to do for so long end."""
+        for horse in self._idle():
+            if now_ms - horse.idle_since >= after_ms:
+                with suppress(OSError):
+                    horse.reins.shutdown(socket.SHUT_WR)
 
     # --- upkeep ----------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
         """Tell RQ that everything lives. Raises StoreUnavailable."""
         with self._link.errors():
-            for running in self._running.values():
-                running.slot.maintain_heartbeats(running.job)
-            for slot in self._free:
-                slot.heartbeat()
+            pipeline = self._queue.connection.pipeline(transaction=False)
+            for slot in self._all():
+                slot.heartbeat(pipeline=pipeline)
+            pipeline.execute()
 
     def clean(self) -> None:
         """Keep RQ's registries of this queue clean. Raises StoreUnavailable."""
@@ -233,27 +308,44 @@ class Slots:
     def close(self) -> None:
         """Take the slots off RQ's list of workers. Raises StoreUnavailable."""
         with self._link.errors():
-            for slot in [*self._free, *(running.slot for running in self._running.values())]:
+            for slot in self._all():
                 slot.register_death()  # type: ignore[no-untyped-call]  # RQ has none
 
+    def _all(self) -> list[Slot]:
+        return [*self._free, *(horse.slot for horse in self._all_horses())]
+
     def _dequeue(self) -> PodJob | None:
-        try:
-            taken = Queue.dequeue_any(
-                [self._queue],
-                None,
-                connection=self._queue.connection,
-                job_class=PodJob,
-                serializer=JSONSerializer,
-                death_penalty_class=NoAlarm,
-            )
-        except (DeserializationError, ValueError, TypeError, LookupError) as wrong:
-            log.error("foreign rq job refused", why=str(wrong))
-            return None
-        if taken is None:
-            return None
-        job, _ = taken
-        assert isinstance(job, PodJob)
-        return job
+        while True:
+            taken = self._take_one()
+            if taken is None:
+                return None
+            try:
+                job = PodJob(taken, connection=self._queue.connection, serializer=JSONSerializer)
+                job.refresh()  # type: ignore[no-untyped-call]  # RQ has none
+                return job
+            except NoSuchJobError:
+                # Delivered twice, and taken care of; or nobody knows what it was.
+                self._done_with.append(taken)
+            except (DeserializationError, ValueError, TypeError, LookupError) as wrong:
+                log.error("foreign rq job refused", why=str(wrong))
+                self._done_with.append(taken)
+
+    def _take_one(self) -> str | None:
+        """The next RQ job's id; with the same question records that are done with are removed.
+
+        From here until its claim is left the job stands in RQ's intermediate list, or nowhere:
+        an agent that dies meanwhile leaves a Bound pod, which is handed in again.
+        """
+        queue, done_with = self._queue, self._done_with
+        pipeline = queue.connection.pipeline(transaction=False)
+        for job_id in done_with:
+            pipeline.lrem(queue.intermediate_queue_key, 1, job_id)
+        if done_with:
+            pipeline.delete(*map(PodJob.key_for, done_with))
+        pipeline.lmove(queue.key, queue.intermediate_queue_key)
+        taken = cast("bytes | None", pipeline.execute()[-1])
+        del self._done_with[: len(done_with)]
+        return None if taken is None else taken.decode(errors="replace")
 
     def _refuse(self, job: PodJob, why: str) -> None:
         slot = self._free[-1] if self._free else self._make()
@@ -275,7 +367,6 @@ class Slots:
             job_monitoring_interval=HEARTBEAT_S,
             log_job_description=False,
             prepare_for_work=False,
-            exception_handlers=[_tell],
         )
         self._made += 1
         slot.hostname, slot.pid, slot.ip_address = socket.gethostname(), os.getpid(), "unknown"
@@ -283,7 +374,9 @@ class Slots:
         return slot
 
 
-def _tell(job: Job, kind: type[BaseException], error: BaseException, _: TracebackType) -> bool:
-    """In the work-horse: run_pod raised. RQ's own handlers are not asked."""
-    log.error("work-horse failed", rq_job=job.id, kind=kind.__name__, error=str(error))
-    return False
+def _is_ready(reins: socket.socket) -> bool:
+    """Whether a work-horse has said that its pod has ended, and that it is ready for another."""
+    try:
+        return bool(reins.recv(1))
+    except OSError:
+        return False

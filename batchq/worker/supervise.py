@@ -18,7 +18,7 @@ from msgspec import Struct
 from batchq.api.reasons import Finish, Leaving
 from batchq.worker.lease import Lease
 from batchq.worker.logs import PodLog
-from batchq.worker.messenger import Messenger, monotonic_ms
+from batchq.worker.messenger import FLUSH_MS, Messenger, monotonic_ms
 from batchq.worker.outcome import Outcome, outcome_of
 from batchq.worker.process import Command
 from batchq.worker.signals import Signals, is_readable
@@ -69,6 +69,7 @@ class Supervisor:
         self._kill_at: int | None = None
         self._killed = False
         self._fenced = False
+        self._talks_at = monotonic_ms() + FLUSH_MS
         walltime_ms = limits.walltime_ms
         self._walltime_at = None if walltime_ms is None else monotonic_ms() + walltime_ms
         self._poll = select.poll()
@@ -81,10 +82,10 @@ class Supervisor:
 
         None if the attempt turned out to be superseded: then its end is nobody's business.
         """
-        self._messenger.start()
         try:
             while not self._hear(self._wait_ms()):
                 now_ms = monotonic_ms()
+                self._begin_to_talk(now_ms)
                 self._obey_signals(now_ms)
                 self._keep_lease(now_ms)
                 self._keep_times(now_ms)
@@ -93,9 +94,16 @@ class Supervisor:
             self._messenger.stop()
             self._command.close()
 
+    def _begin_to_talk(self, now_ms: int) -> None:
+        """A pod that ends at once costs no thread and no connection."""
+        if now_ms >= self._talks_at and not self._messenger.has_started:
+            self._messenger.start()
+
     def _wait_ms(self) -> int:
         now_ms = monotonic_ms()
         due = [now_ms + _TURN_MS]
+        if not self._messenger.has_started:
+            due.append(self._talks_at)
         due += [at for at in (self._kill_at, self._walltime_at) if at is not None]
         return max(0, min(due) - now_ms)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import redis
 
-from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
@@ -18,7 +17,7 @@ def _dropped(link: RqLink) -> Slots:
     queue = node_queue("n1", link)
     enqueue(queue, [_ATTEMPT])
     link.connection.lmove(queue.key, queue.intermediate_queue_key)
-    return Slots(link, "n1", prefix="test", bound=1, outage=Outage())
+    return Slots(link, "n1", prefix="test", bound=1)
 
 
 def test_a_dropped_attempt_that_is_no_longer_bound_leaves_nothing(

@@ -40,6 +40,7 @@ def test_a_full_disk_is_noted_once_and_the_stream_goes_on() -> None:
 def test_a_folder_that_cannot_be_made_is_noted_too(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     log = PodLog(LogFile(tmp_path / "logs" / "a.log"), LogStream())
+    log.write("stdout", b"anything")
     assert "could not be kept" in log.trouble
 
 

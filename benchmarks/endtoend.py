@@ -1,0 +1,298 @@
+"""2,000 pods that do nothing, from a held queue to their recorded ends, beside RQ's fork workers.
+
+Everything is real: one server for both, batchq's scheduler daemon and its agent as processes, RQ
+work-horses that are forked, groups of one pod each. The groups are submitted while the node is
+cordoned, and the jobs are enqueued under another key, so that draining alone is measured: from the
+word to start until the last pod or job has ended, as each of the two has written it down. CPU is
+that of all processes of the one or the other, ended children included, without the server's, which
+is shown beside it.
+
+`BATCHQ_BENCH_PODS` and `BATCHQ_BENCH_RUNS` ask for other numbers of pods and of runs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+import redis
+from msgspec import Struct
+from rq import Queue, Worker
+from rq.job import Job
+
+from batchq.api.objects import PodGroup
+from batchq.client import Client, Request
+from batchq.daemon import embedded, processes
+from benchmarks.noop import noop
+from benchmarks.table import report
+from tests.e2e.machine import Machine, until
+
+PODS = int(os.environ.get("BATCHQ_BENCH_PODS", "2000"))
+RUNS = int(os.environ.get("BATCHQ_BENCH_RUNS", "5"))
+SLOTS = (2, 4)
+FUNCTION, COMMAND, RQ = "batchq, function", "batchq, command", "rq"
+TITLES = [
+    "slots",
+    "what",
+    "jobs/s",
+    "jobs/s / rq's",
+    "CPU ms/job",
+    "CPU ms/job added",
+    "server CPU ms/job",
+]
+
+_ROOT = Path(__file__).parents[1]
+_NODE = "bench"
+_QUEUE = "noops"
+_KEY, _HELD = f"rq:queue:{_QUEUE}", f"held:{_QUEUE}"
+_BATCH = 500
+_WITHIN_S = 900.0
+
+
+class Drained(Struct, frozen=True, kw_only=True):
+    """What one run came to, per pod or job."""
+
+    per_s: float
+    cpu_ms: float
+    server_ms: float
+
+
+def main() -> None:
+    rows: list[list[object]] = []
+    for slots in SLOTS:
+        rows += compare(pods=PODS, slots=slots, runs=RUNS)
+    report("endtoend", TITLES, rows)
+    for other, is_there in _others():
+        if not is_there:
+            print(f"  {other} is not installed here: left out")
+
+
+def compare(*, pods: int, slots: int, runs: int) -> list[list[object]]:
+    """The medians of some runs of each, taken in turns; a row of the table for each."""
+    ways = {FUNCTION: _functions, COMMAND: _commands, RQ: _jobs}
+    found: dict[str, list[Drained]] = {what: [] for what in ways}
+    for run in range(runs):
+        # Whoever comes first finds the emptiest server: each in its turn.
+        names = list(ways)
+        for what in names[run % len(names) :] + names[: run % len(names)]:
+            drained = ways[what](pods, slots)
+            found[what].append(drained)
+            _say(f"{slots} slots, run {run + 1}: {what}: {drained.per_s:.1f}/s")
+    medians = {what: _median(some) for what, some in found.items()}
+    rq = medians[RQ]
+    return [
+        [
+            slots,
+            what,
+            one.per_s,
+            one.per_s / rq.per_s,
+            one.cpu_ms,
+            one.cpu_ms - rq.cpu_ms,
+            one.server_ms,
+        ]
+        for what, one in medians.items()
+    ]
+
+
+# --- batchq ---------------------------------------------------------------------------------
+
+
+def _functions(pods: int, slots: int) -> Drained:
+    return _drain_groups(pods, slots, {"function": "benchmarks.noop:noop"})
+
+
+def _commands(pods: int, slots: int) -> Drained:
+    return _drain_groups(pods, slots, {"command": [shutil.which("true") or "/bin/true"]})
+
+
+def _drain_groups(pods: int, slots: int, what: dict[str, object]) -> Drained:
+    with _a_machine() as machine, machine.client() as client:
+        resources = f"cpu={slots},memory=512Mi"
+        agent = machine.start("worker", "--name", _NODE, "--resources", resources)
+        until(lambda: any(node.status.ready for node in client.nodes()), within_s=_WITHIN_S)
+        client.cordon(_NODE)
+        names = _submit(client, pods, what)
+        scheduler = processes.read_record(machine.home.run / "scheduler.json")
+        assert scheduler is not None
+        watched = _Watched(machine, scheduler.pid, agent.pid)
+
+        def has_ended() -> bool:
+            # The last to be submitted is among the last to end; the others are looked at then.
+            return _is_done(client, names[-1]) and _all_done(client, pods)
+
+        client.uncordon(_NODE)
+        took_s = watched.until(has_ended, lambda: _last_end_ms(client))
+        return watched.drained(pods, took_s)
+
+
+def _submit(client: Client, pods: int, what: dict[str, object]) -> list[str]:
+    names = [f"noop-{number:06}" for number in range(pods)]
+    for start in range(0, pods, _BATCH):
+        requests = (
+            Request(name=name, cpus=1, working_dir=str(_ROOT), **what)
+            for name in names[start : start + _BATCH]
+        )  # type: ignore[arg-type]  # known fields
+        client.submit_all([client.group_of(request) for request in requests])
+    return names
+
+
+def _is_done(client: Client, name: str) -> bool:
+    found = client.get("PodGroup", name)
+    return isinstance(found, PodGroup) and found.status.phase == "Completed"
+
+
+def _all_done(client: Client, pods: int) -> bool:
+    phases = [str(one.status.phase) for one in client.list("PodGroup")]  # type: ignore[attr-defined]
+    assert len(phases) == pods
+    return set(phases) == {"Completed"}
+
+
+def _last_end_ms(client: Client) -> int:
+    return max(pod.status.finished_at for pod in client.list("Pod"))  # type: ignore[attr-defined]
+
+
+# --- RQ -------------------------------------------------------------------------------------
+
+
+def _jobs(jobs: int, slots: int) -> Drained:
+    with _a_machine() as machine, _connected(machine) as client:
+        queue = Queue(_QUEUE, connection=client)
+        for start in range(0, jobs, _BATCH):
+            batch = min(_BATCH, jobs - start)
+            queue.enqueue_many([Queue.prepare_data(noop, result_ttl=3600) for _ in range(batch)])
+        client.rename(_KEY, _HELD)
+        workers = _start_workers(str(machine.home.socket), slots)
+        try:
+            until(lambda: client.scard("rq:workers") == slots, within_s=_WITHIN_S)
+            watched = _Watched(machine, *(worker.pid or 0 for worker in workers))
+            client.rename(_HELD, _KEY)
+            took_s = watched.until(
+                lambda: client.zcard(f"rq:finished:{_QUEUE}") == jobs, lambda: _last_job_ms(client)
+            )
+            return watched.drained(jobs, took_s)
+        finally:
+            for worker in workers:
+                worker.terminate()
+                worker.join()
+
+
+def _start_workers(socket: str, count: int) -> list[BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_work, args=(socket,)) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    return workers
+
+
+def _work(socket: str) -> None:
+    connection = redis.Redis(unix_socket_path=socket)
+    Worker([_QUEUE], connection=connection, log_job_description=False).work(logging_level="ERROR")
+
+
+def _last_job_ms(client: redis.Redis) -> int:
+    ids = [id_.decode() for id_ in client.zrange(f"rq:finished:{_QUEUE}", 0, -1)]
+    found = Job.fetch_many(ids, connection=client)
+    return max(round(1000 * job.ended_at.timestamp()) for job in found if job and job.ended_at)
+
+
+# --- what is watched ------------------------------------------------------------------------
+
+
+class _Watched:
+    """From its making on: the CPU time of some processes, with all below them, and of the server."""
+
+    def __init__(self, machine: Machine, *pids: int) -> None:
+        server = processes.read_record(embedded.record_path(machine.home))
+        assert server is not None
+        self._server = server.pid
+        self._pids = pids
+        self._before = self._spent_s()
+        self._began_ms = time.time_ns() // 1_000_000
+
+    def until(self, has_ended: Callable[[], bool], last_end_ms: Callable[[], int]) -> float:
+        """Wait; how long it took, in seconds."""
+        deadline = time.monotonic() + _WITHIN_S
+        never = threading.Event()
+        while not has_ended():
+            assert time.monotonic() < deadline, f"not within {_WITHIN_S} s"
+            never.wait(0.2)
+        self._after = self._spent_s()
+        return (last_end_ms() - self._began_ms) / 1000
+
+    def drained(self, count: int, took_s: float) -> Drained:
+        """Per pod or job."""
+        own_s, server_s = (
+            after - before for after, before in zip(self._after, self._before, strict=True)
+        )
+        return Drained(
+            per_s=count / took_s, cpu_ms=1000 * own_s / count, server_ms=1000 * server_s / count
+        )
+
+    def _spent_s(self) -> tuple[float, float]:
+        return sum(_cpu_s(pid) for pid in self._pids), _cpu_s(self._server)
+
+
+def _cpu_s(pid: int) -> float:
+    process = psutil.Process(pid)
+    spent = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            times = one.cpu_times()
+        except psutil.NoSuchProcess:
+            # It has ended since: it is counted with its parent.
+            continue
+        spent += times.user + times.system + times.children_user + times.children_system
+    return spent
+
+
+@contextmanager
+def _a_machine() -> Iterator[Machine]:
+    """A server, and a scheduler as it is by default; both of them for batchq and for RQ."""
+    with Machine() as machine:
+        machine.batchq("up", "--agents", "0")
+        yield machine
+
+
+@contextmanager
+def _connected(machine: Machine) -> Iterator[redis.Redis]:
+    client = redis.Redis(unix_socket_path=str(machine.home.socket))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _median(some: Sequence[Drained]) -> Drained:
+    return Drained(
+        per_s=statistics.median(one.per_s for one in some),
+        cpu_ms=statistics.median(one.cpu_ms for one in some),
+        server_ms=statistics.median(one.server_ms for one in some),
+    )
+
+
+def _others() -> Iterator[tuple[str, bool]]:
+    """Other systems that could stand in this table."""
+    yield "Huey", find_spec("huey") is not None
+    yield "Celery", find_spec("celery") is not None
+    yield "HyperQueue", shutil.which("hq") is not None
+    yield "Slurm", shutil.which("sbatch") is not None
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty() or os.environ.get("BATCHQ_BENCH_LOUD"):
+        print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

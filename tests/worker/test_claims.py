@@ -1,0 +1,265 @@
+"""A claim is waited for and an end is not; and what is not waited for any more starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from batchq.api.facts import Claim, Ended, Outcome
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import Pod, PodGroupStatus
+from batchq.api.transaction import Transaction, Write, fence_of
+from batchq.daemon.clerk import LeaderDesk
+from batchq.errors import StoreUnavailable
+from batchq.ids import RandomIds
+from batchq.store.redis import RedisStore
+from batchq.worker.claims import Answer, Claimed, Claims, Declined
+from batchq.worker.desk import Desk
+from batchq.worker.nodequeue import PodAttempt
+from batchq.worker.runfile import RunFiles
+from tests.builders import a_group, a_pod
+from tests.harness.server import Server
+
+HERE = PodAttempt("g-1-0", 1)
+
+
+class Node:
+    """One node with one pod bound to it, and a leader that folds when it is told to."""
+
+    def __init__(self, store: RedisStore, home: Path) -> None:
+        self.store = store
+        self.desk = Desk(store, "n1")
+        self.files = RunFiles(home)
+        self.claims = Claims(
+            store, "n1", self.files, author="agent", lease_ms=30_000, patience_ms=100
+        )
+        self.ids = RandomIds()
+        self.leader = LeaderDesk(store, self.ids)
+        #: The monotonic clock of the agent.
+        self.now_ms = 1_000
+
+    def put(self, **status: Any) -> None:
+        group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
+        pod = a_pod(group, **{"phase": PodPhase.BOUND, "node": "n1", **status})
+        self._commit(
+            Write(kind="PodGroup", key="default/g", expect=0, value=group),
+            Write(kind="Pod", key="g-1-0", expect=0, value=pod),
+        )
+
+    def change(self, **status: Any) -> None:
+        """As the scheduler would."""
+        pod = self.pod()
+        after = msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, **status))
+        revision = pod.metadata.revision
+        self._commit(
+            Write(kind="Pod", key="g-1-0", expect=revision, value=after, fence=fence_of(pod))
+        )
+
+    def fold(self) -> None:
+        self.leader.fold(["n1"], None)
+
+    def claim(self, between: Callable[[], None]) -> Answer:
+        """Claim the pod, with something that happens between two looks."""
+        self.claims.take(HERE, now_ms=self.now_ms)
+        for _ in range(200):
+            for answer in self.claims.step(now_ms=self.now_ms):
+                assert not self.claims
+                return answer
+            between()
+            self.now_ms = self.claims.next_look_at() or 0
+        raise AssertionError("nothing was decided")
+
+    def pod(self) -> Pod:
+        pod = self.store.get("Pod", "g-1-0")
+        assert isinstance(pod, Pod)
+        return pod
+
+    def phase(self) -> tuple[str, str]:
+        return str(self.pod().status.phase), self.pod().status.reason
+
+    def _commit(self, *writes: Write) -> None:
+        transaction = Transaction(subject="test", writes=writes)
+        assert not self.store.commit([transaction], request_id=self.ids.new_uid()).refused
+
+
+@pytest.fixture
+def node(redis_store: RedisStore, tmp_path: Path) -> Node:
+    return Node(redis_store, tmp_path)
+
+
+def declined(why: str) -> Declined:
+    return Declined(attempt=HERE, why=why)
+
+
+def test_a_claim_is_ours_once_it_is_folded(node: Node) -> None:
+    node.put()
+    claimed = node.claim(node.fold)
+    assert isinstance(claimed, Claimed)
+    assert (claimed.pod.status.phase, claimed.pod.status.holder) == (PodPhase.RUNNING, "agent")
+    assert claimed.group.metadata.name == "g"
+    assert claimed.lease_from == 1_000
+    assert node.desk.pending() == []
+
+
+def test_the_lease_is_taken_before_the_pod_runs(node: Node) -> None:
+    node.put()
+    leased: list[object] = []
+
+    def looked_at() -> None:
+        leased.append((node.pod().status.phase, node.store.alive.leased("n1")))
+        node.fold()
+
+    node.claim(looked_at)
+    assert leased == [(PodPhase.BOUND, [("g-1-0", 1)])]
+
+
+def test_a_run_file_is_there_before_the_claim_and_goes_with_a_refusal(node: Node) -> None:
+    node.put()
+
+    def superseded() -> None:
+        run = node.files.read("g-1-0", 1)
+        assert run is not None
+        assert (run.horse, run.group) == (0, 0)
+        node.change(phase=PodPhase.EVICTED)
+
+    assert isinstance(node.claim(superseded), Declined)
+    assert node.files.read("g-1-0", 1) is None
+
+
+def test_what_is_not_bound_here_is_declined_without_a_word(node: Node) -> None:
+    assert node.claim(node.fold) == declined("gone or superseded")
+    node.put(node="n2")
+    assert node.claim(node.fold) == declined("Bound on n2")
+    node.change(node="n1")
+    node.change(phase=PodPhase.RUNNING, holder="another agent")
+    assert node.claim(node.fold) == declined("Running on n1")
+    assert node.desk.pending() == []
+
+
+def test_of_two_that_claim_one_attempt_one_is_declined(node: Node) -> None:
+    node.put()
+
+    def other_is_faster() -> None:
+        node.change(phase=PodPhase.RUNNING, holder="another agent")
+
+    assert node.claim(other_is_faster) == declined("Running on n1")
+    node.fold()
+    assert node.pod().status.holder == "another agent"
+
+
+def test_a_claim_that_was_folded_while_the_server_was_away_is_ours(node: Node) -> None:
+    node.put(phase=PodPhase.BOUND)
+    node.change(phase=PodPhase.RUNNING, holder="agent")
+    assert isinstance(node.claim(node.fold), Claimed)
+
+
+def test_a_pod_that_is_to_stop_is_given_back(node: Node) -> None:
+    node.put(terminating=True, reason="Suspended")
+    assert node.claim(node.fold) == declined("stopped before it started")
+    node.fold()
+    assert node.phase() == ("Evicted", "Suspended")
+
+
+def test_an_order_to_stop_that_overtakes_the_claim_is_heard(node: Node) -> None:
+    node.put()
+
+    def told_to_stop() -> None:
+        node.change(terminating=True, reason="Preempted")
+
+    assert node.claim(told_to_stop) == declined("stopped before it started")
+    node.fold()
+    assert node.phase() == ("Evicted", "Preempted")
+
+
+def test_a_claim_that_no_leader_folds_is_taken_back_in_the_end(node: Node) -> None:
+    node.put()
+    looks: list[int] = []
+
+    def nobody_leads() -> None:
+        looks.append((node.claims.next_look_at() or 0) - node.now_ms)
+
+    assert node.claim(nobody_leads) == declined("no scheduler let it start within 0 s")
+    assert looks == [2, 4, 8, 16, 32, 50]
+    [left] = node.desk.pending()
+    assert isinstance(left, Ended)
+    node.fold()
+    assert node.phase() == ("Evicted", "NodeLost")
+    assert node.store.alive.leased("n1") == []
+
+
+def test_a_claim_that_waits_keeps_its_lease_and_is_said_again(
+    redis_store: RedisStore, tmp_path: Path
+) -> None:
+    node = Node(redis_store, tmp_path)
+    node.claims = Claims(
+        redis_store, "n1", node.files, author="agent", lease_ms=30_000, patience_ms=20_000
+    )
+    node.put()
+    first: list[int] = []
+    inbox = node.store.inboxes
+
+    def forgotten_by_the_server() -> None:
+        if not first:
+            first.append(node.store.now_ms())
+            inbox.folded(inbox.look(["n1"]))
+        elif node.desk.pending():
+            node.fold()
+
+    claimed = node.claim(forgotten_by_the_server)
+    assert isinstance(claimed, Claimed)
+    assert 6_000 <= node.now_ms <= 6_200
+    assert 0 <= node.now_ms - claimed.lease_from <= 700
+
+
+def test_a_claim_whose_node_goes_away_starts_nothing_later(node: Node) -> None:
+    node.put()
+    assert node.claim(node.claims.give_up) == declined("its node went away before it started")
+    node.fold()
+    assert node.phase() == ("Evicted", "NodeLost")
+
+
+def test_a_claim_that_is_superseded_while_it_waits_is_dropped(node: Node) -> None:
+    node.put()
+
+    def evicted_and_bound_anew() -> None:
+        node.change(phase=PodPhase.EVICTED)
+        node.change(phase=PodPhase.BOUND, attempt=2)
+
+    assert node.claim(evicted_and_bound_anew) == declined("gone or superseded")
+    node.fold()
+    assert node.phase() == ("Bound", "")
+    assert node.store.counts() == {"superseded": 1}
+
+
+def test_claims_wait_for_a_server_that_is_away(node: Node, server: Server) -> None:
+    node.put()
+    node.claims.take(HERE, now_ms=1_000)
+    with stopped(server), pytest.raises(StoreUnavailable):
+        node.claims.step(now_ms=1_000)
+    assert HERE in node.claims
+
+
+def test_an_end_takes_the_place_of_the_claim_and_ends_the_lease(node: Node) -> None:
+    node.put()
+    node.desk.post(Claim(pod="g-1-0", attempt=1, author="horse"))
+    node.store.renew("n1", "g-1-0", 1, "g 1 1", 30_000)
+    node.desk.ended("g-1-0", 1, Outcome(exit_code=0), author="horse")
+    assert [type(fact) for fact in node.desk.pending()] == [Ended]
+    assert node.store.alive.leased("n1") == []
+    node.fold()
+    assert node.phase() == ("Succeeded", "")
+
+
+@contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    """The server is not there."""
+    server.stop()
+    try:
+        yield
+    finally:
+        server.start()

@@ -49,19 +49,18 @@ def well_formed(transaction: Transaction) -> Transaction:
     scope twice, a write that compares nothing, a negative amount.
     """
     writes, charges, limits = transaction.writes, transaction.charges, transaction.limits
-    for things, what in (
-        ([(write.kind, write.key) for write in writes], "writes one object"),
-        ([charge.holder for charge in charges], "charges one holder"),
-        ([limit.scope for limit in limits], "limits one scope"),
-    ):
-        if len(set(things)) != len(things):
-            raise _broken(transaction, f"{what} twice")
+    if _repeats([(write.kind, write.key) for write in writes]):
+        raise _broken(transaction, "writes one object twice")
+    if _repeats([charge.holder for charge in charges]):
+        raise _broken(transaction, "charges one holder twice")
+    if _repeats([limit.scope for limit in limits]):
+        raise _broken(transaction, "limits one scope twice")
     for write in writes:
         _check_write(transaction, write)
     for charge in charges:
-        if any(units < 0 for units in charge.amounts.values()):
+        if charge.amounts and min(charge.amounts.values()) < 0:
             raise _broken(transaction, f"charges {charge.holder} a negative amount")
-        if any(" " in scope for scope in charge.scopes):
+        if " " in "".join(charge.scopes):
             raise _broken(transaction, f"charges {charge.holder} in a scope with a space in it")
     for limit in limits:
         if " " in limit.scope:
@@ -69,6 +68,10 @@ def well_formed(transaction: Transaction) -> Transaction:
         if any(units < 0 for units in (limit.amounts or {}).values()):
             raise _broken(transaction, f"limits {limit.scope} to a negative amount")
     return transaction
+
+
+def _repeats(things: Sequence[object]) -> bool:
+    return len(things) > 1 and len(set(things)) != len(things)
 
 
 def _check_write(transaction: Transaction, write: Write) -> None:

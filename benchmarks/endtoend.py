@@ -24,12 +24,14 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import cast
 
 import psutil
 import redis
 from msgspec import Struct
 from rq import Queue, Worker
 from rq.job import Job
+from rq.utils import as_text
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client, Request
@@ -201,7 +203,7 @@ def _work(socket: str) -> None:
 
 
 def _last_job_ms(client: redis.Redis) -> int:
-    ids = [id_.decode() for id_ in client.zrange(f"rq:finished:{_QUEUE}", 0, -1)]
+    ids = [as_text(cast("bytes", id_)) for id_ in client.zrange(f"rq:finished:{_QUEUE}", 0, -1)]
     found = Job.fetch_many(ids, connection=client)
     return max(round(1000 * job.ended_at.timestamp()) for job in found if job and job.ended_at)
 
@@ -210,7 +212,7 @@ def _last_job_ms(client: redis.Redis) -> int:
 
 
 class _Watched:
-    """From its making on: the CPU time of some processes, with all below them, and of the server."""
+    """From its making on: the CPU time of processes, with all below them, and of the server."""
 
     def __init__(self, machine: Machine, *pids: int) -> None:
         server = processes.read_record(embedded.record_path(machine.home))

@@ -15,15 +15,13 @@ import gc
 import os
 import select
 import signal
-from pathlib import Path
 from time import time
 
 import structlog
-from msgspec import Struct
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.limits import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
-from batchq.api.objects import Pod, Taint
+from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.times import HOUR, SECOND
 from batchq.errors import StoreUnavailable
@@ -40,7 +38,7 @@ from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.gpus import GpuShares
 from batchq.worker.guard import GuardPost
 from batchq.worker.leftovers import sweep
-from batchq.worker.limits import Enforce, settle
+from batchq.worker.limits import settle
 from batchq.worker.messenger import monotonic_ms
 from batchq.worker.node import Membership, NodeOffer, own_identity
 from batchq.worker.nodequeue import PodAttempt, PodJob
@@ -50,10 +48,13 @@ from batchq.worker.process import child_pids, kill_children, reap_orphans
 from batchq.worker.pruning import prune_logs
 from batchq.worker.rollcall import RollCall
 from batchq.worker.runfile import RunFile, RunFiles, own_boot
+from batchq.worker.settings import AgentSettings
 from batchq.worker.settling import Settling
 from batchq.worker.signals import Signals
 from batchq.worker.slots import HEARTBEAT_S, Slots
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL
+
+__all__ = ["Agent", "AgentSettings"]
 
 log = structlog.get_logger(__name__)
 
@@ -78,27 +79,6 @@ _CGROUP_ENDS_WITHIN_S = 1.0
 _END_MS = 90 * SECOND
 
 _UNSTARTED = Outcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
-
-
-class AgentSettings(Struct, frozen=True, kw_only=True):
-    """How a machine takes part.
-
-    `resources` None: what is detected, in integer units (cpu milli, memory bytes, others
-    thousandths). `home`: logs go to `home/logs`, records of what runs to `home/run/<node>`.
-    `slots` bounds how many pods run at once, whatever is bound.
-    """
-
-    node: str
-    url: str
-    home: Path
-    resources: dict[str, int] | None = None
-    labels: dict[str, str] = {}
-    taints: tuple[Taint, ...] = ()
-    slots: int = 256
-    beat_s: float = 5.0
-    lease_ms: int = 30_000
-    drain_timeout_s: float = 30.0
-    enforce: Enforce = Enforce.AUTO
 
 
 class Agent:

@@ -1,0 +1,115 @@
+"""The process that guards all pods of an agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from batchq.worker.guard import Guard, GuardPost
+from batchq.worker.pidfds import await_death
+from tests.daemon.waiting import until
+
+
+@pytest.fixture
+def post() -> Iterator[GuardPost]:
+    made = GuardPost()
+    yield made
+    made.close()
+    os.kill(made.pid, signal.SIGCONT)
+    os.waitpid(made.pid, 0)
+
+
+@pytest.fixture
+def group() -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a group of its own."""
+    with subprocess.Popen(["sleep", "600"], process_group=0) as command:
+        yield command
+        command.kill()
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def has_ended(command: subprocess.Popen[bytes]) -> bool:
+    return command.poll() is not None
+
+
+def test_a_group_ends_when_its_work_horse_is_killed(
+    post: GuardPost, group: subprocess.Popen[bytes]
+) -> None:
+    horse = os.fork()
+    if horse == 0:
+        Guard(post=post).watch_over(group.pid)
+        signal.pause()
+    until(lambda: psutil.Process(post.pid).num_fds() > 4)
+    assert not has_ended(group)
+    os.kill(horse, signal.SIGKILL)
+    os.waitpid(horse, 0)
+    until(lambda: has_ended(group))
+
+
+def test_a_group_ends_with_its_time(post: GuardPost, group: subprocess.Popen[bytes]) -> None:
+    guard = Guard(post=post)
+    guard.allow_until(now_ms() + 200)
+    guard.watch_over(group.pid)
+    guard.allow_until(now_ms() + 600)
+    await_death([group.pid], 0.4)
+    assert not has_ended(group)
+    until(lambda: has_ended(group))
+    guard.dismiss()
+
+
+def test_a_time_that_is_over_before_the_command_starts_ends_it_then(
+    post: GuardPost, group: subprocess.Popen[bytes]
+) -> None:
+    guard = Guard(post=post)
+    guard.allow_until(now_ms() - 1)
+    guard.watch_over(group.pid)
+    until(lambda: has_ended(group))
+    guard.dismiss()
+
+
+def test_a_guard_that_is_dismissed_lets_the_group_be(
+    post: GuardPost, group: subprocess.Popen[bytes]
+) -> None:
+    guard = Guard(post=post)
+    guard.watch_over(group.pid)
+    guard.dismiss()
+    guard.dismiss()
+    guard.watch_over(group.pid)
+    until(lambda: psutil.Process(post.pid).num_fds() == 4)
+    assert not has_ended(group)
+
+
+def test_the_post_is_kept_as_long_as_there_is_somebody_to_guard(
+    group: subprocess.Popen[bytes],
+) -> None:
+    post = GuardPost()
+    guard = Guard(post=post)
+    guard.watch_over(group.pid)
+    post.close()
+    assert os.waitpid(post.pid, os.WNOHANG) == (0, 0)
+    guard.dismiss()
+    assert os.waitpid(post.pid, 0)[1] == 0
+    assert not has_ended(group)
+
+
+def test_where_nobody_is_at_the_post_a_pod_has_a_guard_of_its_own(
+    group: subprocess.Popen[bytes],
+) -> None:
+    post = GuardPost()
+    os.kill(post.pid, signal.SIGKILL)
+    os.waitpid(post.pid, 0)
+    guard = Guard(post=post)
+    guard.allow_until(now_ms() + 100)
+    guard.watch_over(group.pid)
+    until(lambda: has_ended(group))
+    guard.dismiss()
+    post.close()

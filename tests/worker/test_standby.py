@@ -1,0 +1,187 @@
+"""Processes of functions that are forked from an interpreter that stands by."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchq.api.objects import PodTemplate
+from batchq.worker.limits import UNBOUNDED, Bounds
+from batchq.worker.outcome import Outcome
+from batchq.worker.process import Fork, child_pids, kill_children
+from batchq.worker.program import CALLEE, Program
+from batchq.worker.standby import Functions, Standby
+
+TASKS = """
+import atexit, os, resource, signal, sys, threading
+
+def seen():
+    folder, environment = os.getcwd(), dict(os.environ)
+    group = os.getpgid(0) == os.getsid(0) == os.getpid()
+    held = sorted(int(one) for one in os.listdir("/proc/self/fd"))
+    return [folder, environment, group, held[:3], sys.path[0], sys.argv, "ctypes" in sys.modules]
+
+def late(path):
+    kept = open(path, "w")
+    sys.modules["kept"] = kept
+    kept.write("written ")
+    atexit.register(lambda: kept.write("and at exit"))
+
+def limit():
+    return resource.getrlimit(resource.RLIMIT_DATA)
+
+def leave():
+    sys.exit(7)
+
+def vanish():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+HERE = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "SECRET": "of one pod"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    # What only the standing by needs is none of the pod's business.
+    (tmp_path / "socket.py").write_text("WHOSE = 'the pod'\n")
+    return tmp_path
+
+
+@pytest.fixture
+def standby() -> Iterator[Standby]:
+    made = Standby(CALLEE, HERE)
+    yield made
+    made.close()
+
+
+def call(
+    standby: Standby,
+    folder: Path,
+    function: str,
+    *,
+    environment: dict[str, str] | None = None,
+    bounds: Bounds = UNBOUNDED,
+) -> tuple[Outcome, bytes | None]:
+    """Call a function by it; what becomes of that."""
+    program = Program(PodTemplate(function=function))
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a descriptor is all that is needed
+        out = nowhere.fileno()
+        fork = standby.fork(environment or HERE, str(folder), bounds, (program.stdin, out, out))
+    assert fork is not None
+    wait_status = ended(fork)
+    outcome = Outcome(exit_code=os.waitstatus_to_exitcode(wait_status))
+    return program.settled(outcome)
+
+
+def ended(fork: Fork) -> int:
+    """The wait status of a forked process."""
+    pidfd = os.pidfd_open(fork.pid)
+    assert select.select([pidfd], [], [], 30)[0]
+    os.close(pidfd)
+    return fork.reap()
+
+
+def test_a_function_sees_what_it_would_see_in_a_process_of_its_own(
+    standby: Standby, folder: Path
+) -> None:
+    environment = {**HERE, "SECRET": "of another", "MINE": "1"}
+    outcome, result = call(standby, folder, "tasks:seen", environment=environment)
+    assert outcome == Outcome(exit_code=0)
+    at, variables, leads, held, first, argv, has_more = json.loads(result or b"")
+    assert at == first == str(folder)
+    assert variables == environment
+    assert (leads, held, argv, has_more) == (True, [0, 1, 2], ["tasks:seen"], False)
+
+
+def test_a_module_of_the_pods_may_have_the_name_of_one_that_standing_by_needs(
+    standby: Standby, folder: Path
+) -> None:
+    (folder / "asks.py").write_text("import socket\ndef whose():\n    return socket.WHOSE\n")
+    assert call(standby, folder, "asks:whose")[1] == b'"the pod"'
+
+
+def test_one_pods_environment_is_not_shown_by_the_process_of_another(standby: Standby) -> None:
+    (shown,) = [psutil.Process(pid).environ() for pid in child_pids()]
+    assert "SECRET" not in shown
+
+
+def test_a_module_that_has_changed_is_imported_as_it_is_now(standby: Standby, folder: Path) -> None:
+    for number in (1, 22):
+        (folder / "changing.py").write_text(f"def number():\n    return {number}\n")
+        assert call(standby, folder, "changing:number")[1] == str(number).encode()
+
+
+def test_what_is_still_to_be_written_at_the_end_is_written(standby: Standby, folder: Path) -> None:
+    path = folder / "late.txt"
+    (folder / "call.py").write_text(f"import tasks\ndef late():\n    tasks.late({str(path)!r})\n")
+    assert call(standby, folder, "call:late")[0].exit_code == 0
+    assert path.read_text() == "written and at exit"
+
+
+@pytest.mark.parametrize(("function", "exit_code"), [("leave", 7), ("vanish", -signal.SIGKILL)])
+def test_how_a_process_ended_is_told(
+    standby: Standby, folder: Path, function: str, exit_code: int
+) -> None:
+    assert call(standby, folder, f"tasks:{function}")[0].exit_code == exit_code
+    assert call(standby, folder, "tasks:limit")[0].exit_code == 0
+
+
+def test_its_memory_is_limited_as_that_of_a_command(standby: Standby, folder: Path) -> None:
+    limit = 1 << 30
+    bounds = Bounds(memory_bytes=limit)
+    assert call(standby, folder, "tasks:limit", bounds=bounds)[1] == b"[%d,%d]" % (limit, limit)
+    assert call(standby, folder, "tasks:limit")[1] != b"[%d,%d]" % (limit, limit)
+
+
+def test_an_environment_that_counts_at_the_start_of_python_needs_another_process(
+    standby: Standby, folder: Path
+) -> None:
+    for name in ("PYTHONPATH", "PYTHONHASHSEED", "LC_ALL", "LD_PRELOAD", "TZ"):
+        assert standby.fork({**HERE, name: "x"}, str(folder), UNBOUNDED, (0, 1, 2)) is None
+
+
+def test_one_that_was_killed_forks_no_more_and_its_last_is_collected(
+    standby: Standby, folder: Path
+) -> None:
+    (folder / "slow.py").write_text(
+        "import threading\ndef sleep():\n    threading.Event().wait(600)\n"
+    )
+    program = Program(PodTemplate(function="slow:sleep"))
+    fork = standby.fork(HERE, str(folder), UNBOUNDED, (program.stdin, 1, 2))
+    assert fork is not None
+    os.kill(fork.keep[0], signal.SIGKILL)
+    os.kill(fork.pid, signal.SIGKILL)
+    assert fork.keep[0] in child_pids()
+    with pytest.raises(ChildProcessError):
+        # Without a work-horse that adopts orphans it is somebody else's.
+        fork.reap()
+    assert standby.fork(HERE, str(folder), UNBOUNDED, (program.stdin, 1, 2)) is None
+    os.close(program.stdin)
+
+
+def test_the_first_function_of_a_work_horse_is_started_plainly(folder: Path) -> None:
+    functions = Functions(CALLEE)
+    program = Program(PodTemplate(function="tasks:limit"))
+    try:
+        descriptors = (program.stdin, 1, 2)
+        assert functions.fork(HERE, str(folder), UNBOUNDED, descriptors) is None
+        assert child_pids() == frozenset()
+        second = functions.fork(HERE, str(folder), UNBOUNDED, descriptors)
+        assert second is not None
+        assert ended(second) == 0
+        # One that does not fit makes room for another.
+        other = functions.fork({**HERE, "TZ": "UTC"}, str(folder), UNBOUNDED, descriptors)
+        assert other is not None
+        assert other.keep != second.keep
+        ended(other)
+    finally:
+        functions.close()
+        os.close(program.stdin)
+    assert kill_children(keep=(), within_s=1.0) == []

@@ -210,7 +210,7 @@ def _started(
             # The work-horse has a single thread, so nothing can be locked in the child.
             preexec_fn=_preparation(bounds, entrance),
         )
-    except BaseException:
+    except BaseException:  # whatever it is, the pipes must not stay open
         os.close(stdout)
         os.close(stderr)
         raise

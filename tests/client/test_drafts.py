@@ -68,3 +68,12 @@ def test_what_differs_from_a_mould_is_checked_all_the_same(
     with pytest.raises(BatchqError) as caught:
         drafts.draft({**a_line("x"), **varied}, "00000")
     assert sentence in caught.value.message
+
+
+def test_no_more_moulds_are_kept_than_so_many() -> None:
+    drafts = Drafts({})
+    for number in range(600):
+        drafts.draft(a_line("x", labels={"n": str(number)}), "00000")
+    assert 0 < len(drafts._moulds) <= 256
+    draft = drafts.draft(a_line("y", labels={"n": "7"}), "00000")
+    assert draft.group.metadata.labels == {"n": "7"}

@@ -445,3 +445,23 @@ def test_breaking_off_leaves_whole_batches_and_a_second_run_adds_the_rest(
         submitted=100 - there, unchanged=there
     )
     assert [one.metadata.name for one in stored(stage)] == [f"g-{number}" for number in range(100)]
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_large_groups_is_shorter(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "BYTES_A_BATCH", 300_000)
+    heard: list[Tally] = []
+    requests = [{"name": f"g-{n}", "command": ["echo", "x" * 100_000]} for n in range(7)]
+    stage.client.submit_many(requests, progress=heard.append).all()
+    assert [tally.submitted for tally in heard] == [3, 6, 7]
+
+
+def test_what_comes_from_a_slow_source_does_not_wait_for_a_full_batch(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "LONGEST_GATHER_S", 0.0)
+    heard: list[Tally] = []
+    stage.client.submit_many(lines(3), progress=heard.append).all()
+    assert [tally.submitted for tally in heard] == [1, 2, 3]

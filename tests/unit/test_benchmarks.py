@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from benchmarks import traces
+from benchmarks import submission, traces
 from benchmarks.queues import compare, flat, leaves_of, tree
+from tests.harness.server import Server
 
 
 def test_queues_compares_a_thousand_leaves_with_ten() -> None:
@@ -45,3 +46,16 @@ def test_traces_compares_every_policy_with_a_plain_simulator(tmp_path: Path) -> 
     }
     # First come, first served: the third waits for the second, which waits for the first.
     assert rows[0]["slowdown"] == f"{(1 + (99 + 50) / 50 + (98 + 50) / 50) / 3:.5f}"
+
+
+def test_submission_compares_five_ways_on_one_server() -> None:
+    with Server("--appendonly", "yes") as server:
+        rows = submission.measure(server, many=20, few=5, rounds=1)
+    assert [(row[0], row[1]) for row in rows] == [
+        ("RQ enqueue", 5),
+        ("RQ enqueue_many", 20),
+        ("client.submit", 5),
+        ("client.submit_many", 20),
+        ("submit --from-file", 20),
+    ]
+    assert all(isinstance(cell, int | float) and cell > 0 for row in rows for cell in row[1:4])

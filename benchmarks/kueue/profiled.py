@@ -26,7 +26,7 @@ def _run(thread: threading.Thread) -> None:
 
 
 def main(out: str, module: str, arguments: list[str]) -> None:
-    threading.Thread.run = _run  # type: ignore[method-assign]
+    threading.Thread.run = _run  # type: ignore[method-assign, assignment]
     sys.argv = [module, *arguments]
     profile = cProfile.Profile()
     profile.enable()

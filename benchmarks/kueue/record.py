@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from batchq.store import keys
-from batchq.store.connect import open_store
 from batchq.store.mirror import Change, read_changes
+from batchq.store.redis import RedisStore
 
 #: So often it reads. The stream keeps 65,536 changes, many times what is written meanwhile.
 _EVERY_S = 0.05
@@ -25,8 +25,8 @@ _COMPLETED = b'"phase":"Completed"'
 class Recorder:
     """Follows from now on; owned by one thread."""
 
-    def __init__(self, url: str, path: Path) -> None:
-        self._store = open_store(url)
+    def __init__(self, store: RedisStore, path: Path) -> None:
+        self._store = store
         self._path = path
         cursor, _ = self._store.watch(None, 0)
         self._first = int(cursor.split("-")[0])
@@ -48,9 +48,8 @@ class Recorder:
         self.completed += sum(_COMPLETED in fields[b"value"] for _, fields in entries)
 
     def close(self) -> None:
-        """No more is put aside."""
+        """No more is put aside. Twice does nothing new."""
         self._file.close()
-        self._store.close()
 
     def changes(self) -> Iterator[tuple[float, Change]]:
         """(by this machine's monotonic clock, to some hundredths of a second; change), in order.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pstats
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
 from batchq.client import Client
 from batchq.store.connect import open_store
+from batchq.store.redis import RedisStore
 from benchmarks.kueue.load import SCENARIOS, Scenario, furniture, keep, scale_asked_for, scaled
 from benchmarks.kueue.record import Recorder
 from benchmarks.kueue.stage import PROFILED, Cost, Stage, cost_of
@@ -46,42 +48,47 @@ def run(scenario: Scenario, *, profile: bool = False) -> Outcome:
         stage.start("submitter", "benchmarks.kueue.submitter", str(stage.folder))
         stage.await_file("consumer.ready")
         stage.await_file("submitter.ready")
-        recorder = Recorder(stage.url, stage.folder / "changes")
-        before = {"server": cost_of(stage.server), "daemon": cost_of(stage.process("daemon"))}
-        store = open_store(stage.url)
-        store.link.ask(lambda client: client.config_resetstat())
-        (stage.folder / "go").touch()
-        deadline = time.monotonic() + _MOST_S
-        while recorder.completed < scenario.groups and time.monotonic() < deadline:
-            recorder.step()
-            stage.check()
-        costs = {
-            "server": cost_of(stage.server, before["server"]),
-            "daemon": cost_of(stage.process("daemon"), before["daemon"]),
-        }
-        commands = _commands(store.link.ask(lambda client: client.info("commandstats")))
-        store.close()
-        (stage.folder / "done").touch()
-        told = {one: stage.told(one) for one in ("submitter", "consumer")}
-        for one, words in told.items():
-            costs[one] = Cost(words["cpu_s"], words["peak_mib"])
-        stage.end("daemon")
+        with (
+            closing(open_store(stage.url)) as store,
+            closing(Recorder(store, stage.folder / "changes")) as recorder,
+        ):
+            return _outcome(scenario, stage, store, recorder)
+
+
+def _outcome(scenario: Scenario, stage: Stage, store: RedisStore, recorder: Recorder) -> Outcome:
+    """From the first submission until everybody has told what there is to tell."""
+    before = {"server": cost_of(stage.server), "daemon": cost_of(stage.process("daemon"))}
+    store.link.ask(lambda client: client.config_resetstat())
+    (stage.folder / "go").touch()
+    deadline = time.monotonic() + _MOST_S
+    while recorder.completed < scenario.groups and time.monotonic() < deadline:
         recorder.step()
-        recorder.close()
-        story = story_of(recorder.changes())
-        runs = [cast(Run, tuple(one)) for one in told["consumer"]["runs"]]
-        if profile:
-            _show_profiles(stage)
-        late = told["submitter"]
-        return Outcome(
-            scenario=scenario,
-            story=story,
-            runs=runs,
-            costs=costs,
-            late_ms=(late["late_mean_ms"], late["late_most_ms"]),
-            commands=commands,
-            faults=faults(scenario, story, runs),
-        )
+        stage.check()
+    costs = {
+        "server": cost_of(stage.server, before["server"]),
+        "daemon": cost_of(stage.process("daemon"), before["daemon"]),
+    }
+    commands = _commands(store.link.ask(lambda client: client.info("commandstats")))
+    (stage.folder / "done").touch()
+    told = {one: stage.told(one) for one in ("submitter", "consumer")}
+    for one, words in told.items():
+        costs[one] = Cost(words["cpu_s"], words["peak_mib"])
+    stage.end("daemon")
+    recorder.step()
+    recorder.close()
+    story = story_of(recorder.changes())
+    runs = [cast(Run, tuple(one)) for one in told["consumer"]["runs"]]
+    if stage.profile:
+        _show_profiles(stage)
+    return Outcome(
+        scenario=scenario,
+        story=story,
+        runs=runs,
+        costs=costs,
+        late_ms=(told["submitter"]["late_mean_ms"], told["submitter"]["late_most_ms"]),
+        commands=commands,
+        faults=faults(scenario, story, runs),
+    )
 
 
 def _show_profiles(stage: Stage) -> None:

@@ -39,7 +39,7 @@ def bind_until_ready(session: Session, statement: Statement, group: GroupState) 
             place += 1
             continue
         alike = [] if plan else _needed_alike(session, group, shape, waiting, place)
-        if len(alike) > 1:
+        if alike:
             bound = bind_alike(statement, group, shape, alike)
         else:
             alike = [pod]
@@ -75,7 +75,7 @@ def _needed_alike(
     its task was edited may ask for something else.
     """
     most = min(pods_short(session, group), _promised_pods(session, group, shape))
-    if most < 2:
+    if most < 1:
         return []
     task, requests = shape.task.name, waiting[place].spec.requests
     if of_pod(requests) != shape.requests:

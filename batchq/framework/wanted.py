@@ -21,6 +21,10 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     """
     if group.is_external:
         return []
+    if not group.pods:
+        new = group.choose(group.min_member, group.ungated())
+        parts = zip(group.tasks, new, strict=True)
+        return [ordinal for shape, count in parts for ordinal in shape.ordinals[:count]]
     taken = _taken(group)
     there = Counter(pod.spec.task for pod in group.current() if _may_run(group, pod))
     missing = []

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.api.objects import Taint, Task, Toleration
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import PodGroupStatus, Taint, Task, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
@@ -22,13 +23,14 @@ from batchq.framework.gangs import bind_until_ready
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.placement import fill_nodes, find_node, slots_for
 from batchq.framework.ranking import Judge, rank_of
+from batchq.framework.rowranking import RowRanking
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
 from batchq.scheduler.scheduler import Scheduler
-from tests.builders import Decided, a_group, a_node, a_snapshot, a_task
+from tests.builders import Decided, a_group, a_node, a_pod, a_snapshot, a_task, amounts, decide
 from tests.property.worlds import dump
 
 
@@ -111,7 +113,7 @@ def nodes(draw: st.DrawFn) -> list[Any]:
     """Nodes with some of the resources, labels, taints; some cordoned or not ready."""
     made = []
     for place in range(draw(st.integers(1, 7))):
-        resources: dict[str, int | str] = {"cpu": draw(st.integers(1, 9))}
+        resources: dict[str, Any] = {"cpu": draw(st.integers(1, 9))}
         if draw(st.booleans()):
             resources["memory"] = f"{draw(st.integers(1, 4))}Gi"
         if draw(st.booleans()):
@@ -300,3 +302,46 @@ def test_pods_bound_at_once_are_taken_back_without_a_trace(
             best = min((rank for rank in each if rank is not None), default=None)
             found = find_node(session, shape)
             assert (found and found.name) == (best and best[1])
+
+
+@pytest.mark.parametrize(
+    ("memory", "by_columns"), [(2**50, True), (2**50 + 1, False)], ids=["64 bits do", "no longer"]
+)
+def test_amounts_beyond_what_64_bits_hold_are_ranked_one_by_one(
+    memory: int, by_columns: bool
+) -> None:
+    placement.MANY_NODES = 1
+    machines = [a_node(f"n{n}", cpu=4, memory=str(memory - n)) for n in range(3)]
+    group = a_group("g", 6, tasks=(a_task("w", 6, requests={"cpu": 1, "memory": str(2**48)}),))
+    session = assemble(SchedulerConfig()).open(a_snapshot(*machines, group), 0)
+    shape = session.by_key["default/g"].tasks[0]
+    filled: list[NodeState] = []
+    fill_nodes(session, shape, 6, filled)
+    assert isinstance(session.rankings[shape.shape], RowRanking) is by_columns
+    assert [node.name for node in filled] == ["n0", "n1", "n2"] * 2
+
+
+def test_few_nodes_are_ranked_without_numpy() -> None:
+    placement.MANY_NODES = 64
+    session = assemble(SchedulerConfig()).open(a_snapshot(a_node(cpu=4), a_group("g")), 0)
+    assert find_node(session, session.by_key["default/g"].tasks[0]) is session.nodes["n1"]
+    assert session.node_rows is None
+
+
+def _in_queue(**reservation: int) -> PodGroupStatus:
+    return PodGroupStatus(
+        phase=PodGroupPhase.IN_QUEUE,
+        admission=1,
+        reserved_at=0,
+        in_queue_at=0,
+        reservation=amounts(**reservation),
+    )
+
+
+def test_a_pod_made_before_its_task_was_edited_takes_what_it_was_made_for() -> None:
+    group = a_group("g", 3, cpu=2, status=_in_queue(cpu=6, pods=3))
+    old = [a_pod(group, index) for index in range(3)]
+    edited = a_group("g", 3, cpu=1, status=group.status)
+    done = decide(a_node(cpu=8), edited, *old)
+    assert sorted(done.bound) == ["default/g-w-0", "default/g-w-1", "default/g-w-2"]
+    assert done.session.nodes["n1"].free["cpu"] == 2_000

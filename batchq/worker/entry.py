@@ -222,9 +222,19 @@ class WorkHorse:
         self._bounds = self._harness.enforcement.bounds(
             f"{self._uid}-{self._attempt}", pod.spec.requests
         )
-        functions = self._harness.functions
         try:
             program = Program(task.template)
+        except process.NotStarted as failure:
+            process.end_cgroup(self._bounds)
+            return failure.outcome
+        try:
+            return self._outcome_of(program, task, lease)
+        finally:
+            program.close()
+
+    def _outcome_of(self, program: Program, task: Task, lease: Lease) -> Outcome | None:
+        pod, group, functions = self._pod, self._group, self._harness.functions
+        try:
             command = process.start(
                 program.argv,
                 self._environment(pod, group, task),

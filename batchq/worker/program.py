@@ -50,7 +50,7 @@ class Program:
         if self.stdin == subprocess.DEVNULL:
             return outcome, None
         answer = _answer_in(self.stdin)
-        os.close(self.stdin)
+        self.close()
         if outcome.stopped or outcome.signal is not None:
             return outcome, None
         if outcome.exit_code != 0:
@@ -60,6 +60,12 @@ class Program:
             failed = structs.replace(outcome, exit_code=callee.RAISED)
             return _explained(failed, _ENDED_EARLY), None
         return outcome, result
+
+    def close(self) -> None:
+        """Let go of the call and the answer; may be called twice."""
+        if self.stdin != subprocess.DEVNULL:
+            os.close(self.stdin)
+            self.stdin = subprocess.DEVNULL
 
 
 def _file_of(template: PodTemplate) -> int:

@@ -1,0 +1,103 @@
+"""A work-horse whose pod has ended takes the next one, and nothing of the one before is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod
+from tests.daemon.waiting import until
+from tests.worker.stage import WITHIN_S, Stage, is_alive, kill
+
+pytestmark = pytest.mark.e2e
+
+PARENT = ("sh", "-c", "echo $PPID $MINE; ls /proc/$PPID/fd | wc -l")
+
+
+def ran(stage: Stage, *command: str, **template: object) -> tuple[Pod, list[str]]:
+    """A pod that has succeeded, and what it said."""
+    (pod,) = stage.bind(*command, **template)  # type: ignore[arg-type]  # fields of a template
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    return pod, stage.output(pod).split()
+
+
+def test_pods_that_follow_each_other_have_one_work_horse_which_then_ends(stage: Stage) -> None:
+    stage.start_agent(slots=1)
+    pods = stage.bind(*PARENT, replicas=16)
+    assert {stage.ended(pod).status.phase for pod in pods} == {PodPhase.SUCCEEDED}
+    said = [stage.output(pod).split() for pod in pods]
+    assert len({horse for horse, _ in said}) == 1
+    # It holds nothing open of those before; a slow one has a connection beside.
+    held = [int(descriptors) for _, descriptors in said]
+    assert max(held) - min(held) <= 6, held
+    until(lambda: not is_alive(int(said[0][0])), within_s=WITHIN_S)
+
+
+def test_what_a_pod_was_given_the_next_one_does_not_see(stage: Stage) -> None:
+    stage.start_agent(slots=1)
+    _, first = ran(stage, *PARENT, env={"MINE": "secret"})
+    _, second = ran(stage, *PARENT)
+    assert (len(first), first[1]) == (3, "secret")
+    assert len(second) == 2
+
+
+def test_an_idle_work_horse_that_is_killed_costs_no_pod(stage: Stage) -> None:
+    stage.start_agent(slots=1)
+    _, (horse, _) = ran(stage, *PARENT)
+    if is_alive(int(horse)):
+        kill(int(horse))
+    _, (other, _) = ran(stage, *PARENT)
+    assert other != horse
+
+
+def test_one_that_is_killed_takes_only_the_pod_along_that_it_runs(stage: Stage) -> None:
+    stage.start_agent(slots=1)
+    done, _ = ran(stage, "true")
+    (pod,) = stage.bind("sleep", "600")
+    stage.started(pod)
+    kill(stage.horse_of(pod))
+    assert stage.ended(pod).status.reason == "NodeLost"
+    assert stage.now(done).status.phase == PodPhase.SUCCEEDED
+    ran(stage, "true")
+
+
+def test_a_drained_agent_does_not_wait_for_idle_work_horses(stage: Stage) -> None:
+    agent = stage.start_agent(slots=1)
+    ran(stage, "true")
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=WITHIN_S) == 0
+
+
+def test_further_functions_are_forked_from_an_interpreter_that_ends_with_the_work_horse(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.start_agent(slots=1)
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "who.py").write_text(
+        "import os\ndef whose():\n"
+        "    print(os.getppid(), os.environ['BATCHQ_POD_UID'])\n"
+        "    return os.environ['BATCHQ_POD_UID']\n"
+    )
+    pods = stage.bind(function="who:whose", working_dir=str(folder), replicas=4)
+    assert {stage.ended(pod).status.phase for pod in pods} == {PodPhase.SUCCEEDED}
+    said = [stage.output(pod).split() for pod in pods]
+    assert [uid for _, uid in said] == [pod.metadata.uid for pod in pods]
+    parents = {int(parent) for parent, _ in said}
+    # The work-horse's own child first, those of the interpreter then.
+    assert len(parents) == 2
+    until(lambda: not any(is_alive(pid) for pid in parents), within_s=WITHIN_S)
+    assert not any("callee" in " ".join(one.cmdline()) for one in _below_this())
+
+
+def _below_this() -> list[psutil.Process]:
+    return [
+        one
+        for one in psutil.Process(os.getpid()).children(recursive=True)
+        if one.status() != psutil.STATUS_ZOMBIE
+    ]

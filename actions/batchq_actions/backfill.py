@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import dropwhile, islice
 from typing import TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -157,7 +158,8 @@ def _behind(session: Session, name: str, head: GroupState) -> Iterator[GroupStat
     In one line of all queues a group of a StrictFIFO queue goes past nobody, and nobody past it.
     """
     line = session.queues[name].line if name != ROOT else _one_line(session)
-    for group in line[line.index(head) + 1 :]:
+    from_head = dropwhile(lambda group: group is not head, line)
+    for group in islice(from_head, 1, None):
         if _strategy(session, group).type == "StrictFIFO":
             return
         if _still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
 from batchq.framework.checks import evicts_late, holds_off
-from batchq.framework.claiming import GangClaim
+from batchq.framework.claiming import Claimants, GangClaim
 from batchq.framework.classes import may_evict
-from batchq.framework.line import blockers, standing_aside
+from batchq.framework.crowds import Crowd, Walk
+from batchq.framework.line import blockers, is_of_crowd, standing_aside
 from batchq.framework.moves import roll_back
 from batchq.framework.pledges import (
     awaits_victims,
@@ -56,7 +57,7 @@ class _FromNobody(GangClaim):
 
 def serve_claimants(
     session: Session,
-    claimants: Iterable[GroupState],
+    claimants: Claimants,
     serve: Callable[[Session, GroupState], None],
 ) -> None:
     """The queue with the lowest share first, looked at anew after each; groups in order.
@@ -64,31 +65,55 @@ def serve_claimants(
     Claimants that ask for the same as one that has just failed are not tried, until something has
     changed: with thousands of them waiting, a session would do little else.
     """
+    walks = _walks(session, claimants)
+    if not walks:
+        return
     # Asked before anybody is evicted: what queues deserve does not change by that.
     deserved_of_queues(session)
     session.undoable = None
-    lines: dict[str, list[GroupState]] = {}
-    for group in claimants:
-        lines.setdefault(group.queue if session.points["queueOrder"] else ROOT, []).append(group)
-    for line in lines.values():
-        line.sort(key=session.group_key, reverse=True)
     failed: set[Any] = set()
-    turns = Turns(session, lines)
+    turns = Turns(session, walks)
     while (name := turns.next()) is not None:
-        if not lines[name]:
+        group = walks[name].next()
+        if group is None:
             turns.drop(name)
             continue
-        group = lines[name].pop()
         asks = (group.queue, group.namespace, group.priority, group.phase, group.shape.claim)
         key = (*asks, tuple((shape.shape, shape.task.replicas) for shape in group.tasks))
-        if key in failed:
+        of_crowd = walks[name].crowd is not None
+        if of_crowd and (not is_of_crowd(group) or group.uid in session.refusals.told):
+            # It is not as those are any more, and stands for itself if it claims anything.
             continue
-        decided = len(session.joined)
-        serve(session, group)
-        if len(session.joined) > decided:
-            failed.clear()
-        else:
+        if key not in failed:
+            decided = len(session.joined)
+            serve(session, group)
+            if len(session.joined) > decided:
+                failed.clear()
+                for walk in walks.values():
+                    walk.take_up()
+                continue
             failed.add(key)
+        walks[name].pass_over()
+
+
+def _walks(session: Session, claimants: Claimants) -> dict[str, Walk]:
+    """The claimants of each queue, or of all where none comes before another."""
+    groups: dict[str, list[GroupState]] = {}
+    crowds: dict[str, list[Crowd]] = {}
+    hopeless: dict[str, list[Crowd]] = {}
+    in_queues = bool(session.points["queueOrder"])
+    for group in claimants.groups:
+        groups.setdefault(group.queue if in_queues else ROOT, []).append(group)
+    for crowd in claimants.crowds:
+        crowds.setdefault(crowd.queue if in_queues else ROOT, []).append(crowd)
+    for crowd in claimants.hopeless:
+        hopeless.setdefault(crowd.queue if in_queues else ROOT, []).append(crowd)
+    return {
+        name: Walk(
+            crowds.get(name, ()), groups.get(name, ()), session.group_key, hopeless.get(name, ())
+        )
+        for name in dict.fromkeys((*groups, *crowds))
+    }
 
 
 def choose_anew(

@@ -13,15 +13,20 @@ from __future__ import annotations
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Blockers, Leaving, Verdict, Waiting
+from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
-from batchq.framework.asides import set_aside, set_aside_from_borrowers
-from batchq.framework.line import alike, blockers, waits_in_line
+from batchq.framework.asides import (
+    everybody_gets_all_back,
+    set_aside,
+    set_aside_from_borrowers,
+)
+from batchq.framework.crowds import Crowd, Walk
+from batchq.framework.line import blockers, is_of_crowd, refuse_crowd, waits_in_line
 from batchq.framework.moves import admit, create_pods, reserve, roll_back
 from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
 from batchq.framework.pledges import awaits_victims
 from batchq.framework.queue_shares import note_admission
-from batchq.framework.session import Key, Session
+from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.turns import Turns
@@ -71,40 +76,77 @@ def _is_promised(session: Session, group: GroupState) -> bool:
 
 def _serve_queues(session: Session) -> None:
     """The queue with the lowest share first; its next group decides when it is served again."""
-    lines = {name: iter(queue.line) for name, queue in session.queues.items() if queue.line}
-    turns = Turns(session, lines)
+    walks = _walks(session)
+    turns = Turns(session, walks)
     headed: set[str] = set()
     while (name := turns.next()) is not None:
-        group = next((one for one in lines[name] if one.phase == PodGroupPhase.PENDING), None)
+        group = _next_pending(walks[name])
         if group is None:
             turns.drop(name)
-        elif _try(session, group) or not waits_in_line(session.refusals[group.uid]):
+        elif _try(session, group):
             continue
+        elif _is_out_of_line(session, group):
+            walks[name].pass_over()
         elif _is_strict(session, group):
             turns.drop(name)
             session.strict_heads[name] = group
-            _wait_behind(session, list(lines[name]), group)
+            _wait_behind(session, name, group)
             if len(session.queues) > 1:
                 set_aside(session, group)
-        elif name not in headed and len(session.queues) > 1:
-            headed.add(name)
-            set_aside_from_borrowers(session, group)
+        else:
+            walks[name].pass_over()
+            if name not in headed and len(session.queues) > 1:
+                headed.add(name)
+                set_aside_from_borrowers(session, group)
+
+
+def _walks(session: Session) -> dict[str, Walk]:
+    """The lines to be walked. Crowds that are kept out are left out where nobody heeds a head."""
+    heads_matter = len(session.queues) > 1 and not everybody_gets_all_back(session)
+    freed: dict[str, list[Crowd]] = {}
+    for crowd in session.watches.freed(session.ledger.sums):
+        freed.setdefault(crowd.queue, []).append(crowd)
+    walks = {}
+    for name, queue in session.queues.items():
+        line = queue.line
+        if heads_matter or queue.record.spec.strategy.type != "BestEffortFIFO":
+            crowds = list(line.crowds.values())
+        else:
+            crowds = [*line.restless.values(), *freed.get(name, ())]
+        if crowds or line.singles:
+            walks[name] = Walk(crowds, line.in_order(), session.group_key)
+    return walks
+
+
+def _next_pending(walk: Walk) -> GroupState | None:
+    while (group := walk.next()) is not None:
+        if group.phase == PodGroupPhase.PENDING:
+            return group
+    return None
+
+
+def _is_out_of_line(session: Session, group: GroupState) -> bool:
+    return not waits_in_line(session.refusals[group.uid])
 
 
 def _serve_one_line(session: Session) -> None:
     """No queueOrder: every group in one line; a strict head stops it."""
-    groups = [group for queue in session.queues.values() for group in queue.line]
-    line = iter(sorted(groups, key=session.group_key))
-    for group in line:
-        if group.phase != PodGroupPhase.PENDING:
+    crowds = [crowd for queue in session.queues.values() for crowd in queue.line.crowds.values()]
+    singles = [group for queue in session.queues.values() for group in queue.line.in_order()]
+    walk = Walk(crowds, singles, session.group_key)
+    while (group := _next_pending(walk)) is not None:
+        if _try(session, group):
             continue
-        if _try(session, group) or not waits_in_line(session.refusals[group.uid]):
-            continue
-        if _is_strict(session, group):
+        if _is_out_of_line(session, group):
+            walk.pass_over()
+        elif _is_strict(session, group):
             session.strict_heads |= dict.fromkeys(session.queues, group)
-            _wait_behind(session, list(line), group)
+            for name in session.queues:
+                _wait_behind(session, name, group)
             set_aside(session, group)
             return
+        else:
+            walk.pass_over()
 
 
 def _try(session: Session, group: GroupState) -> bool:
@@ -113,7 +155,10 @@ def _try(session: Session, group: GroupState) -> bool:
     """
     verdicts = blockers(session, group)
     if verdicts:
-        session.refuse(group, verdicts)
+        if is_of_crowd(group) and not (_is_strict(session, group) and waits_in_line(verdicts)):
+            refuse_crowd(session, group, session.as_kept(verdicts))
+        else:
+            session.refuse(group, verdicts)
         return False
     if group.reserved and _cannot_be_placed(session, group):
         return True
@@ -154,8 +199,8 @@ def _is_strict(session: Session, group: GroupState) -> bool:
     return session.queues[group.queue].record.spec.strategy.type != "BestEffortFIFO"
 
 
-def _wait_behind(session: Session, groups: list[GroupState], head: GroupState) -> None:
-    """Those behind a blocked head wait for it, unless they are out of line anyway.
+def _wait_behind(session: Session, name: str, head: GroupState) -> None:
+    """Those of a queue behind a blocked head wait for it, unless they are out of line anyway.
 
     Who that is passes: each of them would be written anew with every head that is admitted.
     """
@@ -165,15 +210,20 @@ def _wait_behind(session: Session, groups: list[GroupState], head: GroupState) -
     if "backfill" not in session.actions:
         strategy = "StrictFIFO"
     told = structs.replace(_BEHIND[strategy], passing=passing)
-    of_all_alike: dict[Key, Blockers] = {}
-    for group in groups:
-        key = group.asks if alike(session, group) else None
-        if key is not None and (known := of_all_alike.get(key)) is not None:
-            session.refuse(group, known)
-            continue
-        verdicts = blockers(session, group)
-        behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
-        found = session.dated((*verdicts, *behind))
-        session.refuse(group, found)
-        if key is not None:
-            of_all_alike[key] = found
+    line, head_key = session.queues[name].line, session.group_key(head)
+    for crowd in list(line.crowds.values()):
+        if (following := crowd.members.after(head_key)) is not None:
+            _crowd_waits_behind(session, following[1], told)
+    for group in line.in_order():
+        if group.phase == PodGroupPhase.PENDING and session.group_key(group) > head_key:
+            verdicts = blockers(session, group)
+            behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
+            session.refuse(group, (*verdicts, *behind))
+
+
+def _crowd_waits_behind(session: Session, group: GroupState, told: Verdict) -> None:
+    if not is_of_crowd(group):
+        return
+    verdicts = session.as_kept(blockers(session, group))
+    behind = told if not verdicts or verdicts.wait_in_line else None
+    refuse_crowd(session, group, verdicts, behind)

@@ -10,6 +10,7 @@ preemption within a ClusterQueue; kube-batch's faults that it avoids are listed 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from batchq.api.names import counted
 from batchq.api.resources import Amounts
@@ -32,7 +33,8 @@ class Preempt:
 
     def execute(self, session: Session) -> None:
         choose_anew(session, self.name, _serve_from)
-        serve_claimants(session, gang_claimants(session), _serve)
+        hopes = partial(_hopes, session)
+        serve_claimants(session, gang_claimants(session, hopes), _serve)
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
         """Why nobody of its own queue makes way for a group; for people who ask."""
@@ -47,6 +49,11 @@ class Preempt:
             return [_who_is_there(session, group)]
         before = dict(session.ledger.sums.get(queue_scope(group.queue), {}))
         return why_spared(session, WithinQueue(group, before), POINT, [group.queue])
+
+
+def _hopes(session: Session, group: GroupState) -> bool:
+    policy = session.queues[group.queue].record.spec.preemption.within_queue
+    return policy != "Never" and _has_victims(session, group)
 
 
 def _serve(session: Session, group: GroupState) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import queue_scope
@@ -52,7 +53,8 @@ class Reclaim:
             _serve_gang(session, group, borrowers)
 
         choose_anew(session, self.name, lambda session, group, _: serve_gang(session, group))
-        serve_claimants(session, gang_claimants(session), serve_gang)
+        hopes = partial(_hopes, session, borrowers)
+        serve_claimants(session, gang_claimants(session, hopes), serve_gang)
         serve_claimants(
             session,
             elastic_claimants(session),
@@ -104,6 +106,11 @@ class _Borrowers:
             if comparable(session, over):
                 found.append(name)
         return found
+
+
+def _hopes(session: Session, borrowers: _Borrowers, group: GroupState) -> bool:
+    need = group.reservation
+    return bool(borrowers.others(group.queue)) and _may_reclaim(session, group, need, need)
 
 
 def _serve_gang(session: Session, group: GroupState, borrowers: _Borrowers) -> None:

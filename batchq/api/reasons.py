@@ -157,6 +157,17 @@ class Blockers(tuple[Verdict, ...]):
         return all(verdict.in_line for verdict in self)
 
     @cached_property
+    def wait_in_line(self) -> bool:
+        """Whether a group refused like this keeps its place in line.
+
+        It does if capacity refuses it. A namespace's quota alone puts it out of line, but does not
+        cost it its place where capacity refuses it too; anything else does.
+        """
+        return any(verdict.in_line for verdict in self) and all(
+            verdict.in_line or verdict.reason == Waiting.WAITING_FOR_QUOTA for verdict in self
+        )
+
+    @cached_property
     def turn(self) -> str:
         """Whose turn it waits for; see `turn_of`."""
         return turn_of(self)

@@ -28,8 +28,9 @@ from batchq.client.queues import (
 )
 from batchq.config.model import SchedulerConfig
 from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.panel import GATES
 from batchq.framework.pledges import victims_left
-from batchq.framework.session import GATES, Session
+from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT

@@ -10,7 +10,7 @@ from batchq.api.lifecycle import ADMITTED
 from batchq.api.names import counted
 from batchq.api.objects import Task
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.session import GATES
+from batchq.framework.panel import GATES
 from batchq.framework.state import GroupState
 
 

@@ -21,8 +21,9 @@ from batchq.framework.checks import PLUGIN as CHECKS
 from batchq.framework.checks import open_checks, refused_with, retry_at
 from batchq.framework.dependencies import DependencyState, dependency_state
 from batchq.framework.eligibility import stops_of
+from batchq.framework.panel import GATES
 from batchq.framework.placement import gang_of, largest_node, why_no_known_node
-from batchq.framework.session import GATES, Session
+from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
 _Remedy = Callable[[Session, GroupState, Verdict], str]

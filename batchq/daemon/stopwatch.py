@@ -59,5 +59,8 @@ class Stopwatch:
         """
         plugins = {key: sum_s[0] for key, sum_s in self._plugins.items() if sum_s[0] > 0}
         actions = {name: sum_s[0] for name, sum_s in self._actions.items() if sum_s[0] > 0}
-        self._plugins, self._actions, self._inner = {}, {}, 0.0
+        # In place: what was handed out goes on counting there.
+        for sum_s in (*self._plugins.values(), *self._actions.values()):
+            sum_s[0] = 0.0
+        self._inner = 0.0
         return plugins, actions

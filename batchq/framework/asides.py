@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, smaller
 from batchq.api.transaction import POD_GROUPS, queue_scope
-from batchq.framework.classes import may_evict
+from batchq.framework.classes import everybody_may_evict, may_evict
 from batchq.framework.ledger import title_of
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.session import Session
@@ -82,6 +82,16 @@ def _gets_all_back(session: Session, head: GroupState) -> bool:
     policy = session.queues[head.queue].record.spec.preemption.reclaim
     takes = "reclaim" in session.actions and may_evict(session, head)
     return policy == "Any" and takes and session.all_reclaimable
+
+
+def everybody_gets_all_back(session: Session) -> bool:
+    """Whether that is so of every head that any queue of this session could have."""
+    return (
+        "reclaim" in session.actions
+        and session.all_reclaimable
+        and all(q.record.spec.preemption.reclaim == "Any" for q in session.queues.values())
+        and everybody_may_evict(session)
+    )
 
 
 def _gets_back(session: Session, head: GroupState, borrower: GroupState) -> bool:

@@ -1,26 +1,59 @@
-"""What a session takes over from the one before: states of groups that nothing has happened to.
+"""What a session takes over from the one before: all that nothing has happened to.
 
-Most groups only wait. A *bare* group is nothing but a record that waits: it holds nothing, is owed
-nothing and has no clock. As long as its record and what it is judged by stay the same, so does its
-state, and its place in line; a session that follows another builds neither anew. A *steady* group
-runs, and only its pods and its clocks could change that: its state lasts like that of a bare one,
-and it is not settled again before one of its clocks runs out.
+A session's groups, nodes, lines and sums are those of the session before, put right for what has
+changed since: records that the snapshot has anew, and what that session itself had moved. So what a
+session costs follows what changed, and not how much waits.
+
+Groups are kept by what becomes of them:
+
+| kept in  | who                                                    | costs a session    |
+|----------|--------------------------------------------------------|--------------------|
+| `busy`   | whoever holds, is owed or runs anything, or has clocks | a few looks each   |
+| a crowd  | records that wait, alike                               | nothing, asleep    |
+| a line   | others that wait, one by one                           | a look each        |
+| asleep   | out of line until something happens (batchq.framework.parking) | nothing    |
+| over     | ended, until their time to be forgotten comes          | nothing            |
 
 It changes no decision: without it, every state would be built again, and be equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from batchq.api.objects import Pod, PodGroup, PriorityClass
-from batchq.framework.shapes import GroupShape, shape_of
+from batchq.api.gates import gates_of
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.limits import hard_limit, limit_of_queue
+from batchq.api.objects import (
+    DEFAULT,
+    Metadata,
+    Pod,
+    PodGroup,
+    PriorityClass,
+    Queue,
+    ResourceQuota,
+)
+from batchq.api.resources import Amounts, scaled
+from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
+from batchq.framework.contradictions import contradictions
+from batchq.framework.crowds import Line, Watches
+from batchq.framework.instrument import Instrument
+from batchq.framework.ledger import LedgerView
+from batchq.framework.machines import Machines
+from batchq.framework.ordered import Ordered
+from batchq.framework.panel import Panel
+from batchq.framework.pledges import note_pledge, owed_to
+from batchq.framework.rows import ByUid, Rows
+from batchq.framework.shapes import GroupShape, Shapes
 from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState
+from batchq.framework.state import GroupState, QueueState, scopes_in
 from batchq.framework.tree import QueueTree
 
 if TYPE_CHECKING:
+    from batchq.framework.extension import Standing
+    from batchq.framework.parking import LiftedBy, Parking
     from batchq.framework.session import Session
 
 
@@ -30,71 +63,369 @@ class Carryover:
     """
 
     def __init__(self) -> None:
-        self._world: tuple[object, ...] = ()
-        self._tree = QueueTree(())
-        self._groups: Mapping[str, GroupState] = {}
+        self._panel: Panel | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin from nothing."""
+        self.machines = Machines()
+        self.tree = QueueTree(())
+        self.groups: dict[str, GroupState] = {}
+        self.by_key: dict[str, GroupState] = {}
+        self.queues: dict[str, QueueState] = {}
+        #: Those of queues that there are not.
+        self.strayed = Line()
+        self.busy: Ordered[GroupState] = Ordered()
+        self.watches = Watches()
+        self.ledger = LedgerView({})
+        #: Uid -> those that depend on it, by uid.
+        self.dependents: dict[str, dict[str, None]] = {}
+        self._seen = Snapshot()
+        self._judged_by: tuple[object, ...] = ()
+        self._limits_of: tuple[object, ...] = ()
+        self._shapes = Shapes(gates_hold=True)
+        self._scopes: dict[tuple[str, str, str], tuple[str, ...]] = {}
+        self._world: object = None
+        #: Class -> priority, and that of those who name none; queue -> checks that it asks for.
+        self._classes: tuple[Mapping[str, int], int] = ({}, 0)
+        self._checks: dict[str, tuple[str, ...]] = {}
+        #: Of the last session: whom it touched; empty once these have been put right.
         self._touched: Mapping[str, GroupState] = {}
-        self._lines: Mapping[str, list[GroupState]] = {}
+        #: When groups that are over are to be forgotten, and their uids.
+        self._over: list[tuple[int, str]] = []
+        #: Claimants to which something is pledged, and who stands alone as they owe them room.
+        self.claimants: dict[str, GroupState] = {}
+        self._owing: set[str] = set()
+        #: A session has begun to put things right, and has not come to its end.
+        self._torn = False
 
-    def keep(self, session: Session, lines: Mapping[str, list[GroupState]]) -> None:
-        """Take over from a session, before it moves anything; `lines` as they were then."""
-        self._groups, self._touched, self._lines = session.groups, session.touched, lines
+    # --- for the session that begins ----------------------------------------------------------
 
-    def tree(self, snapshot: Snapshot, *, gates_hold: bool) -> QueueTree:
-        """The tree of queues. Where that, or what else all groups are judged by, has changed,
-        nothing is left of the session before.
+    def panel(
+        self,
+        plugins: Standing,
+        instrument: Instrument | None,
+        of_session: Mapping[str, LiftedBy],
+    ) -> Panel:
+        """The plugins in their places: the same for every session of the same plugins."""
+        if self._panel is None or not self._panel.is_of(plugins, instrument):
+            self._panel = Panel(plugins, instrument, of_session)
+        self._panel.failures.clear()
+        return self._panel
+
+    def take_up(self, session: Session, parking: Parking) -> None:
+        """Put everything right for a session that begins."""
+        if self._torn:
+            self.forget()
+        self._torn = True
+        snapshot = session.snapshot
+        self._follow_queues(session)
+        changed = list(self._changed(snapshot))
+        self._seen, self._touched = snapshot, session.touched
+        states = [self._replace(session, uid, record) for uid, record in changed]
+        entered = [state for state in states if state is not None]
+        anew = self.machines.follow(snapshot, session.now_ms, session.settings)
+        session.adopt(self)
+        for state in entered:
+            self._place(session, parking, state)
+        self.machines.count(self.busy if anew else entered)
+        woken = parking.wake(session, [uid for uid, _ in changed])
+        for uid in woken:
+            if (group := self.groups.get(uid)) is not None and group.crowd is None:
+                self._line_up(session, group)
+        if self._world != parking.world:
+            self._world = parking.world
+            self._wake_crowds()
+        self._bring_back_what_is_over(session)
+        self._begin_ledger(session, entered)
+        self._part_who_owes(session)
+
+    def end(self) -> None:
+        """The session has come to its end: what it leaves can be taken up."""
+        self._torn = False
+
+    def next_at(self, parking: Parking) -> int | None:
+        """When something is due of those that are over or asleep."""
+        while self._over and not self._is_over(self._over[0][1]):
+            heapq.heappop(self._over)
+        due = [self._over[0][0]] if self._over else []
+        if (at := parking.next_at()) is not None:
+            due.append(at)
+        return min(due, default=None)
+
+    def lay_down(self, group: GroupState) -> None:
+        """A group sleeps from now on."""
+        self._line_of(group).discard(group.uid)
+        if not group.bare:
+            self.busy.discard(group.key)
+
+    # --- what has changed ---------------------------------------------------------------------
+
+    def _follow_queues(self, session: Session) -> None:
+        """Queues, and what else all groups are judged by. Where the tree, its checks, or the
+        classes change, nothing is left of the session before.
         """
-        world = (snapshot.queues, snapshot.priority_classes, gates_hold)
-        same = len(world) == len(self._world) and all(
-            one is other for one, other in zip(world, self._world, strict=True)
+        snapshot = session.snapshot
+        if self._judged_by and all(
+            one is other
+            for one, other in zip(
+                self._judged_by,
+                (
+                    snapshot.queues,
+                    snapshot.priority_classes,
+                    session.gates_hold,
+                    session.crowds_may_form,
+                ),
+                strict=True,
+            )
+        ):
+            return
+        meant = (session.gates_hold, session.crowds_may_form)
+        judged_by = (snapshot.queues, snapshot.priority_classes, *meant)
+        tree, classes = QueueTree(snapshot.queues), priorities_of(snapshot.priority_classes)
+        checks = {queue.metadata.name: queue.spec.admission_checks for queue in snapshot.queues}
+        known = (self._classes, self.tree.parent_of, self._checks, self._judged_by[2:])
+        if (classes, tree.parent_of, checks, meant) != known:
+            self.forget()
+            self._torn = True
+            self._shapes = Shapes(gates_hold=session.gates_hold)
+        self._judged_by, self.tree, self._classes, self._checks = judged_by, tree, classes, checks
+        records = {queue.metadata.name: queue for queue in snapshot.queues}
+        records.setdefault(DEFAULT, Queue(metadata=Metadata(name=DEFAULT)))
+        for name, record in sorted(records.items()):
+            if name in self.queues:
+                self.queues[name].record = record
+            else:
+                self.queues[name] = QueueState(record, Line())
+
+    def _changed(self, snapshot: Snapshot) -> Iterator[tuple[str, PodGroup | None]]:
+        """Uid -> record of each group that is not as the states have it; None: it is gone."""
+        found: dict[str, PodGroup | None] = {}
+        for before, now in _differences(self._seen.groups, snapshot.groups):
+            if before is not None and before.metadata.uid not in found:
+                found[before.metadata.uid] = None
+            if now is not None:
+                found[now.metadata.uid] = now
+        for uid in (*_pods_changed(self._seen.pods, snapshot.pods), *self._touched):
+            if uid not in found and (state := self.groups.get(uid)) is not None:
+                found[uid] = state.record
+        return iter(found.items())
+
+    def _replace(self, session: Session, uid: str, record: PodGroup | None) -> GroupState | None:
+        """Take a state out, and build the one that follows it, if one does."""
+        former = self.groups.pop(uid, None)
+        if former is not None:
+            self._take_out(former)
+        if record is None:
+            return None
+        values, default = self._classes
+        state = GroupState(
+            record,
+            session.snapshot.pods.get(uid, ()),
+            values.get(record.spec.priority_class_name, default),
+            self._shape(record, former),
+            self.tree.chain(record.spec.queue),
+            scopes=self._scopes_of(record),
+            gates_hold=session.gates_hold,
         )
-        if not same:
-            self._world, self._tree = world, QueueTree(snapshot.queues)
-            self._groups, self._touched, self._lines = {}, {}, {}
-        return self._tree
+        self.groups[uid] = self.by_key[state.key] = state
+        for other in record.spec.depends_on:
+            self.dependents.setdefault(other.uid, {})[uid] = None
+        return state
 
-    def states(self, snapshot: Snapshot, *, gates_hold: bool) -> dict[str, GroupState]:
-        """The state of every group of a snapshot, whose tree has been asked for."""
-        values, default = priorities_of(snapshot.priority_classes)
-        former, touched, pods = self._groups, self._touched, snapshot.pods
-        found: dict[str, GroupState] = {}
-        for place, record in enumerate(snapshot.groups):
-            uid = record.metadata.uid
-            state = former.get(uid)
-            of_it = pods.get(uid, ())
-            if state is None or uid in touched or not _lasts(state, record, of_it):
-                state = GroupState(
-                    record,
-                    of_it,
-                    values.get(record.spec.priority_class_name, default),
-                    self._shape(record, state, gates_hold=gates_hold),
-                    self._tree.chain(record.spec.queue),
-                    gates_hold=gates_hold,
-                )
-            state.place = place
-            found[uid] = state
-        return found
+    def _take_out(self, state: GroupState) -> None:
+        uid = state.uid
+        if self.by_key.get(state.key) is state:
+            del self.by_key[state.key]
+        if state.crowd is not None:
+            self._leave_crowd(state)
+        else:
+            self._line_of(state).discard(uid)
+        self.busy.discard(state.key)
+        self.machines.give(state)
+        self.ledger.forget(state)
+        self.claimants.pop(uid, None)
+        self._owing.discard(uid)
+        for other in state.record.spec.depends_on:
+            waiting = self.dependents.get(other.uid, {})
+            waiting.pop(uid, None)
+            if not waiting:
+                self.dependents.pop(other.uid, None)
 
-    def lines(self, groups: Mapping[str, GroupState]) -> dict[str, list[GroupState]]:
-        """Queue -> those of its groups that stand in line as they did, in that order."""
-        return {
-            name: [group for group in line if groups.get(group.uid) is group]
-            for name, line in self._lines.items()
-        }
-
-    def _shape(
-        self, record: PodGroup, former: GroupState | None, *, gates_hold: bool
-    ) -> GroupShape:
+    def _shape(self, record: PodGroup, former: GroupState | None) -> GroupShape:
         """A record that did not change keeps its spec from snapshot to snapshot."""
         if former is not None and former.record.spec is record.spec:
             return former.given_shape
-        return shape_of(record.spec, gates_hold=gates_hold)
+        return self._shapes.of(record.spec)
+
+    def _scopes_of(self, record: PodGroup) -> tuple[str, ...]:
+        """One for all groups that are summed in the same scopes."""
+        spec = record.spec
+        key = (spec.queue, record.metadata.namespace, spec.controller)
+        known = self._scopes.get(key)
+        if known is None:
+            known = self._scopes[key] = scopes_in(record, self.tree.chain(spec.queue))
+        return known
+
+    # --- where a group is kept ----------------------------------------------------------------
+
+    def _place(self, session: Session, parking: Parking, group: GroupState) -> None:
+        if group.is_over:
+            heapq.heappush(self._over, (_forgotten_at(group), group.uid))
+            return
+        if group.status.pledge.stands and group.phase not in TERMINAL:
+            self.claimants[group.uid] = group
+        if not parking.still_sleeps(group):
+            self._line_up(session, group)
+
+    def _line_up(self, session: Session, group: GroupState) -> None:
+        """Let a group that is awake stand where it belongs."""
+        if not group.bare:
+            self.busy.discard(group.key)
+            self.busy.add(group.key, group)
+        elif session.crowds_may_form and self._is_plain(session, group):
+            group.line_key = session.group_key(group)
+            self._line_of(group).join(group, group.line_key)
+            return
+        if group.phase == PodGroupPhase.PENDING:
+            self._line_of(group).add(group)
+
+    def _is_plain(self, session: Session, group: GroupState) -> bool:
+        """Whether nothing but its queue and the limits has a say in whether it stands in line."""
+        spec = group.record.spec
+        return (
+            not spec.suspend
+            and group.uid not in self._owing
+            and (not spec.priority_class_name or spec.priority_class_name in self._classes[0])
+            and not any(self._checks.get(name) for name in group.chain)
+            and not any(True for _ in gates_of(spec))
+            and not contradictions(group)
+        )
+
+    def _line_of(self, group: GroupState) -> Line:
+        queue = self.queues.get(group.queue)
+        return self.strayed if queue is None else queue.line
+
+    def _leave_crowd(self, group: GroupState) -> None:
+        crowd = group.crowd
+        assert crowd is not None
+        self._line_of(group).leave(group)
+        if not len(crowd):
+            self.watches.remove(crowd)
+
+    def _wake_crowds(self) -> None:
+        """Whatever all groups are judged by has changed."""
+        self.watches.clear()
+        for line in (self.strayed, *(queue.line for queue in self.queues.values())):
+            for crowd in line.crowds.values():
+                crowd.sleeps, crowd.watches = False, None
+                line.restless[crowd.asks] = crowd
+
+    def _is_over(self, uid: str) -> bool:
+        group = self.groups.get(uid)
+        return group is not None and group.is_over
+
+    def _bring_back_what_is_over(self, session: Session) -> None:
+        """Whose time has come is looked at, in every session until it is gone."""
+        while self._over and self._over[0][0] <= session.now_ms:
+            _, uid = heapq.heappop(self._over)
+            if self._is_over(uid):
+                group = self.groups[uid]
+                group.is_over = False
+                self.busy.add(group.key, group)
+
+    # --- sums ---------------------------------------------------------------------------------
+
+    def _begin_ledger(self, session: Session, entered: Iterable[GroupState]) -> None:
+        decided_by = (
+            session.snapshot.queues,
+            session.snapshot.quotas,
+            self.machines.ready,
+            session.settings,
+        )
+        same = len(self._limits_of) == len(decided_by) and all(
+            one is other or one == other
+            for one, other in zip(decided_by, self._limits_of, strict=True)
+        )
+        if not same:
+            self._limits_of = decided_by
+            self.ledger.go_by(limits_of(session, self.machines.ready), self.tree)
+        self.ledger.begin(lambda group: owed_to(session, group))
+        for claimant in sorted(self.claimants.values(), key=lambda group: group.key):
+            note_pledge(session, claimant, claimant.status.pledge)
+        for group in entered:
+            if not group.bare:
+                self.ledger.recharge(group)
+        for claimant in self.claimants.values():
+            self.ledger.recharge(claimant)
+
+    def _part_who_owes(self, session: Session) -> None:
+        """A victim that waits is asked by itself: it gives way to its claimant."""
+        owing = {uid for uid, claimants in self.ledger.claimants.items() if claimants}
+        if owing == self._owing:
+            return
+        back, self._owing = self._owing - owing, owing
+        for uid in sorted(owing):
+            group = self.groups.get(uid)
+            if group is not None and group.crowd is not None:
+                self._leave_crowd(group)
+                self._line_up(session, group)
+        for uid in sorted(back):
+            group = self.groups.get(uid)
+            if group is not None and group.bare and group.uid in self._line_of(group).singles:
+                self._line_of(group).discard(uid)
+                self._line_up(session, group)
 
 
-def _lasts(state: GroupState, record: PodGroup, pods: tuple[Pod, ...]) -> bool:
-    """Whether nothing has happened to a group, and nothing could have that does not show there."""
-    same = state.record is record and state.given_pods is pods
-    return same and (state.bare or state.steady)
+def limits_of(session: Session, ready: Amounts) -> dict[str, Amounts]:
+    """Every limit by scope: the cluster's, queues', namespaces'."""
+    snapshot = session.snapshot
+    limits = {CLUSTER: scaled(ready, session.settings.overcommit)}
+    for queue in snapshot.queues:
+        limits[queue_scope(queue.metadata.name)] = limit_of_queue(queue)
+    of_namespaces: dict[str, list[ResourceQuota]] = {}
+    for quota in snapshot.quotas:
+        of_namespaces.setdefault(quota.metadata.namespace, []).append(quota)
+    for namespace in sorted(of_namespaces):
+        limits[namespace_scope(namespace)] = hard_limit(of_namespaces[namespace])
+    return limits
+
+
+def _forgotten_at(group: GroupState) -> int:
+    return (group.status.finished_at or 0) + group.record.spec.ttl_after_finished
+
+
+def _differences(
+    former: Sequence[PodGroup], now: Sequence[PodGroup]
+) -> Iterator[tuple[PodGroup | None, PodGroup | None]]:
+    """(before, now) of each group whose record is not the very same."""
+    if isinstance(former, Rows) and isinstance(now, Rows):
+        for _, old, new in now.differences(former):
+            yield old, new
+        return
+    if former is now:
+        return
+    before = {record.metadata.uid: record for record in former}
+    for record in now:
+        old = before.pop(record.metadata.uid, None)
+        if old is not record:
+            yield old, record
+    for record in before.values():
+        yield record, None
+
+
+def _pods_changed(
+    former: Mapping[str, tuple[Pod, ...]], now: Mapping[str, tuple[Pod, ...]]
+) -> Iterator[str]:
+    """The uids of the groups whose pods are not the very same."""
+    if former is now:
+        return
+    if isinstance(former, ByUid) and isinstance(now, ByUid):
+        yield from (uid for uid, _, _ in now.rows.differences(former.rows))
+        return
+    for uid in dict.fromkeys((*former, *now)):
+        if former.get(uid, ()) is not now.get(uid, ()):
+            yield uid
 
 
 def priorities_of(classes: Iterable[PriorityClass]) -> tuple[Mapping[str, int], int]:

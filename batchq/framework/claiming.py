@@ -6,13 +6,15 @@ it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import of_pod, total
 from batchq.framework.classes import may_evict
+from batchq.framework.crowds import Crowd
 from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import over_any_limit
@@ -29,20 +31,51 @@ from batchq.framework.wanted import wanted_ordinals
 _LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
 
 
-def gang_claimants(session: Session) -> list[GroupState]:
-    """Groups that wait for nothing but room, by queue, in order; not those that are promised any.
+@dataclass(frozen=True, slots=True)
+class Claimants:
+    """Groups one by one, and crowds, each member of which is one: those that hope, and those that
+    would have to see others decided about first.
+    """
+
+    groups: list[GroupState]
+    crowds: list[Crowd] = field(default_factory=list)
+    hopeless: list[Crowd] = field(default_factory=list)
+
+
+def gang_claimants(session: Session, hopes: Callable[[GroupState], bool]) -> Claimants:
+    """Groups that wait for nothing but room; not those that are promised any.
 
     A group that is refused as not the first of its line, or for what no room helps, claims nothing.
+    `hopes` says at a glance of a group whether any of its kind (`kind_of`) could be served as
+    things stand; crowds are many, and their kinds few.
     """
     if session.binding_refused is not None:
-        return []
-    return [
+        return Claimants([])
+    alone = {group.uid: group for group in session.busy()}
+    for line in session.lines():
+        alone |= line.singles
+    alone |= {uid: session.groups[uid] for uid in session.refusals.told}
+    groups = [
         group
-        for group in session.groups.values()
+        for group in alone.values()
         if not group.status.pledge.stands
         and _waits_for_room(session, group)
         and may_evict(session, group)
     ]
+    crowds: dict[bool, list[Crowd]] = {True: [], False: []}
+    for queue in session.queues.values():
+        kinds = queue.line.kinds.values()
+        hopeful = [hopes(next(iter(kind.values())).first) for kind in kinds]
+        if not any(hopeful):
+            continue
+        for hope, kind in zip(hopeful, kinds, strict=True):
+            if may_evict(session, next(iter(kind.values())).first):
+                crowds[hope] += [one for one in kind.values() if one.told and _lacks_room(one.told)]
+    return Claimants(groups, crowds[True], crowds[False])
+
+
+def _lacks_room(told: Blockers) -> bool:
+    return told.reasons <= _LACK
 
 
 def _waits_for_room(session: Session, group: GroupState) -> bool:
@@ -135,11 +168,11 @@ def _new_pods(session: Session, group: GroupState) -> list[Pod]:
 # --- Pods beyond minMember ------------------------------------------------------------------------
 
 
-def elastic_claimants(session: Session) -> list[GroupState]:
+def elastic_claimants(session: Session) -> Claimants:
     """Groups that run with fewer pods than they would like."""
     if session.binding_refused is not None:
-        return []
-    return [
+        return Claimants([])
+    groups = [
         group
         for group in session.busy()
         if group.is_elastic
@@ -152,6 +185,7 @@ def elastic_claimants(session: Session) -> list[GroupState]:
         and next(iter(waiting_extras(session, group)), None) is not None
         and may_evict(session, group)
     ]
+    return Claimants(groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,3 +13,8 @@ def may_evict(session: Session, group: GroupState) -> bool:
         if item.metadata.name == wanted or (not wanted and item.spec.default):
             return item.spec.preemption_policy != "Never"
     return True
+
+
+def everybody_may_evict(session: Session) -> bool:
+    """Whether no class forbids it."""
+    return all(item.spec.preemption_policy != "Never" for item in session.snapshot.priority_classes)

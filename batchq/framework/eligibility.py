@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from batchq.api.objects import GroupClaim
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_duration, format_instant
+from batchq.framework.contradictions import contradictions
 from batchq.framework.pledges import awaits_victims
 from batchq.framework.session import Session
 from batchq.framework.settings import Settings
@@ -97,29 +98,6 @@ def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:
     above = [session.queues.get(name) for name in reversed(group.chain)]
     stated = [(queue.name, queue.record.spec.stop_policy) for queue in above if queue is not None]
     return [(name, policy) for name, policy in stated if policy != "None"]
-
-
-def contradictions(group: GroupState) -> list[str]:
-    """What a submission would have been refused for, and a described world may still contain."""
-    spec = group.record.spec
-    found = []
-    if not spec.tasks and spec.controller == "batchq":
-        found.append("the group has no tasks, so there is nothing to run")
-    if spec.min_member is not None and spec.min_member < 1:
-        found.append(f"minMember is {spec.min_member}, and must be at least 1")
-    if spec.controller == "external" and not spec.min_resources:
-        found.append("an external group must state minResources: there are no pods to add up")
-    if spec.tasks and group.replicas < group.min_member:
-        found.append(f"minMember is {group.min_member}, but the tasks have {group.replicas} pods")
-    least = sum(task.min_available for task in spec.tasks)
-    if least > group.min_member:
-        found.append(f"minAvailable adds up to {least}, more than minMember {group.min_member}")
-    found += [
-        f"task {task.name} has minAvailable {task.min_available}, but {task.replicas} replicas"
-        for task in spec.tasks
-        if task.min_available > task.replicas
-    ]
-    return found
 
 
 def _stands_for_nothing(session: Session, group: GroupState) -> list[str]:

@@ -130,6 +130,35 @@ class LedgerView:
         #: Rises with every change: what was asked of the same version is answered the same.
         self.version = 0
 
+    # From session to session ------------------------------------------------------------------
+
+    def go_by(self, limits: Mapping[str, Amounts], tree: QueueTree) -> None:
+        """Hold the same sums against other limits, in the same tree with other guarantees."""
+        self.limits, self.tree = limits, tree
+        self.unused = self._all_unused()
+        for parent, unused in self.unused.items():
+            children = self.tree.children_of.get(parent, ()) if parent else (ROOT,)
+            for child in children:
+                for name, units in self.tree.guarantee(child).items():
+                    unused[name] -= min(units, self.used(queue_scope(child), name))
+
+    def begin(self, owed_to: Callable[[GroupState], ByScope]) -> None:
+        """Nobody owes anything, and nothing is set aside: a session says so anew."""
+        self._owed_to = owed_to
+        self.claimants, self.aside, self.moved = {}, {}, []
+        self.version += 1
+
+    def forget(self, group: GroupState) -> None:
+        """Take out what a group is charged: it is gone, or comes anew."""
+        old, old_owed = self._charges.pop(group.uid, {}), self._owed.pop(group.uid, {})
+        if not old:
+            return
+        for scope in group.scopes:
+            before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
+            self._move(scope, before, {})
+        del self.holding[group.queue][group.uid]
+        self.version += 1
+
     # What groups are charged ------------------------------------------------------------------
 
     def charged(self, group: GroupState) -> Amounts:
@@ -186,7 +215,11 @@ class LedgerView:
         guarantee = self.tree.guarantee(queue) if queue and self.unused else {}
         for name in {**before, **after}:
             was = sums.get(name, 0)
-            now = sums[name] = was + after.get(name, 0) - before.get(name, 0)
+            now = was + after.get(name, 0) - before.get(name, 0)
+            if now:
+                sums[name] = now
+            else:
+                sums.pop(name, None)
             if name in guarantee:
                 unused = self.unused[self.tree.parent_of.get(queue, "")]
                 unused[name] += max(0, guarantee[name] - now) - max(0, guarantee[name] - was)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
+from batchq.api.transaction import CLUSTER, POD_GROUPS
+from batchq.framework.crowds import Crowd, Line
 from batchq.framework.eligibility import stands_aside
-from batchq.framework.growth import over_any_limit
+from batchq.framework.growth import claim_of, over_any_limit
+from batchq.framework.parking import only_the_world_helps
 from batchq.framework.pledges import awaits_victims, gives_way_to
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -15,6 +18,8 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
     if group.uid in session.asleep:
         return session.asleep[group.uid]
+    if is_of_crowd(group):
+        return _of_crowd(session, group)
     if alike(session, group):
         return _refused_alike(session, group)
     aside = standing_aside(session, group)
@@ -22,6 +27,27 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         # It has reserved what it asks for: that its victims hold it still is no second reason.
         return aside
     return (*aside, *gives_way(session, group), *_inadmissible(session, group))
+
+
+def is_of_crowd(group: GroupState) -> bool:
+    """Whether it waits with others that ask for the same, and nothing has happened to it."""
+    return group.crowd is not None and group.status is group.record.status
+
+
+def _of_crowd(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    crowd = group.crowd
+    assert crowd is not None
+    if crowd.verdicts is not None and is_kept_out(session, crowd):
+        return crowd.verdicts
+    aside = standing_aside(session, group)
+    if not aside:
+        return _refused_alike(session, group)
+    key = ("aside", *group.asks, crowd.asks)
+    version, verdicts = session.told.get(key, (-1, ()))
+    if version != session.ledger.version:
+        verdicts = session.dated((*aside, *_ask(session, group)))
+        session.told[key] = (session.ledger.version, verdicts)
+    return verdicts
 
 
 def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
@@ -37,8 +63,10 @@ def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Why a Pending group is out of line, whatever the ledger says; empty if it is in line.
 
-    Asked once a session for each group: none of it changes within one.
+    Asked once a session for each group, or crowd: none of it changes within one.
     """
+    if is_of_crowd(group):
+        return _crowd_aside(session, group)
     verdicts = session.asides.get(group.uid)
     if verdicts is None:
         if _is_known_to_stand_in_line(session, group):
@@ -54,6 +82,16 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         if not found and group.bare and group.status is group.record.status:
             group.in_line_at = session.world
     return verdicts
+
+
+def _crowd_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    crowd = group.crowd
+    assert crowd is not None
+    if crowd.asides_in != session.world:
+        session.evaluated += 1
+        found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
+        crowd.aside, crowd.asides_in = tuple(found), session.world
+    return crowd.aside
 
 
 def _is_known_to_stand_in_line(session: Session, group: GroupState) -> bool:
@@ -102,13 +140,65 @@ def _ask(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
-    """Whether a group refused like this keeps its place in line.
+    """Whether a group refused like this keeps its place in line (`Blockers.wait_in_line`)."""
+    known = verdicts if isinstance(verdicts, Blockers) else Blockers(verdicts)
+    return known.wait_in_line
 
-    It does if capacity refuses it. A namespace's quota alone puts it out of line, but does not
-    cost it its place where capacity refuses it too; anything else does.
-    """
-    if isinstance(verdicts, Blockers) and verdicts.are_in_line:
-        return bool(verdicts)
-    return any(verdict.in_line for verdict in verdicts) and all(
-        verdict.in_line or verdict.reason == Waiting.WAITING_FOR_QUOTA for verdict in verdicts
-    )
+
+# --- Crowds ---------------------------------------------------------------------------------------
+
+
+def is_kept_out(session: Session, crowd: Crowd) -> bool:
+    """Whether what a sleeping crowd was refused for has not changed."""
+    if not crowd.sleeps:
+        return False
+    return crowd.watches is None or session.ledger.used(*crowd.watches) > crowd.most
+
+
+def refuse_crowd(
+    session: Session, group: GroupState, verdicts: Blockers, behind: Verdict | None = None
+) -> None:
+    """Keep why all groups wait that wait as this one does; they sleep from now on, if they may."""
+    crowd = group.crowd
+    assert crowd is not None
+    kind = "" if behind is None else behind.detail
+    if crowd.told is not None and crowd.verdicts is verdicts and crowd.behind == kind:
+        return
+    crowd.verdicts, crowd.behind = verdicts, kind
+    line = _line_of(session, group)
+    told = verdicts if behind is None else session.dated((*verdicts, behind))
+    if crowd.tell(told):
+        line.unread[crowd.asks] = crowd
+    line.count(crowd, counts=verdicts.wait_in_line)
+    _fall_asleep(session, crowd, group, verdicts)
+    if crowd.sleeps:
+        line.restless.pop(crowd.asks, None)
+    else:
+        line.restless[crowd.asks] = crowd
+
+
+def _fall_asleep(session: Session, crowd: Crowd, group: GroupState, verdicts: Blockers) -> None:
+    session.watches.remove(crowd)
+    crowd.sleeps, crowd.watches = False, None
+    if not session.crowds_may_sleep:
+        return
+    if not verdicts.wait_in_line:
+        crowd.sleeps = only_the_world_helps(session, verdicts)
+        return
+    for scope in group.scopes:
+        if scope.startswith("ns:"):
+            continue
+        for resource, need in claim_of(group).items():
+            limit = session.ledger.limit(scope, resource)
+            if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
+                continue
+            if session.ledger.used(scope, resource) + need > limit:
+                crowd.sleeps, crowd.watches = True, (scope, resource)
+                crowd.most = limit - need
+                session.watches.add(crowd, crowd.watches, crowd.most)
+                return
+
+
+def _line_of(session: Session, group: GroupState) -> Line:
+    queue = session.queues.get(group.queue)
+    return session.strayed if queue is None else queue.line

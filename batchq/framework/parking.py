@@ -2,8 +2,8 @@
 
 A group that stands out of line is not looked at again before something happens that could let it
 in: each plugin says by which changes its refusals are lifted (`lifted_by`). A sleeping group is
-in no queue's line, and costs a session a comparison. What a plugin says nothing about is asked
-about in every session.
+in no queue's line, and costs a session nothing; it is found by what wakes it. What a plugin says
+nothing about is asked about in every session.
 
 The memory lasts from session to session and changes no decision: without it, every group would be
 asked, and would answer the same.
@@ -11,9 +11,10 @@ asked, and would answer the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -55,23 +56,25 @@ OF_SESSION: LiftedBy = {
 
 @dataclass(frozen=True, slots=True)
 class Asleep:
-    """A group as it was when it was last asked, and what would wake it."""
+    """A group as it was when it was last asked."""
 
     record: PodGroup
     verdicts: tuple[Verdict, ...]
-    world: int
-    #: The version of the admission checks, if they matter; the records of the groups that it
-    #: depends on, as they were; and when to look again.
-    checks: int | None
-    others: tuple[PodGroup | None, ...]
-    wake_at: int | None
 
 
 class Parking:
     """Owner of what is known of sleeping groups, by uid; belongs to one scheduler."""
 
     def __init__(self) -> None:
-        self._asleep: dict[str, Asleep] = {}
+        #: Uid -> why not, of all that sleep.
+        self.asleep: dict[str, tuple[Verdict, ...]] = {}
+        self._entries: dict[str, Asleep] = {}
+        #: Uid -> those that sleep until something happens to it, by uid, in order.
+        self._waiting_for: dict[str, dict[str, None]] = {}
+        #: Those to whom the admission checks matter.
+        self._by_checks: dict[str, None] = {}
+        #: When to look again, and at whom; entries of those that have been woken stay.
+        self._clock: list[tuple[int, str]] = []
         self._world: tuple[object, ...] = ()
         self._checks: object = None
         self._world_version = 0
@@ -82,64 +85,95 @@ class Parking:
         """The same as long as nothing has changed that wakes everybody, nor any check."""
         return (self._world_version, self._checks_version)
 
-    def sleeping(self, session: Session) -> dict[str, tuple[Verdict, ...]]:
-        """The groups that nothing has happened to that could let them in: uid -> why not."""
-        self._notice(session)
-        if not self._asleep:
-            return {}
-        self._asleep = dict(self._still_asleep(session))
-        return {uid: entry.verdicts for uid, entry in self._asleep.items()}
+    def may_sleep(self) -> bool:
+        """Whether crowds may sleep, too."""
+        return True
 
-    def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
-        """Let a group sleep that was refused like this, if it may.
+    def still_sleeps(self, group: GroupState) -> bool:
+        """Whether a group whose record has been read again is as it was when it fell asleep."""
+        entry = self._entries.get(group.uid)
+        if entry is None:
+            return False
+        if entry.record is group.record and not group.pods:
+            return True
+        self.forget(group.uid)
+        return False
+
+    def forget(self, uid: str) -> None:
+        """A group is gone, or awake."""
+        entry = self._entries.pop(uid, None)
+        if entry is None:
+            return
+        del self.asleep[uid]
+        self._by_checks.pop(uid, None)
+        for other in entry.record.spec.depends_on:
+            waiting = self._waiting_for.get(other.uid)
+            if waiting is not None:
+                waiting.pop(uid, None)
+                if not waiting:
+                    del self._waiting_for[other.uid]
+
+    def wake(self, session: Session, changed: Iterable[str]) -> list[str]:
+        """Whom something has happened to that could let them in, by uid; they sleep no more.
+
+        `changed`: the uids of groups that are not as they were in the session before.
+        """
+        world, checks = self.world
+        self._notice(session)
+        woken: dict[str, None] = {}
+        if world != self._world_version:
+            woken = dict.fromkeys(self._entries)
+        elif checks != self._checks_version:
+            woken = dict.fromkeys(self._by_checks)
+        if self._waiting_for:
+            for uid in changed:
+                woken |= self._waiting_for.get(uid, {})
+        while self._clock and self._clock[0][0] <= session.now_ms:
+            _, uid = heappop(self._clock)
+            if uid in self._entries:
+                woken[uid] = None
+        for uid in woken:
+            self.forget(uid)
+        return list(woken)
+
+    def next_at(self) -> int | None:
+        """When one of them wakes by the clock."""
+        while self._clock and self._clock[0][1] not in self._entries:
+            heappop(self._clock)
+        return self._clock[0][0] if self._clock else None
+
+    def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> bool:
+        """Let a group sleep that was refused like this, if it may; whether it does.
 
         To be called only when its record says so already: nothing is left to be written.
         """
         if isinstance(verdicts, Blockers) and verdicts.are_in_line:
-            return
+            return False
         if group.record.status is not group.status or not _has_nothing_of_its_own(session, group):
-            return
+            return False
         changes = _lifted_by(session, verdicts)
         if changes is None:
-            return
-        self._asleep[group.uid] = Asleep(
-            record=group.record,
-            verdicts=verdicts,
-            world=self._world_version,
-            checks=self._checks_version if Change.CHECKS in changes else None,
-            others=_others(session, group.record),
-            wake_at=_wake_at(session, group) if Change.CLOCK in changes else None,
-        )
-
-    def _still_asleep(self, session: Session) -> Iterator[tuple[str, Asleep]]:
-        for uid, entry in self._asleep.items():
-            group = session.groups.get(uid)
-            if group is None or group.record is not entry.record:
-                continue
-            if entry.world != self._world_version:
-                continue
-            if entry.checks is not None and entry.checks != self._checks_version:
-                continue
-            if entry.wake_at is not None and entry.wake_at <= session.now_ms:
-                continue
-            if entry.others and not _same(entry.others, _others(session, entry.record)):
-                continue
-            yield uid, entry
+            return False
+        uid = group.uid
+        self._entries[uid] = Asleep(record=group.record, verdicts=verdicts)
+        self.asleep[uid] = verdicts
+        if Change.CHECKS in changes:
+            self._by_checks[uid] = None
+        for other in group.record.spec.depends_on:
+            self._waiting_for.setdefault(other.uid, {})[uid] = None
+        if (at := _wake_at(session, group)) is not None:
+            heappush(self._clock, (at, uid))
+        return True
 
     def _notice(self, session: Session) -> None:
         snapshot = session.snapshot
-        nodes = tuple(
-            (node.record.metadata.labels, node.record.spec, node.ready)
-            for node in session.nodes.values()
-        )
         world = (
             snapshot.queues,
             snapshot.quotas,
             snapshot.priority_classes,
-            nodes,
-            session.known_resources,
+            session.machines_version,
         )
-        if world != self._world:
+        if not _same(world, self._world):
             self._world = world
             self._world_version += 1
         checks = (snapshot.admission_checks, _active(session))
@@ -153,12 +187,9 @@ def _active(session: Session) -> tuple[bool, ...]:
 
 
 def _same(left: tuple[object, ...], right: tuple[object, ...]) -> bool:
-    return all(one is other for one, other in zip(left, right, strict=True))
-
-
-def _others(session: Session, record: PodGroup) -> tuple[PodGroup | None, ...]:
-    found = (session.groups.get(one.uid) for one in record.spec.depends_on)
-    return tuple(None if group is None else group.record for group in found)
+    return len(left) == len(right) and all(
+        one is other or one == other for one, other in zip(left, right, strict=True)
+    )
 
 
 def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:
@@ -171,6 +202,7 @@ def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:
         and not status.charge
         and not status.claim.is_open
         and not status.pledge.stands
+        and not (status.evictions.recent and session.settings.eviction_budget is not None)
         and not session.ledger.claimants.get(group.uid)
     )
 
@@ -187,6 +219,11 @@ def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[Change] | N
             known = True
             found |= changes
     return found if known else None
+
+
+def only_the_world_helps(session: Session, verdicts: Iterable[Verdict]) -> bool:
+    """Whether what put a group out of line is lifted by nothing but what wakes everybody."""
+    return _lifted_by(session, verdicts) == set()
 
 
 def _wake_at(session: Session, group: GroupState) -> int | None:

@@ -15,9 +15,10 @@ from msgspec import structs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.machines import is_known
 from batchq.framework.pods import pod_of
 from batchq.framework.ranking import Judge, ShapeRanking
-from batchq.framework.session import Ranking, Session, is_known
+from batchq.framework.session import Ranking, Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
 

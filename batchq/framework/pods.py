@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from batchq.api.objects import Metadata, Pod, PodSpec, PodStatus
+from batchq.api.objects import Metadata, Pod, PodSpec, PodStatus, PodTemplate
 from batchq.api.resources import Amounts, named
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
@@ -41,11 +41,13 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
     pods: list[Pod] = []
     shape: TaskShape | None = None
     requests: Amounts = {}
+    template = PodTemplate()
     for ordinal in ordinals:
         if shape is None or ordinal not in shape.ordinals:
             shape = shape_at(group, ordinal)
-            requests = named(shape.task.template.requests)
-        template, index = shape.task.template, ordinal - shape.first
+            template = group.record.spec.tasks[shape.place].template
+            requests = named(template.requests)
+        index = ordinal - shape.first
         metadata = Metadata(
             name=f"{name}-{shape.task.name}-{index}",
             namespace=namespace,

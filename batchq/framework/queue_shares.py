@@ -22,10 +22,10 @@ from batchq.api.quantity import LARGEST, PODS
 from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, minus, plus, total
 from batchq.api.transaction import POD_GROUPS, queue_scope
-from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.line import blockers, is_of_crowd, waits_in_line
 from batchq.framework.session import Session
 from batchq.framework.shares import APART, Part, Share, share_of, water_fill
-from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.state import GroupState, QueueState, is_admitted
 from batchq.framework.tree import ROOT
 
 _WITH_PODS = APART - {PODS}
@@ -223,12 +223,35 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
     for group in session.busy():
         if is_admitted(group) and group.queue in asked:
             asked[group.queue].append(_asked_beyond_promise(group))
+    let_in = _let_in(session)
     demands = {}
     for name, queue in session.queues.items():
         ledger = session.ledger.sums.get(queue_scope(name), {})
-        in_line = (group.reservation for group in queue.line if _is_in_line(session, group))
-        demands[name] = total([ledger, *in_line, *asked[name]])
+        alone = (group for group in queue.line.in_order() if _is_in_line(session, group))
+        in_line = (group.reservation for group in alone)
+        together = minus(_asked_by_crowds(session, queue), total(let_in.get(name, ())))
+        demands[name] = total([ledger, together, *in_line, *asked[name]])
     return demands
+
+
+def _asked_by_crowds(session: Session, queue: QueueState) -> Amounts:
+    """What those ask for that wait alike, and keep their places."""
+    line = queue.line
+    for crowd in list(line.restless.values()):
+        if is_of_crowd(crowd.first):
+            verdicts = blockers(session, crowd.first)
+            line.count(crowd, counts=not verdicts or waits_in_line(verdicts))
+    return line.asked
+
+
+def _let_in(session: Session) -> dict[str, list[Amounts]]:
+    """Queue -> what those of its crowds ask for that this session has let in."""
+    found: dict[str, list[Amounts]] = {}
+    for group in session.touched.values():
+        still_waits = group.phase == PodGroupPhase.PENDING and not group.reserved
+        if group.crowd is not None and group.crowd.counted and not still_waits:
+            found.setdefault(group.queue, []).append(group.reservation)
+    return found
 
 
 def _is_in_line(session: Session, group: GroupState) -> bool:

@@ -7,36 +7,27 @@ same snapshot, settings and `now_ms` give the same decisions.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterable, Mapping
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from batchq.api.intents import Intent
-from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.limits import hard_limit, limit_of_queue
-from batchq.api.objects import (
-    DEFAULT,
-    Metadata,
-    Pod,
-    PodGroupStatus,
-    Queue,
-)
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.quantity import PODS
 from batchq.api.reasons import Blockers, Verdict, ranked
-from batchq.api.resources import UNLIMITED_PODS, Amounts, of_pod, scaled, total
-from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
-from batchq.framework.atonce import at_once
+from batchq.api.resources import UNLIMITED_PODS, Amounts
 from batchq.framework.carryover import Carryover
 from batchq.framework.contact import refusal_to_bind
-from batchq.framework.extension import POINTS, ExtensionPoint, Plugin, Standing
-from batchq.framework.guarding import guarded, guarded_clock, is_of_others
+from batchq.framework.crowds import Line
+from batchq.framework.extension import Standing
 from batchq.framework.hygiene import is_protected
 from batchq.framework.instrument import Instrument
-from batchq.framework.ledger import LedgerView
-from batchq.framework.parking import OF_SESSION, LiftedBy, Parking
-from batchq.framework.pledges import keep_owing, owed_to
+from batchq.framework.parking import OF_SESSION, Parking
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import TaskShape
 from batchq.framework.snapshot import Snapshot
@@ -48,8 +39,8 @@ if TYPE_CHECKING:
 
 Key = tuple[Any, ...]
 
-#: The plugin by which scheduling gates hold.
-GATES = "gates"
+_key_of = attrgetter("key")
+
 #: Whose refusals the session's own are.
 SESSION = "session"
 
@@ -91,12 +82,14 @@ class Session:
         instrument: Instrument | None = None,
         parking: Parking | None = None,
     ) -> None:
+        carried = carried or Carryover()
+        parking = parking or Parking()
+        panel = carried.panel(plugins, instrument, {SESSION: OF_SESSION})
         self.snapshot = snapshot
         self.now_ms = now_ms
         self.settings = settings
         self.actions = actions
         self.intents: list[Intent] = []
-        self.refusals: dict[str, tuple[Verdict, ...]] = {}
         self.touched: dict[str, GroupState] = {}
         self.expired: set[str] = set()
         self.unready: list[str] = []
@@ -125,11 +118,6 @@ class Session:
         self.asides: dict[str, tuple[Verdict, ...]] = {}
         #: What groups that ask for the same were told, and at which version of the ledger.
         self.told: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
-        self.asks_each_group = False
-        #: Plugin -> by which changes its refusals are lifted (batchq.framework.parking).
-        self.lifted_by: dict[str, LiftedBy] = {SESSION: OF_SESSION}
-        #: What plugins of others raised: `plugin at point` -> the first of it.
-        self.failures: dict[str, str] = {}
         #: How many groups were asked about, whatever the answer; for those who watch the cost.
         self.evaluated = 0
         #: The dimensions that a claimant lacks, while victims are looked for.
@@ -142,84 +130,68 @@ class Session:
         self.rankings: dict[tuple[object, ...], Ranking] = {}
         #: The same nodes as columns, where they are many.
         self.node_rows: NodeRows | None = None
-        self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
-        #: Plugins' `due_at`: instants at which their answers change by the clock alone.
-        self.plugin_clocks: list[Callable[[Session], Iterable[int]]] = []
-        self._register(plugins, instrument)
-        #: Whether scheduling gates mean anything, in counting pods too: with the plugin off they
-        #: are kept and ignored.
-        self.gates_hold = any(entry.plugin == GATES for entry in self.points["preEnqueue"])
-
-        self.nodes = _nodes(snapshot, now_ms, settings)
-        #: What all ready nodes have together, and all that were seen within a day, ready or not.
-        self.ready_resources = total(node.total for node in self.nodes.values() if node.ready)
-        self.known_resources = _known_resources(self.nodes.values(), now_ms, settings)
-        #: What the cluster could ever have: rule 1 asks for every group.
-        self.could_have = scaled(self.known_resources, settings.overcommit)
-        carried = carried or Carryover()
-        self.tree = carried.tree(snapshot, gates_hold=self.gates_hold)
-        self.admission_checks = {item.metadata.name: item for item in snapshot.admission_checks}
-        self.groups = carried.states(snapshot, gates_hold=self.gates_hold)
-        self._busy = [group for group in self.groups.values() if not group.bare]
-        self._touched_in_busy = 0
-        self.by_key = {group.key: group for group in self.groups.values()}
-        self.ledger = LedgerView(
-            _limits(snapshot, self.ready_resources, settings),
-            self.tree,
-            lambda group: owed_to(self, group),
-        )
         #: Victims' uids (of pods, of external groups) -> the uid of the claimant they are owed to.
         self.pledged: dict[str, str] = {}
-        keep_owing(self)
+
+        self.points = panel.points
+        self.plugin_clocks = panel.clocks
+        self.lifted_by = panel.lifted_by
+        self.failures = panel.failures
+        self.gates_hold = panel.gates_hold
+        self.asks_each_group = panel.asks_each_group
+        self._order_lasts = panel.order_lasts
+        #: Whether groups that wait alike are asked about together (batchq.framework.crowds).
+        self.crowds_may_form = panel.goes_by_requests and _enqueue_comes_first(actions)
+        #: Whether crowds may sleep.
+        self.crowds_may_sleep = self.crowds_may_form and parking.may_sleep()
+
+        self.admission_checks = {item.metadata.name: item for item in snapshot.admission_checks}
+        self._carried, self._parking = carried, parking
+        self._busy: list[GroupState] | None = None
+        self._in_busy: set[str] = set()
+        self._touched_in_busy = 0
+        carried.take_up(self, parking)
         #: The same, as it stands in the store.
         self.pledged_before = dict(self.pledged)
-        for group in self._busy:
-            self._count_in(group)
         #: Groups that nothing has happened to that could let them in, and why they wait.
-        self.asleep = {} if parking is None else parking.sleeping(self)
-        self.refusals |= self.asleep
+        self.asleep = parking.asleep
+        self.refusals = Refusals(self.groups, self.asleep)
         #: What decides who stands in line is the same as long as this is; None: nobody knows.
-        lasts = all(entry.plugin in self.lifted_by for entry in self.points["preEnqueue"])
-        self.world = parking.world if parking is not None and lasts else None
-        self.queues = self._queues(carried)
-        carried.keep(self, {name: list(queue.line) for name, queue in self.queues.items()})
+        self.world = parking.world if panel.all_lift else None
+        for line in self.lines():
+            line.order_by(self.group_key)
         #: Whether anything says how many pods there may be, and so how many a queue deserves.
         self.pods_are_bounded = self.ready_resources.get(PODS, 0) < UNLIMITED_PODS or any(
             PODS in queue.spec.deserved for queue in snapshot.queues
         )
         self.all_reclaimable = all(queue.spec.reclaimable for queue in snapshot.queues)
+        self.admission_checks_are_asked_for = any(
+            queue.spec.admission_checks for queue in snapshot.queues
+        )
         #: Why nothing at all is bound in this session; None if pods may be.
         self.binding_refused = refusal_to_bind(self)
 
+    def adopt(self, carried: Carryover) -> None:
+        """Take over what the session before has left, put right; for the Carryover."""
+        machines = carried.machines
+        self.nodes = machines.nodes
+        self.machines_version = machines.version
+        #: What all ready nodes have together, and all that were seen within a day, ready or not.
+        self.ready_resources = machines.ready
+        self.known_resources = machines.known
+        #: What the cluster could ever have: rule 1 asks for every group.
+        self.could_have = machines.could_have
+        self.tree = carried.tree
+        self.groups = carried.groups
+        self.by_key = carried.by_key
+        self.queues = carried.queues
+        #: Groups of queues that there are not.
+        self.strayed = carried.strayed
+        self.ledger = carried.ledger
+        self.dependents = carried.dependents
+        self.watches = carried.watches
+
     # Plugins' say ----------------------------------------------------------------------------
-
-    def _register(self, plugins: Standing, instrument: Instrument | None) -> None:
-        """The one place where plugins take their places.
-
-        Who stands at any point at all has a clock, and may want to be asked about each group.
-        """
-        on: dict[str, Plugin] = {}
-        for name, standing in plugins.items():
-            point = self.points[name]
-            for plugin, weight in standing:
-                function: Callable[..., Any] = getattr(plugin, point.method)
-                if is_of_others(plugin):
-                    function = guarded(plugin, name, function, self.failures)
-                if instrument is not None:
-                    function = instrument.plugin(plugin.name, name, function)
-                point.add(plugin.name, function, weight, at_once(plugin, name, instrument))
-                on[plugin.name] = plugin
-        for plugin in on.values():
-            if (clock := getattr(plugin, "due_at", None)) is not None:
-                ours = not is_of_others(plugin)
-                self.plugin_clocks.append(
-                    clock if ours else guarded_clock(plugin, clock, self.failures)
-                )
-            self.asks_each_group |= getattr(plugin, "per_group", False)
-            if (lifted_by := getattr(plugin, "lifted_by", None)) is not None:
-                self.lifted_by[plugin.name] = lifted_by
-        in_order = [plugin for plugin, _ in plugins.get("groupOrder", ())]
-        self._order_lasts = all(getattr(plugin, "order_lasts", False) for plugin in in_order)
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
         """Every refusal of every plugin at `preEnqueue`, `admissible` or `permit`."""
@@ -290,8 +262,11 @@ class Session:
 
     def refuse(self, group: GroupState, verdicts: Iterable[Verdict]) -> None:
         """Keep why a group waits, all blockers, ranked."""
-        known = verdicts if isinstance(verdicts, Blockers) else self.dated(verdicts)
-        self.refusals[group.uid] = known
+        self.refusals[group.uid] = self.as_kept(verdicts)
+
+    def as_kept(self, verdicts: Iterable[Verdict]) -> Blockers:
+        """Blockers as they are kept, if they are not already."""
+        return verdicts if isinstance(verdicts, Blockers) else self.dated(verdicts)
 
     def dated(self, verdicts: Iterable[Verdict]) -> Blockers:
         """Blockers as they are kept: ranked, with the revision at which they were seen."""
@@ -305,14 +280,35 @@ class Session:
 
     def busy(self) -> list[GroupState]:
         """The groups that are more than a record that waits, or that a Statement has touched: all
-        that hold anything or could. In the order of `groups`.
+        that hold anything or could, but for those that sleep. By key.
         """
+        if self._busy is None:
+            self._busy = list(self._carried.busy)
+            self._in_busy = {group.uid for group in self._busy}
         if len(self.touched) > self._touched_in_busy:
+            new = list(islice(self.touched.values(), self._touched_in_busy, None))
             self._touched_in_busy = len(self.touched)
-            more = [group for group in self.touched.values() if group.bare]
-            known = [group for group in self._busy if not group.bare]
-            self._busy = sorted([*known, *more], key=lambda group: group.place)
+            if more := [group for group in new if group.uid not in self._in_busy]:
+                # A copy, for whoever goes through it just now; each trial of an eviction adds some.
+                self._busy = self._busy.copy()
+                for group in more:
+                    insort(self._busy, group, key=_key_of)
+                self._in_busy.update(group.uid for group in more)
         return self._busy
+
+    def in_order(self) -> list[GroupState]:
+        """Every group, by key; that is a look at each, so only for those who want all of them."""
+        return sorted(self.groups.values(), key=lambda group: group.key)
+
+    def lines(self) -> Iterator[Line]:
+        """The line of every queue, and of those that there are not."""
+        for queue in self.queues.values():
+            yield queue.line
+        yield self.strayed
+
+    def next_at(self) -> int | None:
+        """When something becomes due of groups that have ended, or sleep."""
+        return self._carried.next_at(self._parking)
 
     def remember(self, group: GroupState) -> None:
         """Keep how a group was before the first action changed it; for Statements."""
@@ -325,13 +321,13 @@ class Session:
         Who has just left stands in line like everybody else, and nobody behind may overtake it
         for that.
         """
-        moved = [group for group in self.touched.values() if group.queue in self.queues]
-        for name in dict.fromkeys(group.queue for group in moved):
-            line = self.queues[name].line
-            line[:] = [group for group in line if group.uid not in self.touched]
-        for group in moved:
+        for group in self.touched.values():
+            if group.queue not in self.queues or group.crowd is not None:
+                continue
+            line = self.queues[group.queue].line
+            line.discard(group.uid)
             if group.phase == PodGroupPhase.PENDING and group.uid not in self.expired:
-                bisect.insort(self.queues[group.queue].line, group, key=self.group_key)
+                line.add(group)
 
     def close(self) -> None:
         """End the turn: what was only held is undone."""
@@ -340,82 +336,59 @@ class Session:
             for name, room in rooms.items():
                 self.nodes[name].give(room)
 
-    # ------------------------------------------------------------------------------------------
+    def end(self) -> None:
+        """Everything is decided and written down: the next session may take this one over."""
+        self._carried.end()
 
-    def _count_in(self, group: GroupState) -> None:
-        self.ledger.recharge(group)
-        for pod in group.pods.values():
-            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
-                node.take(of_pod(pod.spec.requests))
+    def anybody_sleeps(self) -> bool:
+        """Whether what anybody was told may be older than this session."""
+        return bool(self.asleep) or any(
+            crowd.sleeps for line in self.lines() for crowd in line.crowds.values()
+        )
 
-    def _queues(self, carried: Carryover) -> dict[str, QueueState]:
-        """Who stood in line before is sorted already, but for those whom a plugin moves."""
-        queues = {queue.metadata.name: QueueState(queue, []) for queue in self.snapshot.queues}
-        queues.setdefault(DEFAULT, QueueState(Queue(metadata=Metadata(name=DEFAULT)), []))
-        placed: set[str] = set()
-        #: Groups of queues that there are not.
-        self.strayed: list[GroupState] = []
-        for name, line in carried.lines(self.groups).items():
-            if name in queues:
-                awake = [group for group in line if group.uid not in self.asleep]
-                queues[name].line += awake
-                placed.update(group.uid for group in awake)
-        for group in self.groups.values():
-            if group.uid in placed or group.uid in self.asleep:
-                continue
-            if group.queue not in queues:
-                self.strayed.append(group)
-            elif group.phase == PodGroupPhase.PENDING:
-                queues[group.queue].line.append(group)
-        for queue in queues.values():
-            queue.line.sort(key=self.group_key)
-        return dict(sorted(queues.items()))
+    def lay_down(self, group: GroupState) -> None:
+        """A group sleeps from now on."""
+        self._carried.lay_down(group)
 
 
-def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:
-    """Whether a node counts: told so, and heard of within the timeout (if it beats at all)."""
-    return record_ready and (heartbeat is None or now_ms < heartbeat + timeout_ms)
+def _enqueue_comes_first(actions: tuple[str, ...]) -> bool:
+    """Whether `enqueue` is the first to look at the lines, so that it may keep what it finds."""
+    return "enqueue" in actions and actions.index("enqueue") == 0
 
 
-def _nodes(snapshot: Snapshot, now_ms: int, settings: Settings) -> dict[str, NodeState]:
-    nodes = {}
-    for record in sorted(snapshot.nodes, key=lambda node: node.metadata.name):
-        status = record.status
-        timeout_ms = settings.node_timeout_ms
-        ready = is_ready(status.ready, _heard_at(snapshot, status.heartbeat), now_ms, timeout_ms)
-        heard = is_ready(status.ready, status.heartbeat, now_ms, timeout_ms)
-        nodes[record.metadata.name] = NodeState(record, ready=ready, heard=heard)
-    return nodes
+class Refusals(MutableMapping[str, Blockers]):
+    """Why groups wait, by uid: what this session has told them, what those are told who sleep, and
+    what a crowd was told of which a group is.
+    """
 
+    def __init__(
+        self, groups: Mapping[str, GroupState], asleep: Mapping[str, tuple[Verdict, ...]]
+    ) -> None:
+        self.told: dict[str, Blockers] = {}
+        self._groups = groups
+        self._asleep = asleep
 
-def _heard_at(snapshot: Snapshot, heartbeat: int | None) -> int | None:
-    """A node is not silent as long as nobody could have heard it (batchq.framework.contact)."""
-    hears_since = snapshot.standing.hears_since
-    if heartbeat is None or hears_since is None:
-        return heartbeat
-    return max(heartbeat, hears_since)
+    def __getitem__(self, uid: str) -> Blockers:
+        found = self.told.get(uid)
+        if found is None:
+            group = self._groups[uid]
+            if group.status is group.record.status:
+                found = self._asleep.get(uid) or (group.crowd and group.crowd.told)  # type: ignore[assignment]
+            if found is None:
+                raise KeyError(uid)
+        return found
 
+    def __setitem__(self, uid: str, told: Blockers) -> None:
+        self.told[uid] = told
 
-def _limits(snapshot: Snapshot, ready: Amounts, settings: Settings) -> dict[str, Amounts]:
-    limits = {CLUSTER: scaled(ready, settings.overcommit)}
-    for queue in snapshot.queues:
-        limits[queue_scope(queue.metadata.name)] = limit_of_queue(queue)
-    namespaces = sorted({quota.metadata.namespace for quota in snapshot.quotas})
-    for namespace in namespaces:
-        quotas = [quota for quota in snapshot.quotas if quota.metadata.namespace == namespace]
-        limits[namespace_scope(namespace)] = hard_limit(quotas)
-    return limits
+    def __delitem__(self, uid: str) -> None:
+        self.told.pop(uid, None)
 
+    def __iter__(self) -> Iterator[str]:
+        return (uid for uid in self._groups if uid in self)
 
-def _known_resources(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
-    """What all nodes seen within a day have, ready or not."""
-    return total(node.total for node in nodes if is_known(node, now_ms, settings))
-
-
-def is_known(node: NodeState, now_ms: int, settings: Settings) -> bool:
-    """Whether the node was seen within a day: it may be away, and come back."""
-    heartbeat = node.record.status.heartbeat
-    return heartbeat is None or now_ms < heartbeat + settings.node_memory_ms
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def unfinished(groups: Iterable[GroupState]) -> list[GroupState]:

@@ -13,11 +13,14 @@ from batchq.api.resources import Amounts, larger, named, of_pod, times, total
 class TaskShape:
     """One task of a group as the scheduler sees it; pods of one shape are interchangeable.
 
-    `first` is the ordinal of its first pod among all pods of the group. Pods of a `gated` one are
-    neither made nor bound until the gates in its template are open.
+    `task` stands for all that ask for the same: its command may be another's. `place` is where it
+    stands among the tasks of its group, and `first` is the ordinal of its first pod among all pods
+    of the group. Pods of a `gated` one are neither made nor bound until the gates in its template
+    are open.
     """
 
     task: Task
+    place: int
     first: int
     requests: Amounts
     shape: tuple[object, ...]
@@ -46,6 +49,50 @@ class GroupShape:
     reservation: Amounts
     #: Equal for groups that ask for the same.
     claim: tuple[object, ...]
+    #: Equal for groups whose pods, too, fit where the others' do.
+    alike: tuple[object, ...]
+    #: Task -> 0: what groups without pods have placed. Never changed in place.
+    none_placed: dict[str, int]
+
+
+class Shapes:
+    """The shapes of specs, one for all that ask for the same; whatever they are to run."""
+
+    def __init__(self, *, gates_hold: bool) -> None:
+        self._gates_hold = gates_hold
+        self._known: dict[tuple[object, ...], GroupShape] = {}
+
+    def of(self, spec: PodGroupSpec) -> GroupShape:
+        """The shape of a spec."""
+        key = (
+            spec.min_member,
+            spec.controller,
+            tuple(spec.min_resources.items()),
+            tuple(map(_key_of_task, spec.tasks)),
+        )
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = shape_of(spec, gates_hold=self._gates_hold)
+        return known
+
+
+#: So many shapes are remembered.
+_MOST_KNOWN = 10_000
+
+
+def _key_of_task(task: Task) -> tuple[object, ...]:
+    template = task.template
+    return (
+        task.name,
+        task.replicas,
+        task.min_available,
+        tuple(template.requests.items()),
+        tuple(template.node_selector.items()),
+        template.tolerations,
+        template.scheduling_gates,
+    )
 
 
 def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
@@ -63,6 +110,8 @@ def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
         min_member=min_member,
         reservation={},
         claim=(),
+        alike=(),
+        none_placed=dict.fromkeys([shape.task.name for shape in tasks], 0),
     )
     return with_left(shape, [task.replicas for task in spec.tasks])
 
@@ -76,7 +125,8 @@ def with_left(shape: GroupShape, left: Sequence[int]) -> GroupShape:
     )
     reservation = named(larger(spec.min_resources, of_pods))
     claim = (tuple(reservation.items()), shape.min_member, shape.replicas, spec.controller)
-    return replace(shape, reservation=reservation, claim=claim)
+    pods = tuple((one.shape, one.task.replicas, one.task.min_available) for one in tasks)
+    return replace(shape, reservation=reservation, claim=claim, alike=(claim, pods))
 
 
 def choose(
@@ -106,7 +156,7 @@ def choose(
 def shapes_of(tasks: tuple[Task, ...], *, gates_hold: bool = True) -> tuple[TaskShape, ...]:
     """Each task's requests and shape, and where its pods begin."""
     shapes, first = [], 0
-    for task in tasks:
+    for place, task in enumerate(tasks):
         template = task.template
         requests = of_pod(template.requests)
         shape = (
@@ -115,6 +165,6 @@ def shapes_of(tasks: tuple[Task, ...], *, gates_hold: bool = True) -> tuple[Task
             template.tolerations,
         )
         gated = gates_hold and bool(template.scheduling_gates)
-        shapes.append(TaskShape(task, first, requests, shape, gated))
+        shapes.append(TaskShape(task, place, first, requests, shape, gated))
         first += task.replicas
     return tuple(shapes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.limits import capacity_of
@@ -17,6 +17,7 @@ from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task,
 from batchq.api.reasons import Cause
 from batchq.api.resources import Amounts, larger, of_pod, plus, times
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
+from batchq.framework.records import is_over, only_runs, only_waits
 from batchq.framework.shapes import (
     GroupShape,
     TaskShape,
@@ -26,6 +27,13 @@ from batchq.framework.shapes import (
     with_left,
 )
 from batchq.framework.tree import ROOT
+
+if TYPE_CHECKING:
+    from batchq.framework.crowds import Crowd, Line
+
+#: What groups without pods have; never changed in place.
+_NONE: dict[str, int] = {}
+_NO_PODS: dict[str, Pod] = {}
 
 #: A pod's uid, how it was (None: it was not there), and how it is from now on (None: gone).
 Exchange = tuple[str, Pod | None, Pod | None]
@@ -60,18 +68,17 @@ class GroupState:
         "_charged",
         "_gated_pods",
         "_on_nodes",
-        "asks",
         "bare",
         "chain",
+        "crowd",
         "gates_hold",
         "given_pods",
         "given_shape",
         "in_line_at",
+        "is_over",
         "key",
         "line_key",
         "min_member",
-        "order",
-        "place",
         "placed",
         "pods",
         "priority",
@@ -95,6 +102,7 @@ class GroupState:
         shape: GroupShape | None = None,
         chain: tuple[str, ...] | None = None,
         *,
+        scopes: tuple[str, ...] | None = None,
         gates_hold: bool = True,
     ) -> None:
         self.record = record
@@ -108,36 +116,36 @@ class GroupState:
         self.gates_hold = gates_hold
         self.key = key_of(record)
         self.uid = record.metadata.uid
-        self.order = uid_order(self.uid)
-        self.scopes = scopes_in(record, self.chain)
+        self.scopes = scopes or scopes_in(record, self.chain)
         self.priority = priority
         self.status: PodGroupStatus = record.status
         self.tasks = shape.tasks
         self.replicas = shape.replicas
         self.min_member = shape.min_member
-        self._on_nodes: Amounts = {}
+        # Most groups have no pods: these share what is empty, and each change makes a new one.
+        self._on_nodes: Amounts = _NONE
         #: Task -> how many of its pods have a node and may keep it, or have succeeded.
-        self.placed: dict[str, int] = dict.fromkeys(shape.by_task, 0)
+        self.placed: dict[str, int] = shape.none_placed
         #: Task -> how many of its pods have gates of their own.
-        self._gated_pods: dict[str, int] = {}
-        self.pods: dict[str, Pod] = {}
+        self._gated_pods: dict[str, int] = _NONE
+        self.pods: dict[str, Pod] = _NO_PODS
         for pod in pods:
             self.exchange(pod.metadata.uid, None, pod)
         if self._gated_pods:
             self.shape = with_left(shape, self.ungated())
-        #: Where it stands among all groups of the snapshot.
-        self.place = 0
         #: What the snapshot has of its pods.
         self.given_pods = pods
         #: Whether it is nothing but a record that waits, by that record.
-        self.bare = not pods and _only_waits(record)
+        self.bare = not pods and only_waits(record)
         #: Whether it runs, and nothing but its pods and its clocks can change that, by its record.
-        self.steady = _only_runs(record)
+        self.steady = only_runs(record)
+        #: Whether it has ended and holds nothing, so that only its time to be forgotten comes.
+        self.is_over = record.status.phase in TERMINAL and is_over(record, self.held)
+        #: Those who wait as it does, if it is one of them (batchq.framework.crowds).
+        self.crowd: Crowd | None = None
         #: The state of the world in which it was found settled, and the first of its clocks.
         self.settled_until: tuple[object, tuple[int, ...]] | None = None
         self._charged: tuple[PodGroupStatus, Amounts, Amounts] | None = None
-        #: Equal for groups of which the limits ask the same.
-        self.asks = (record.spec.queue, record.metadata.namespace, priority, *self.shape.claim)
         #: Its place in line, where that lasts as long as its record; once worked out.
         self.line_key: tuple[Any, ...] | None = None
         #: Of the reasons that its record gives, once worked out.
@@ -146,6 +154,16 @@ class GroupState:
         self.in_line_at: object = None
 
     # What it is ------------------------------------------------------------------------------
+
+    @property
+    def order(self) -> UidOrder:
+        """How its uid compares, where nothing else decides."""
+        return uid_order(self.uid)
+
+    @property
+    def asks(self) -> tuple[object, ...]:
+        """Equal for groups of which the limits ask the same."""
+        return (self.queue, self.namespace, self.priority, *self.shape.claim)
 
     @property
     def namespace(self) -> str:
@@ -291,6 +309,8 @@ class GroupState:
 
     def exchange(self, uid: str, old: Pod | None, new: Pod | None) -> None:
         """Put, replace or take away one pod; for Statements."""
+        if self.pods is _NO_PODS:
+            self.pods = {}
         if old is not None:
             self._count(old, -1)
         if new is None:
@@ -301,6 +321,8 @@ class GroupState:
 
     def exchange_all(self, changes: Iterable[Exchange]) -> None:
         """The same of many pods, each named once; what they add up to is worked out once."""
+        if self.pods is _NO_PODS:
+            self.pods = {}
         pods = self.pods
         on_nodes: Amounts = {}
         placed: dict[str, int] = {}
@@ -353,7 +375,8 @@ class GroupState:
             is_former = pod.status.admission < self.status.admission and not self.is_elastic
             is_placed = phase == PodPhase.SUCCEEDED and not is_former
         if is_placed:
-            self.placed[pod.spec.task] = self.placed.get(pod.spec.task, 0) + sign
+            task = pod.spec.task
+            self.placed = {**self.placed, task: self.placed.get(task, 0) + sign}
 
     def charge(self) -> Amounts:
         """live + promise: what the ledger counts for this group.
@@ -374,35 +397,6 @@ class GroupState:
         charge = larger(held, self.status.reservation)
         extra = self.status.pledge.extra
         return plus(charge, extra) if extra else charge
-
-
-def _only_waits(record: PodGroup) -> bool:
-    """Whether a record without pods waits, and holds nothing, owes nothing and has no clock."""
-    status = record.status
-    return (
-        status.phase == PodGroupPhase.PENDING
-        and status.reserved_at is None
-        and status.backoff_until is None
-        and not status.charge
-        and not status.checks
-        and not status.evictions.recent
-        and not status.claim.is_open
-        and not status.pledge.stands
-        and not record.spec.depends_on
-        and record.spec.controller != "external"
-    )
-
-
-def _only_runs(record: PodGroup) -> bool:
-    """Whether a record runs, and no check, pledge or claim has a say in that."""
-    status = record.status
-    return (
-        status.phase == PodGroupPhase.RUNNING
-        and not status.checks
-        and not status.pledge.stands
-        and not status.claim.is_open
-        and record.spec.controller != "external"
-    )
 
 
 class NodeState:
@@ -460,10 +454,10 @@ class Victim:
 
 @dataclass(slots=True)
 class QueueState:
-    """A queue during one session, with its Pending groups in line."""
+    """A queue, and its Pending groups in line."""
 
     record: Queue
-    line: list[GroupState]
+    line: Line
 
     @property
     def name(self) -> str:

@@ -29,6 +29,8 @@ from batchq.framework.state import GroupState
 
 class Checks:
     name = "checks"
+    #: It lets pass whoever has no checks to pass.
+    passes_plain = True
     lifted_by: ClassVar[LiftedBy] = {
         Waiting.BACKING_OFF: frozenset({Change.CLOCK, Change.CHECKS}),
         Waiting.CHECK_INACTIVE: frozenset({Change.CHECKS}),

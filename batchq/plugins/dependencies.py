@@ -19,6 +19,8 @@ from batchq.framework.state import GroupState
 
 class Dependencies:
     name = "dependencies"
+    #: It lets pass whoever depends on nobody.
+    passes_plain = True
     lifted_by: ClassVar[LiftedBy] = {Waiting.DEPENDENCY_NOT_MET: frozenset({Change.DEPENDENCIES})}
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:

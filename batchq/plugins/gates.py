@@ -14,13 +14,16 @@ from typing import ClassVar
 
 from batchq.api.gates import gates_of
 from batchq.api.reasons import Verdict, Waiting
+from batchq.framework.panel import GATES
 from batchq.framework.parking import LiftedBy
-from batchq.framework.session import GATES, Session
+from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
 
 class Gates:
     name = GATES
+    #: It lets pass whoever has no gates.
+    passes_plain = True
     lifted_by: ClassVar[LiftedBy] = {Waiting.SCHEDULING_GATED: frozenset()}
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:

@@ -54,6 +54,8 @@ class _Bound(NamedTuple):
 
 class Overcommit:
     name = "overcommit"
+    #: While a limit is full it refuses, and in line if that limit is no namespace's.
+    goes_by_limits = True
     arguments = OvercommitArguments
 
     def __init__(self, arguments: OvercommitArguments) -> None:

@@ -20,6 +20,8 @@ from batchq.plugins.limits import never_fits
 
 class Quota:
     name = "quota"
+    #: While a limit is full it refuses, and in line if that limit is no namespace's.
+    goes_by_limits = True
     lifted_by: ClassVar[LiftedBy] = {Waiting.EXCEEDS_MAX_QUOTA: frozenset()}
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:

@@ -8,11 +8,11 @@ from batchq.api.reasons import (
     Blockers,
     Verdict,
     Waiting,
-    causes_of,
     same_causes,
     turn_of,
 )
-from batchq.framework.line import standing_aside
+from batchq.framework.crowds import Crowd, Line, said_by
+from batchq.framework.line import is_of_crowd, refuse_crowd, standing_aside
 from batchq.framework.moves import set_condition
 from batchq.framework.parking import Parking
 from batchq.framework.session import Session
@@ -21,40 +21,90 @@ from batchq.framework.statement import Statement
 
 #: The most fundamental ones; `batchq describe` works out all of them when it is asked.
 MOST_REASONS_KEPT = 64
+#: So many groups have their reasons written in one session.
+MOST_WRITTEN = 10_000
 _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
 def write_reasons(session: Session, parking: Parking) -> None:
     """Passing numbers are no change; they are worked out afresh when somebody asks.
 
-    Whose reasons are written already may sleep from now on.
+    Whose reasons are written already may sleep from now on. In one session so many are written,
+    and the rest in those that follow: whoever can start is not kept waiting by words.
     """
-    for group in session.strayed:
-        if group.uid not in session.asleep and group.phase == PodGroupPhase.PENDING:
-            session.refuse(group, standing_aside(session, group))
-    for uid, refusals in session.refusals.items():
-        if uid in session.asleep:
-            continue
+    left = MOST_WRITTEN
+    _tell_strayed(session)
+    for uid, refusals in list(session.refusals.told.items()):
         group = session.groups[uid]
-        if isinstance(refusals, Blockers) and _says_so_already(group, refusals):
-            parking.park(session, group, refusals)
+        if _says_so_already(group, refusals):
+            _let_sleep(session, parking, group, refusals)
             continue
         verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _still_says(group.status.reasons, verdicts):
-            parking.park(session, group, refusals)
+            _let_sleep(session, parking, group, refusals)
+        elif left > 0 or group.status is not group.record.status:
+            left -= 1
+            _write(session, group, verdicts)
+    for line in session.lines():
+        for crowd in list(line.unread.values()):
+            left = _tell_crowd(session, line, crowd, left)
+
+
+def _tell_strayed(session: Session) -> None:
+    """Groups of queues that there are not."""
+    for group in session.strayed.singles.values():
+        if group.phase == PodGroupPhase.PENDING:
+            session.refuse(group, standing_aside(session, group))
+    for crowd in list(session.strayed.restless.values()):
+        if is_of_crowd(crowd.first):
+            refuse_crowd(session, crowd.first, session.dated(standing_aside(session, crowd.first)))
+
+
+def _let_sleep(
+    session: Session, parking: Parking, group: GroupState, refusals: tuple[Verdict, ...]
+) -> None:
+    if parking.park(session, group, refusals):
+        session.lay_down(group)
+
+
+def _tell_crowd(session: Session, line: Line, crowd: Crowd, left: int) -> int:
+    """Write down what a crowd was told with those whose records do not say so; how many more may
+    be written.
+    """
+    if crowd.told is None:
+        return left
+    verdicts = crowd.told[:MOST_REASONS_KEPT]
+    for (causes, turn), members in list(crowd.said.items()):
+        if (turn and turn == crowd.told.turn) or causes == crowd.told.causes:
             continue
-        verdicts = tuple(verdict.lasting() for verdict in verdicts)
-        first = verdicts[0]
-        with Statement(session) as statement:
-            statement.set_status(group, reasons=verdicts)
-            if group.phase == PodGroupPhase.PENDING:
-                # Of a group that has reserved, it is the admission that waits.
-                what = "Admitted" if group.reserved else "QuotaReserved"
-                set_condition(statement, group, what, "False", first.reason, first.message())
-            _set_scheduled(statement, group, verdicts)
-            reasons = tuple(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
-            statement.say(intents.SetReasons(group=group.key, reasons=reasons))
-            statement.commit()
+        some = next(iter(members.values()))
+        if _still_says(some.record.status.reasons, verdicts):
+            continue
+        for group in list(members.values()):
+            if group.status is not group.record.status or group.uid in session.refusals.told:
+                continue
+            if left <= 0:
+                return left
+            left -= 1
+            session.refuse(group, crowd.told)
+            _write(session, group, verdicts)
+    line.unread.pop(crowd.asks, None)
+    return left
+
+
+def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
+    verdicts = tuple(verdict.lasting() for verdict in verdicts)
+    first = verdicts[0]
+    with Statement(session) as statement:
+        statement.set_status(group, reasons=verdicts)
+        if group.phase == PodGroupPhase.PENDING:
+            # Of a group that has reserved, it is the admission that waits.
+            what = "Admitted" if group.reserved else "QuotaReserved"
+            set_condition(statement, group, what, "False", first.reason, first.message())
+        _set_scheduled(statement, group, verdicts)
+        reasons = tuple(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
+        statement.say(intents.SetReasons(group=group.key, reasons=reasons))
+        statement.commit()
 
 
 def _says_so_already(group: GroupState, blockers: Blockers) -> bool:
@@ -63,9 +113,7 @@ def _says_so_already(group: GroupState, blockers: Blockers) -> bool:
     """
     if group.status is not group.record.status:
         return False
-    if group.told is None:
-        group.told = causes_of(group.status.reasons), turn_of(group.status.reasons)
-    causes, turn = group.told
+    causes, turn = said_by(group)
     return (bool(turn) and turn == blockers.turn) or causes == blockers.causes
 
 

@@ -74,10 +74,14 @@ def settle(session: Session) -> None:
 
 def _asked_for_checks(session: Session) -> list[GroupState]:
     """Of the groups that only wait, those whose queue asks for checks that they do not list yet."""
-    asking = {name for name in session.queues if names_in(session, session.tree.chain(name))}
-    if not asking or not are_honoured(session):
+    if not session.admission_checks_are_asked_for or not are_honoured(session):
         return []
-    return [group for group in session.groups.values() if group.bare and group.queue in asking]
+    lines = [
+        queue.line
+        for name, queue in session.queues.items()
+        if names_in(session, session.tree.chain(name))
+    ]
+    return [group for line in lines for group in line.in_order() if group.bare]
 
 
 def _notice_silent_nodes(session: Session) -> None:
@@ -296,9 +300,8 @@ def _bury(statement: Statement, group: GroupState) -> None:
 
 def _is_depended_on(session: Session, group: GroupState) -> bool:
     """Whether a group that waits still has to learn how this one ended."""
+    others = (session.groups.get(uid) for uid in session.dependents.get(group.uid, ()))
     return any(
-        dependency.uid == group.uid
-        for other in session.busy()
-        if other.phase == PodGroupPhase.PENDING and not other.status.admission
-        for dependency in other.record.spec.depends_on
+        other is not None and other.phase == PodGroupPhase.PENDING and not other.status.admission
+        for other in others
     )

@@ -49,6 +49,7 @@ class Scheduler:
         give_back_what_no_longer_fits(session)
         session.close()
         write_reasons(session, self._parking)
+        session.end()
         return session
 
     def wide_awake(self) -> Self:
@@ -86,7 +87,7 @@ def _let_all_in(session: Session) -> None:
 
     What could never fit waits all the same.
     """
-    for group in session.groups.values():
+    for group in session.in_order():
         if group.phase != PodGroupPhase.PENDING or group.uid in session.asleep:
             continue
         # Nothing of an external group is bound later, so its limits hold now.

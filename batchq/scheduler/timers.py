@@ -84,7 +84,9 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
     they are given); None if there is none.
     """
     asked = session.busy() if groups is None else groups
-    later = (at for at in _instants(session, asked) if at > session.now_ms)
+    later = [at for at in _instants(session, asked) if at > session.now_ms]
+    if groups is None and (at := session.next_at()) is not None and at > session.now_ms:
+        later.append(at)
     return min(later, default=None)
 
 

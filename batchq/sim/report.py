@@ -6,7 +6,7 @@ always. Amounts are canonical quantities (`1500m`, plain bytes), times whole sec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -170,11 +170,11 @@ def outcome_of(
     )
 
 
-def _found_out(scheduler: Scheduler, session: Session) -> dict[str, tuple[Verdict, ...]]:
+def _found_out(scheduler: Scheduler, session: Session) -> Mapping[str, tuple[Verdict, ...]]:
     """What a session found out about groups. It knows no present numbers of those that slept: it
     is held once more for these, with everybody awake.
     """
-    if not session.asleep:
+    if not session.anybody_sleeps():
         return session.refusals
     return scheduler.wide_awake().decide(session.snapshot, session.now_ms).refusals
 

@@ -1,0 +1,127 @@
+"""The nodes of successive sessions: what is free on them lasts as long as nobody takes it.
+
+A node is looked at again when its record has changed, or when it may have fallen silent since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Node
+from batchq.api.resources import Amounts, of_pod, scaled, total
+from batchq.framework.settings import Settings
+from batchq.framework.snapshot import Snapshot
+from batchq.framework.state import GroupState, NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Machines:
+    """Every node by name, in order. Owned by a Carryover."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeState] = {}
+        #: Rises when anything has changed that decides what may be put on them.
+        self.version = 0
+        #: What all ready nodes have together, and all that were seen within a day, ready or not.
+        self.ready: Amounts = {}
+        self.known: Amounts = {}
+        #: What the cluster could ever have: rule 1 asks for every group.
+        self.could_have: Amounts = {}
+        self._seen: tuple[object, ...] = ()
+        #: Until when nobody falls silent who does not by now.
+        self._until: int | None = None
+        self._now_ms = 0
+
+    def follow(self, snapshot: Snapshot, now_ms: int, settings: Settings) -> bool:
+        """Let the nodes follow a snapshot. True if what is free has to be counted anew."""
+        seen = (snapshot.nodes, snapshot.standing.hears_since, settings)
+        same = len(self._seen) == 3 and self._seen[0] is seen[0] and self._seen[1:] == seen[1:]
+        if same and self._now_ms <= now_ms and (self._until is None or now_ms < self._until):
+            return False
+        self._seen, self._now_ms = seen, now_ms
+        records = sorted(snapshot.nodes, key=lambda node: node.metadata.name)
+        anew = not self._are_as_before(records)
+        before = [(node.record.metadata.labels, node.ready) for node in self.nodes.values()]
+        if anew:
+            self.nodes = {one.metadata.name: NodeState(one, ready=False) for one in records}
+        for record, node in zip(records, self.nodes.values(), strict=True):
+            node.record = record
+            node.ready = is_heard(snapshot, record, now_ms, settings.node_timeout_ms)
+            heartbeat, timeout_ms = record.status.heartbeat, settings.node_timeout_ms
+            node.heard = is_ready(record.status.ready, heartbeat, now_ms, timeout_ms)
+        after = [(node.record.metadata.labels, node.ready) for node in self.nodes.values()]
+        known = known_resources(self.nodes.values(), now_ms, settings)
+        if anew or before != after or known != self.known:
+            self.version += 1
+            self.known = known
+        self.ready = total(node.total for node in self.nodes.values() if node.ready)
+        self.could_have = scaled(self.known, settings.overcommit)
+        later = (at for at in _instants(snapshot, records, settings) if at > now_ms)
+        self._until = min(later, default=None)
+        return anew
+
+    def count(self, groups: Iterable[GroupState]) -> None:
+        """Take what the pods of these groups have on nodes; on nodes that are new."""
+        for group in groups:
+            self.take(group)
+
+    def take(self, group: GroupState) -> None:
+        """Count a group's pods in."""
+        for pod in group.pods.values():
+            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
+                node.take(of_pod(pod.spec.requests))
+
+    def give(self, group: GroupState) -> None:
+        """Count a group's pods out."""
+        for pod in group.pods.values():
+            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
+                node.give(of_pod(pod.spec.requests))
+
+    def _are_as_before(self, records: Sequence[Node]) -> bool:
+        """Whether there are the same nodes, which offer the same."""
+        return len(records) == len(self.nodes) and all(
+            one.metadata.name == node.name
+            and (one is node.record or one.spec is node.record.spec or one.spec == node.record.spec)
+            for one, node in zip(records, self.nodes.values(), strict=True)
+        )
+
+
+def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:
+    """Whether a node counts: told so, and heard of within the timeout (if it beats at all)."""
+    return record_ready and (heartbeat is None or now_ms < heartbeat + timeout_ms)
+
+
+def is_heard(snapshot: Snapshot, record: Node, now_ms: int, timeout_ms: int) -> bool:
+    """The same, where silence counts from when somebody could have heard it
+    (batchq.framework.contact).
+    """
+    heard_at, hears_since = record.status.heartbeat, snapshot.standing.hears_since
+    if heard_at is not None and hears_since is not None:
+        heard_at = max(heard_at, hears_since)
+    return is_ready(record.status.ready, heard_at, now_ms, timeout_ms)
+
+
+def known_resources(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
+    """What all nodes seen within a day have, ready or not."""
+    return total(node.total for node in nodes if is_known(node, now_ms, settings))
+
+
+def is_known(node: NodeState, now_ms: int, settings: Settings) -> bool:
+    """Whether the node was seen within a day: it may be away, and come back."""
+    heartbeat = node.record.status.heartbeat
+    return heartbeat is None or now_ms < heartbeat + settings.node_memory_ms
+
+
+def _instants(snapshot: Snapshot, records: Iterable[Node], settings: Settings) -> Iterable[int]:
+    """When nodes may fall silent, or be forgotten."""
+    hears_since = snapshot.standing.hears_since
+    for record in records:
+        if (heartbeat := record.status.heartbeat) is not None:
+            yield heartbeat + settings.node_timeout_ms
+            yield heartbeat + settings.node_memory_ms
+            if hears_since is not None:
+                yield hears_since + settings.node_timeout_ms

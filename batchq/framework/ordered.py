@@ -1,0 +1,87 @@
+"""A list that stays sorted: items by distinct keys, lowest first.
+
+Adding and taking out cost a search and moving pointers; taking from the front, which is what lines
+are for, costs the search alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+#: So many places at the front may lie waste.
+_MOST_WASTE = 4_096
+
+
+class Ordered(Generic[T]):
+    """Items by key. Keys are compared with each other, items never."""
+
+    __slots__ = ("_items", "_keys", "_start")
+
+    def __init__(self) -> None:
+        self._keys: list[Any] = []
+        self._items: list[T | None] = []
+        #: Where the first item is; what lies before it is gone.
+        self._start = 0
+
+    def __len__(self) -> int:
+        return len(self._keys) - self._start
+
+    def __iter__(self) -> Iterator[T]:
+        for place in range(self._start, len(self._items)):
+            yield self._items[place]  # type: ignore[misc]  # none is empty from the start on
+
+    def add(self, key: Any, item: T) -> None:
+        """Put an item in its place. Two of one key stand in the order in which they came."""
+        if len(self) == 0 or key > self._keys[-1]:
+            self._keys.append(key)
+            self._items.append(item)
+            return
+        place = bisect_right(self._keys, key, self._start)
+        self._keys.insert(place, key)
+        self._items.insert(place, item)
+
+    def remove(self, key: Any) -> None:
+        """Take the item of this key out. Raises KeyError if there is none."""
+        place = bisect_left(self._keys, key, self._start)
+        if place >= len(self._keys) or self._keys[place] != key:
+            raise KeyError(key)
+        if place > self._start:
+            del self._keys[place], self._items[place]
+            return
+        self._items[place] = None
+        self._start += 1
+        if self._start > _MOST_WASTE and 2 * self._start > len(self._keys):
+            del self._keys[: self._start], self._items[: self._start]
+            self._start = 0
+
+    def discard(self, key: Any) -> None:
+        """Take the item of this key out, if there is one."""
+        with suppress(KeyError):
+            self.remove(key)
+
+    def first(self) -> tuple[Any, T] | None:
+        """The lowest key and its item; None if there is nothing."""
+        return self.at(self._start)
+
+    def after(self, key: Any) -> tuple[Any, T] | None:
+        """The first key above this one, and its item; None if there is none."""
+        return self.at(bisect_right(self._keys, key, self._start))
+
+    def at(self, place: int) -> tuple[Any, T] | None:
+        if place >= len(self._keys):
+            return None
+        return self._keys[place], self._items[place]  # type: ignore[return-value]
+
+    def pairs_backwards(self) -> Iterator[tuple[Any, T]]:
+        """Every key with its item, highest first."""
+        for place in range(len(self._keys) - 1, self._start - 1, -1):
+            yield self._keys[place], self._items[place]  # type: ignore[misc]
+
+    def pairs(self) -> Iterator[tuple[Any, T]]:
+        """Every key with its item, lowest first."""
+        return zip(self._keys[self._start :], self, strict=True)

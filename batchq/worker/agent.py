@@ -273,7 +273,6 @@ class Agent:
                     self._launch(job, answer)
                 else:
                     log.info("pod declined", pod=answer.attempt.pod, why=answer.why)
-                self._idle_ms = _IDLE_FIRST_MS
         except StoreUnavailable as trouble:
             self._outage.failed(trouble)
             self._away_until = monotonic_ms() + self._backoff.next_ms()

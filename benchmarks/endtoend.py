@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import redis
@@ -118,7 +118,7 @@ def _commands(pods: int, slots: int) -> Drained:
     return _drain_groups(pods, slots, {"command": [shutil.which("true") or "/bin/true"]})
 
 
-def _drain_groups(pods: int, slots: int, what: dict[str, object]) -> Drained:
+def _drain_groups(pods: int, slots: int, what: dict[str, Any]) -> Drained:
     with _a_machine() as machine, machine.client() as client:
         resources = f"cpu={slots},memory=512Mi"
         agent = machine.start("worker", "--name", _NODE, "--resources", resources)
@@ -138,13 +138,13 @@ def _drain_groups(pods: int, slots: int, what: dict[str, object]) -> Drained:
         return watched.drained(pods, took_s)
 
 
-def _submit(client: Client, pods: int, what: dict[str, object]) -> list[str]:
+def _submit(client: Client, pods: int, what: dict[str, Any]) -> list[str]:
     names = [f"noop-{number:06}" for number in range(pods)]
     for start in range(0, pods, _BATCH):
         requests = (
             Request(name=name, cpus=1, working_dir=str(_ROOT), **what)
             for name in names[start : start + _BATCH]
-        )  # type: ignore[arg-type]  # known fields
+        )
         client.submit_all([client.group_of(request) for request in requests])
     return names
 

@@ -34,7 +34,10 @@ class Preempt:
     def execute(self, session: Session) -> None:
         choose_anew(session, self.name, _serve_from)
         hopes = partial(_hopes, session)
-        serve_claimants(session, gang_claimants(session, hopes), _serve)
+        claimants = gang_claimants(session, hopes)
+        # Where nobody has victims, nobody has to work out what queues deserve.
+        if claimants.crowds or any(map(hopes, claimants.groups)):
+            serve_claimants(session, claimants, _serve)
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
         """Why nobody of its own queue makes way for a group; for people who ask."""
@@ -52,8 +55,10 @@ class Preempt:
 
 
 def _hopes(session: Session, group: GroupState) -> bool:
-    policy = session.queues[group.queue].record.spec.preemption.within_queue
-    return policy != "Never" and _has_victims(session, group)
+    queue = session.queues.get(group.queue)
+    if queue is None or queue.record.spec.preemption.within_queue == "Never":
+        return False
+    return _has_victims(session, group)
 
 
 def _serve(session: Session, group: GroupState) -> None:

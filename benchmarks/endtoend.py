@@ -33,7 +33,7 @@ from rq import Queue, Worker
 from rq.job import Job
 from rq.utils import as_text
 
-from batchq.api.objects import PodGroup
+from batchq.api.objects import Pod, PodGroup
 from batchq.client import Client, Request
 from batchq.daemon import embedded, processes
 from benchmarks.noop import noop
@@ -155,13 +155,15 @@ def _is_done(client: Client, name: str) -> bool:
 
 
 def _all_done(client: Client, pods: int) -> bool:
-    phases = [str(one.status.phase) for one in client.list("PodGroup")]  # type: ignore[attr-defined]
+    groups = [one for one in client.list("PodGroup") if isinstance(one, PodGroup)]
+    phases = [str(one.status.phase) for one in groups]
     assert len(phases) == pods
     return set(phases) == {"Completed"}
 
 
 def _last_end_ms(client: Client) -> int:
-    return max(pod.status.finished_at for pod in client.list("Pod"))  # type: ignore[attr-defined]
+    pods = [one for one in client.list("Pod") if isinstance(one, Pod)]
+    return max(pod.status.finished_at or 0 for pod in pods)
 
 
 # --- RQ -------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def _jobs(jobs: int, slots: int) -> Drained:
                 worker.join()
 
 
-def _start_workers(socket: str, count: int) -> list[BaseProcess]:
+def _start_workers(socket: str, count: int) -> Sequence[BaseProcess]:
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_work, args=(socket,)) for _ in range(count)]
     for worker in workers:

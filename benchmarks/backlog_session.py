@@ -17,6 +17,7 @@ from msgspec import Struct
 import batchq.daemon.app  # noqa: F401
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.daemon import garbage
 from batchq.store.redis import RedisStore
 from benchmarks.backlog_scenarios import Stage, Took, median_of, play
 from benchmarks.backlog_world import LEADER, LONG_MS, Spec
@@ -54,7 +55,10 @@ def main() -> None:
     epoch = store.lead(LEADER, LONG_MS)
     assert epoch is not None, "another leads"
     stage = Stage(store, assemble(config), store, order.spec, epoch=epoch)
+    # As the daemon does.
+    garbage.stand_still()
     cold = stage.turn()
+    garbage.leave_alone()
     cold.all_s = time.monotonic() - order.started_at
     cold.all_cpu_s = time.process_time()
     _tell(COLD, [cold])

@@ -21,7 +21,13 @@ from batchq.framework.asides import (
     set_aside_from_borrowers,
 )
 from batchq.framework.crowds import Crowd, Walk
-from batchq.framework.line import blockers, is_of_crowd, refuse_crowd, waits_in_line
+from batchq.framework.line import (
+    blockers,
+    is_kept_out,
+    is_of_crowd,
+    refuse_crowd,
+    waits_in_line,
+)
 from batchq.framework.moves import admit, create_pods, reserve, roll_back
 from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
 from batchq.framework.pledges import awaits_victims
@@ -76,17 +82,24 @@ def _is_promised(session: Session, group: GroupState) -> bool:
 
 def _serve_queues(session: Session) -> None:
     """The queue with the lowest share first; its next group decides when it is served again."""
-    walks = _walks(session)
+    heads_matter = len(session.queues) > 1 and not everybody_gets_all_back(session)
+    walks = _walks(session, heads_matter=heads_matter)
     turns = Turns(session, walks)
     headed: set[str] = set()
     while (name := turns.next()) is not None:
-        group = _next_pending(walks[name])
+        walk = walks[name]
+        group = _next_pending(walk)
+        if not heads_matter and not _is_strict_queue(session, name):
+            # What was freed for many may be taken by the first of them.
+            while walk.crowd is not None and is_kept_out(session, walk.crowd):
+                walk.pass_over()
+                group = _next_pending(walk)
         if group is None:
             turns.drop(name)
         elif _try(session, group):
             continue
         elif _is_out_of_line(session, group):
-            walks[name].pass_over()
+            walk.pass_over()
         elif _is_strict(session, group):
             turns.drop(name)
             session.strict_heads[name] = group
@@ -94,22 +107,21 @@ def _serve_queues(session: Session) -> None:
             if len(session.queues) > 1:
                 set_aside(session, group)
         else:
-            walks[name].pass_over()
+            walk.pass_over()
             if name not in headed and len(session.queues) > 1:
                 headed.add(name)
                 set_aside_from_borrowers(session, group)
 
 
-def _walks(session: Session) -> dict[str, Walk]:
+def _walks(session: Session, *, heads_matter: bool) -> dict[str, Walk]:
     """The lines to be walked. Crowds that are kept out are left out where nobody heeds a head."""
-    heads_matter = len(session.queues) > 1 and not everybody_gets_all_back(session)
     freed: dict[str, list[Crowd]] = {}
     for crowd in session.watches.freed(session.ledger.sums):
         freed.setdefault(crowd.queue, []).append(crowd)
     walks = {}
     for name, queue in session.queues.items():
         line = queue.line
-        if heads_matter or queue.record.spec.strategy.type != "BestEffortFIFO":
+        if heads_matter or _is_strict_queue(session, name):
             crowds = list(line.crowds.values())
         else:
             crowds = [*line.restless.values(), *freed.get(name, ())]
@@ -196,7 +208,11 @@ def _cannot_be_placed(session: Session, group: GroupState) -> bool:
 
 
 def _is_strict(session: Session, group: GroupState) -> bool:
-    return session.queues[group.queue].record.spec.strategy.type != "BestEffortFIFO"
+    return _is_strict_queue(session, group.queue)
+
+
+def _is_strict_queue(session: Session, name: str) -> bool:
+    return session.queues[name].record.spec.strategy.type != "BestEffortFIFO"
 
 
 def _wait_behind(session: Session, name: str, head: GroupState) -> None:

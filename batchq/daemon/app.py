@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from msgspec import Struct
 from batchq import __version__
 from batchq.api.objects import DEFAULT, Metadata, Queue
 from batchq.api.transaction import Transaction, Write
-from batchq.daemon import leader
+from batchq.daemon import garbage, leader
 from batchq.daemon.clerk import clerk_service
 from batchq.daemon.ending import OWN_MISTAKE, Ending, on_hangup
 from batchq.daemon.health import UNFIT_AFTER_PERIODS
@@ -43,8 +44,10 @@ from batchq.worker.relay import Relay
 
 _log = structlog.get_logger()
 
-#: Every so many turns a shard of the store is compared with what the scheduler believes.
-_COMPARED_EVERY_TURNS = 10
+#: So often a shard of the store is compared with what the scheduler believes.
+_COMPARED_EVERY_S = 10.0
+#: So often the outbox is looked at though nothing was bound: somebody may have died over it.
+_LOOKED_FOR_EVERY_S = 1.0
 
 
 class SchedulerOptions(Struct, frozen=True, kw_only=True):
@@ -162,11 +165,13 @@ def _serve(
         revision=lambda: turn.mirrored,
         config_hash=lambda: reload.current.digest,
     )
+    garbage.stand_still()
     services.start()
     try:
         code = ending.wait()
     finally:
         services.stop()
+        garbage.as_usual()
         threading.excepthook = before
     _log.info("scheduler.ends", exit_code=code)
     if services.alive:
@@ -210,7 +215,10 @@ class LeaderTurn:
         self._furnished_in: int | None = None
         #: In which epoch what was published last.
         self._published: tuple[int, str] | None = None
-        self._turns = 0
+        #: When the mirror is held against the server again, and the outbox looked at; monotonic.
+        self._compare_at = time.monotonic() + _COMPARED_EVERY_S
+        self._deliver_at = 0.0
+        self._has_taken_in = False
         #: What plugins of others have raised, as far as it has been told.
         self._failures: dict[str, str] = {}
         self.mirrored: int | None = None
@@ -222,25 +230,44 @@ class LeaderTurn:
         if epoch is None:
             # A warm mirror: who succeeds the leader decides at once, and lists nothing first.
             self.mirrored = self._store.follow()
+            self._taken_in()
             return TurnReport()
         if self._furnished_in != epoch:
+            self._deliver_at = 0.0
             ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
             self._furnished_in = epoch
         if self._published != (epoch, effective.digest):
             publish_config(self._store, effective.text, epoch=epoch)
             self._published = (epoch, effective.digest)
         report = self._cycle.run_once(epoch)
+        self._taken_in()
         self.mirrored = report.session.snapshot.revision
         self._observed(report)
-        self._executor.deliver()
+        self._deliver(report)
         _tell(report, effective)
         self._tell_failures(report.session.failures)
-        self._turns += 1
-        if self._turns % _COMPARED_EVERY_TURNS == 0:
+        if time.monotonic() >= self._compare_at:
+            self._compare_at = time.monotonic() + _COMPARED_EVERY_S
             self._compare()
         if report.next_due_at is None:
             return TurnReport()
         return TurnReport(due_in_ms=report.next_due_at - self._clock.now_ms())
+
+    def _deliver(self, report: CycleReport) -> None:
+        """What this turn has bound, and now and then what anybody has left in the outbox."""
+        has_bound = any(done.deliveries for done in report.commit.applied)
+        if not has_bound and time.monotonic() < self._deliver_at:
+            return
+        # Whatever fails on the way is made good by the next turn.
+        self._deliver_at = 0.0
+        self._executor.deliver()
+        self._deliver_at = time.monotonic() + _LOOKED_FOR_EVERY_S
+
+    def _taken_in(self) -> None:
+        """After the first turn: everything that lasts is there."""
+        if not self._has_taken_in:
+            self._has_taken_in = True
+            garbage.leave_alone()
 
     def _tell_failures(self, failures: dict[str, str]) -> None:
         """Once for as long as a plugin goes on raising the same."""

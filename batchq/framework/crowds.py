@@ -35,6 +35,7 @@ class Crowd:
         "asides_in",
         "asks",
         "behind",
+        "could_in",
         "counted",
         "heard",
         "members",
@@ -63,6 +64,8 @@ class Crowd:
         #: Why all of them stand out of line, and the state of the world in which that was so.
         self.aside: tuple[Verdict, ...] = ()
         self.asides_in: object = None
+        #: The state of the world in which it was found that it could fit some time.
+        self.could_in: object = None
         #: While it sleeps, the limit that keeps it out is full as long as the sum of this scope and
         #: resource is above `most`; None: it is not the limits that keep it out.
         self.sleeps = False

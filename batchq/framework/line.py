@@ -41,13 +41,53 @@ def _of_crowd(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         return crowd.verdicts
     aside = standing_aside(session, group)
     if not aside:
-        return _refused_alike(session, group)
+        return () if _fits(session, crowd, group) else _ask_of_crowd(session, crowd, group)
     key = ("aside", *group.asks, crowd.asks)
     version, verdicts = session.told.get(key, (-1, ()))
     if version != session.ledger.version:
         verdicts = session.dated((*aside, *_ask(session, group)))
         session.told[key] = (session.ledger.version, verdicts)
     return verdicts
+
+
+def _ask_of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdict, ...]:
+    verdicts = _refused_alike(session, group)
+    if all(verdict.reason in _PASSES for verdict in verdicts):
+        crowd.could_in = session.world
+    return verdicts
+
+
+#: What is no sign that a group could never fit.
+_PASSES = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
+
+
+def _fits(session: Session, crowd: Crowd, group: GroupState) -> bool:
+    """Whether every limit has room for one of a crowd, and nothing else could be said against it.
+
+    It is what `admissible` comes to, without asking anybody: many are let in one after the other.
+    """
+    ledger = session.ledger
+    if not session.limits_decide or crowd.could_in != session.world:
+        return False
+    if ledger.unused or ledger.aside:
+        return False
+    wanted = claim_of(group)
+    for scope in group.scopes:
+        limits, sums = ledger.limits.get(scope), ledger.sums.get(scope, {})
+        if limits is None:
+            if scope == CLUSTER:
+                return False
+            continue
+        for resource, need in wanted.items():
+            limit = limits.get(resource)
+            if limit is None:
+                if scope == CLUSTER and resource != POD_GROUPS:
+                    return False
+            elif sums.get(resource, 0) + need > limit and not (
+                scope == CLUSTER and resource == POD_GROUPS
+            ):
+                return False
+    return True
 
 
 def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:

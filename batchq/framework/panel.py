@@ -62,6 +62,8 @@ class Panel:
             and _all(plugins, "admissible", "goes_by_limits")
             and any(entry.plugin == CAPACITY for entry in self.points["admissible"])
         )
+        #: Whether nothing is refused but what never fits, and what a limit has no room for.
+        self.limits_decide = self.goes_by_requests and _all(plugins, "admissible", "adds_no_limit")
 
     def is_of(self, plugins: Standing, instrument: Instrument | None) -> bool:
         """Whether it is made of these."""

@@ -142,6 +142,8 @@ class Session:
         self._order_lasts = panel.order_lasts
         #: Whether groups that wait alike are asked about together (batchq.framework.crowds).
         self.crowds_may_form = panel.goes_by_requests and _enqueue_comes_first(actions)
+        #: Whether what could ever fit is let in wherever the limits have room.
+        self.limits_decide = self.crowds_may_form and panel.limits_decide
         #: Whether crowds may sleep.
         self.crowds_may_sleep = self.crowds_may_form and parking.may_sleep()
 

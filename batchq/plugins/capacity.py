@@ -29,23 +29,30 @@ from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT
 from batchq.plugins.limits import UNBOUNDED, never_fits
 
+_UNBOUNDED = dict.fromkeys(UNBOUNDED, 2**53)
+
 
 class Capacity:
     name = "capacity"
     #: While a limit is full it refuses, and in line if that limit is no namespace's.
     goes_by_limits = True
+    #: Beside what never fits it refuses what the ledger's own limits do.
+    adds_no_limit = True
     lifted_by: ClassVar[LiftedBy] = {Waiting.EXCEEDS_MAX_QUOTA: frozenset()}
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
         return self._never(session, group) or self._over(session, group)
 
     def _never(self, session: Session, group: GroupState) -> list[Verdict]:
-        verdicts = []
+        verdicts: list[Verdict] = []
         left: Amounts = {}
         for queue in reversed(group.chain):
-            most = session.ledger.limits.get(queue_scope(queue), {})
             subject = f"queue {queue}"
-            verdicts += never_fits(group, most, plugin=self.name, subject=subject, absent=None)
+            if most := session.ledger.limits.get(queue_scope(queue)):
+                verdicts += never_fits(group, most, plugin=self.name, subject=subject, absent=None)
+            if not session.ledger.unused:
+                # Nothing is guaranteed to anybody.
+                continue
             in_cluster = not group.is_external
             beside = _beside_siblings(session, queue, left, in_cluster=in_cluster)
             left = plus(left, _guaranteed_beside(session, queue))
@@ -62,7 +69,7 @@ class Capacity:
             )
         if group.is_external or not session.nodes:
             return verdicts
-        could = dict.fromkeys(UNBOUNDED, 2**53) | session.could_have
+        could = _UNBOUNDED | session.could_have
         subject = "the cluster, with every node that was seen within a day,"
         return verdicts + never_fits(group, could, plugin=self.name, subject=subject, absent=0)
 

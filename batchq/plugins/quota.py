@@ -22,6 +22,8 @@ class Quota:
     name = "quota"
     #: While a limit is full it refuses, and in line if that limit is no namespace's.
     goes_by_limits = True
+    #: Beside what never fits it refuses what the ledger's own limits do.
+    adds_no_limit = True
     lifted_by: ClassVar[LiftedBy] = {Waiting.EXCEEDS_MAX_QUOTA: frozenset()}
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:

@@ -134,7 +134,7 @@ def enqueue_all(attempts_of: Mapping[Queue, Sequence[PodAttempt]]) -> None:
         of_queue = (*fields, "origin", queue.name)
         for attempt in attempts:
             own = ("data", _payload(attempt), "description", attempt.id)
-            pipeline.execute_command("HSET", Job.key_for(attempt.id), *of_queue, *own)
+            pipeline.hset(Job.key_for(attempt.id), items=[*of_queue, *own])
         pipeline.rpush(queue.key, *(attempt.id for attempt in attempts))
     pipeline.execute()
 
@@ -164,7 +164,8 @@ def _common_fields(queue: Queue) -> tuple[Any, ...]:
 
 def _payload(attempt: PodAttempt) -> bytes:
     """The call as RQ's JSON serializer writes it; RQ reads it without compression, too."""
-    return JSONSerializer.dumps((ENTRY, None, [attempt.pod, attempt.attempt], {}))
+    written: bytes = JSONSerializer.dumps((ENTRY, None, [attempt.pod, attempt.attempt], {}))  # type: ignore[no-untyped-call]
+    return written
 
 
 def by_node(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:

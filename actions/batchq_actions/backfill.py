@@ -14,25 +14,28 @@ takes the room.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from itertools import dropwhile, islice
+from operator import itemgetter
 from typing import TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, Strategy
 from batchq.api.quantity import PODS
 from batchq.api.resources import Amounts, describe
+from batchq.framework.crowds import Crowd, Line
 from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import growth_with, over_limit_with
-from batchq.framework.line import blockers, waits_in_line
+from batchq.framework.line import blockers, is_kept_out, waits_in_line
 from batchq.framework.moves import admit, bind, create_pods, reserve
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import gives_way_to
 from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import note_admission
-from batchq.framework.session import Session
+from batchq.framework.session import Key, Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
@@ -92,10 +95,13 @@ def _strategy(session: Session, group: GroupState) -> Strategy:
 
 def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     """The queue with the lowest share first, looked at anew after each admission."""
+    tried = {name: head for name, head in heads.items() if _anybody_may_start(session, name, head)}
+    if not tried:
+        return
     known = Timetable(session)
     lines = {
         name: line
-        for name, head in heads.items()
+        for name, head in tried.items()
         if (line := _line_of(session, name, head, known)) is not None
     }
     admissions = {name: _go_ahead(session, line, known) for name, line in lines.items()}
@@ -122,6 +128,46 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
             admissions[name] = _go_ahead(session, following, known)
 
 
+def _anybody_may_start(session: Session, name: str, head: GroupState) -> bool:
+    """Whether it takes a plan to know that nobody of a line starts now: somebody behind the head
+    is not kept out by a limit that is full, or the head by nothing but what is set aside.
+    """
+    waits_for_limits = not session.ledger.aside and bool(blockers(session, head))
+    return (
+        not waits_for_limits
+        or next(_behind(session, name, head, awake=True), None) is not None
+        or any(group.is_elastic and is_admitted(group) for group in session.busy())
+    )
+
+
+def reservations_of(session: Session) -> dict[str, int]:
+    """Group's uid -> from when on room is kept for it, in milliseconds; of a session that has
+    decided. Of heads behind which nobody could have started, this is worked out here.
+    """
+    left = {
+        name: head
+        for name, head in _blocked_lines(session).items()
+        if head.uid not in session.reservations
+    }
+    if left:
+        known = Timetable(session)
+        for name, head in left.items():
+            if (line := _line_of(session, name, head, known)) is not None and line.for_all:
+                _reserve_all(session, line)
+    return session.reservations
+
+
+def _reserve_all(session: Session, line: _Line) -> None:
+    """Each in its turn beside those before it, where nobody starts now."""
+    for group in line.behind:
+        length = length_of(session, group)
+        start = line.plan.slot(group, length)
+        if start is None:
+            return
+        session.reservations[group.uid] = start
+        line.plan.book(group, start, length)
+
+
 def _line_of(session: Session, name: str, head: GroupState, known: Timetable) -> _Line | None:
     """None if nobody knows when the head can start: then it is strict."""
     length = length_of(session, head)
@@ -132,7 +178,7 @@ def _line_of(session: Session, name: str, head: GroupState, known: Timetable) ->
     plan = known.beside()
     plan.book(head, start, length)
     strategy = _strategy(session, head)
-    behind = list(_behind(session, name, head))
+    behind = list(_behind(session, name, head, awake=strategy.reservations != "all"))
     if strategy.order == "shortest":
         # Sorting is stable: equal lengths stay in the order of the line.
         behind.sort(key=lambda group: _shortest_first(group.record.spec.walltime))
@@ -152,18 +198,35 @@ def _after_head(session: Session, name: str, head: GroupState, known: Timetable)
     return _line_of(session, name, following, known)
 
 
-def _behind(session: Session, name: str, head: GroupState) -> Iterator[GroupState]:
-    """Those behind a head who keep their place in line, in its order.
+def _behind(
+    session: Session, name: str, head: GroupState, *, awake: bool = False
+) -> Iterator[GroupState]:
+    """Those behind a head who keep their place in line, in its order; with `awake` without those
+    that cannot be admitted now, as the limit on which they sleep is full.
 
     In one line of all queues a group of a StrictFIFO queue goes past nobody, and nobody past it.
     """
-    line = session.queues[name].line if name != ROOT else _one_line(session)
-    from_head = dropwhile(lambda group: group is not head, line)
-    for group in islice(from_head, 1, None):
-        if _strategy(session, group).type == "StrictFIFO":
+    if name == ROOT:
+        from_head = dropwhile(lambda group: group is not head, _one_line(session))
+        behind: Iterator[GroupState] = islice(from_head, 1, None)
+    else:
+        line = session.queues[name].line
+        crowds = line.crowds.values()
+        tried = [one for one in crowds if not (awake and is_kept_out(session, one))]
+        behind = _after(session, session.group_key(head), line, tried)
+    for group in behind:
+        if name == ROOT and _strategy(session, group).type == "StrictFIFO":
             return
         if _still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
             yield group
+
+
+def _after(session: Session, key: Key, line: Line, crowds: Sequence[Crowd]) -> Iterator[GroupState]:
+    """Who comes after a place in line: of these crowds, and of those that stand alone."""
+    alone = [(session.group_key(group), group) for group in line.in_order()]
+    lines = [crowd.members.pairs_after(key) for crowd in crowds]
+    lines.append(pair for pair in alone if pair[0] > key)
+    return (group for _, group in merge(*lines, key=itemgetter(0)))
 
 
 def _one_line(session: Session) -> list[GroupState]:

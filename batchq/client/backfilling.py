@@ -17,7 +17,7 @@ from batchq.framework.placement import gang_of, slots_for
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.timetable import Timetable
-from batchq_actions.backfill import length_of
+from batchq_actions.backfill import length_of, reservations_of
 
 
 class Backfilling(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -43,7 +43,8 @@ def backfilling_of(session: Session, group: GroupState) -> Backfilling | None:
     head = session.strict_heads.get(group.queue)
     if head is None or not _still_waits(head) or not _is_filled(session, head):
         return None
-    head_at, reserved_at = session.reservations.get(head.uid), session.reservations.get(group.uid)
+    reservations = reservations_of(session)
+    head_at, reserved_at = reservations.get(head.uid), reservations.get(group.uid)
     if group is head:
         return Backfilling(head=head.key, head_at=head_at, reserved_at=head_at)
     if not _still_waits(group) or not _waits_for_turn(session, group):
@@ -93,7 +94,7 @@ def _kept_before(session: Session, group: GroupState) -> list[tuple[GroupState, 
         return (one is not head, length is None, length or 0, session.group_key(one))
 
     mine = tried(group)
-    others = [(session.groups[uid], at) for uid, at in session.reservations.items()]
+    others = [(session.groups[uid], at) for uid, at in reservations_of(session).items()]
     kept = [
         (one, at)
         for one, at in others

@@ -24,7 +24,7 @@ from batchq.framework.tree import ROOT
 
 def claim_of(group: GroupState) -> Amounts:
     """What an admission asks of a limit: the reservation, and one group."""
-    return counted(group.reservation)
+    return group.shape.counted
 
 
 def over_limit(
@@ -35,6 +35,8 @@ def over_limit(
     A namespace refuses out of line: nobody else waits for a group that only it holds back.
     """
     ledger = session.ledger
+    if scope != CLUSTER and not ledger.limits.get(scope):
+        return []
     verdicts = []
     for resource, need in wanted.items():
         limit = ledger.limit(scope, resource)

@@ -72,6 +72,11 @@ class Ordered(Generic[T]):
         """The first key above this one, and its item; None if there is none."""
         return self.at(bisect_right(self._keys, key, self._start))
 
+    def pairs_after(self, key: Any) -> Iterator[tuple[Any, T]]:
+        """Every key above this one with its item, lowest first."""
+        start = bisect_right(self._keys, key, self._start)
+        return zip(self._keys[start:], self._items[start:], strict=True)  # type: ignore[arg-type]
+
     def at(self, place: int) -> tuple[Any, T] | None:
         if place >= len(self._keys):
             return None

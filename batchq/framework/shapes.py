@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from batchq.api.objects import PodGroupSpec, Task
 from batchq.api.resources import Amounts, larger, named, of_pod, times, total
+from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class GroupShape:
     replicas: int
     min_member: int
     reservation: Amounts
+    #: The reservation, and one group: what an admission asks of a limit.
+    counted: Amounts
     #: Equal for groups that ask for the same.
     claim: tuple[object, ...]
     #: Equal for groups whose pods, too, fit where the others' do.
@@ -109,6 +112,7 @@ def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
         replicas=replicas,
         min_member=min_member,
         reservation={},
+        counted={},
         claim=(),
         alike=(),
         none_placed=dict.fromkeys([shape.task.name for shape in tasks], 0),
@@ -126,7 +130,13 @@ def with_left(shape: GroupShape, left: Sequence[int]) -> GroupShape:
     reservation = named(larger(spec.min_resources, of_pods))
     claim = (tuple(reservation.items()), shape.min_member, shape.replicas, spec.controller)
     pods = tuple((one.shape, one.task.replicas, one.task.min_available) for one in tasks)
-    return replace(shape, reservation=reservation, claim=claim, alike=(claim, pods))
+    return replace(
+        shape,
+        reservation=reservation,
+        counted={**reservation, POD_GROUPS: ONE_GROUP},
+        claim=claim,
+        alike=(claim, pods),
+    )
 
 
 def choose(

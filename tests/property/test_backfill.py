@@ -12,6 +12,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Strategy
 from batchq.framework.timetable import Timetable
+from batchq_actions.backfill import reservations_of
 from tests.builders import a_group, a_node, a_queue, a_running_group, decide
 from tests.property.test_timetable import LENGTHS, NOW, trees, waiting
 from tests.property.worlds import dump
@@ -46,7 +47,7 @@ def play(jobs: list[Job], strategy: Strategy) -> Played:
     while len(played.starts) < len(jobs):
         now = min(at for at in _instants(jobs, played.starts) if at > now)
         session = decide(*_world(jobs, played.starts, strategy, now), now_ms=now * 1_000).session
-        for uid, at_ms in session.reservations.items():
+        for uid, at_ms in reservations_of(session).items():
             played.promised.setdefault(int(uid), at_ms // 1_000)
         for group in session.groups.values():
             if group.phase == PodGroupPhase.IN_QUEUE:

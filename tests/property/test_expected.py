@@ -11,6 +11,7 @@ from batchq.framework.expected import expected_starts
 from batchq.framework.session import Session
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.policies import POLICY_CONFIG
+from batchq_actions.backfill import reservations_of
 from tests.builders import a_snapshot
 from tests.traces.loads import a_load, job, played
 
@@ -66,7 +67,7 @@ def test_the_head_of_an_easy_queue_starts_no_later_than_expected(
     told, became = expected(session), came_true(load)
     for head in session.strict_heads.values():
         promised, started = told[int(head.uid)], became[int(head.uid)]
-        assert promised == session.reservations[head.uid]
+        assert promised == reservations_of(session)[head.uid]
         assert promised is not None
         assert started is not None
         assert started <= promised

@@ -122,14 +122,15 @@ class Carryover:
         self._follow_queues(session)
         changed = list(self._changed(snapshot))
         self._seen, self._touched = snapshot, session.touched
+        anew = [uid for uid, record in changed if not self._has(uid, record)]
         states = [self._replace(session, uid, record) for uid, record in changed]
         entered = [state for state in states if state is not None]
-        anew = self.machines.follow(snapshot, session.now_ms, session.settings)
+        recount = self.machines.follow(snapshot, session.now_ms, session.settings)
         session.adopt(self)
         for state in entered:
             self._place(session, parking, state)
-        self.machines.count(self.busy if anew else entered)
-        woken = parking.wake(session, [uid for uid, _ in changed])
+        self.machines.count(self.busy if recount else entered)
+        woken = parking.wake(session, anew)
         for uid in woken:
             if (group := self.groups.get(uid)) is not None and group.crowd is None:
                 self._line_up(session, group)
@@ -210,6 +211,11 @@ class Carryover:
             if uid not in found and (state := self.groups.get(uid)) is not None:
                 found[uid] = state.record
         return iter(found.items())
+
+    def _has(self, uid: str, record: PodGroup | None) -> bool:
+        """Whether this is the record of a group that there is."""
+        state = self.groups.get(uid)
+        return state is not None and state.record is record
 
     def _replace(self, session: Session, uid: str, record: PodGroup | None) -> GroupState | None:
         """Take a state out, and build the one that follows it, if one does."""

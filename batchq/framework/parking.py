@@ -116,7 +116,7 @@ class Parking:
     def wake(self, session: Session, changed: Iterable[str]) -> list[str]:
         """Whom something has happened to that could let them in, by uid; they sleep no more.
 
-        `changed`: the uids of groups that are not as they were in the session before.
+        `changed`: the uids of groups whose records are not what they were in the session before.
         """
         world, checks = self.world
         self._notice(session)

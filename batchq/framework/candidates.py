@@ -36,9 +36,10 @@ def undoable(
     lines = [by_queue[name] for name in queues if name in by_queue]
     if not lines:
         return
-    fixed = {claimant.uid, *(uid for uids in session.joined for uid in uids)}
+    fixed = session.decided.all(session)
     for whole, _, victim in heapq.merge(*lines, key=lambda entry: entry[:2]):
-        if victim.group.uid not in fixed and _still_stands(session, victim):
+        group = victim.group
+        if group is not claimant and group.uid not in fixed and _still_stands(session, victim):
             yield victim, whole
 
 
@@ -100,9 +101,8 @@ def ending(session: Session) -> list[tuple[GroupState, Pod]]:
     """
     found = [
         (_ends_at(pod), pod.metadata.uid, group, pod)
-        for group in session.busy()
-        # Asked first: most of those that are busy may have none, and it is asked for each claimant.
-        if group.pods and not group.status.pledge.stands
+        for group in session.stopping.groups(session)
+        if not group.status.pledge.stands
         for pod in group.pods.values()
         if pod.status.terminating
         and pod.status.phase in ON_NODE
@@ -207,7 +207,7 @@ class Pool:
         Whom others have made way for in this session is not sent off in the same breath.
         """
         former = self._session.former or {}
-        served = {uids[0] for uids in self._session.joined}
+        served = self._session.decided.served(self._session)
         return [
             group
             for group in self._session.ledger.holding[queue].values()

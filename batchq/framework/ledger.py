@@ -127,6 +127,8 @@ class LedgerView:
         self.aside: dict[str, Aside] = {}
         #: The names of queues whose sum has changed, in that order.
         self.moved: list[str] = []
+        #: The groups whose charge may have changed, and their claimants, in that order.
+        self.stirred: list[GroupState] = []
         #: Rises with every change: what was asked of the same version is answered the same.
         self.version = 0
 
@@ -145,7 +147,7 @@ class LedgerView:
     def begin(self, owed_to: Callable[[GroupState], ByScope]) -> None:
         """Nobody owes anything, and nothing is set aside: a session says so anew."""
         self._owed_to = owed_to
-        self.claimants, self.aside, self.moved = {}, {}, []
+        self.claimants, self.aside, self.moved, self.stirred = {}, {}, [], []
         self.version += 1
 
     def forget(self, group: GroupState) -> None:
@@ -177,8 +179,10 @@ class LedgerView:
     def recharge(self, group: GroupState) -> None:
         """Let the sums follow the group's current state, and what it owes to claimants."""
         self._recharge(group)
+        self.stirred.append(group)
         for claimant in list(self.claimants.get(group.uid, {}).values()):
             self._recharge(claimant)
+            self.stirred.append(claimant)
 
     def add(self, scope: str, amounts: Amounts) -> None:
         """Count what none of the groups here is charged; for what is only planned."""

@@ -46,6 +46,8 @@ def note_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
         session.ledger.claimants.setdefault(uid, {})[claimant.uid] = claimant
     for uid in pledge.holds:
         session.pledged[uid] = claimant.uid
+    session.debts.note(claimant, pledge)
+    session.ledger.stirred.append(claimant)
 
 
 def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
@@ -55,6 +57,8 @@ def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> Non
     for uid in pledge.holds:
         if session.pledged.get(uid) == claimant.uid:
             del session.pledged[uid]
+    session.debts.forget(claimant, pledge)
+    session.ledger.stirred.append(claimant)
 
 
 def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tuple[Pod, ...]]]:
@@ -102,10 +106,10 @@ def owed_to(session: Session, claimant: GroupState) -> dict[str, Amounts]:
     Never more than what is promised to the claimant: what its own pods hold counts in full.
     """
     owed: dict[str, Amounts] = {}
-    promised = claimant.status.pledge.extra or _promised(claimant)
+    promised = claimant.status.pledge.extra or promised_to(claimant)
     mine = set(claimant.scopes)
     for group, pods in victims_left(session, claimant.status.pledge):
-        amounts = _still_charged(claimant.status.pledge, group, pods)
+        amounts = still_charged(claimant.status.pledge, group, pods)
         for scope in group.scopes:
             if scope in mine:
                 owed[scope] = plus(owed.get(scope, {}), amounts)
@@ -113,57 +117,17 @@ def owed_to(session: Session, claimant: GroupState) -> dict[str, Amounts]:
     return {scope: named(amounts) for scope, amounts in less.items() if any(amounts.values())}
 
 
-def _promised(claimant: GroupState) -> Amounts:
+def promised_to(claimant: GroupState) -> Amounts:
     """What the claimant is charged beyond what it holds."""
     held = claimant.held
     return minus(charge_with_count(claimant), counted(held) if held else {})
 
 
-def _still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> Amounts:
+def still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> Amounts:
+    """What a victim's charge falls by when it has given what is pledged."""
     if group.is_external or leaves_whole(pledge, group):
         return charge_with_count(group)
     return falls_by(group, total(of_pod(pod.spec.requests) for pod in pods))
-
-
-def leaving(session: Session) -> dict[str, Amounts]:
-    """Scope -> what its sum falls by when all victims have ended, and their claimants count in
-    full.
-
-    Until then a queue that gives back to one claimant looks as if it still had too much, and
-    would have to give the same to the next.
-    """
-    claimants = _waiting_for_victims(session)
-    falls: dict[str, Amounts] = {}
-    for claimant in claimants:
-        pledge = claimant.status.pledge
-        for group, pods in victims_left(session, pledge):
-            amounts = _still_charged(pledge, group, pods)
-            for scope in group.scopes:
-                falls[scope] = plus(falls.get(scope, {}), amounts)
-    for claimant in claimants:
-        for scope, amounts in session.ledger.owed(claimant).items():
-            falls[scope] = minus(falls.get(scope, {}), amounts)
-    return falls
-
-
-def _waiting_for_victims(session: Session) -> list[GroupState]:
-    owners = session.ledger.claimants.values()
-    return list({one.uid: one for some in owners for one in some.values()}.values())
-
-
-def with_more_than_they_need(session: Session) -> list[GroupState]:
-    """Claimants whose victims leave more than is promised to them."""
-    return [
-        claimant
-        for claimant in _waiting_for_victims(session)
-        if minus(
-            total(
-                _still_charged(claimant.status.pledge, group, pods)
-                for group, pods in victims_left(session, claimant.status.pledge)
-            ),
-            counted(claimant.status.pledge.extra or _promised(claimant)),
-        )
-    ]
 
 
 def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:

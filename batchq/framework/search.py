@@ -22,11 +22,9 @@ from batchq.framework.pledges import (
     end_pledge,
     keep_room_anew,
     leaves_whole,
-    leaving,
     resume_pledge,
     room_of,
     victims_left,
-    with_more_than_they_need,
 )
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
@@ -96,7 +94,7 @@ def find_victims(session: Session, claim: Claim, queues: list[str]) -> Decision 
     """
     if claim.needs_nobody(session):
         return Decision(room={}, plan={}, undone=[], ending=[], victims=[])
-    session.leaving = leaving(session)
+    session.leaving = session.debts.leaving(session)
     try:
         with Statement(session) as trial:
             decision = _Trial(session, trial, claim).run(queues)
@@ -112,7 +110,7 @@ def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
 
     Several small claimants would each take a large victim otherwise, where one is enough for all.
     """
-    claimants = with_more_than_they_need(session)
+    claimants = session.debts.with_more_than_they_need(session)
     if not claimants:
         return False
     with Statement(session) as trial:

@@ -24,7 +24,9 @@ from batchq.api.resources import UNLIMITED_PODS, Amounts
 from batchq.framework.carryover import Carryover
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.crowds import Line
+from batchq.framework.debts import Debts
 from batchq.framework.extension import Standing
+from batchq.framework.followed import Decided, Stopping
 from batchq.framework.hygiene import is_protected
 from batchq.framework.instrument import Instrument
 from batchq.framework.parking import OF_SESSION, Parking
@@ -132,6 +134,8 @@ class Session:
         self.node_rows: NodeRows | None = None
         #: Victims' uids (of pods, of external groups) -> the uid of the claimant they are owed to.
         self.pledged: dict[str, str] = {}
+        #: What searches for victims ask for, each kept up to date by itself.
+        self.debts, self.stopping, self.decided = Debts(), Stopping(), Decided()
 
         self.points = panel.points
         self.plugin_clocks = panel.clocks

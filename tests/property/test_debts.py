@@ -1,0 +1,77 @@
+"""What victims owe is the same whether it is followed or added up from nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.resources import Amounts, minus, plus, total
+from batchq.framework import search
+from batchq.framework.ledger import counted
+from batchq.framework.pledges import promised_to, still_charged, victims_left
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState
+from tests.worlds.play import failure_of
+
+SEEDS = range(40)
+
+
+def test_sums_that_follow_what_changes_are_those_of_all_pledges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+
+    def find_victims(session: Session, *rest: object) -> object:
+        claimants = _waiting_for_victims(session)
+        leaving, owed = session.debts.leaving(session), _leaving(session, claimants)
+        assert {name: some for name, some in leaving.items() if some} == owed
+        spare = [one for one in claimants if _has_more_than_it_needs(session, one)]
+        assert session.debts.with_more_than_they_need(session) == spare
+        stopping = {group.uid for group in session.busy() if _stops(group)}
+        assert {group.uid for group in session.stopping.groups(session)} == stopping
+        assert session.decided.all(session) == {uid for some in session.joined for uid in some}
+        assert session.decided.served(session) == {some[0] for some in session.joined}
+        compared.append((bool(owed), bool(spare)))
+        return found(session, *rest)  # type: ignore[arg-type]
+
+    found = search.find_victims
+    for module in ("batchq_actions.claims", "batchq_actions.preempt", "batchq_actions.reclaim"):
+        monkeypatch.setattr(f"{module}.find_victims", find_victims)
+    for seed in SEEDS:
+        assert failure_of(seed) is None
+    # It would show nothing if nobody had owed anything.
+    assert sum(owes for owes, _ in compared) > 20
+
+
+def _waiting_for_victims(session: Session) -> list[GroupState]:
+    owners = session.ledger.claimants.values()
+    return list({one.uid: one for some in owners for one in some.values()}.values())
+
+
+def _leaving(session: Session, claimants: list[GroupState]) -> dict[str, Amounts]:
+    falls: dict[str, Amounts] = {}
+    for claimant in claimants:
+        pledge = claimant.status.pledge
+        for group, pods in victims_left(session, pledge):
+            for scope in group.scopes:
+                amounts = still_charged(pledge, group, pods)
+                falls[scope] = plus(falls.get(scope, {}), amounts)
+    for claimant in claimants:
+        for scope, amounts in session.ledger.owed(claimant).items():
+            falls[scope] = minus(falls.get(scope, {}), amounts)
+    some = {scope: minus(amounts, {}) for scope, amounts in falls.items()}
+    return {scope: amounts for scope, amounts in some.items() if amounts}
+
+
+def _has_more_than_it_needs(session: Session, claimant: GroupState) -> bool:
+    pledge = claimant.status.pledge
+    left = total(
+        still_charged(pledge, group, pods) for group, pods in victims_left(session, pledge)
+    )
+    return bool(minus(left, counted(pledge.extra or promised_to(claimant))))
+
+
+def _stops(group: GroupState) -> bool:
+    return any(
+        pod.status.terminating and pod.status.phase in ON_NODE for pod in group.pods.values()
+    )

@@ -38,7 +38,7 @@ def title_of(scope: str) -> str:
 
 def charge_with_count(group: GroupState) -> Amounts:
     """A group's charge as the store keeps it: with one `podgroups` while there is any of it."""
-    return counted(group.charge()) if group.reserved or group.charge() else {}
+    return group.charge_with_count()
 
 
 def counted(amounts: Mapping[str, int]) -> Amounts:
@@ -191,7 +191,7 @@ class LedgerView:
     def _recharge(self, group: GroupState) -> None:
         new, new_owed = charge_with_count(group), self._owed_now(group)
         old, old_owed = self._charges.get(group.uid, {}), self._owed.get(group.uid, {})
-        if new == old and new_owed == old_owed:
+        if (new is old or new == old) and new_owed == old_owed:
             return
         for scope in group.scopes:
             before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
@@ -217,6 +217,12 @@ class LedgerView:
         if queue:
             self.moved.append(queue)
         guarantee = self.tree.guarantee(queue) if queue and self.unused else {}
+        if not before and not guarantee:
+            # The usual case: an admission.
+            for name, units in after.items():
+                if units:
+                    sums[name] = sums.get(name, 0) + units
+            return
         for name in {**before, **after}:
             was = sums.get(name, 0)
             now = was + after.get(name, 0) - before.get(name, 0)

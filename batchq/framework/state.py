@@ -16,7 +16,13 @@ from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
 from batchq.api.reasons import Cause
 from batchq.api.resources import Amounts, larger, of_pod, plus, times
-from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
+from batchq.api.transaction import (
+    CLUSTER,
+    ONE_GROUP,
+    POD_GROUPS,
+    namespace_scope,
+    queue_scope,
+)
 from batchq.framework.records import is_over, only_runs, only_waits
 from batchq.framework.shapes import (
     GroupShape,
@@ -145,7 +151,7 @@ class GroupState:
         self.crowd: Crowd | None = None
         #: The state of the world in which it was found settled, and the first of its clocks.
         self.settled_until: tuple[object, tuple[int, ...]] | None = None
-        self._charged: tuple[PodGroupStatus, Amounts, Amounts] | None = None
+        self._charged: tuple[PodGroupStatus, Amounts, Amounts, Amounts] | None = None
         #: Its place in line, where that lasts as long as its record; once worked out.
         self.line_key: tuple[Any, ...] | None = None
         #: Of the reasons that its record gives, once worked out.
@@ -384,11 +390,21 @@ class GroupState:
         The promise is what the reservation exceeds the pods on nodes by, per dimension, and what
         was pledged for pods beyond minMember that have no node yet.
         """
+        return self._charge_now()[2]
+
+    def charge_with_count(self) -> Amounts:
+        """The same as the store keeps it: with one `podgroups` while there is any of it."""
+        return self._charge_now()[3]
+
+    def _charge_now(self) -> tuple[PodGroupStatus, Amounts, Amounts, Amounts]:
+        """For which status and pods it was worked out, and the charge without and with count."""
         status, held = self.status, self.held
         known = self._charged
         if known is None or known[0] is not status or known[1] is not held:
-            known = self._charged = (status, held, self.charge_holding(held))
-        return known[2]
+            charge = self.charge_holding(held)
+            counts = {**charge, POD_GROUPS: ONE_GROUP} if charge or self.reserved else {}
+            known = self._charged = (status, held, charge, counts)
+        return known
 
     def charge_holding(self, held: Amounts) -> Amounts:
         """The charge, if its pods held this much."""

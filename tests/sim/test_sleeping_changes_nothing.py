@@ -14,7 +14,10 @@ from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.framework.carryover import Carryover
-from batchq.framework.parking import Parking
+from batchq.framework.extension import Standing
+from batchq.framework.instrument import Instrument
+from batchq.framework.panel import Panel
+from batchq.framework.parking import LiftedBy, Parking
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.sim.run import Stage
@@ -24,25 +27,46 @@ from tests.worlds.play import MOST_SESSIONS
 
 
 class Sleepless(Parking):
-    """Where nobody sleeps: every group is asked about in every session."""
+    """Where nobody sleeps: every group is asked about in every session, and every crowd."""
 
-    def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
+    def may_sleep(self) -> bool:
+        """Crowds stay awake."""
+        return False
+
+    def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> bool:
         """Stays awake."""
+        return False
 
 
 class Forgetful(Carryover):
     """Where every session begins from nothing."""
 
-    def keep(self, session: Session, lines: Mapping[str, list[GroupState]]) -> None:
-        """Keeps nothing."""
+    def take_up(self, session: Session, parking: Parking) -> None:
+        """Keeps nothing of the session before."""
+        self.forget()
+        super().take_up(session, parking)
 
 
-def _told(world: Described, *, sleeps: bool = True, remembers: bool = True) -> object:
+class Solitary(Carryover):
+    """Where every group stands for itself."""
+
+    def panel(
+        self,
+        plugins: Standing,
+        instrument: Instrument | None,
+        of_session: Mapping[str, LiftedBy],
+    ) -> Panel:
+        """Groups that ask for the same are asked one by one."""
+        panel = super().panel(plugins, instrument, of_session)
+        panel.goes_by_requests = panel.limits_decide = False
+        return panel
+
+
+def _told(world: Described, *, sleeps: bool = True, carried: type[Carryover] = Carryover) -> object:
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
     if not sleeps:
         scheduler = replace(scheduler, _parking=Sleepless())
-    if not remembers:
-        scheduler = replace(scheduler, _carried=Forgetful())
+    scheduler = replace(scheduler, _carried=carried())
     stage = Stage(read_world(world.text, "a world"), scheduler)
     return to_builtins(stage.run(MOST_SESSIONS, bounded=True).outcome)
 
@@ -53,4 +77,5 @@ def test_a_world_goes_the_same_way_whatever_sessions_remember(first: int) -> Non
         world = described(seed)
         told = _told(world)
         assert told == _told(world, sleeps=False), f"seed {seed}"
-        assert told == _told(world, remembers=False), f"seed {seed}"
+        assert told == _told(world, carried=Forgetful), f"seed {seed}"
+        assert told == _told(world, carried=Solitary), f"seed {seed}"

@@ -59,7 +59,19 @@ class Cycle:
         snapshot = self._store.snapshot()
         if (last := self._at_rest(snapshot, started_at)) is not None:
             return last
-        session = self._scheduler.decide(snapshot, started_at)
+        report = self._commit(self._scheduler.decide(snapshot, started_at), epoch)
+        is_quiet = not report.intents and not report.commit.applied and not report.commit.refused
+        self._quiet = (self._scheduler, report) if is_quiet else None
+        return report
+
+    def settle_once(self, epoch: int | None = None) -> CycleReport:
+        """The same without actions, for who knows that they would decide nothing."""
+        self._quiet = None
+        session = self._scheduler.follow(self._store.snapshot(), self._clock.now_ms())
+        return self._commit(session, epoch)
+
+    def _commit(self, session: Session, epoch: int | None) -> CycleReport:
+        """Write what a session has decided."""
         transactions = transactions_of(session)
         commit = Commit()
         if transactions:
@@ -68,18 +80,15 @@ class Cycle:
                 request_id=self._ids.new_uid(),
                 epoch=epoch,
                 overcommit=self._scheduler.settings.overcommit,
-                seen=snapshot.revision,
+                seen=session.snapshot.revision,
             )
-        report = CycleReport(
+        return CycleReport(
             session=session,
             intents=tuple(session.intents),
             commit=commit,
-            duration_ms=self._clock.now_ms() - started_at,
+            duration_ms=self._clock.now_ms() - session.now_ms,
             next_due_at=next_due_at(session),
         )
-        is_quiet = not transactions and not session.intents
-        self._quiet = (self._scheduler, report) if is_quiet else None
-        return report
 
     def _at_rest(self, snapshot: Snapshot, now_ms: int) -> CycleReport | None:
         """What the last session came to, if this one would come to the same: it had nothing to

@@ -52,6 +52,17 @@ class Scheduler:
         session.end()
         return session
 
+    def follow(self, snapshot: Snapshot, now_ms: int) -> Session:
+        """Settle, and no more; for who knows that the actions would decide nothing. Pure."""
+        session = self._open(snapshot, now_ms, self._parking, self._carried)
+        settle(session)
+        session.line_up()
+        session.begin_actions()
+        session.close()
+        write_reasons(session, self._parking)
+        session.end()
+        return session
+
     def wide_awake(self) -> Self:
         """The same scheduler without a memory of who sleeps: it asks about every group."""
         return replace(self, _parking=Parking(), _carried=Carryover())

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from batchq.api import intents
-from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup
 from batchq.api.resources import total
 from batchq.api.times import SECOND
@@ -30,6 +30,11 @@ from batchq.sim.invariants import Watch
 from batchq.sim.workload.founding import empty_cluster, submitted
 from batchq.sim.workload.load import Load
 from batchq.sim.workload.progress import Look, Progress
+from batchq.sim.workload.resting import (
+    is_one_line_of_equals,
+    leaves_nothing_to_do,
+    leaves_only_starts,
+)
 from batchq.sim.workload.running import Running
 from batchq.sim.workload.schedule import Schedule
 from batchq.sim.writing import write
@@ -93,6 +98,7 @@ class Stage:
         self._running = Running(self.store, self._clock, self._requests, self._progress)
         self._watch = Watch(self.store)
         self._looks_each_time = watch
+        self._is_one_line_of_equals = is_one_line_of_equals(load, config)
         self.sessions = 0
         self._refused = 0
         self._due_at: int | None = None
@@ -173,8 +179,9 @@ class Stage:
 
     def _settle(self) -> None:
         """Sessions, until one leaves nothing to do for another."""
+        turn = self._cycle.run_once
         for _ in range(MOST_SESSIONS_AT_ONCE):
-            report = self._cycle.run_once()
+            report = turn()
             self._due_at = report.next_due_at
             if report.rested:
                 return
@@ -183,18 +190,22 @@ class Stage:
             if self._looks_each_time or self.sessions % SESSIONS_BETWEEN_LOOKS == 0:
                 self._watch.after_session(report.commit)
             self._follow(report)
-            if _leaves_nothing_to_do(report):
+            if leaves_nothing_to_do(report):
                 if self._looks_each_time:
                     self._look_for_more()
                 return
+            starts = self._is_one_line_of_equals and leaves_only_starts(report)
+            turn = self._cycle.settle_once if starts else self._cycle.run_once
 
     def _look_for_more(self) -> None:
         """Another session at the same instant, to see that there is indeed nothing left to do."""
         report = self._cycle.run_once()
-        if report.intents:
+        # Why somebody waits may be written down by the next session: nobody looks meanwhile.
+        decided = [one for one in report.intents if not isinstance(one, intents.SetReasons)]
+        if decided:
             raise InvariantBroken(
                 f"the sessions at {self._clock.now_ms()} ms came to rest too early:"
-                f" another one decides {report.intents[0]}"
+                f" another one decides {decided[0]}"
             )
 
     def _follow(self, report: CycleReport) -> None:
@@ -224,32 +235,3 @@ class Stage:
         if (ends_at := self._running.next_at()) is not None:
             instants.append(ends_at)
         return max(min(instants), self._clock.now_ms()) if instants else None
-
-
-def _leaves_nothing_to_do(report: CycleReport) -> bool:
-    """Whether another session at the same instant would decide nothing.
-
-    So it is when the actions have decided nothing. They come after the session's own bookkeeping
-    and have seen all of it, if that was no more than groups that have started or succeeded; and
-    why groups wait, which is written last, lets nobody in. Where ends are many, this spares every
-    second session.
-    """
-    session = report.session
-    return not report.commit.refused and all(
-        isinstance(intent, intents.SetReasons)
-        or (place < session.first_intent and _is_bookkeeping(intent))
-        for place, intent in enumerate(report.intents)
-    )
-
-
-def _is_bookkeeping(intent: intents.Intent) -> bool:
-    """Whether nothing follows from it that the actions of the same session would not see."""
-    match intent:
-        case intents.MoveGroup():
-            return intent.phase == PodGroupPhase.RUNNING
-        case intents.FinishGroup():
-            return intent.phase == PodGroupPhase.COMPLETED
-        case intents.Settle() | intents.ExpireGroup():
-            return True
-        case _:
-            return False

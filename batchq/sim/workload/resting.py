@@ -1,0 +1,77 @@
+"""Which sessions at one instant are spared, as another one would decide nothing.
+
+With `watch`, a play looks whether it would indeed.
+"""
+
+from __future__ import annotations
+
+from batchq.api import intents
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.config.model import SchedulerConfig
+from batchq.scheduler.cycle import CycleReport
+from batchq.sim.workload.load import Load
+
+
+def leaves_nothing_to_do(report: CycleReport) -> bool:
+    """Whether another session at the same instant would decide nothing.
+
+    So it is when the actions have decided nothing. They come after the session's own bookkeeping
+    and have seen all of it, if that was no more than groups that have started or succeeded; and
+    why groups wait, which is written last, lets nobody in. Where ends are many, this spares every
+    second session.
+    """
+    session = report.session
+    return not report.commit.refused and all(
+        isinstance(intent, intents.SetReasons)
+        or (place < session.first_intent and _is_bookkeeping(intent))
+        for place, intent in enumerate(report.intents)
+    )
+
+
+def is_one_line_of_equals(load: Load, config: SchedulerConfig) -> bool:
+    """Whether gangs of one queue and of one importance, which depend on nobody, are all there is,
+    and nobody but our own plugins has a say.
+
+    Then nobody is anybody's victim, and no start of one lets in another: whom the actions have
+    refused beside those whom they have let in, they would refuse again.
+    """
+    specs = [arrival.group.spec for arrival in load.arrivals]
+    return (
+        config == SchedulerConfig(settings=config.settings)
+        and len({(spec.queue, spec.priority_class_name) for spec in specs}) == 1
+        and not any(queue.spec.admission_checks or queue.spec.guarantee for queue in load.queues)
+        and not any(spec.depends_on or spec.controller == "external" for spec in specs)
+        and all(
+            not spec.min_member or spec.min_member == sum(task.replicas for task in spec.tasks)
+            for spec in specs
+        )
+    )
+
+
+def leaves_only_starts(report: CycleReport) -> bool:
+    """Whether the actions of another session at the same instant would decide nothing, of one line
+    of equals: these have let groups in, and found room for each. What is left is that they start.
+    """
+    session = report.session
+    return not report.commit.refused and all(
+        (
+            session.by_key[intent.group].has_all_placed
+            if isinstance(intent, intents.AdmitGroup)
+            else isinstance(intent, intents.CreatePods | intents.Bind | intents.SetReasons)
+        )
+        or (place < session.first_intent and _is_bookkeeping(intent))
+        for place, intent in enumerate(report.intents)
+    )
+
+
+def _is_bookkeeping(intent: intents.Intent) -> bool:
+    """Whether nothing follows from it that the actions of the same session would not see."""
+    match intent:
+        case intents.MoveGroup():
+            return intent.phase == PodGroupPhase.RUNNING
+        case intents.FinishGroup():
+            return intent.phase == PodGroupPhase.COMPLETED
+        case intents.Settle() | intents.ExpireGroup():
+            return True
+        case _:
+            return False

@@ -1,0 +1,137 @@
+"""Groups that wait alike: who is one of a crowd, how a line is walked, and what wakes whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchq.api.objects import SchedulingGate
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.framework.crowds import Crowd, Walk, Watches
+from batchq.framework.session import Session
+from tests.builders import a_group, a_node, a_priority, a_queue, a_snapshot
+
+FULL = 4
+
+
+def _opened(*world: Any) -> Session:
+    return assemble(SchedulerConfig()).open(a_snapshot(*world), 0)
+
+
+def _crowds(session: Session, queue: str = "default") -> list[list[str]]:
+    """The names of those who wait together, each crowd in its order."""
+    line = session.queues[queue].line
+    return [
+        [group.record.metadata.name for group in crowd.members] for crowd in line.crowds.values()
+    ]
+
+
+def test_groups_of_one_queue_that_ask_for_the_same_wait_together_in_their_order() -> None:
+    session = _opened(
+        a_queue("default"),
+        a_group("second", 1, created=2),
+        a_group("large", 1, cpu=2, created=3),
+        a_group("first", 1, created=1),
+    )
+    assert sorted(_crowds(session)) == [["first", "second"], ["large"]]
+
+
+def test_another_namespace_priority_or_queue_is_another_crowd() -> None:
+    session = _opened(
+        a_queue("default"),
+        a_queue("other"),
+        a_priority("high", 10),
+        a_group("one", 1),
+        a_group("two", 1, namespace="lab"),
+        a_group("three", 1, priority_class_name="high"),
+        a_group("four", 1, queue="other"),
+    )
+    assert sorted(_crowds(session)) == [["one"], ["three"], ["two"]]
+    assert _crowds(session, "other") == [["four"]]
+
+
+def test_who_has_a_gate_is_suspended_or_names_a_missing_class_stands_for_itself() -> None:
+    gate = (SchedulingGate(name="data"),)
+    session = _opened(
+        a_queue("default"),
+        a_group("gated", 1, scheduling_gates=gate),
+        a_group("suspended", 1, suspend=True),
+        a_group("classless", 1, priority_class_name="none"),
+        a_group("plain", 1),
+    )
+    assert _crowds(session) == [["plain"]]
+    alone = session.queues["default"].line.singles.values()
+    assert sorted(group.record.metadata.name for group in alone) == [
+        "classless",
+        "gated",
+        "suspended",
+    ]
+
+
+def test_a_walk_shows_everybody_once_in_order_and_passes_over_the_rest_of_a_crowd() -> None:
+    session = _opened(
+        a_queue("default"),
+        *(a_group(f"small-{number}", 1, created=2 * number) for number in range(3)),
+        *(a_group(f"large-{number}", 1, cpu=2, created=2 * number + 1) for number in range(3)),
+    )
+    line = session.queues["default"].line
+    assert _names(Walk(line.crowds.values(), (), session.group_key)) == [
+        *("small-0", "large-0", "small-1", "large-1", "small-2", "large-2"),
+    ]
+    walk = Walk(line.crowds.values(), (), session.group_key)
+    assert _next(walk) == "small-0"
+    walk.pass_over()
+    assert [_next(walk), _next(walk)] == ["large-0", "large-1"]
+    # Whoever was passed over is taken up where the walk has come to.
+    walk.take_up()
+    assert _names(walk) == ["small-2", "large-2"]
+
+
+def test_a_walk_may_begin_with_crowds_passed_over() -> None:
+    session = _opened(a_queue("default"), a_group("one", 1), a_group("two", 1, cpu=2))
+    line = session.queues["default"].line
+    first, second = line.crowds.values()
+    walk = Walk([first], (), session.group_key, [second])
+    assert _names(walk) == ["one"]
+    walk.take_up()
+    assert _names(walk) == ["two"]
+
+
+def _next(walk: Walk) -> str:
+    group = walk.next()
+    assert group is not None
+    return group.record.metadata.name
+
+
+def _names(walk: Walk) -> list[str]:
+    found = []
+    while (group := walk.next()) is not None:
+        found.append(group.record.metadata.name)
+    return found
+
+
+def test_those_wake_whose_number_has_come_down_far_enough() -> None:
+    watches, cpu = Watches(), ("cluster", "cpu")
+    small, large, elsewhere = (Crowd((name,), "q") for name in ("small", "large", "elsewhere"))
+    watches.add(large, cpu, 60)
+    watches.add(small, cpu, 63)
+    watches.add(elsewhere, ("queue:q", "cpu"), 10)
+    assert watches.freed({"cluster": {"cpu": 64}, "queue:q": {"cpu": 11}}) == []
+    assert watches.freed({"cluster": {"cpu": 63}, "queue:q": {"cpu": 11}}) == [small]
+    assert watches.freed({"cluster": {"cpu": 60}, "queue:q": {"cpu": 11}}) == [large, small]
+    watches.remove(small)
+    watches.remove(small)
+    # What holds nothing is no number at all.
+    assert watches.freed({}) == [large, elsewhere]
+
+
+def test_a_crowd_sleeps_on_the_limit_that_is_full_and_new_members_are_told_the_same() -> None:
+    scheduler = assemble(SchedulerConfig())
+    world = [a_node(cpu=FULL), a_queue("default")]
+    waiting = [a_group(f"g{number}", 1, created=number) for number in range(FULL + 2)]
+    session = scheduler.decide(a_snapshot(*world, *waiting), 0)
+    (crowd,) = session.queues["default"].line.crowds.values()
+    assert (crowd.sleeps, crowd.watches, crowd.most) == (True, ("cluster", "cpu"), 3_000)
+    told = {name: session.by_key[f"default/{name}"].status.reasons for name in ("g4", "g5")}
+    assert told["g4"] == told["g5"]
+    assert [verdict.subject for verdict in told["g4"]] == ["the cluster"]

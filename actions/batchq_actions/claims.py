@@ -73,6 +73,8 @@ def serve_claimants(
     session.undoable = None
     failed: set[Any] = set()
     turns = Turns(session, walks)
+    # Those along which somebody was passed over.
+    halted = dict(walks)
     while (name := turns.next()) is not None:
         group = walks[name].next()
         if group is None:
@@ -89,11 +91,13 @@ def serve_claimants(
             serve(session, group)
             if len(session.joined) > decided:
                 failed.clear()
-                for walk in walks.values():
+                for walk in halted.values():
                     walk.take_up()
+                halted = {}
                 continue
             failed.add(key)
         walks[name].pass_over()
+        halted[name] = walks[name]
 
 
 def _walks(session: Session, claimants: Claimants) -> dict[str, Walk]:

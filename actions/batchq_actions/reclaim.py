@@ -31,6 +31,7 @@ from batchq.framework.search import Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
 from batchq.framework.taking import exceeds
+from batchq_actions.borrowers import Borrowers
 from batchq_actions.claims import choose_anew, let_happen, serve_claimants, try_claim
 from batchq_actions.sparing import claims_nothing, ends_above_text, why_spared
 
@@ -47,7 +48,7 @@ class Reclaim:
     def execute(self, session: Session) -> None:
         if len(session.queues) < 2:
             return
-        borrowers = _Borrowers(session)
+        borrowers = Borrowers(session, POINT)
 
         def serve_gang(session: Session, group: GroupState) -> None:
             _serve_gang(session, group, borrowers)
@@ -73,54 +74,25 @@ class Reclaim:
         need = minus(group.reservation, session.ledger.charged(group))
         if not _may_reclaim(session, group, need, group.reservation):
             return list(_where_it_ends(session, group, need))
-        queues = _Borrowers(session).others(group.queue)
+        queues = Borrowers(session, POINT).others(group.queue)
         if not queues:
             return ["no other queue holds more than it deserves"]
         claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
         return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
 
 
-class _Borrowers:
-    """The queues that hold more than they deserve of anything; found anew after each decision."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._decided = -1
-        self._names: list[str] = []
-
-    def others(self, queue: str) -> list[str]:
-        """All but one."""
-        if self._decided != len(self._session.joined):
-            self._decided = len(self._session.joined)
-            self._names = self._find()
-        return [name for name in self._names if name != queue]
-
-    def _find(self) -> list[str]:
-        session, found = self._session, []
-        deserved = deserved_of_queues(session)
-        for name, holding in session.ledger.holding.items():
-            if not holding or name not in session.queues:
-                continue
-            sums, right = session.ledger.sums.get(queue_scope(name), {}), deserved.get(name, {})
-            over = [one for one, units in sums.items() if one in right and units > right[one]]
-            if comparable(session, over):
-                found.append(name)
-        return found
-
-
-def _hopes(session: Session, borrowers: _Borrowers, group: GroupState) -> bool:
+def _hopes(session: Session, borrowers: Borrowers, group: GroupState) -> bool:
     need = group.reservation
-    return bool(borrowers.others(group.queue)) and _may_reclaim(session, group, need, need)
+    return borrowers.are_there(group.queue) and _may_reclaim(session, group, need, need)
 
 
-def _serve_gang(session: Session, group: GroupState, borrowers: _Borrowers) -> None:
+def _serve_gang(session: Session, group: GroupState, borrowers: Borrowers) -> None:
     need = minus(group.reservation, session.ledger.charged(group))
     if not _may_reclaim(session, group, need, group.reservation):
         return
-    queues = borrowers.others(group.queue)
-    if queues:
+    if borrowers.are_there(group.queue):
         claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
-        try_claim(session, claim, queues, action=Reclaim.name)
+        try_claim(session, claim, borrowers.givers(group.queue), action=Reclaim.name)
 
 
 def _may_reclaim(session: Session, group: GroupState, need: Amounts, asked: Amounts) -> bool:
@@ -202,15 +174,15 @@ class GangFromOthers(_FromOthers, GangClaim):
 # --- Pods beyond minMember ------------------------------------------------------------------------
 
 
-def _serve_extras(session: Session, group: GroupState, borrowers: _Borrowers) -> None:
+def _serve_extras(session: Session, group: GroupState, borrowers: Borrowers) -> None:
     """As many pods as the rule allows, in one decision.
 
     What works for some pods works for fewer, so the largest number is found by halving.
     """
     claims = _growing_claims(session, group)
-    queues = borrowers.others(group.queue) if claims else []
-    if not queues:
+    if not claims or not borrowers.are_there(group.queue):
         return
+    queues = borrowers.givers(group.queue)
     works: tuple[ExtrasFromOthers, Decision] | None = None
     least, most = 1, len(claims)
     while least <= most:

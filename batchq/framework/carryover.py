@@ -23,7 +23,6 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from batchq.api.gates import gates_of
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.limits import hard_limit, limit_of_queue
 from batchq.api.objects import (
@@ -37,7 +36,6 @@ from batchq.api.objects import (
 )
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
-from batchq.framework.contradictions import contradictions
 from batchq.framework.crowds import Line, Watches
 from batchq.framework.instrument import Instrument
 from batchq.framework.ledger import LedgerView
@@ -89,6 +87,8 @@ class Carryover:
         #: Class -> priority, and that of those who name none; queue -> checks that it asks for.
         self._classes: tuple[Mapping[str, int], int] = ({}, 0)
         self._checks: dict[str, tuple[str, ...]] = {}
+        #: The queues whose groups have any to pass.
+        self._checked: set[str] = set()
         #: Of the last session: whom it touched; empty once these have been put right.
         self._touched: Mapping[str, GroupState] = {}
         #: When groups that are over are to be forgotten, and their uids.
@@ -191,6 +191,9 @@ class Carryover:
             self._torn = True
             self._shapes = Shapes(gates_hold=session.gates_hold)
         self._judged_by, self.tree, self._classes, self._checks = judged_by, tree, classes, checks
+        self._checked = {
+            name for name in tree.records if any(checks.get(above) for above in tree.chain(name))
+        }
         records = {queue.metadata.name: queue for queue in snapshot.queues}
         records.setdefault(DEFAULT, Queue(metadata=Metadata(name=DEFAULT)))
         for name, record in sorted(records.items()):
@@ -223,6 +226,8 @@ class Carryover:
         if former is not None:
             self._take_out(former)
         if record is None:
+            if former is not None:
+                self.ledger.forget(former)
             return None
         values, default = self._classes
         state = GroupState(
@@ -235,6 +240,8 @@ class Carryover:
             gates_hold=session.gates_hold,
         )
         self.groups[uid] = self.by_key[state.key] = state
+        if former is not None and (state.bare or state.scopes != former.scopes):
+            self.ledger.forget(former)
         for other in record.spec.depends_on:
             self.dependents.setdefault(other.uid, {})[uid] = None
         return state
@@ -249,7 +256,6 @@ class Carryover:
             self._line_of(state).discard(uid)
         self.busy.discard(state.key)
         self.machines.give(state)
-        self.ledger.forget(state)
         self.claimants.pop(uid, None)
         self._owing.discard(uid)
         for other in state.record.spec.depends_on:
@@ -289,23 +295,24 @@ class Carryover:
         if not group.bare:
             self.busy.discard(group.key)
             self.busy.add(group.key, group)
-        elif session.crowds_may_form and self._is_plain(session, group):
+        elif session.crowds_may_form and self._is_plain(group):
             group.line_key = session.group_key(group)
             self._line_of(group).join(group, group.line_key)
             return
         if group.phase == PodGroupPhase.PENDING:
             self._line_of(group).add(group)
 
-    def _is_plain(self, session: Session, group: GroupState) -> bool:
+    def _is_plain(self, group: GroupState) -> bool:
         """Whether nothing but its queue and the limits has a say in whether it stands in line."""
         spec = group.record.spec
+        wanted = spec.priority_class_name
         return (
             not spec.suspend
+            and not spec.scheduling_gates
+            and (not wanted or wanted in self._classes[0])
             and group.uid not in self._owing
-            and (not spec.priority_class_name or spec.priority_class_name in self._classes[0])
-            and not any(self._checks.get(name) for name in group.chain)
-            and not any(True for _ in gates_of(spec))
-            and not contradictions(group)
+            and group.queue not in self._checked
+            and group.given_shape.is_sound
         )
 
     def _line_of(self, group: GroupState) -> Line:
@@ -361,7 +368,11 @@ class Carryover:
             note_pledge(session, claimant, claimant.status.pledge)
         for group in entered:
             if not group.bare:
+                # Most count for what they counted for: then no sum has to follow.
                 self.ledger.recharge(group)
+                holding = self.ledger.holding.get(group.queue, {})
+                if group.uid in holding:
+                    holding[group.uid] = group
         for claimant in self.claimants.values():
             self.ledger.recharge(claimant)
 

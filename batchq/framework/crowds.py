@@ -54,8 +54,9 @@ class Crowd:
         self.members: Ordered[GroupState] = Ordered()
         #: What members' records say -> who says so, by uid.
         self.said: dict[Said, dict[str, GroupState]] = {}
-        #: What the last one says who joined, as it stands there and as causes.
-        self.heard: tuple[tuple[Verdict, ...] | None, Said] = (None, _NOTHING)
+        #: What the last one says who joined, as it stands there and as causes; and who says so.
+        self.heard: tuple[tuple[Verdict, ...] | None, Said, dict[str, GroupState]]
+        self.heard = (None, _NOTHING, {})
         #: What stood against it when it was last asked; None: nobody has asked.
         self.verdicts: Blockers | None = None
         #: What its members are told: that, and behind what kind of head they wait.
@@ -167,13 +168,15 @@ class Line:
             self.kinds.setdefault(kind_of(group), {})[key] = crowd
         group.crowd, group.line_key = crowd, line_key
         crowd.members.add(line_key, group)
-        reasons = group.record.status.reasons
-        if reasons is crowd.heard[0]:
+        reasons, (heard, said, members) = group.record.status.reasons, crowd.heard
+        if reasons is heard:
             # Most say what the one before says, in the very same words.
-            group.told = crowd.heard[1]
-        said = said_by(group)
-        crowd.heard = (reasons, said)
-        crowd.said.setdefault(said, {})[group.uid] = group
+            group.told = said
+        else:
+            said = said_by(group)
+            members = crowd.said.setdefault(said, {})
+            crowd.heard = (reasons, said, members)
+        members[group.uid] = group
         self.unread[key] = crowd
         if crowd.counted:
             self._ask_for(group.reservation, 1)
@@ -187,6 +190,7 @@ class Line:
         del of_it[group.uid]
         if not of_it:
             del crowd.said[said_by(group)]
+            crowd.heard = (None, _NOTHING, {})
         if crowd.counted:
             self._ask_for(group.reservation, -1)
         group.crowd = None

@@ -23,7 +23,7 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
     found: list[tuple[Waiting, str]] = []
     found += [
         (Waiting.MISCONFIGURED, text)
-        for text in (*contradictions(group), *_stands_for_nothing(session, group))
+        for text in (*contradictions(group.given_shape), *_stands_for_nothing(session, group))
     ]
     queue = session.queues.get(group.queue)
     if queue is None:

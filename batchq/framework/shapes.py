@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from batchq.api.objects import PodGroupSpec, Task
 from batchq.api.resources import Amounts, larger, named, of_pod, times, total
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
+from batchq.framework.contradictions import contradictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class GroupShape:
     alike: tuple[object, ...]
     #: Task -> 0: what groups without pods have placed. Never changed in place.
     none_placed: dict[str, int]
+    #: Whether it contradicts itself nowhere, and no gate in a template holds any pod back.
+    is_sound: bool = False
 
 
 class Shapes:
@@ -117,7 +120,9 @@ def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
         alike=(),
         none_placed=dict.fromkeys([shape.task.name for shape in tasks], 0),
     )
-    return with_left(shape, [task.replicas for task in spec.tasks])
+    shape = with_left(shape, [task.replicas for task in spec.tasks])
+    gated = any(task.template.scheduling_gates for task in spec.tasks)
+    return replace(shape, is_sound=not gated and not contradictions(shape))
 
 
 def with_left(shape: GroupShape, left: Sequence[int]) -> GroupShape:

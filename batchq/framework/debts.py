@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from batchq.api.objects import Pledge
 from batchq.api.resources import Amounts, minus, total
 from batchq.framework.ledger import ByScope, counted
-from batchq.framework.pledges import promised_to, still_charged, victims_left
+from batchq.framework.pledges import leaves_whole, promised_to, still_charged, victims_left
 from batchq.framework.state import GroupState
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Debts:
         self._leaving: dict[str, Amounts] = {}
         #: Claimants whose victims leave more than is promised to them.
         self._spare: dict[str, GroupState] = {}
+        #: Those of them for which anything changes when a trial lets their victims end.
+        self._moving: dict[str, GroupState] = {}
         self._seen = 0
 
     def note(self, claimant: GroupState, pledge: Pledge) -> None:
@@ -69,14 +71,21 @@ class Debts:
         self._follow(session)
         return self._leaving
 
+    def is_more_than_needed(self, session: Session) -> bool:
+        """Whether the victims of any claimant leave more than is promised to it."""
+        self._follow(session)
+        return bool(self._spare)
+
     def with_more_than_they_need(self, session: Session) -> list[GroupState]:
-        """Claimants whose victims leave more than is promised to them; those first whose victims
-        were pledged first.
+        """Those claimants; first those whose victims were pledged first.
+
+        Left out are those that wait for claims of consumers alone: these are told to stop already,
+        have no room on nodes, and their end is not ours to foresee.
         """
         self._follow(session)
-        if len(self._spare) < 2:
-            return list(self._spare.values())
-        return sorted(self._spare.values(), key=lambda claimant: self._place(session, claimant))
+        if len(self._moving) < 2:
+            return list(self._moving.values())
+        return sorted(self._moving.values(), key=lambda claimant: self._place(session, claimant))
 
     # ------------------------------------------------------------------------------------------
 
@@ -104,6 +113,7 @@ class Debts:
         uid = claimant.uid
         former, part = self._parts.pop(uid, None), None
         self._spare.pop(uid, None)
+        self._moving.pop(uid, None)
         if self._victims[uid]:
             part = self._parts[uid] = self._part_of(session, claimant)
         scopes: set[str] = set()
@@ -121,13 +131,13 @@ class Debts:
 
     def _part_of(self, session: Session, claimant: GroupState) -> _Part:
         pledge = claimant.status.pledge
-        falls = [
-            (group.scopes, still_charged(pledge, group, pods))
-            for group, pods in victims_left(session, pledge)
-        ]
+        victims = victims_left(session, pledge)
+        falls = [(group.scopes, still_charged(pledge, group, pods)) for group, pods in victims]
         left = total(amounts for _, amounts in falls)
         if minus(left, counted(pledge.extra or promised_to(claimant))):
             self._spare[claimant.uid] = claimant
+            if pledge.room or any(pods or leaves_whole(pledge, group) for group, pods in victims):
+                self._moving[claimant.uid] = claimant
         return _Part(falls, session.ledger.owed(claimant))
 
     def _add(self, scope: str, amounts: Mapping[str, int], sign: int) -> None:

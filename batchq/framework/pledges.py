@@ -132,6 +132,8 @@ def still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> A
 
 def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
     """Node -> what of the claimant's room is free there now; victims still hold the rest."""
+    if not pledge.room:
+        return {}
     there: dict[str, Amounts] = {}
     for _, pods in victims_left(session, pledge):
         for pod in pods:

@@ -110,9 +110,9 @@ def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
 
     Several small claimants would each take a large victim otherwise, where one is enough for all.
     """
-    claimants = session.debts.with_more_than_they_need(session)
-    if not claimants:
+    if not session.debts.is_more_than_needed(session):
         return False
+    claimants = session.debts.with_more_than_they_need(session)
     with Statement(session) as trial:
         for claimant in claimants:
             pledge = claimant.status.pledge

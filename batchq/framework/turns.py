@@ -15,8 +15,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from batchq.api.resources import Amounts
+from batchq.api.transaction import queue_scope
 from batchq.framework.session import Key, Session
 from batchq.framework.tree import ROOT
+
+_NOTHING: Amounts = {}
 
 
 class Turns:
@@ -34,6 +38,8 @@ class Turns:
         #: the child's name.
         self._below: dict[str, list[Key]] = {}
         self._keys: dict[str, Key] = {}
+        #: What those held by which they have their keys.
+        self._held: dict[str, Amounts] = {}
         self._charges_seen = self._shares_seen = 0
 
     def next(self) -> str | None:
@@ -79,7 +85,11 @@ class Turns:
             key = self._keys[child] = self._key(child)
             self._below.setdefault(parent, []).append(key)
 
+    def _holds(self, name: str) -> Amounts:
+        return self._session.ledger.sums.get(queue_scope(name), _NOTHING)
+
     def _key(self, name: str) -> Key:
+        self._held[name] = dict(self._holds(name))
         return self._session.level_key(self._session.queues[name])
 
     def _line_of(self, name: str) -> list[Key]:
@@ -97,12 +107,12 @@ class Turns:
         """Give those a new key that something has happened to."""
         charges = self._session.ledger.moved
         shares = self._session.fair_shares
-        moved = charges[self._charges_seen :]
-        if shares is not None:
-            moved += shares.moved[self._shares_seen :]
+        charged = dict.fromkeys(charges[self._charges_seen :])
+        shared = dict.fromkeys(shares.moved[self._shares_seen :] if shares is not None else ())
         self._charges_seen, self._shares_seen = len(charges), self._shares_moved()
-        for name in dict.fromkeys(moved):
-            if name in self._keys:
+        for name in {**charged, **shared}:
+            # Most of what moves, a trial has moved to and fro.
+            if name in self._keys and (name in shared or self._held[name] != self._holds(name)):
                 self._rekey(name)
 
     def _rekey(self, name: str) -> None:

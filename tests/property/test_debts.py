@@ -8,7 +8,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.resources import Amounts, minus, plus, total
 from batchq.framework import search
 from batchq.framework.ledger import counted
-from batchq.framework.pledges import promised_to, still_charged, victims_left
+from batchq.framework.pledges import leaves_whole, promised_to, still_charged, victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from tests.worlds.play import failure_of
@@ -26,7 +26,9 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
         leaving, owed = session.debts.leaving(session), _leaving(session, claimants)
         assert {name: some for name, some in leaving.items() if some} == owed
         spare = [one for one in claimants if _has_more_than_it_needs(session, one)]
-        assert session.debts.with_more_than_they_need(session) == spare
+        assert session.debts.is_more_than_needed(session) == bool(spare)
+        moving = [one for one in spare if _would_anything_move(session, one)]
+        assert session.debts.with_more_than_they_need(session) == moving
         stopping = {group.uid for group in session.busy() if _stops(group)}
         assert {group.uid for group in session.stopping.groups(session)} == stopping
         assert session.decided.all(session) == {uid for some in session.joined for uid in some}
@@ -69,6 +71,13 @@ def _has_more_than_it_needs(session: Session, claimant: GroupState) -> bool:
         still_charged(pledge, group, pods) for group, pods in victims_left(session, pledge)
     )
     return bool(minus(left, counted(pledge.extra or promised_to(claimant))))
+
+
+def _would_anything_move(session: Session, claimant: GroupState) -> bool:
+    pledge = claimant.status.pledge
+    return bool(pledge.room) or any(
+        pods or leaves_whole(pledge, group) for group, pods in victims_left(session, pledge)
+    )
 
 
 def _stops(group: GroupState) -> bool:

@@ -53,7 +53,7 @@ class Progress:
                 story += f" ({status.message})"
             if all(pod.status.reason == Finish.WALLTIME_EXCEEDED for pod in failures):
                 reason = Finish.WALLTIME_EXCEEDED
-        failed_by_task = dict(Counter(pod.spec.task for pod in failures))
+        failed_by_task = dict(Counter(pod.spec.task for pod in failures)) if failures else {}
         return cls(running, succeeded, len(failures), by_task, failed_by_task, story, reason)
 
     def is_hopeless(self, group: GroupState) -> bool:

@@ -26,7 +26,6 @@ from batchq.store.rules import (
     Held,
     Weighed,
     commit_of,
-    held_by,
     holds_node,
     is_of_node,
     refuse_charges,
@@ -185,12 +184,11 @@ class MemoryStore:
                 self._shelf.put(write.kind, write.key, item)
             self._end_lease(write.kind, write.key)
         self._count(weighed)
-        for charge in transaction.charges:
-            held = held_by(charge)
+        for holder, held in weighed.held.items():
             if held is NOTHING:
-                self._charges.pop(charge.holder, None)
+                self._charges.pop(holder, None)
             else:
-                self._charges[charge.holder] = held
+                self._charges[holder] = held
         for limit in transaction.limits:
             if limit.amounts is None:
                 self._limits.pop(limit.scope, None)
@@ -207,7 +205,7 @@ class MemoryStore:
             for (scope, name), units in changes.items():
                 sums = self._sums.setdefault(scope, {})
                 sums[name] = sums.get(name, 0) + sign * units
-        for scope, name in (*weighed.plus, *weighed.minus):
+        for scope, name in weighed.minus:
             sums = self._sums.get(scope, {})
             if sums.get(name) == 0:
                 del sums[name]

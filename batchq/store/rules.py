@@ -128,50 +128,58 @@ def commit_of(
 
 def held_by(charge: Charge) -> Held:
     """What the holder counts for once the charge is set."""
-    amounts = {name: charge.amounts[name] for name in sorted(charge.amounts)}
-    amounts = {name: units for name, units in amounts.items() if units > 0}
+    if not charge.amounts:
+        return NOTHING
+    amounts = {name: units for name, units in sorted(charge.amounts.items()) if units > 0}
     return (tuple(dict.fromkeys(charge.scopes)), amounts) if amounts else NOTHING
 
 
 def refuse_write(write: Write, stored: Object | None, revision: int) -> Answer | None:
     """Why `write` may not happen over `stored`, which is at `revision`; None if it may."""
-    subject = f"{write.kind} {write.key}"
-    if stored is None:
-        return None if write.expect == 0 else Answer(word=Word.CONFLICT, subject=subject)
-    if write.expect == 0:
-        return Answer(word=Word.CONFLICT, subject=subject)
-    fence = fence_of(stored)
-    if write.fence and write.fence != fence:
-        return Answer(word=Word.FENCED, subject=subject)
+    word = _refusal(write, stored, revision)
+    return None if word is None else Answer(word=word, subject=f"{write.kind} {write.key}")
+
+
+def _refusal(write: Write, stored: Object | None, revision: int) -> Word | None:
+    if stored is None or write.expect == 0:
+        return None if stored is None and write.expect == 0 else Word.CONFLICT
+    if write.fence and write.fence != fence_of(stored):
+        return Word.FENCED
     if write.expect is not None and write.expect != revision:
-        return Answer(word=Word.CONFLICT, subject=subject)
+        return Word.CONFLICT
     if write.value is None:
         return None
-    if _falls(fence, fence_of(write.value)):
-        return Answer(word=Word.FENCED, subject=subject)
+    if _falls(stored, write.value):
+        return Word.FENCED
     start, finish = phase_of(stored), phase_of(write.value)
     if start != finish and (start, finish) not in _MOVES[write.kind]:
-        return Answer(word=Word.MOVE, subject=subject)
+        return Word.MOVE
     return None
 
 
-def _falls(before: str, after: str) -> bool:
-    """Whether the uid is another, or a counter of the fence lower than it was."""
-    old, new = before.split(" "), after.split(" ")
-    if old[0] != new[0] or len(old) != len(new):
-        return True
-    return any(int(one) < int(other) for one, other in zip(new[1:], old[1:], strict=True))
+def _falls(before: Object, after: Object) -> bool:
+    """Whether the uid is another, or a counter of the fence (`fence_of`) lower than it was."""
+    if isinstance(before, PodGroup) and isinstance(after, PodGroup):
+        is_same = before.metadata.uid == after.metadata.uid
+        return not is_same or after.status.admission < before.status.admission
+    if isinstance(before, Pod) and isinstance(after, Pod):
+        old, new = before.status, after.status
+        is_same = old.group_uid == new.group_uid
+        return not is_same or new.admission < old.admission or new.attempt < old.attempt
+    return fence_of(before) != fence_of(after)
 
 
 class Weighed(Struct, frozen=True, kw_only=True):
     """What the charges of one transaction do to the sums: by (scope, dimension), added and taken.
 
-    `growths`: every (checked, scope, dimension, how much) in which a holder's charge grows.
+    `growths`: every (checked, scope, dimension, how much) in which a holder's charge grows;
+    `held`: what each holder counts for then.
     """
 
     plus: dict[tuple[str, str], int]
     minus: dict[tuple[str, str], int]
     growths: list[tuple[bool, str, str, int]]
+    held: dict[str, Held]
 
 
 def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed:
@@ -179,8 +187,10 @@ def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed
     plus: dict[tuple[str, str], int] = {}
     minus: dict[tuple[str, str], int] = {}
     growths: list[tuple[bool, str, str, int]] = []
+    held: dict[str, Held] = {}
     for charge in charges:
-        (old_scopes, old), (scopes, new) = former(charge.holder), held_by(charge)
+        held[charge.holder] = now = held_by(charge)
+        (old_scopes, old), (scopes, new) = former(charge.holder), now
         for scope in scopes:
             for name, units in new.items():
                 more = units - (old.get(name, 0) if scope in old_scopes else 0)
@@ -192,7 +202,7 @@ def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed
                 less = units - (new.get(name, 0) if scope in scopes else 0)
                 if less > 0:
                     minus[scope, name] = minus.get((scope, name), 0) + less
-    return Weighed(plus=plus, minus=minus, growths=growths)
+    return Weighed(plus=plus, minus=minus, growths=growths, held=held)
 
 
 def is_of_node(scope: str) -> bool:

@@ -1,7 +1,8 @@
 """How things stand after a session, in numbers for gauges: groups, queues, nodes and checks.
 
 Read off the session that has just decided, by the thread that decided it; what comes of it is a
-value that any other thread may look at. Costs one look at each group and each queue.
+value that any other thread may look at. Costs one look at each queue, at each crowd of groups that
+wait alike (batchq.framework.crowds), and at each other group that has not ended.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import AdmissionCheck
 from batchq.api.quantity import PODS, units_per_whole
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, plus
+from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, plus, times
 from batchq.api.transaction import queue_scope
 from batchq.framework.checks import is_active
+from batchq.framework.crowds import Crowd
 from batchq.framework.queue_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, NodeState
@@ -76,9 +78,16 @@ def levels_of(session: Session) -> Levels:
     """Look at a session that is over."""
     counts = {name: _OfQueue() for name in session.queues}
     nowhere = _OfQueue()
-    for group in session.groups.values():
+    for group in _one_by_one(session):
         if group.status.phase not in TERMINAL and group.uid not in session.expired:
             counts.get(group.record.spec.queue, nowhere).add(group)
+    moved: dict[Crowd, set[str]] = {}
+    for group in session.touched.values():
+        if group.crowd is not None:
+            moved.setdefault(group.crowd, set()).add(group.uid)
+    for line in session.lines():
+        for crowd in line.crowds.values():
+            counts.get(crowd.queue, nowhere).add_crowd(crowd, moved.get(crowd, set()))
     everywhere = counts | ({NO_QUEUE: nowhere} if nowhere.groups else {})
     return Levels(
         at_ms=session.now_ms,
@@ -102,6 +111,15 @@ def levels_of(session: Session) -> Levels:
             for name, check in sorted(session.admission_checks.items())
         },
     )
+
+
+def _one_by_one(session: Session) -> Iterable[GroupState]:
+    """The groups that are in no crowd, or that this session has moved; what is over is left out."""
+    found = {group.uid: group for group in session.busy()}
+    for line in session.lines():
+        found |= line.singles
+    found |= {uid: session.groups[uid] for uid in session.asleep if uid in session.groups}
+    return found.values()
 
 
 def resources_of(session: Session) -> list[str]:
@@ -145,6 +163,24 @@ class _OfQueue:
             _add_up(self.live, group.held)
         if is_pending:
             self._add_pending(group, first)
+
+    def add_crowd(self, crowd: Crowd, moved: set[str]) -> None:
+        """Count those of a crowd that have not been moved, without a look at each."""
+        # They are alike but for their turn, so the first of them has waited for longest.
+        oldest = next((group for group in crowd.members if group.uid not in moved), None)
+        for members in crowd.said.values() if oldest is not None else ():
+            some = next((group for uid, group in members.items() if uid not in moved), None)
+            if some is None or oldest is None:
+                continue
+            count = len(members) - sum(uid in members for uid in moved)
+            phase: PodGroupPhase = some.status.phase
+            reasons = some.status.reasons
+            first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION
+            self.groups[phase] = self.groups.get(phase, 0) + count
+            self.waiting[phase, first] = self.waiting.get((phase, first), 0) + count
+            if first in _IN_LINE:
+                self.waiting_since = _earlier(self.waiting_since, oldest.queue_time)
+            _add_up(self.asked, times(some.shape.reservation, count))
 
     def _add_pending(self, group: GroupState, first: Waiting) -> None:
         status = group.status

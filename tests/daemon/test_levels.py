@@ -1,0 +1,50 @@
+"""How things stand is counted crowd by crowd, and comes to what a look at each group comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.config.model import SchedulerConfig
+from batchq.daemon.levels import levels_of
+from batchq.framework.snapshot import Snapshot
+from batchq.scheduler.scheduler import Scheduler
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.builders import a_group, a_node, a_queue, a_snapshot
+from tests.sim.test_sleeping_changes_nothing import Solitary
+from tests.worlds.making import described
+
+
+def _snapshot(seed: int, config: SchedulerConfig) -> Snapshot:
+    """A random world after two sessions."""
+    stage = Stage(read_world(described(seed).text, "a world"), assemble(config))
+    stage.run(2, bounded=True)
+    return stage.store.snapshot()
+
+
+def _alone(scheduler: Scheduler) -> Scheduler:
+    return replace(scheduler, _carried=Solitary())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_crowds_are_counted_as_their_members_are(seed: int) -> None:
+    config = read_config(described(seed).config_text, "scheduler.yaml")
+    snapshot, now_ms = _snapshot(seed, config), 10**9
+    together = levels_of(assemble(config).decide(snapshot, now_ms))
+    assert together == levels_of(_alone(assemble(config)).decide(snapshot, now_ms))
+
+
+def test_whoever_has_just_been_let_in_is_no_more_counted_as_waiting() -> None:
+    waiting = [a_group(f"g{number}", 1, created=number) for number in range(5)]
+    session = assemble(SchedulerConfig()).decide(
+        a_snapshot(a_node(cpu=2), a_queue("default"), *waiting), 10_000
+    )
+    levels = levels_of(session)
+    assert levels.groups == {("default", "InQueue"): 2, ("default", "Pending"): 3}
+    assert levels.waiting == {("default", "Pending", "WaitingForResources"): 3}
+    assert levels.waiting_since == {"default": 2}
+    assert levels.queues["default"].amounts["pending"]["cpu"] == 3.0

@@ -228,6 +228,9 @@ def _wait_behind(session: Session, name: str, head: GroupState) -> None:
     told = structs.replace(_BEHIND[strategy], passing=passing)
     line, head_key = session.queues[name].line, session.group_key(head)
     for crowd in list(line.crowds.values()):
+        if crowd.behind == told.detail and is_kept_out(session, crowd):
+            # It has been told, and sleeps.
+            continue
         if (following := crowd.members.after(head_key)) is not None:
             _crowd_waits_behind(session, following[1], told)
     for group in line.in_order():

@@ -33,6 +33,8 @@ class Preempt:
 
     def execute(self, session: Session) -> None:
         choose_anew(session, self.name, _serve_from)
+        if _all_are_equal(session):
+            return
         hopes = partial(_hopes, session)
         claimants = gang_claimants(session, hopes)
         # Where nobody has victims, nobody has to work out what queues deserve.
@@ -99,6 +101,17 @@ def _is_part_of(small: Decision, large: Decision) -> bool:
     """Whether one takes nobody whom the other does not."""
     all_of_them = {pod.metadata.uid for victim in large.victims for pod in victim.pods}
     return {pod.metadata.uid for victim in small.victims for pod in victim.pods} < all_of_them
+
+
+def _all_are_equal(session: Session) -> bool:
+    """Whether nobody has victims, whoever claims: nobody is less important than anybody else, and
+    nobody holds anything beyond minMember.
+    """
+    return not session.snapshot.priority_classes and not any(
+        one.is_elastic and not one.is_array
+        for holding in session.ledger.holding.values()
+        for one in holding.values()
+    )
 
 
 def _has_victims(session: Session, claimant: GroupState) -> bool:

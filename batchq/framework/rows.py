@@ -72,11 +72,23 @@ class Rows(Sequence[T]):
     Equal to any sequence of equal items: the keys are how it is found, not what it is.
     """
 
-    __slots__ = ("_chunks", "_size", "_starts")
+    __slots__ = ("_chunks", "_made_from", "_size", "_starts", "_touched")
 
-    def __init__(self, chunks: tuple[Chunk[T], ...] = (), size: int | None = None) -> None:
-        """Of chunks in order; `size` items, where that is known already."""
+    def __init__(
+        self,
+        chunks: tuple[Chunk[T], ...] = (),
+        size: int | None = None,
+        *,
+        made_from: Rows[T] | None = None,
+        touched: Iterable[str] = (),
+    ) -> None:
+        """Of chunks in order; `size` items, where that is known already. Nothing differs from
+        `made_from`, where that is given, but at `touched` keys.
+        """
         self._chunks = chunks
+        #: Their chunks stand for it: it would keep all that it was itself made from.
+        self._made_from = None if made_from is None else made_from._chunks
+        self._touched = touched
         self._size = sum(len(chunk.keys) for chunk in chunks) if size is None else size
         #: Where each chunk begins, once an index was asked for.
         self._starts: tuple[int, ...] = ()
@@ -156,6 +168,12 @@ class Rows(Sequence[T]):
         order of key; None stands for no item. `former` is what this sequence was made from by
         changes, or any other one: then more is looked at, and as much is found.
         """
+        if former._chunks is self._made_from:
+            for key in sorted(self._touched):
+                was, item = former.get(key), self.get(key)
+                if was is not item:
+                    yield key, was, item
+            return
         before, now = _unshared(former._chunks, self._chunks)
         here = there = 0
         while here < len(before) and there < len(now):

@@ -15,6 +15,8 @@ T = TypeVar("T")
 #: has room for more.
 SMALL = CHUNK // 4
 ROOMY = CHUNK * 3 // 4
+#: So many keys are looked up one by one; of more, chunks are compared.
+MOST_TOUCHED = 16
 
 
 class Row(Generic[T]):
@@ -24,15 +26,19 @@ class Row(Generic[T]):
         self._chunks: list[Chunk[T]] = []
         self._size = 0
         self._rows: Rows[T] | None = Rows()
+        #: The rows that somebody has seen last, and the keys that were touched since; None: many.
+        self._seen: Rows[T] = self._rows
+        self._touched: set[str] | None = set()
 
     def fill(self, known: Mapping[str, T]) -> None:
         """Take these instead of all that there is."""
         self._chunks = chunks_of(known)
         self._size = len(known)
-        self._rows = None
+        self._rows, self._touched = None, None
 
     def put(self, key: str, item: T) -> T | None:
         """Add an item, or put it in the place of the one with that key, which is returned."""
+        self._touch(key)
         if not self._chunks:
             self._exchange(0, 0, chunk_of((key,), (item,)))
             self._size = 1
@@ -64,6 +70,7 @@ class Row(Generic[T]):
 
     def remove(self, key: str) -> T | None:
         """Take out the item of a key, which is returned, if there is one."""
+        self._touch(key)
         if not self._chunks:
             return None
         at = place_of(self._chunks, key)
@@ -87,8 +94,19 @@ class Row(Generic[T]):
     def all(self) -> Rows[T]:
         """Every item; the same object until something changes."""
         if self._rows is None:
-            self._rows = Rows(tuple(self._chunks), self._size)
+            chunks, touched = tuple(self._chunks), self._touched
+            if touched is None:
+                self._rows = Rows(chunks, self._size)
+            else:
+                self._rows = Rows(chunks, self._size, made_from=self._seen, touched=touched)
+            self._seen, self._touched = self._rows, set()
         return self._rows
+
+    def _touch(self, key: str) -> None:
+        if self._touched is not None:
+            self._touched.add(key)
+            if len(self._touched) > MOST_TOUCHED:
+                self._touched = None
 
     def keys_after(self, key: str, most: int) -> list[str]:
         """Up to `most` keys that follow `key`, in order."""

@@ -112,12 +112,10 @@ class Stage:
     def settle(self) -> int:
         """Turns until one has nothing to write, in a world as it was; how many had."""
         self._take_away()
-        writing = 0
-        for _ in range(_MOST_TURNS):
+        for writing in range(_MOST_TURNS):
             self._replace_admitted()
             if not self.turn().writes:
                 return writing
-            writing += 1
         raise RuntimeError(f"the world is not at rest after {_MOST_TURNS} turns")
 
     # --- what others do ---------------------------------------------------------------------

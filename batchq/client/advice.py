@@ -95,7 +95,7 @@ class _Trial:
 
     def of(self, other: PodGroup) -> _Result:
         """The same group, asking for something else."""
-        session = self._deciding.decide(supposed(self._snapshot, {("PodGroup", self._key): other}))
+        session = self._deciding.tried(supposed(self._snapshot, {("PodGroup", self._key): other}))
         taken = victims(session, session, {self._key})
         evicted = sum(len(victim.pods) for victim in taken)
         return _Result(group_plan(session, self._key), evicted)

@@ -58,7 +58,12 @@ class Deciding(Struct, frozen=True, kw_only=True):
 
     def decide(self, snapshot: Snapshot | None = None) -> Session:
         """A session that has decided: on what there is, or on another snapshot."""
-        return self.scheduler.decide(self.snapshot if snapshot is None else snapshot, self.now_ms)
+        given = self.snapshot if snapshot is None else snapshot
+        return self.scheduler.wide_awake().decide(given, self.now_ms)
+
+    def tried(self, snapshot: Snapshot) -> Session:
+        """The same of one of many snapshots that differ little; good until the next is tried."""
+        return self.scheduler.decide(snapshot, self.now_ms)
 
 
 def scheduler_of(text: str | None) -> Scheduler:

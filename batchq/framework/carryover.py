@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from batchq.framework.parking import LiftedBy, Parking
     from batchq.framework.session import Session
 
+#: Of so many namespaces and queues it is remembered where their groups are summed.
+_MOST_SCOPES = 10_000
+
 
 class Carryover:
     """Owner of the last session's states; belongs to one scheduler. A session's states are good
@@ -122,6 +125,13 @@ class Carryover:
         self._follow_queues(session)
         changed = list(self._changed(snapshot))
         self._seen, self._touched = snapshot, session.touched
+        gone = [uid for uid, record in changed if record is None]
+        if not self.groups:
+            # All are read anew: whoever is not among them is gone, too.
+            there = {uid for uid, _ in changed}
+            gone += [uid for uid in parking.asleep if uid not in there]
+        for uid in gone:
+            parking.forget(uid)
         anew = [uid for uid, record in changed if not self._has(uid, record)]
         states = [self._replace(session, uid, record) for uid, record in changed]
         entered = [state for state in states if state is not None]
@@ -276,6 +286,8 @@ class Carryover:
         key = (spec.queue, record.metadata.namespace, spec.controller)
         known = self._scopes.get(key)
         if known is None:
+            if len(self._scopes) >= _MOST_SCOPES:
+                self._scopes.clear()
             known = self._scopes[key] = scopes_in(record, self.tree.chain(spec.queue))
         return known
 

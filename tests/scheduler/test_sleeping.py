@@ -125,6 +125,25 @@ def test_what_is_refused_and_has_not_been_written_is_asked_again() -> None:
     assert _asked(stack.turn()) == 1
 
 
+def test_of_a_group_that_is_gone_nothing_is_left() -> None:
+    stack = _stack()
+    stack.apply(_gated("gated"), _group("large", cpu=5), _gated("kept"))
+    _asleep(stack)
+    assert sorted(stack.turn().session.asleep) == [stack.group(n).metadata.uid for n in _KEPT]
+    for name in ("gated", "large"):
+        group = stack.group(name)
+        gone = Write(kind="PodGroup", key=key_of(group), expect=group.metadata.revision, value=None)
+        stack.commit(Transaction(subject=name, writes=(gone,)))
+    session = stack.turn().session
+    assert sorted(session.asleep) == [stack.group("kept").metadata.uid]
+    assert [group.record.metadata.name for group in session.groups.values()] == ["kept"]
+    assert not session.queues["default"].line
+
+
+#: Who sleeps by itself there; those whom no node could ever take sleep as a crowd.
+_KEPT = ("gated", "kept")
+
+
 def _a_node_comes(stack: Stack) -> None:
     stack.ready(a_node("n2", cpu=8))
 

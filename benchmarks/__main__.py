@@ -16,6 +16,7 @@ ALL = (
     "queues",
     "commits",
     "agents",
+    "thousand",
 )
 
 # Whoever runs them all has time for the longest, too.

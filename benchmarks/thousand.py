@@ -1,0 +1,433 @@
+"""What up to a thousand agents at rest cost one server and one scheduler, idle and with pods.
+
+Stand-ins say to a real server what agents and work-horses say while nothing happens, by the very
+objects that an agent says it with, each over connections of its own: a look at the node's queue
+twenty times a second, a beat, the comparison of what should run with what does, the care for RQ's
+registries, and for each pod the renewals of its lease. A second of theirs takes longer than one
+here, and the sums are of theirs. Beside them stand RQ's workers, whose heartbeats are measured in
+the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+
+import redis
+from msgspec import Struct
+from rq import Queue, Worker
+
+from batchq.api.facts import AGENT_ANNOTATION
+from batchq.api.objects import Object, Pod, key_of, kind_of
+from batchq.api.transaction import Event, Transaction, fence_of
+from batchq.assembly import assemble
+from batchq.changes import records
+from batchq.config.model import SchedulerConfig
+from batchq.ids import RandomIds
+from batchq.scheduler.cycle import Cycle
+from batchq.sim.founding import stated
+from batchq.store.redis import RedisStore
+from batchq.store.rq_link import RqLink
+from batchq.worker.gonenodes import forget_gone_nodes
+from batchq.worker.node import Membership, NodeOffer
+from batchq.worker.nodequeue import queue_name
+from batchq.worker.slots import Slots
+from benchmarks.table import report
+from tests.builders import a_node, a_queue, a_running_group, as_charged
+from tests.harness.server import Server
+
+SIZES = (10, 100, 1_000)
+PODS_EACH = 4
+#: How often what is done, in ticks of the longest pause between two looks at an empty queue.
+TICK_MS = 50
+_LOOK, _RENEW, _BEAT, _RECONCILE, _CLEAN = (
+    ms // TICK_MS for ms in (50, 500, 5_000, 10_000, 60_000)
+)
+#: Seconds of each agent times agents, about, in one window.
+_AGENT_SECONDS = 4_000
+_LONGEST_S = 60
+_LEASE_MS = 24 * 60 * 60 * 1000
+_THREADS = 4
+_TURNS = 10
+_TOGETHER = 200
+_RQ_BEATS = 500
+#: RQ's own: an idle worker beats when its blocking read ends, a busy one while it watches.
+_RQ_IDLE_S, _RQ_BUSY_S = 405, 30
+
+COLUMNS = [
+    "", "number", "pods", "connections", "server MB", "commands/s", "kB/s in", "kB/s out",
+    "server CPU ms/s", "us an agent and s", "scheduler CPU ms/s", "server CPU for it ms/s",
+]  # fmt: skip
+DUTIES = ["", "times/s", "commands", "server CPU us", "bytes in", "bytes out", "us/s"]
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """What the server has done in a while: seconds on a processor, commands, bytes."""
+
+    cpu_s: float
+    commands: float
+    bytes_in: float
+    bytes_out: float
+
+    def per(self, number: float) -> Cost:
+        return Cost(
+            cpu_s=self.cpu_s / number,
+            commands=self.commands / number,
+            bytes_in=self.bytes_in / number,
+            bytes_out=self.bytes_out / number,
+        )
+
+
+def main() -> None:
+    most = int(os.environ.get("BATCHQ_BENCH_AGENTS", SIZES[-1]))
+    sizes = [size for size in SIZES if size < most] + [most]
+    rows, duties = measure(sizes, agent_seconds=_AGENT_SECONDS, turns=_TURNS, beats=_RQ_BEATS)
+    report("thousand", COLUMNS, rows, notes=_NOTES)
+    report("thousand-duties", DUTIES, duties)
+
+
+_NOTES = (
+    (
+        "A look at an empty queue every 50 ms, a beat every 5 s, a comparison every 10 s, a look"
+        " after RQ's registries every 60 s; for each pod a renewal every 500 ms."
+    ),
+    (
+        "Scheduler: one turn with nothing to decide that hears all nodes, and one look through all"
+        " inboxes; there is one of each a second."
+    ),
+    (
+        "RQ's rows are one worker's heartbeats, as often as RQ has them (405 s idle, 30 s at a"
+        " job), times the number of workers; a worker runs one job at a time. Connections are"
+        " counted of an idle one."
+    ),
+)
+
+
+def measure(
+    sizes: Sequence[int], *, agent_seconds: int, turns: int, beats: int
+) -> tuple[list[list[object]], list[list[object]]]:
+    """The rows of both tables; the duties are those of the last size."""
+    rows: list[list[object]] = []
+    duties: list[list[object]] = []
+    for number in sizes:
+        seconds = max(1, min(_LONGEST_S, agent_seconds // number))
+        for pods in (0, PODS_EACH):
+            with Stage(number, pods) as stage:
+                rows.append(stage.row(seconds, turns))
+                if number == sizes[-1] and pods:
+                    duties = stage.duties()
+        rows += _rq_rows(number, beats)
+    return rows, duties
+
+
+class StandIn:
+    """One agent and its work-horses, each with the connections that they would have."""
+
+    def __init__(self, url: str, number: int, pods: Sequence[Pod]) -> None:
+        name = _name(number)
+        self._number = number
+        self._name = name
+        self._store = RedisStore(url)
+        self._link = RqLink(url)
+        self._slots = Slots(self._link, name, prefix=f"bench-{name}", bound=256)
+        offer = NodeOffer(name=name, resources={})
+        self._member = Membership(self._store, offer, identity=_identity(name), beat_ms=5_000)
+        self._horses = [(RedisStore(url), pod) for pod in pods]
+
+    def look(self) -> None:
+        assert self._slots.next() is None
+
+    def beat(self) -> None:
+        self._member.keep(ready=True, run=self._store.run_id())
+
+    def reconcile(self) -> None:
+        self._store.now_ms()
+        self._store.pods_on(self._name)
+        self._store.alive.leased(self._name)
+        self._slots.hand_in([])
+
+    def clean(self) -> None:
+        self._slots.clean()
+        forget_gone_nodes(self._link, lambda node: self._store.get("Node", node) is None)
+
+    def renew(self) -> None:
+        """Every pod's lease."""
+        for store, pod in self._horses:
+            attempt, fence = pod.status.attempt, fence_of(pod)
+            renewal = store.renew(self._name, pod.metadata.uid, attempt, fence, _LEASE_MS)
+            assert renewal.word == "ok", renewal
+
+    def live(self, tick: int) -> None:
+        """What is due in a tick of its life; agents are at different points of theirs."""
+        for duty, period in (
+            (self.look, _LOOK),
+            (self.renew, _RENEW),
+            (self.beat, _BEAT),
+            (self.reconcile, _RECONCILE),
+            (self.clean, _CLEAN),
+        ):
+            if (tick + 7_919 * self._number) % period == 0:
+                duty()
+
+    def close(self) -> None:
+        self._link.close()
+        for store in (self._store, *(store for store, _ in self._horses)):
+            store.close()
+
+
+class Stage:
+    """A server with nodes, their stand-ins, and pods that run; owned by `with`."""
+
+    def __init__(self, number: int, pods: int) -> None:
+        self._number, self._pods = number, pods
+        self._server = Server("--appendonly", "yes")
+
+    def __enter__(self) -> Stage:
+        self._server.start()
+        self._client = redis.Redis(unix_socket_path=str(self._server.socket))
+        self._store = RedisStore(self._server.url, hear_every_ms=0)
+        of_node = self._found()
+        self._before = _connections(self._client)
+        self._agents = [
+            StandIn(self._server.url, number, of_node[number]) for number in range(self._number)
+        ]
+        self._threads = ThreadPoolExecutor(_THREADS)
+        for duty in (StandIn.look, StandIn.beat, StandIn.renew):
+            self._all(duty)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
+        for agent in self._agents:
+            agent.close()
+        self._store.close()
+        self._client.close()
+        self._server.discard()
+
+    def row(self, seconds: int, turns: int) -> list[object]:
+        second = self._cost(lambda: self._live(seconds)).per(seconds)
+        connections = _connections(self._client) - self._before
+        memory = self._client.info("memory")["used_memory"] / 1e6
+        here_s, there_s = self._schedule(turns)
+        return [
+            f"agents, {self._pods} pods each" if self._pods else "agents, idle",
+            self._number,
+            self._number * self._pods,
+            connections,
+            round(memory, 1),
+            second.commands,
+            second.bytes_in / 1000,
+            second.bytes_out / 1000,
+            1000 * second.cpu_s,
+            1e6 * second.cpu_s / self._number,
+            1000 * here_s,
+            1000 * there_s,
+        ]
+
+    def duties(self) -> list[list[object]]:
+        """What each duty costs by itself, and in a second of one agent with its pods."""
+        rows: list[list[object]] = []
+        for name, duty, period, each in (
+            ("look at the queue", StandIn.look, _LOOK, 1),
+            ("beat", StandIn.beat, _BEAT, 1),
+            ("compare what runs", StandIn.reconcile, _RECONCILE, 1),
+            ("RQ's registries", StandIn.clean, _CLEAN, 1),
+            ("renewal of a lease", StandIn.renew, _RENEW, self._pods),
+        ):
+            repeats = max(1, 4_000 // self._number // each)
+
+            def again(duty: Callable[[StandIn], None] = duty, repeats: int = repeats) -> None:
+                for _ in range(repeats):
+                    self._all(duty)
+
+            cost = self._cost(again).per(repeats * self._number * each)
+            often = each * 1000 / (period * TICK_MS)
+            rows.append(
+                [
+                    f"{name}, {each} pods" if duty is StandIn.renew else name,
+                    often,
+                    cost.commands,
+                    1e6 * cost.cpu_s,
+                    cost.bytes_in,
+                    cost.bytes_out,
+                    1e6 * cost.cpu_s * often,
+                ]
+            )
+        return rows
+
+    # --- the world --------------------------------------------------------------------------
+
+    def _found(self) -> list[list[Pod]]:
+        """Nodes, and what runs on each; the pods of each node, as they are stored."""
+        names = [_name(number) for number in range(self._number)]
+        served = [{AGENT_ANNOTATION: _identity(name)} for name in names]
+        nodes = [
+            a_node(name, annotations=by, cpu=64) for name, by in zip(names, served, strict=True)
+        ]
+        items: list[Object] = [a_queue(), *nodes]
+        parts = [self._put(item) for item in items]
+        found: list[list[Pod]] = []
+        for number in range(self._number):
+            pods: list[Pod] = []
+            if self._pods:
+                name, node = f"group-{number:05}", names[number]
+                uid = f"u{number:015}"
+                group, *pods = as_charged(*a_running_group(name, self._pods, node=node, uid=uid))
+                parts.append(stated(group, tuple(pods)))
+            found.append(pods)
+        for part in _some(parts):
+            self._write(part)
+        prefix = Queue.redis_queue_namespace_prefix
+        queues = [f"{prefix}{queue_name(name)}" for name in names]
+        self._client.sadd(Queue.redis_queues_keys, *queues)
+        return found
+
+    def _put(self, item: Object) -> Transaction:
+        event = Event(kind=kind_of(item), key=key_of(item), reason="Created")
+        return records.put(self._store, item, expect=0, event=event)
+
+    def _write(self, parts: Sequence[Transaction]) -> None:
+        commit = self._store.commit(parts, request_id=RandomIds().new_uid())
+        if commit.refused:
+            raise RuntimeError(f"the world was refused: {commit.refused[0].answer}")
+
+    # --- measuring --------------------------------------------------------------------------
+
+    def _all(self, duty: Callable[[StandIn], None]) -> None:
+        """Every agent does it, a few of them at once."""
+
+        def in_turn(agents: Sequence[StandIn]) -> None:
+            for agent in agents:
+                duty(agent)
+
+        parts = [self._agents[thread::_THREADS] for thread in range(_THREADS)]
+        list(self._threads.map(in_turn, parts))
+
+    def _live(self, seconds: int) -> None:
+        """So many seconds of all agents, tick by tick, since they live at the same time."""
+        for tick in range(seconds * 1000 // TICK_MS):
+            self._all(partial(StandIn.live, tick=tick))
+
+    def _cost(self, run: Callable[[], None]) -> Cost:
+        """What it costs the server, without the asking."""
+        before = _spent(self._client)
+        run()
+        after = _spent(self._client)
+        return Cost(**{part: after[part] - before[part] for part in before})
+
+    def _schedule(self, turns: int) -> tuple[float, float]:
+        """Seconds on a processor, here and of the server, of a turn that hears that all nodes
+        live, and of one look through all inboxes; the median of each.
+        """
+        config = SchedulerConfig()
+        self._store.judge_silence_by(config.settings.pod_lease_ms)
+        epoch = self._store.lead("benchmark", _LEASE_MS)
+        cycle = Cycle(self._store, assemble(config), self._store, RandomIds())
+        while cycle.run_once(epoch).commit.applied:
+            self._all(StandIn.beat)
+        here: list[float] = []
+        there: list[float] = []
+        for _ in range(turns):
+            self._all(StandIn.beat)
+            before, started_at = _spent(self._client), time.process_time()
+            report = cycle.run_once(epoch)
+            inboxes = self._store.inboxes
+            entries = inboxes.look(sorted(inboxes.nodes()))
+            here.append(time.process_time() - started_at)
+            there.append(_spent(self._client)["cpu_s"] - before["cpu_s"])
+            if report.intents or entries:
+                raise RuntimeError("the world is not at rest: something else would be measured")
+        return statistics.median(here), statistics.median(there)
+
+
+def _rq_rows(number: int, beats: int) -> list[list[object]]:
+    """As many workers of RQ as there are agents, idle; and as there are pods, each at a job."""
+    with Server("--appendonly", "yes") as server:
+        client = redis.Redis(unix_socket_path=str(server.socket))
+        before = _connections(client)
+        connection = redis.Redis(unix_socket_path=str(server.socket))
+        queue = Queue("jobs", connection=connection)
+        worker = Worker([queue], connection=connection)
+        worker.register_birth()  # type: ignore[no-untyped-call]  # RQ has none
+        worker.subscribe()  # type: ignore[no-untyped-call]  # RQ has none
+        job = queue.enqueue("os.getpid")
+        worker.prepare_execution(job)
+        connections = _connections(client) - before
+        idle = _cost_of(client, worker.heartbeat, beats)
+        busy = _cost_of(client, lambda: worker.maintain_heartbeats(job), beats)
+        worker.unsubscribe()  # type: ignore[no-untyped-call]  # RQ has none
+        worker.register_death()  # type: ignore[no-untyped-call]  # RQ has none
+        connection.close()
+        client.close()
+    return [
+        _rq_row("RQ workers, idle", number, 0, connections, idle, _RQ_IDLE_S),
+        _rq_row("RQ workers, a job each", PODS_EACH * number, 1, "-", busy, _RQ_BUSY_S),
+    ]
+
+
+def _rq_row(
+    title: str, number: int, jobs: int, connections: int | str, beat: Cost, every_s: int
+) -> list[object]:
+    second = beat.per(every_s / number)
+    held = "-" if isinstance(connections, str) else number * connections
+    return [
+        title,
+        number,
+        number * jobs,
+        held,
+        "-",
+        second.commands,
+        second.bytes_in / 1000,
+        second.bytes_out / 1000,
+        1000 * second.cpu_s,
+        1e6 * second.cpu_s / number,
+        "-",
+        "-",
+    ]
+
+
+def _cost_of(client: redis.Redis, step: Callable[[], object], times: int) -> Cost:
+    """What one step costs the server, of many."""
+    before = _spent(client)
+    for _ in range(times):
+        step()
+    after = _spent(client)
+    return Cost(**{part: after[part] - before[part] for part in before}).per(times)
+
+
+def _spent(client: redis.Redis) -> dict[str, float]:
+    """What the server has done since it was started."""
+    cpu, stats = client.info("cpu"), client.info("stats")
+    return {
+        "cpu_s": cpu["used_cpu_user"] + cpu["used_cpu_sys"],
+        "commands": stats["total_commands_processed"],
+        "bytes_in": stats["total_net_input_bytes"],
+        "bytes_out": stats["total_net_output_bytes"],
+    }
+
+
+def _connections(client: redis.Redis) -> int:
+    return int(client.info("clients")["connected_clients"])
+
+
+def _some(parts: Sequence[Transaction]) -> Iterator[list[Transaction]]:
+    rest = iter(parts)
+    while some := list(islice(rest, _TOGETHER)):
+        yield some
+
+
+def _name(number: int) -> str:
+    return f"n{number:05}"
+
+
+def _identity(name: str) -> str:
+    return f"{name}:1:1"
+
+
+if __name__ == "__main__":
+    main()

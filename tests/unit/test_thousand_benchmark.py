@@ -1,0 +1,39 @@
+"""The benchmark `thousand` has stand-ins that say what agents say, in a world at rest."""
+
+from __future__ import annotations
+
+from benchmarks import thousand
+
+
+def test_a_few_agents_are_measured_idle_and_with_pods_beside_as_many_workers_of_rq() -> None:
+    rows, duties = thousand.measure([2, 3], agent_seconds=3, turns=1, beats=2)
+    titles = ["agents, idle", "agents, 4 pods each", "RQ workers, idle", "RQ workers, a job each"]
+    assert [row[0] for row in rows] == titles * 2
+    assert [(row[1], row[2]) for row in rows] == [
+        (2, 0),
+        (2, 8),
+        (2, 0),
+        (8, 8),
+        (3, 0),
+        (3, 12),
+        (3, 0),
+        (12, 12),
+    ]
+    # An agent has two connections, and a work-horse that runs for a while one of its own.
+    assert [row[3] for row in rows[4:6]] == [6, 18]
+    assert [duty[:2] for duty in duties] == [
+        ["look at the queue", 20.0],
+        ["beat", 0.2],
+        ["compare what runs", 0.1],
+        ["RQ's registries", 1000 / 60_000],
+        ["renewal of a lease, 4 pods", 8.0],
+    ]
+    assert all(isinstance(cell, float) and cell > 0 for duty in duties for cell in duty[1:3])
+
+
+def test_agents_look_at_their_queues_twenty_times_a_second() -> None:
+    (idle, *_), _ = thousand.measure([5], agent_seconds=5, turns=1, beats=1)
+    commands = idle[5]
+    assert isinstance(commands, float)
+    # And now and then something else.
+    assert 100 <= commands <= 200

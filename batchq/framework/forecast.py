@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from msgspec import Struct
+
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import GroupClaim, Pledge, Pod
 from batchq.api.reasons import Verdict, Waiting
@@ -38,8 +40,7 @@ PASSES = frozenset(
 UNKNOWN_VICTIMS = "it waits for victims of which nobody knows when they end"
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """What is gone from `at` on: pods of a group, or with `whole` all that it is charged.
 
     Pods that were told to stop end by themselves, and are not part of a whole.
@@ -65,7 +66,12 @@ class Forecast:
 def ends(session: Session) -> list[End]:
     """Every end that is known of, the first to come first; later ones of one instant by uid."""
     charged = (group for groups in session.ledger.holding.values() for group in groups.values())
-    found = [end for group in charged for end in _ends_of(session, group)]
+    found: list[End] = []
+    for group in charged:
+        if (end := _of_one_that_runs(session, group)) is not None:
+            found.append(end)
+        else:
+            found += _ends_of(session, group)
     found.sort(key=lambda end: (end.at, end.group.order, end.whole))
     return found
 
@@ -141,6 +147,24 @@ def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None
 
 
 # --- Whose charge goes when ---------------------------------------------------------------------
+
+
+def _of_one_that_runs(session: Session, group: GroupState) -> End | None:
+    """The end of a group that runs, has a walltime and is told to stop nothing: the usual case."""
+    started_at, walltime = group.status.started_at, group.record.spec.walltime
+    if (
+        not group.steady
+        or group.status is not group.record.status
+        or started_at is None
+        or walltime is None
+        or group.is_array
+        or not group.reserved
+    ):
+        return None
+    for pod in group.pods.values():
+        if pod.status.terminating:
+            return None
+    return End(_later(session, started_at + walltime), group, (), True)
 
 
 def _ends_of(session: Session, group: GroupState) -> Iterator[End]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -32,8 +33,8 @@ class Ordered(Generic[T]):
         return len(self._keys) - self._start
 
     def __iter__(self) -> Iterator[T]:
-        for place in range(self._start, len(self._items)):
-            yield self._items[place]  # type: ignore[misc]  # none is empty from the start on
+        # None is empty from the start on.
+        return islice(self._items, self._start, None)  # type: ignore[arg-type]
 
     def add(self, key: Any, item: T) -> None:
         """Put an item in its place. Two of one key stand in the order in which they came."""

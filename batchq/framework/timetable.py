@@ -60,7 +60,8 @@ class Timetable:
         other._session, other._ledger = self._session, self._ledger
         other._moves = list(self._moves)
         other._at = list(self._at)
-        other._columns, other._asked, other._unused = {}, {}, {}
+        other._columns = {key: column.copy() for key, column in self._columns.items()}
+        other._asked, other._unused = {}, {}
         other._own = self._own
         return other
 
@@ -304,7 +305,8 @@ def _falls(session: Session, known: Sequence[End]) -> Iterator[_Move]:
     tried out on the session, which is undone: what victims leave is their claimants' in part.
     """
     ledger = session.ledger
-    ends_of = Counter(end.group.uid for end in known)
+    uids = [end.group.uid for end in known]
+    ends_of = Counter(uids) if len(set(uids)) < len(uids) else dict.fromkeys(uids, 1)
     owing = any(ledger.claimants.values())
     with Statement(session) as trial:
         for end in known:

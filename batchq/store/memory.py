@@ -38,6 +38,7 @@ from batchq.store.shelf import Shelf
 
 EVENTS_KEPT = 10_000
 REQUESTS_KEPT = 256
+_NOTHING_WEIGHED = weigh((), lambda _: NOTHING)
 
 
 class MemoryStore:
@@ -157,6 +158,9 @@ class MemoryStore:
             refused = refuse_write(write, stored, revision)
             if refused is not None:
                 return refused
+        if not transaction.charges:
+            self._apply(transaction, _NOTHING_WEIGHED)
+            return Answer(word=Word.OK)
         weighed = weigh(transaction.charges, self._held)
         refused = refuse_outdated(weighed, seen, self._limits_changed_at)
         if refused is not None:

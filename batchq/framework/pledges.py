@@ -105,16 +105,32 @@ def owed_to(session: Session, claimant: GroupState) -> dict[str, Amounts]:
 
     Never more than what is promised to the claimant: what its own pods hold counts in full.
     """
-    owed: dict[str, Amounts] = {}
+    left = _left_by_scopes(session, claimant.status.pledge)
+    if not left:
+        return {}
     promised = claimant.status.pledge.extra or promised_to(claimant)
     mine = set(claimant.scopes)
-    for group, pods in victims_left(session, claimant.status.pledge):
-        amounts = still_charged(claimant.status.pledge, group, pods)
-        for scope in group.scopes:
+    if len(left) == 1:
+        ((scopes, amounts),) = left.items()
+        less = named(smaller(amounts, promised))
+        return {scope: less for scope in scopes if scope in mine} if less else {}
+    owed: dict[str, Amounts] = {}
+    for scopes, amounts in left.items():
+        for scope in scopes:
             if scope in mine:
                 owed[scope] = plus(owed.get(scope, {}), amounts)
-    less = {scope: smaller(amounts, promised) for scope, amounts in owed.items()}
-    return {scope: named(amounts) for scope, amounts in less.items() if any(amounts.values())}
+    lesser = {scope: named(smaller(amounts, promised)) for scope, amounts in owed.items()}
+    return {scope: amounts for scope, amounts in lesser.items() if amounts}
+
+
+def _left_by_scopes(session: Session, pledge: Pledge) -> dict[tuple[str, ...], Amounts]:
+    """What victims are still charged, by where they are; most of one claimant's are together."""
+    left: dict[tuple[str, ...], Amounts] = {}
+    for group, pods in victims_left(session, pledge):
+        sums = left.setdefault(group.scopes, {})
+        for name, units in still_charged(pledge, group, pods).items():
+            sums[name] = sums.get(name, 0) + units
+    return left
 
 
 def promised_to(claimant: GroupState) -> Amounts:

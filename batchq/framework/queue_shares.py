@@ -221,7 +221,8 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
     """What the groups of each queue hold and ask for."""
     asked: dict[str, list[Amounts]] = {name: [] for name in session.queues}
     for group in session.busy():
-        if is_admitted(group) and group.queue in asked:
+        # Asked first: those of others are many, and have no pods.
+        if not group.is_external and is_admitted(group) and group.queue in asked:
             asked[group.queue].append(_asked_beyond_promise(group))
     let_in = _let_in(session)
     demands = {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batchq.framework import rows as framework_rows
 from batchq.framework.rows import CHUNK, Rows
 from batchq.store import row as store_row
-from batchq.store.row import Row
+from batchq.store.row import MOST_TOUCHED, Row
 
 State = tuple[dict[str, object], Rows[object]]
 
@@ -94,3 +94,16 @@ def test_no_chunk_is_too_long_and_few_are_short(keys: list[str]) -> None:
     for key in shuffled(5_003)[:4_900]:
         row.remove(key)
     assert len(row.all()._chunks) <= 4
+
+
+@pytest.mark.parametrize("count", [1, MOST_TOUCHED, MOST_TOUCHED + 1, 3 * CHUNK])
+def test_however_many_keys_were_touched_all_that_differs_is_told(count: int) -> None:
+    row: Row[object] = Row()
+    row.fill({f"{number:05}": number for number in range(0, 5_000, 2)})
+    former = row.all()
+    for number in range(count):
+        row.put(f"{number:05}", -number)
+    row.remove("04998")
+    before, now = dict(former.items()), dict(row.all().items())
+    assert list(row.all().differences(former)) == differences(before, now)
+    assert len(now) == 2_500 + count // 2 - 1

@@ -1,0 +1,81 @@
+"""Which loads may spare the sessions that would only look at who waits once more."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
+from batchq.config.model import SchedulerConfig
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.sim.workload.load import Arrival, Load
+from batchq.sim.workload.policies import POLICY_CONFIG
+from batchq.sim.workload.resting import is_one_line_of_equals
+from batchq.sim.workload.stage import Stage
+from tests.traces.loads import a_load, job
+
+
+def with_spec(arrival: Arrival, **spec: object) -> Arrival:
+    group = structs.replace(arrival.group, spec=structs.replace(arrival.group.spec, **spec))
+    return structs.replace(arrival, group=group)
+
+
+def full_and_empty(*jobs: Arrival) -> Load:
+    return a_load(job(1, 0, 4, 10), job(2, 1, 1, 10), *jobs, policy="easy")
+
+
+def sessions_without_actions(load: Load, monkeypatch: pytest.MonkeyPatch) -> int:
+    found: list[CycleReport] = []
+    settle_once = Cycle.settle_once
+
+    def noted(cycle: Cycle) -> CycleReport:
+        found.append(settle_once(cycle))
+        return found[-1]
+
+    monkeypatch.setattr(Cycle, "settle_once", noted)
+    Stage(load, POLICY_CONFIG, watch=True).run(per_event=False, tell=None)
+    return len(found)
+
+
+def test_gangs_of_one_queue_are_one_line_of_equals() -> None:
+    load = full_and_empty(job(3, 2, 1, 5, pods=3), with_spec(job(4, 2, 1, 5, pods=3), min_member=3))
+    assert is_one_line_of_equals(load, POLICY_CONFIG)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(job(3, 2, 1, 5, queue="other"), id="of another queue"),
+        pytest.param(with_spec(job(3, 2, 1, 5), priority_class_name="high"), id="more important"),
+        pytest.param(with_spec(job(3, 2, 1, 5, pods=3), min_member=1), id="an array"),
+        pytest.param(with_spec(job(3, 2, 1, 5), controller="external"), id="run by others"),
+        pytest.param(
+            with_spec(job(3, 2, 1, 5), depends_on=(Dependency(name="job-1"),)), id="depends on one"
+        ),
+    ],
+)
+def test_with_anybody_else_among_them_they_are_not(other: Arrival) -> None:
+    assert not is_one_line_of_equals(full_and_empty(other), POLICY_CONFIG)
+
+
+def test_of_a_queue_that_keeps_something_for_itself_they_are_not() -> None:
+    queue = Queue(metadata=Metadata(name="default"), spec=QueueSpec(guarantee={"cpu": 1000}))
+    assert not is_one_line_of_equals(
+        structs.replace(full_and_empty(), queues=(queue,)), POLICY_CONFIG
+    )
+
+
+def test_by_other_actions_they_are_not() -> None:
+    config = SchedulerConfig(actions=("enqueue", "allocate"))
+    assert not is_one_line_of_equals(full_and_empty(), config)
+
+
+def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sessions_without_actions(full_and_empty(), monkeypatch) == 2
+
+
+def test_among_several_queues_everybody_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = full_and_empty(job(3, 2, 1, 5, queue="other"))
+    assert sessions_without_actions(load, monkeypatch) == 0

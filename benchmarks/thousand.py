@@ -31,6 +31,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.ids import RandomIds
 from batchq.scheduler.cycle import Cycle
 from batchq.sim.founding import stated
+from batchq.store import clock
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.gonenodes import forget_gone_nodes
@@ -45,9 +46,11 @@ SIZES = (10, 100, 1_000)
 PODS_EACH = 4
 #: How often what is done, in ticks of the longest pause between two looks at an empty queue.
 TICK_MS = 50
-_LOOK, _RENEW, _BEAT, _RECONCILE, _CLEAN = (
-    ms // TICK_MS for ms in (50, 500, 5_000, 10_000, 60_000)
+_LOOK, _RENEW, _BEAT, _TIME, _RECONCILE, _CLEAN = (
+    ms // TICK_MS for ms in (50, 500, 5_000, clock.REMEASURE_AFTER_MS, 10_000, 60_000)
 )
+#: The server's time is asked for by the seconds of here, of which the stand-ins' have several.
+_SELDOM_MS = 24 * 60 * 60 * 1000
 #: Seconds of each agent times agents, about, in one window.
 _AGENT_SECONDS = 4_000
 _LONGEST_S = 60
@@ -155,6 +158,11 @@ class StandIn:
         self._slots.clean()
         forget_gone_nodes(self._link, lambda node: self._store.get("Node", node) is None)
 
+    def ask_time(self) -> None:
+        """What each store asks by itself every few seconds, and does not here (`_SELDOM_MS`)."""
+        for store in (self._store, *(store for store, _ in self._horses)):
+            store.link.ask(lambda client: client.time())
+
     def renew(self) -> None:
         """Every pod's lease."""
         for store, pod in self._horses:
@@ -168,6 +176,7 @@ class StandIn:
             (self.look, _LOOK),
             (self.renew, _RENEW),
             (self.beat, _BEAT),
+            (self.ask_time, _TIME),
             (self.reconcile, _RECONCILE),
             (self.clean, _CLEAN),
         ):
@@ -186,8 +195,10 @@ class Stage:
     def __init__(self, number: int, pods: int) -> None:
         self._number, self._pods = number, pods
         self._server = Server("--appendonly", "yes")
+        self._measured_after_ms = clock.REMEASURE_AFTER_MS
 
     def __enter__(self) -> Stage:
+        clock.REMEASURE_AFTER_MS = _SELDOM_MS
         self._server.start()
         self._client = redis.Redis(unix_socket_path=str(self._server.socket))
         self._store = RedisStore(self._server.url, hear_every_ms=0)
@@ -202,6 +213,7 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
+        clock.REMEASURE_AFTER_MS = self._measured_after_ms
         self._threads.shutdown()
         for agent in self._agents:
             agent.close()
@@ -235,6 +247,7 @@ class Stage:
         for name, duty, period, each in (
             ("look at the queue", StandIn.look, _LOOK, 1),
             ("beat", StandIn.beat, _BEAT, 1),
+            ("the server's time", StandIn.ask_time, _TIME, 1 + self._pods),
             ("compare what runs", StandIn.reconcile, _RECONCILE, 1),
             ("RQ's registries", StandIn.clean, _CLEAN, 1),
             ("renewal of a lease", StandIn.renew, _RENEW, self._pods),
@@ -249,7 +262,7 @@ class Stage:
             often = each * 1000 / (period * TICK_MS)
             rows.append(
                 [
-                    f"{name}, {each} pods" if duty is StandIn.renew else name,
+                    name if each == 1 else f"{name}, {each} times",
                     often,
                     cost.commands,
                     1e6 * cost.cpu_s,

@@ -55,7 +55,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def standby() -> Iterator[Standby]:
+def before() -> frozenset[int]:
+    """This process's children, servers of other tests among them."""
+    return child_pids()
+
+
+@pytest.fixture
+def standby(before: frozenset[int]) -> Iterator[Standby]:
     made = Standby(CALLEE, HERE)
     yield made
     made.close()
@@ -107,9 +113,13 @@ def test_a_module_of_the_pods_may_have_the_name_of_one_that_standing_by_needs(
     assert call(standby, folder, "asks:whose")[1] == b'"the pod"'
 
 
-def test_one_pods_environment_is_not_shown_by_the_process_of_another(standby: Standby) -> None:
-    (shown,) = [psutil.Process(pid).environ() for pid in child_pids()]
-    assert "SECRET" not in shown
+def test_one_pods_environment_is_not_shown_by_the_process_of_another(
+    before: frozenset[int], standby: Standby
+) -> None:
+    # Of this process's children, the one that has been started for functions.
+    shown = [psutil.Process(pid).environ() for pid in child_pids() - before]
+    assert len(shown) == 1
+    assert "SECRET" not in shown[0]
 
 
 def test_a_module_that_has_changed_is_imported_as_it_is_now(standby: Standby, folder: Path) -> None:
@@ -167,12 +177,12 @@ def test_one_that_was_killed_forks_no_more_and_its_last_is_collected(
 
 
 def test_the_first_function_of_a_work_horse_is_started_plainly(folder: Path) -> None:
-    functions = Functions(CALLEE)
+    before, functions = child_pids(), Functions(CALLEE)
     program = Program(PodTemplate(function="tasks:limit"))
     try:
         descriptors = (program.stdin, 1, 2)
         assert functions.fork(HERE, str(folder), UNBOUNDED, descriptors) is None
-        assert child_pids() == frozenset()
+        assert child_pids() == before
         second = functions.fork(HERE, str(folder), UNBOUNDED, descriptors)
         assert second is not None
         assert ended(second) == 0

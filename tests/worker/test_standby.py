@@ -166,8 +166,11 @@ def test_one_that_was_killed_forks_no_more_and_its_last_is_collected(
     program = Program(PodTemplate(function="slow:sleep"))
     fork = standby.fork(HERE, str(folder), UNBOUNDED, (program.stdin, 1, 2))
     assert fork is not None
+    pidfd = os.pidfd_open(fork.keep[0])
     os.kill(fork.keep[0], signal.SIGKILL)
     os.kill(fork.pid, signal.SIGKILL)
+    assert select.select([pidfd], [], [], 30)[0]
+    os.close(pidfd)
     assert fork.keep[0] in child_pids()
     with pytest.raises(ChildProcessError):
         # Without a work-horse that adopts orphans it is somebody else's.

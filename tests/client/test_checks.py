@@ -137,7 +137,8 @@ def test_a_lease_that_nobody_renews_lapses_and_another_takes_over(
         assert cut_off.held == ("approval",)
         road.cut()
         until(lambda: not active(asked.client))
-        assert cut_off.held == ()
+        # It goes by a clock of its own, and may look a moment later.
+        until(lambda: cut_off.held == ())
         submit(asked)
         assert waits_for(asked) == ["CheckInactive"]
         with other.checks.watch("boss", lease_s=1) as standby:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,9 @@ class Submitting(ABC):
     _ids: IdSource
 
     @property
+    @abstractmethod
     def user(self) -> str:
         """Under which name what this client asks for is remembered."""
-        raise NotImplementedError
 
     def submit_many(
         self,

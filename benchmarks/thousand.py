@@ -32,6 +32,7 @@ from batchq.ids import RandomIds
 from batchq.scheduler.cycle import Cycle
 from batchq.sim.founding import stated
 from batchq.store import clock
+from batchq.store.places import ANSWERS_BY_COUNT
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.gonenodes import forget_gone_nodes
@@ -49,6 +50,7 @@ TICK_MS = 50
 _LOOK, _RENEW, _BEAT, _TIME, _RECONCILE, _CLEAN = (
     ms // TICK_MS for ms in (50, 500, 5_000, clock.REMEASURE_AFTER_MS, 10_000, 60_000)
 )
+_LOOK_THROUGH = (ANSWERS_BY_COUNT + 1) * _RECONCILE
 #: The server's time is asked for by the seconds of here, of which the stand-ins' have several.
 _SELDOM_MS = 24 * 60 * 60 * 1000
 #: Seconds of each agent times agents, about, in one window.
@@ -96,8 +98,9 @@ def main() -> None:
 
 _NOTES = (
     (
-        "A look at an empty queue every 50 ms, a beat every 5 s, a comparison every 10 s, a look"
-        " after RQ's registries every 60 s; for each pod a renewal every 500 ms."
+        "A look at an empty queue every 50 ms, a beat every 5 s, a comparison every 10 s, every"
+        " sixty-first of them a look through all pods, a look after RQ's registries every 60 s; for"
+        " each pod a renewal every 500 ms."
     ),
     (
         "Scheduler: one turn with nothing to decide that hears all nodes, and one look through all"
@@ -141,6 +144,7 @@ class StandIn:
         offer = NodeOffer(name=name, resources={})
         self._member = Membership(self._store, offer, identity=_identity(name), beat_ms=5_000)
         self._horses = [(RedisStore(url), pod) for pod in pods]
+        self._pods = frozenset(pod.metadata.uid for pod in pods)
 
     def look(self) -> None:
         assert self._slots.next() is None
@@ -150,9 +154,13 @@ class StandIn:
 
     def reconcile(self) -> None:
         self._store.now_ms()
-        self._store.pods_on(self._name)
+        self._store.pods_on(self._name, self._pods)
         self._store.alive.leased(self._name)
         self._slots.hand_in([])
+
+    def look_through(self) -> None:
+        """A comparison that does not go by the ledger."""
+        assert len(self._store.pods_on(self._name)) == len(self._pods)
 
     def clean(self) -> None:
         self._slots.clean()
@@ -178,6 +186,7 @@ class StandIn:
             (self.beat, _BEAT),
             (self.ask_time, _TIME),
             (self.reconcile, _RECONCILE),
+            (self.look_through, _LOOK_THROUGH),
             (self.clean, _CLEAN),
         ):
             if (tick + 7_919 * self._number) % period == 0:
@@ -208,7 +217,7 @@ class Stage:
             StandIn(self._server.url, number, of_node[number]) for number in range(self._number)
         ]
         self._threads = ThreadPoolExecutor(_THREADS)
-        for duty in (StandIn.look, StandIn.beat, StandIn.renew):
+        for duty in (StandIn.look, StandIn.beat, StandIn.renew, StandIn.reconcile):
             self._all(duty)
         return self
 
@@ -249,6 +258,7 @@ class Stage:
             ("beat", StandIn.beat, _BEAT, 1),
             ("the server's time", StandIn.ask_time, _TIME, 1 + self._pods),
             ("compare what runs", StandIn.reconcile, _RECONCILE, 1),
+            ("look through all pods", StandIn.look_through, _LOOK_THROUGH, 1),
             ("RQ's registries", StandIn.clean, _CLEAN, 1),
             ("renewal of a lease", StandIn.renew, _RENEW, self._pods),
         ):

@@ -16,8 +16,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from batchq.api.lifecycle import ON_NODE
-from batchq.api.objects import Node, Object, Pod
+from batchq.api.objects import Node, Object
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys
@@ -113,34 +112,6 @@ def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]
         )
     )
     return int(following), {key.decode(): value for key, value in page.items()}
-
-
-def scan_pods_on(link: Link, node: str) -> Iterator[Pod]:
-    """The pods that hold a place on a node; one may come twice.
-
-    Heads tell which pods are on any node: they are short, and pods that have ended are many.
-    """
-    cursor = 0
-    while True:
-        following, heads = link.ask(partial(_heads_of_pods, cursor=cursor))
-        there = [
-            uid.decode()
-            for uid, head in heads.items()
-            if head.split(b"|", 2)[1].decode() in ON_NODE
-        ]
-        for stored in read_many(link, "Pod", there).values() if there else ():
-            pod = codec.read_object("Pod", stored)
-            if isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE:
-                yield pod
-        if (cursor := int(following)) == 0:
-            return
-
-
-def _heads_of_pods(client: Any, cursor: int) -> tuple[int, dict[bytes, bytes]]:
-    return cast(
-        tuple[int, dict[bytes, bytes]],
-        client.hscan(keys.heads("Pod"), cursor=cursor, count=PAGE),
-    )
 
 
 class Mirror:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import redis
@@ -34,8 +34,8 @@ from batchq.store.mirror import (
     read_changes,
     read_many,
     scan_objects,
-    scan_pods_on,
 )
+from batchq.store.places import Places
 from batchq.store.roles import forbidden
 from batchq.store.rules import Held, commit_of
 
@@ -91,6 +91,7 @@ class RedisStore:
         self._clock = ServerClock(self._link)
         self.inboxes = Inboxes(self._link)
         self.alive = Alive(self._link, self.now_ms)
+        self._places = Places(self._link)
         self._contact = Contact(self.now_ms)
         self._mirror = Mirror(self._link, self.alive, self._contact, hear_every_ms=hear_every_ms)
         self._changes_kept = changes_kept
@@ -354,9 +355,13 @@ class RedisStore:
         """Nothing of the attempt runs any more."""
         self.alive.end_lease(node, pod, attempt)
 
-    def pods_on(self, node: str) -> Sequence[Pod]:
-        """The pods that hold a place on a node, ordered by key; cheaper than to list all pods."""
-        found = {pod.metadata.uid: pod for pod in scan_pods_on(self._link, node)}
+    def pods_on(self, node: str, known: Collection[str] | None = None) -> Sequence[Pod]:
+        """The pods that hold a place on a node, ordered by key; cheaper than to list all pods.
+
+        Who names the pods that it knows of (`known`) is answered at their cost, mostly. Raises
+        StoreUnavailable.
+        """
+        found = {pod.metadata.uid: pod for pod in self._places.pods(node, known)}
         return tuple(found[uid] for uid in sorted(found))
 
     def counts(self) -> dict[str, int]:

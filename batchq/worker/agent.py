@@ -395,7 +395,7 @@ class Agent:
         if self._member.is_taken_over():
             return True
         running = self._slots.attempts() | self._claims.attempts()
-        for pod in self._store.pods_on(self._settings.node):
+        for pod in self._store.pods_on(self._settings.node, self._known()):
             attempt = _attempt_of(pod)
             is_waiting = pod.status.phase == PodPhase.BOUND and attempt not in running
             if is_waiting and attempt not in self._settling:
@@ -438,7 +438,7 @@ class Agent:
         """Compare what the store says runs or waits here with what does."""
         waiting: list[PodAttempt] = []
         now_ms, here_ms = self._store.now_ms(), monotonic_ms()
-        pods = self._store.pods_on(self._settings.node)
+        pods = self._store.pods_on(self._settings.node, self._known())
         running, told = self._slots.attempts() | self._claims.attempts(), self._settling.told()
         for pod in pods:
             attempt = _attempt_of(pod)
@@ -452,6 +452,10 @@ class Agent:
         if self._draining_since is None:
             for attempt in self._slots.hand_in(waiting):
                 log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
+
+    def _known(self) -> frozenset[str]:
+        known = self._slots.attempts() | self._claims.attempts() | self._settling.attempts()
+        return frozenset(attempt.pod for attempt in known)
 
     def _end_leases(self, running: frozenset[PodAttempt]) -> None:
         """Of attempts whose work-horse had no time to."""

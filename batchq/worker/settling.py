@@ -57,6 +57,10 @@ class Settling:
     def __len__(self) -> int:
         return len(self._due_at)
 
+    def attempts(self) -> frozenset[PodAttempt]:
+        """Each of them."""
+        return frozenset(self._due_at)
+
     def ids(self) -> frozenset[str]:
         """`<pod>-<attempt>` of each."""
         return frozenset(attempt.id for attempt in self._due_at)

@@ -345,6 +345,8 @@ class Session:
     def end(self) -> None:
         """Everything is decided and written down: the next session may take this one over."""
         self._carried.end()
+        # They know the session: left here, both were a cycle, which only the collector frees.
+        self.rankings.clear()
 
     def anybody_sleeps(self) -> bool:
         """Whether what anybody was told may be older than this session."""

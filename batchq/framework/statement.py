@@ -49,6 +49,9 @@ class Statement:
         """Keep every move; their intents join the session's."""
         self._open = False
         self.session.intents.extend(self.intents)
+        # What would undo it knows the Statement: left there, both and the session were a cycle,
+        # which only the collector frees.
+        self._undo.clear()
 
     def discard(self) -> None:
         """Undo every move, the last one first."""
@@ -72,6 +75,7 @@ class Statement:
         """
         self._open = False
         outer._undo.extend(self._undo)
+        self._undo.clear()
 
     def put_status(self, group: GroupState, status: PodGroupStatus) -> None:
         """Replace a group's whole status."""

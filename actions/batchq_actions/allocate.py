@@ -81,7 +81,7 @@ def _place_gang(session: Session, group: GroupState) -> None:
     with Statement(session) as statement:
         enter_room(statement, group)
         refusals = bind_until_ready(session, statement, group)
-        if session.group_ready(group):
+        if refusals is None:
             end_pledge(statement, group)
             statement.commit()
             return

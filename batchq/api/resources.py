@@ -42,6 +42,14 @@ def larger(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
     return most
 
 
+def covers(left: Mapping[str, int], right: Mapping[str, int]) -> bool:
+    """Whether left is at least right, per dimension of right."""
+    for name, units in right.items():  # noqa: SIM110 - asked of every group, often
+        if units > left.get(name, 0):
+            return False
+    return True
+
+
 def smaller(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
     """The smaller of the two, per dimension that both name."""
     return {name: min(units, right[name]) for name, units in left.items() if name in right}

@@ -78,14 +78,11 @@ def scores_for(entry: Registration[Any], session: Session, shape: TaskShape) -> 
 
 def pods_short(session: Session, group: GroupState) -> int:
     """How many more pods of the group must be bound at least until it can be ready; 0: unknown."""
-    return max(
-        (
-            entry.at_once.many(session, group)
-            for entry in session.points["groupReady"]
-            if entry.at_once is not None
-        ),
-        default=0,
-    )
+    short = 0
+    for entry in session.points["groupReady"]:
+        if entry.at_once is not None:
+            short = max(short, entry.at_once.many(session, group))
+    return short
 
 
 def over_rows(

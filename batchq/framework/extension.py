@@ -25,8 +25,8 @@ victim at a time and about the state as it is then: what was chosen before has l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 F = TypeVar("F")
@@ -60,13 +60,16 @@ class Registration(Generic[F]):
     at_once: AtOnce | None = None
 
 
-@dataclass(slots=True)
-class ExtensionPoint(Generic[F]):
-    """What is registered at one point, in the order in which it is asked."""
+class ExtensionPoint(list[Registration[F]], Generic[F]):
+    """What is registered at one point, in the order in which it is asked.
 
-    name: str
-    method: str
-    registered: list[Registration[F]] = field(default_factory=list)
+    A list, as the points are gone through for every group and every pod.
+    """
+
+    def __init__(self, name: str, method: str) -> None:
+        super().__init__()
+        self.name = name
+        self.method = method
 
     def add(
         self,
@@ -76,15 +79,9 @@ class ExtensionPoint(Generic[F]):
         at_once: AtOnce | None = None,
     ) -> None:
         """Register; a plugin may stand at a point once."""
-        if any(entry.plugin == plugin for entry in self.registered):
+        if any(entry.plugin == plugin for entry in self):
             raise ValueError(f"plugin {plugin} is registered at {self.name} already")
-        self.registered.append(Registration(plugin, function, weight, at_once))
-
-    def __iter__(self) -> Iterator[Registration[F]]:
-        return iter(self.registered)
-
-    def __bool__(self) -> bool:
-        return bool(self.registered)
+        self.append(Registration(plugin, function, weight, at_once))
 
 
 #: point -> the method of a plugin that implements it.

@@ -22,8 +22,11 @@ from batchq.framework.state import GroupState, NodeState
 from batchq.framework.statement import Statement
 
 
-def bind_until_ready(session: Session, statement: Statement, group: GroupState) -> list[Verdict]:
-    """Bind what fits until the group is ready; else what nodes and limits say against the rest.
+def bind_until_ready(
+    session: Session, statement: Statement, group: GroupState
+) -> list[Verdict] | None:
+    """Bind what fits until the group is ready: None; else what nodes and limits say against the
+    rest.
 
     Pods of one task that the group cannot do without, and that its reservation has room for, are
     bound together: nobody would have stopped in between.
@@ -53,7 +56,7 @@ def bind_until_ready(session: Session, statement: Statement, group: GroupState) 
         if bound < len(alike):
             refused.append(shape)
         if bound and session.group_ready(group):
-            break
+            return None
     return [explain_no_node(session, shape) for shape in refused]
 
 
@@ -78,11 +81,14 @@ def _needed_alike(
     if most < 1:
         return []
     task, requests = shape.task.name, waiting[place].spec.requests
-    if of_pod(requests) != shape.requests:
+    if requests is not shape.stated and of_pod(requests) != shape.requests:
         return []
     return list(
         takewhile(
-            lambda pod: pod.spec.task == task and pod.spec.requests == requests,
+            lambda pod: (
+                pod.spec.task == task
+                and (pod.spec.requests is requests or pod.spec.requests == requests)
+            ),
             waiting[place : place + most],
         )
     )
@@ -95,8 +101,10 @@ def _promised_pods(session: Session, group: GroupState, shape: TaskShape) -> int
         return 0
     held, reservation = group.held, group.status.reservation
     return min(
-        (reservation.get(name, 0) - held.get(name, 0)) // units
-        for name, units in shape.requests.items()
+        [
+            (reservation.get(name, 0) - held.get(name, 0)) // units
+            for name, units in shape.requests.items()
+        ]
     )
 
 
@@ -118,7 +126,7 @@ def node_for(
 def least_first(session: Session, group: GroupState) -> list[Pod]:
     """Pending pods, those that make up each task's minAvailable first."""
     pending = pending_pods(session, group)
-    if not any(shape.task.min_available for shape in group.tasks):
+    if len(group.tasks) == 1 or not any(shape.task.min_available for shape in group.tasks):
         return pending
     first: list[Pod] = []
     rest: list[Pod] = []
@@ -136,7 +144,7 @@ def least_first(session: Session, group: GroupState) -> list[Pod]:
 def pending_pods(session: Session, group: GroupState) -> list[Pod]:
     """Its pods without a node that no gate holds back, by priority, task, index."""
     pods = list(_pending(group))
-    if not pods:
+    if len(pods) < 2:
         return pods
     firsts = {shape.task.name: shape.first for shape in group.tasks}
     orders = [entry.function for entry in session.points["podOrder"]]
@@ -158,8 +166,7 @@ def has_pending_pods(group: GroupState) -> bool:
 
 
 def _pending(group: GroupState) -> Iterator[Pod]:
-    admission = group.status.admission
-    gated = any(shape.gated for shape in group.tasks)
+    admission, gated = group.status.admission, group.shape.gated
     for pod in group.pods.values():
         if pod.status.phase != PodPhase.PENDING or pod.status.admission != admission:
             continue

@@ -24,6 +24,10 @@ from batchq.framework.tree import ROOT, QueueTree
 ByScope = Mapping[str, Amounts]
 
 
+_NOTHING: Amounts = {}
+_NOBODY: ByScope = {}
+
+
 def title_of(scope: str) -> str:
     """What people call a scope in which groups are charged."""
     kind, _, name = scope.partition(":")
@@ -180,43 +184,52 @@ class LedgerView:
         """Let the sums follow the group's current state, and what it owes to claimants."""
         self._recharge(group)
         self.stirred.append(group)
-        for claimant in list(self.claimants.get(group.uid, {}).values()):
-            self._recharge(claimant)
-            self.stirred.append(claimant)
+        if claimants := self.claimants.get(group.uid):
+            for claimant in list(claimants.values()):
+                self._recharge(claimant)
+                self.stirred.append(claimant)
 
     def add(self, scope: str, amounts: Amounts) -> None:
         """Count what none of the groups here is charged; for what is only planned."""
         self._move(scope, {}, amounts)
 
     def _recharge(self, group: GroupState) -> None:
-        new, new_owed = charge_with_count(group), self._owed_now(group)
-        old, old_owed = self._charges.get(group.uid, {}), self._owed.get(group.uid, {})
+        uid = group.uid
+        new, new_owed = group.charge_with_count(), self._owed_now(group)
+        old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOBODY)
         if (new is old or new == old) and new_owed == old_owed:
             return
-        for scope in group.scopes:
-            before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
-            after = minus(new, new_owed[scope]) if new_owed.get(scope) else new
-            if before != after:
-                self._move(scope, before, after)
-        self._charges[group.uid] = new
-        self._owed[group.uid] = new_owed
-        if new:
-            self.holding.setdefault(group.queue, {})[group.uid] = group
+        if new_owed or old_owed:
+            for scope in group.scopes:
+                before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
+                after = minus(new, new_owed[scope]) if new_owed.get(scope) else new
+                if before != after:
+                    self._move(scope, before, after)
         else:
-            self.holding.get(group.queue, {}).pop(group.uid, None)
+            for scope in group.scopes:
+                self._move(scope, old, new)
+        self._charges[uid] = new
+        self._owed[uid] = new_owed
+        if new:
+            self.holding.setdefault(group.queue, {})[uid] = group
+        else:
+            self.holding.get(group.queue, {}).pop(uid, None)
         self.version += 1
 
     def _owed_now(self, group: GroupState) -> ByScope:
         if self._owed_to is None or not group.status.pledge.stands or not group.reserved:
-            return {}
+            return _NOBODY
         return self._owed_to(group)
 
     def _move(self, scope: str, before: Amounts, after: Amounts) -> None:
-        sums = self.sums.setdefault(scope, {})
-        queue = scope.removeprefix("queue:") if scope.startswith("queue:") else ""
-        if queue:
+        sums = self.sums.get(scope)
+        if sums is None:
+            sums = self.sums[scope] = {}
+        queue = ""
+        if scope.startswith("queue:"):
+            queue = scope[len("queue:") :]
             self.moved.append(queue)
-        guarantee = self.tree.guarantee(queue) if queue and self.unused else {}
+        guarantee = self.tree.guarantee(queue) if queue and self.unused else _NOTHING
         if not before and not guarantee:
             # The usual case: an admission.
             for name, units in after.items():

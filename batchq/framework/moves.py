@@ -105,7 +105,9 @@ def set_condition(
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
     """Pending -> InQueue: reserve (nothing, if the reservation is empty), count the admission."""
     now_ms = statement.session.now_ms
-    message = f"reserved {describe(reservation)}"
+    shape = group.shape
+    in_words = shape.described if reservation is shape.reservation else describe(reservation)
+    message = f"reserved {in_words}"
     conditions = group.status.conditions
     if reservation:
         conditions = _with_one(

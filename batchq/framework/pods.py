@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from batchq.api.objects import Metadata, Pod, PodSpec, PodStatus, PodTemplate
-from batchq.api.resources import Amounts, named
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
 
@@ -40,13 +39,11 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
     prefix = pod_uid(group, "")
     pods: list[Pod] = []
     shape: TaskShape | None = None
-    requests: Amounts = {}
     template = PodTemplate()
     for ordinal in ordinals:
         if shape is None or ordinal not in shape.ordinals:
             shape = shape_at(group, ordinal)
             template = group.record.spec.tasks[shape.place].template
-            requests = named(template.requests)
         index = ordinal - shape.first
         metadata = Metadata(
             name=f"{name}-{shape.task.name}-{index}",
@@ -59,7 +56,7 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
             pod_group=name,
             task=shape.task.name,
             index=index,
-            requests=requests,
+            requests=shape.stated,
             termination_grace=template.termination_grace,
             priority=template.priority,
         )

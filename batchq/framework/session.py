@@ -219,7 +219,10 @@ class Session:
 
     def group_ready(self, group: GroupState) -> bool:
         """Whether every plugin finds the group's placements enough to start it."""
-        return all(entry.function(self, group) for entry in self.points["groupReady"])
+        for entry in self.points["groupReady"]:  # noqa: SIM110 - asked of every gang, often
+            if not entry.function(self, group):
+                return False
+        return True
 
     def group_key(self, group: GroupState) -> Key:
         """The order of groups: the plugins' keys, then queue time, then uid."""

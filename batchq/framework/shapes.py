@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from batchq.api.objects import PodGroupSpec, Task
-from batchq.api.resources import Amounts, larger, named, of_pod, times, total
+from batchq.api.resources import Amounts, describe, larger, named, of_pod, times, total
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 from batchq.framework.contradictions import contradictions
 
@@ -27,6 +27,8 @@ class TaskShape:
     requests: Amounts
     shape: tuple[object, ...]
     gated: bool = False
+    #: What its pods say that they ask for, as they are made: the same object of all of them.
+    stated: Amounts = field(default_factory=dict)
 
     @property
     def ordinals(self) -> range:
@@ -51,6 +53,8 @@ class GroupShape:
     reservation: Amounts
     #: The reservation, and one group: what an admission asks of a limit.
     counted: Amounts
+    #: The reservation in words.
+    described: str
     #: Equal for groups that ask for the same.
     claim: tuple[object, ...]
     #: Equal for groups whose pods, too, fit where the others' do.
@@ -59,6 +63,8 @@ class GroupShape:
     none_placed: dict[str, int]
     #: Whether it contradicts itself nowhere, and no gate in a template holds any pod back.
     is_sound: bool = False
+    #: Whether a gate in a template holds any pod back.
+    gated: bool = False
 
 
 class Shapes:
@@ -116,13 +122,18 @@ def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
         min_member=min_member,
         reservation={},
         counted={},
+        described="",
         claim=(),
         alike=(),
         none_placed=dict.fromkeys([shape.task.name for shape in tasks], 0),
     )
     shape = with_left(shape, [task.replicas for task in spec.tasks])
     gated = any(task.template.scheduling_gates for task in spec.tasks)
-    return replace(shape, is_sound=not gated and not contradictions(shape))
+    return replace(
+        shape,
+        is_sound=not gated and not contradictions(shape),
+        gated=any(task.gated for task in tasks),
+    )
 
 
 def with_left(shape: GroupShape, left: Sequence[int]) -> GroupShape:
@@ -139,6 +150,7 @@ def with_left(shape: GroupShape, left: Sequence[int]) -> GroupShape:
         shape,
         reservation=reservation,
         counted={**reservation, POD_GROUPS: ONE_GROUP},
+        described=describe(reservation),
         claim=claim,
         alike=(claim, pods),
     )
@@ -154,6 +166,8 @@ def choose(
 
     Each task's minAvailable first, then tasks in order; gated ones, and those in `last`, last.
     """
+    if len(tasks) == 1:
+        return [min(left[0], max(count, tasks[0].task.min_available))]
     chosen = [
         min(shape.task.min_available, there) for shape, there in zip(tasks, left, strict=True)
     ]
@@ -173,13 +187,13 @@ def shapes_of(tasks: tuple[Task, ...], *, gates_hold: bool = True) -> tuple[Task
     shapes, first = [], 0
     for place, task in enumerate(tasks):
         template = task.template
-        requests = of_pod(template.requests)
+        stated, requests = named(template.requests), of_pod(template.requests)
         shape = (
             tuple(requests.items()),
             tuple(sorted(template.node_selector.items())),
             template.tolerations,
         )
         gated = gates_hold and bool(template.scheduling_gates)
-        shapes.append(TaskShape(task, place, first, requests, shape, gated))
+        shapes.append(TaskShape(task, place, first, requests, shape, gated, stated))
         first += task.replicas
     return tuple(shapes)

@@ -15,7 +15,7 @@ from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, Pod
 from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
 from batchq.api.reasons import Cause
-from batchq.api.resources import Amounts, larger, of_pod, plus, times
+from batchq.api.resources import Amounts, covers, larger, of_pod, plus, times
 from batchq.api.transaction import (
     CLUSTER,
     ONE_GROUP,
@@ -240,6 +240,8 @@ class GroupState:
         Each task's minAvailable first, then tasks in order; but those whose gates were opened
         since the group was admitted come last: it has pods of others for minMember already.
         """
+        if not self.status.opened_gates:
+            return choose(self.tasks, count, left)
         since = self.status.in_queue_at
         late = {
             one.task
@@ -325,42 +327,55 @@ class GroupState:
             self.pods[uid] = new
             self._count(new, 1)
 
-    def exchange_all(self, changes: Iterable[Exchange]) -> None:
-        """The same of many pods, each named once; what they add up to is worked out once."""
+    def exchange_all(self, changes: Iterable[Exchange]) -> bool:
+        """The same of many pods, each named once; what they add up to is worked out once.
+        Whether any of them counts for anything.
+        """
         if self.pods is _NO_PODS:
             self.pods = {}
         pods = self.pods
+        counted: list[tuple[Pod, int]] = []
+        for uid, old, new in changes:
+            if old is not None and _counts(old):
+                counted.append((old, -1))
+            if new is None:
+                del pods[uid]
+                continue
+            pods[uid] = new
+            if _counts(new):
+                counted.append((new, 1))
+        if counted:
+            self._count_all(counted)
+        return bool(counted)
+
+    def _count_all(self, counted: Iterable[tuple[Pod, int]]) -> None:
         on_nodes: Amounts = {}
         placed: dict[str, int] = {}
         stated: dict[str, int] | None = None
         requests: Amounts = {}
-        for uid, old, new in changes:
-            if new is None:
-                del pods[uid]
-            else:
-                pods[uid] = new
-            for pod, sign in ((old, -1), (new, 1)):
-                if pod is None or (
-                    pod.status.phase == PodPhase.PENDING and not pod.spec.scheduling_gates
-                ):
-                    continue
-                if pod.spec.scheduling_gates or pod.status.phase not in ON_NODE:
-                    self._count(pod, sign)
-                    continue
-                # Pods of one task share what they ask for.
-                if pod.spec.requests is not stated:
-                    stated = pod.spec.requests
-                    requests = of_pod(stated)
-                for name, units in requests.items():
-                    on_nodes[name] = on_nodes.get(name, 0) + sign * units
-                if not pod.status.terminating:
-                    task = pod.spec.task
-                    placed[task] = placed.get(task, 0) + sign
+        for pod, sign in counted:
+            if pod.spec.scheduling_gates or pod.status.phase not in ON_NODE:
+                self._count(pod, sign)
+                continue
+            # Pods of one task share what they ask for.
+            if pod.spec.requests is not stated:
+                stated, requests = pod.spec.requests, self._requests_of(pod)
+            for name, units in requests.items():
+                on_nodes[name] = on_nodes.get(name, 0) + sign * units
+            if not pod.status.terminating:
+                task = pod.spec.task
+                placed[task] = placed.get(task, 0) + sign
         if any(on_nodes.values()):
             sums = plus(self._on_nodes, on_nodes)
             self._on_nodes = {name: units for name, units in sums.items() if units}
         if any(placed.values()):
             self.placed = plus(self.placed, placed)
+
+    def _requests_of(self, pod: Pod) -> Amounts:
+        known = self.shape.by_task.get(pod.spec.task)
+        if known is not None and known.stated is pod.spec.requests:
+            return known.requests
+        return of_pod(pod.spec.requests)
 
     def _count(self, pod: Pod, sign: int) -> None:
         phase = pod.status.phase
@@ -402,7 +417,10 @@ class GroupState:
         known = self._charged
         if known is None or known[0] is not status or known[1] is not held:
             charge = self.charge_holding(held)
-            counts = {**charge, POD_GROUPS: ONE_GROUP} if charge or self.reserved else {}
+            if known is not None and known[0] is status and known[2] is charge:
+                counts = known[3]
+            else:
+                counts = {**charge, POD_GROUPS: ONE_GROUP} if charge or self.reserved else {}
             known = self._charged = (status, held, charge, counts)
         return known
 
@@ -410,9 +428,16 @@ class GroupState:
         """The charge, if its pods held this much."""
         if not self.reserved:
             return held
-        charge = larger(held, self.status.reservation)
+        reservation = self.status.reservation
+        # Most hold no more than was promised to them.
+        charge = reservation if covers(reservation, held) else larger(held, reservation)
         extra = self.status.pledge.extra
         return plus(charge, extra) if extra else charge
+
+
+def _counts(pod: Pod) -> bool:
+    """Whether a pod adds anything to its group's sums: most that wait do not."""
+    return pod.status.phase != PodPhase.PENDING or bool(pod.spec.scheduling_gates)
 
 
 class NodeState:

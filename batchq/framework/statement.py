@@ -159,8 +159,11 @@ class Statement:
         self._note_all(group, changes)
 
     def _note_all(self, group: GroupState, changes: list[Exchange]) -> None:
-        group.exchange_all(changes)
-        self._follow(group)
+        if group.exchange_all(changes):
+            self._follow(group)
+        else:
+            # Its charge is as it was.
+            self.session.touched[group.uid] = group
 
     def _count(self, group: GroupState, pod: Pod | None, *, taken: bool) -> None:
         if pod is None or pod.status.phase not in ON_NODE:
@@ -176,7 +179,9 @@ class Statement:
         self.session.node_changes.append(node.name)
 
     def _follow(self, group: GroupState) -> None:
-        self.session.touched[group.uid] = group
-        self.session.ledger.recharge(group)
+        session = self.session
+        session.touched[group.uid] = group
+        session.ledger.recharge(group)
         # What a victim is charged decides what its claimants count for.
-        self.session.touched.update(self.session.ledger.claimants.get(group.uid, {}))
+        if claimants := session.ledger.claimants.get(group.uid):
+            session.touched.update(claimants)

@@ -21,6 +21,8 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     """
     if group.is_external:
         return []
+    if not group.pods and len(group.tasks) == 1 and not group.shape.gated:
+        return list(group.tasks[0].ordinals[: group.min_member])
     if not group.pods:
         new = group.choose(group.min_member, group.ungated())
         parts = zip(group.tasks, new, strict=True)

@@ -50,10 +50,12 @@ def _with(plugin: Any, *points: str) -> Scheduler:
     return Scheduler(actions=usual.actions, plugins=standing, settings=usual.settings)
 
 
-def _decided(scheduler: Scheduler, *groups: str, queues: tuple[str, ...] = ("default",)) -> Decided:
+def _decided(
+    scheduler: Scheduler, *groups: str, queues: tuple[str, ...] = ("default",), pods: int = 1
+) -> Decided:
     """Each group is in each of the queues; who is alone is compared with nobody."""
     asking = [
-        a_group(f"{name}{place or ''}", queue=queue)
+        a_group(f"{name}{place or ''}", pods, queue=queue)
         for place, queue in enumerate(queues)
         for name in groups
     ]
@@ -104,7 +106,7 @@ def test_a_group_is_not_ready_and_a_victim_is_not_taken() -> None:
 @pytest.mark.parametrize("point", ["queueOrder", "groupOrder", "podOrder"])
 def test_an_order_cannot_be_guessed(point: str) -> None:
     with pytest.raises(PluginFailed) as stopped:
-        _decided(_with(Owner(), point), "a", "c", queues=("default", "other"))
+        _decided(_with(Owner(), point), "a", "c", queues=("default", "other"), pods=2)
     assert stopped.value.message == f"plugin owner failed at {point}: ValueError: kaboom"
     assert stopped.value.hint == f"take owner off {point} in scheduler.yaml, or correct it"
 

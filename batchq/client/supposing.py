@@ -82,14 +82,14 @@ def check_objects_allowed(snapshot: Snapshot, transaction: Transaction) -> None:
         if group.status.phase not in TERMINAL
     )
 
-    def seen(scope: str, name: str) -> int:
-        return counts[scope] * ONE_GROUP if name == POD_GROUPS else 0
+    def sums(scope: str) -> Mapping[str, int]:
+        return {POD_GROUPS: counts[scope] * ONE_GROUP}
 
     def limits(scope: str) -> Mapping[str, int] | None:
         return stated[scope] if scope in stated else _allowed(snapshot, scope)
 
     weighed = weigh(transaction.charges, lambda holder: NOTHING)
-    answer = refuse_charges(weighed, seen, limits, 1000)
+    answer = refuse_charges(weighed, sums, limits, 1000)
     if answer is not None and answer.word is not Word.OK:
         raise explain_refusal(Refusal(transaction=transaction, answer=answer))
 

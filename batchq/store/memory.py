@@ -39,6 +39,8 @@ from batchq.store.shelf import Shelf
 EVENTS_KEPT = 10_000
 REQUESTS_KEPT = 256
 _NOTHING_WEIGHED = weigh((), lambda _: NOTHING)
+_NO_SUMS: Mapping[str, int] = {}
+_OK = Answer(word=Word.OK)
 
 
 class MemoryStore:
@@ -160,7 +162,7 @@ class MemoryStore:
                 return refused
         if not transaction.charges:
             self._apply(transaction, _NOTHING_WEIGHED)
-            return Answer(word=Word.OK)
+            return _OK
         weighed = weigh(transaction.charges, self._held)
         refused = refuse_outdated(weighed, seen, self._limits_changed_at)
         if refused is not None:
@@ -168,14 +170,14 @@ class MemoryStore:
         stated = {limit.scope: limit.amounts for limit in transaction.limits}
         refused = refuse_charges(
             weighed,
-            self._sum,
+            self._sums_in,
             lambda scope: stated[scope] if scope in stated else self._limits.get(scope),
             overcommit,
         )
         if refused is not None:
             return refused
         self._apply(transaction, weighed)
-        return Answer(word=Word.OK)
+        return _OK
 
     def _apply(self, transaction: Transaction, weighed: Weighed) -> None:
         for write in transaction.writes:
@@ -186,13 +188,10 @@ class MemoryStore:
                 meta = structs.replace(write.value.metadata, revision=self._revision)
                 item = structs.replace(write.value, metadata=meta)
                 self._shelf.put(write.kind, write.key, item)
-            self._end_lease(write.kind, write.key)
-        self._count(weighed)
-        for holder, held in weighed.held.items():
-            if held is NOTHING:
-                self._charges.pop(holder, None)
-            else:
-                self._charges[holder] = held
+            if self._leases:
+                self._end_lease(write.kind, write.key)
+        if transaction.charges:
+            self._count(weighed)
         for limit in transaction.limits:
             if limit.amounts is None:
                 self._limits.pop(limit.scope, None)
@@ -205,16 +204,23 @@ class MemoryStore:
         self._events.extend(transaction.events)
 
     def _count(self, weighed: Weighed) -> None:
-        for sign, changes in ((1, weighed.plus), (-1, weighed.minus)):
-            for (scope, name), units in changes.items():
-                sums = self._sums.setdefault(scope, {})
-                sums[name] = sums.get(name, 0) + sign * units
-        for scope, name in weighed.minus:
-            sums = self._sums.get(scope, {})
-            if sums.get(name) == 0:
-                del sums[name]
+        for scope, more in weighed.plus.items():
+            sums = self._sums.setdefault(scope, {})
+            for name, units in more.items():
+                sums[name] = sums.get(name, 0) + units
+        for scope, less in weighed.minus.items():
+            sums = self._sums.setdefault(scope, {})
+            for name, units in less.items():
+                sums[name] = sums.get(name, 0) - units
+                if not sums[name]:
+                    del sums[name]
             if not sums:
-                self._sums.pop(scope, None)
+                del self._sums[scope]
+        for holder, held in weighed.held.items():
+            if held is NOTHING:
+                self._charges.pop(holder, None)
+            else:
+                self._charges[holder] = held
 
     def _end_lease(self, kind: str, key: str) -> None:
         if kind == "Pod" and key in self._leases and not holds_node(self._shelf.get(kind, key)):
@@ -224,5 +230,5 @@ class MemoryStore:
     def _held(self, holder: str) -> Held:
         return self._charges.get(holder, NOTHING)
 
-    def _sum(self, scope: str, name: str) -> int:
-        return self._sums.get(scope, {}).get(name, 0)
+    def _sums_in(self, scope: str) -> Mapping[str, int]:
+        return self._sums.get(scope, _NO_SUMS)

@@ -6,13 +6,14 @@ the write must be one step. The contract suite holds the two against each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, POD_GROUP_MOVES, POD_MOVES, allowed
 from batchq.api.objects import Object, Pod, PodGroup, key_of, kind_of
+from batchq.api.resources import Amounts
 from batchq.api.transaction import (
     CAPACITY,
     CLUSTER,
@@ -38,6 +39,7 @@ THE_LIMITS = "the limits"
 #: What a holder counts for: its scopes, and its amounts without zeros, ordered by dimension.
 Held: TypeAlias = tuple[tuple[str, ...], dict[str, int]]
 NOTHING: Held = ((), {})
+_NONE: Amounts = {}
 
 _MOVES = {"PodGroup": allowed(POD_GROUP_MOVES), "Pod": allowed(POD_MOVES)}
 
@@ -49,12 +51,10 @@ def well_formed(transaction: Transaction) -> Transaction:
     scope twice, a write that compares nothing, a negative amount.
     """
     writes, charges, limits = transaction.writes, transaction.charges, transaction.limits
-    if _repeats([(write.kind, write.key) for write in writes]):
+    if len(writes) > 1 and _repeats([(write.kind, write.key) for write in writes]):
         raise _broken(transaction, "writes one object twice")
-    if _repeats([charge.holder for charge in charges]):
+    if len(charges) > 1 and _repeats([charge.holder for charge in charges]):
         raise _broken(transaction, "charges one holder twice")
-    if _repeats([limit.scope for limit in limits]):
-        raise _broken(transaction, "limits one scope twice")
     for write in writes:
         _check_write(transaction, write)
     for charge in charges:
@@ -62,16 +62,23 @@ def well_formed(transaction: Transaction) -> Transaction:
             raise _broken(transaction, f"charges {charge.holder} a negative amount")
         if " " in "".join(charge.scopes):
             raise _broken(transaction, f"charges {charge.holder} in a scope with a space in it")
-    for limit in limits:
-        if " " in limit.scope:
-            raise _broken(transaction, f"limits {limit.scope}, a scope with a space in it")
-        if any(units < 0 for units in (limit.amounts or {}).values()):
-            raise _broken(transaction, f"limits {limit.scope} to a negative amount")
+    if limits:
+        _check_limits(transaction)
     return transaction
 
 
 def _repeats(things: Sequence[object]) -> bool:
-    return len(things) > 1 and len(set(things)) != len(things)
+    return len(set(things)) != len(things)
+
+
+def _check_limits(transaction: Transaction) -> None:
+    if _repeats([limit.scope for limit in transaction.limits]):
+        raise _broken(transaction, "limits one scope twice")
+    for limit in transaction.limits:
+        if " " in limit.scope:
+            raise _broken(transaction, f"limits {limit.scope}, a scope with a space in it")
+        if any(units < 0 for units in (limit.amounts or {}).values()):
+            raise _broken(transaction, f"limits {limit.scope} to a negative amount")
 
 
 def _check_write(transaction: Transaction, write: Write) -> None:
@@ -114,23 +121,22 @@ def commit_of(
             f"a request of {len(transactions)} transactions has the request id of"
             f" another of {len(answers)}"
         )
-    pairs = list(zip(transactions, answers, strict=True))
-    return Commit(
-        applied=tuple(one for one, answer in pairs if answer.word is Word.OK),
-        refused=tuple(
-            Refusal(transaction=one, answer=answer)
-            for one, answer in pairs
-            if answer.word is not Word.OK
-        ),
-        revision=revision,
-    )
+    applied: list[Transaction] = []
+    refused: list[Refusal] = []
+    for transaction, answer in zip(transactions, answers, strict=True):
+        if answer.word == Word.OK:
+            applied.append(transaction)
+        else:
+            refused.append(Refusal(transaction=transaction, answer=answer))
+    return Commit(applied=tuple(applied), refused=tuple(refused), revision=revision)
 
 
 def held_by(charge: Charge) -> Held:
     """What the holder counts for once the charge is set."""
     if not charge.amounts:
         return NOTHING
-    amounts = {name: units for name, units in sorted(charge.amounts.items()) if units > 0}
+    stated = charge.amounts
+    amounts = {name: stated[name] for name in sorted(stated) if stated[name] > 0}
     return (tuple(dict.fromkeys(charge.scopes)), amounts) if amounts else NOTHING
 
 
@@ -170,39 +176,49 @@ def _falls(before: Object, after: Object) -> bool:
 
 
 class Weighed(Struct, frozen=True, kw_only=True):
-    """What the charges of one transaction do to the sums: by (scope, dimension), added and taken.
+    """What the charges of one transaction do to the sums: scope -> amounts added, and taken.
 
-    `growths`: every (checked, scope, dimension, how much) in which a holder's charge grows;
-    `held`: what each holder counts for then.
+    `growths`: every (checked, scope, amounts) in which a holder's charge grows; `held`: what each
+    holder counts for then. Amounts are shared, and must not change.
     """
 
-    plus: dict[tuple[str, str], int]
-    minus: dict[tuple[str, str], int]
-    growths: list[tuple[bool, str, str, int]]
-    held: dict[str, Held]
+    plus: Mapping[str, Amounts]
+    minus: Mapping[str, Amounts]
+    growths: Sequence[tuple[bool, str, Amounts]]
+    held: Mapping[str, Held]
 
 
 def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed:
     """The differences that `charges` make, given what each holder counts for now."""
-    plus: dict[tuple[str, str], int] = {}
-    minus: dict[tuple[str, str], int] = {}
-    growths: list[tuple[bool, str, str, int]] = []
+    plus: dict[str, Amounts] = {}
+    minus: dict[str, Amounts] = {}
+    growths: list[tuple[bool, str, Amounts]] = []
     held: dict[str, Held] = {}
     for charge in charges:
-        held[charge.holder] = now = held_by(charge)
-        (old_scopes, old), (scopes, new) = former(charge.holder), now
-        for scope in scopes:
-            for name, units in new.items():
-                more = units - (old.get(name, 0) if scope in old_scopes else 0)
-                if more > 0:
-                    plus[scope, name] = plus.get((scope, name), 0) + more
-                    growths.append((charge.checked, scope, name, more))
-        for scope in old_scopes:
-            for name, units in old.items():
-                less = units - (new.get(name, 0) if scope in scopes else 0)
-                if less > 0:
-                    minus[scope, name] = minus.get((scope, name), 0) + less
+        was, now = former(charge.holder), held_by(charge)
+        held[charge.holder] = now
+        for scope, more in _beyond(now, was):
+            growths.append((charge.checked, scope, more))
+            plus[scope] = _sum(plus[scope], more) if scope in plus else more
+        for scope, less in _beyond(was, now) if was[0] else ():
+            minus[scope] = _sum(minus[scope], less) if scope in minus else less
     return Weighed(plus=plus, minus=minus, growths=growths, held=held)
+
+
+def _beyond(one: Held, other: Held) -> Sequence[tuple[str, Amounts]]:
+    """The scopes in which `one` counts for more than `other`, in order, and by how much."""
+    scopes, amounts = one
+    others, lower = other
+    if not others:
+        return [(scope, amounts) for scope in scopes]
+    more = {name: units - lower.get(name, 0) for name, units in amounts.items()}
+    in_both = {name: units for name, units in more.items() if units > 0}
+    found = [(scope, in_both if scope in others else amounts) for scope in scopes]
+    return [(scope, growth) for scope, growth in found if growth]
+
+
+def _sum(one: Amounts, other: Amounts) -> Amounts:
+    return {**one, **{name: one.get(name, 0) + units for name, units in other.items()}}
 
 
 def is_of_node(scope: str) -> bool:
@@ -221,13 +237,13 @@ def refuse_outdated(weighed: Weighed, seen: int | None, changed_at: int) -> Answ
     """
     if seen is None or changed_at <= seen:
         return None
-    grows = any(checked and not is_of_node(scope) for checked, scope, _, _ in weighed.growths)
+    grows = any(checked and not is_of_node(scope) for checked, scope, _ in weighed.growths)
     return Answer(word=Word.CONFLICT, subject=THE_LIMITS) if grows else None
 
 
 def refuse_charges(
     weighed: Weighed,
-    seen: Callable[[str, str], int],
+    sums: Callable[[str], Mapping[str, int]],
     limits: Callable[[str], Mapping[str, int] | None],
     overcommit: int,
 ) -> Answer | None:
@@ -236,44 +252,50 @@ def refuse_charges(
     What grows by no more than the same transaction takes away there leaves the sum as it is, or
     smaller, and is not refused: not even where a limit has been cut meanwhile.
 
-    `seen` is a sum as it stands now. The answer's `seen` counts the transaction's other charges.
+    `sums` are those of a scope as they stand now. The answer's `seen` counts the transaction's
+    other charges.
     """
-    for checked, scope, name, more in weighed.growths:
-        added = weighed.plus[scope, name]
-        taken = weighed.minus.get((scope, name), 0)
-        rest = seen(scope, name) - taken
-        limit = _limit_of(scope, name, weighed, seen, limits, overcommit) if checked else MOST
-        if added > taken and added > limit - rest:
-            need = min(more, MOST)
-            return Answer(
-                word=Word.LIMIT,
-                subject=scope,
-                resource=name,
-                need=need,
-                limit=limit,
-                seen=min(MOST, rest + (min(added, MOST) - need)),
-            )
+    for checked, scope, more in weighed.growths:
+        plus, minus, now = weighed.plus[scope], weighed.minus.get(scope, _NONE), sums(scope)
+        limited: Mapping[str, int] = _NONE
+        absent = MOST
+        if checked and scope == CLUSTER:
+            limited = _of_cluster(more, weighed, sums(CAPACITY), overcommit)
+        elif checked:
+            limited = limits(scope) or _NONE
+            absent = 0 if is_of_node(scope) else MOST
+        for name, need in more.items():
+            added, taken = plus[name], minus.get(name, 0)
+            rest = now.get(name, 0) - taken
+            limit = min(MOST, limited.get(name, absent))
+            if added > taken and added > limit - rest:
+                return _passed(scope, name, need=need, limit=limit, rest=rest, added=added)
     return None
 
 
-def _limit_of(
-    scope: str,
-    name: str,
-    weighed: Weighed,
-    seen: Callable[[str, str], int],
-    limits: Callable[[str], Mapping[str, int] | None],
-    overcommit: int,
-) -> int:
-    if scope == CLUSTER:
-        if name == POD_GROUPS:
-            return MOST
-        place = (CAPACITY, name)
-        units = seen(*place) - weighed.minus.get(place, 0) + weighed.plus.get(place, 0)
-        return min(MOST, units * overcommit // 1000)
-    stated = (limits(scope) or {}).get(name)
-    if stated is None:
-        return 0 if is_of_node(scope) else MOST
-    return min(MOST, stated)
+def _passed(scope: str, name: str, *, need: int, limit: int, rest: int, added: int) -> Answer:
+    need = min(need, MOST)
+    return Answer(
+        word=Word.LIMIT,
+        subject=scope,
+        resource=name,
+        need=need,
+        limit=limit,
+        seen=min(MOST, rest + (min(added, MOST) - need)),
+    )
+
+
+def _of_cluster(
+    names: Iterable[str], weighed: Weighed, there: Mapping[str, int], overcommit: int
+) -> Mapping[str, int]:
+    """The limits of these dimensions in the cluster, whose capacity is `there` before all this."""
+    plus, minus = weighed.plus.get(CAPACITY, _NONE), weighed.minus.get(CAPACITY, _NONE)
+    limits = {
+        name: (there.get(name, 0) + plus.get(name, 0) - minus.get(name, 0)) * overcommit // 1000
+        for name in names
+    }
+    limits[POD_GROUPS] = MOST
+    return limits
 
 
 def _broken(transaction: Transaction, what: str) -> InvariantBroken:

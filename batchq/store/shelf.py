@@ -35,8 +35,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self._rows: dict[str, Row[Object]] = {kind: Row() for kind in KINDS}
-        #: The kinds that are few, as plain tuples, beside the rows that they are of.
-        self._few: dict[str, tuple[Rows[Object], tuple[Object, ...]]] = {}
+        #: The kinds that are few, as plain tuples, until something changes in them.
+        self._few: dict[str, tuple[Object, ...]] = {}
         self._pods: Row[tuple[Pod, ...]] = Row()
         #: Groups whose pods have changed: uid -> all of its pods, by uid.
         self._changed: dict[str, dict[str, Pod]] = {}
@@ -89,13 +89,13 @@ class Shelf:
         if kind == "Pod":
             for key, pod in row.all().items():
                 self._exchange_pod(key, None, pod)
-        self._snapshot = None
+        self._changes(kind)
 
     def put(self, kind: str, key: str, item: Object) -> None:
         former = self._rows[kind].put(key, item)
         if kind == "Pod":
             self._exchange_pod(key, former, item)
-        self._snapshot = None
+        self._changes(kind)
 
     def remove(self, kind: str, key: str) -> None:
         former = self._rows[kind].remove(key)
@@ -103,7 +103,7 @@ class Shelf:
             return
         if kind == "Pod":
             self._exchange_pod(key, former, None)
-        self._snapshot = None
+        self._changes(kind)
 
     def set_beats(self, beats: dict[str, int]) -> None:
         """When each node was last heard of; stands in its status if that is later than stored."""
@@ -144,11 +144,14 @@ class Shelf:
 
     def _plain(self, kind: str) -> tuple[Object, ...]:
         """All of a kind; the same tuple until something changes."""
-        rows = self._rows[kind].all()
         known = self._few.get(kind)
-        if known is None or known[0] is not rows:
-            known = self._few[kind] = (rows, tuple(rows))
-        return known[1]
+        if known is None:
+            known = self._few[kind] = tuple(self._rows[kind].all())
+        return known
+
+    def _changes(self, kind: str) -> None:
+        self._few.pop(kind, None)
+        self._snapshot = None
 
     def _nodes(self) -> tuple[Node, ...]:
         """Made again only if one of them or a beat has changed, for nodes may be many."""
@@ -184,12 +187,12 @@ class Shelf:
     def _exchange_pod(self, key: str, former: Object | None, item: Object | None) -> None:
         if isinstance(former, Pod):
             self._pods_in_change(former.status.group_uid).pop(former.metadata.uid, None)
+        self._leave_node(key)
         if isinstance(item, Pod):
             self._pods_in_change(item.status.group_uid)[item.metadata.uid] = item
-        self._leave_node(key)
-        if isinstance(item, Pod) and item.status.phase in ON_NODE:
-            self._on_node[key] = item
-            self._in_use[item.status.node] += 1
+            if item.status.phase in ON_NODE:
+                self._on_node[key] = item
+                self._in_use[item.status.node] += 1
 
     def _leave_node(self, key: str) -> None:
         former = self._on_node.pop(key, None)

@@ -1,10 +1,10 @@
 """What up to a thousand agents at rest cost one server and one scheduler, idle and with pods.
 
 Stand-ins say to a real server what agents and work-horses say while nothing happens, by the very
-objects that an agent says it with, each over connections of its own: a look at the node's queue
-twenty times a second, a beat, the comparison of what should run with what does, the care for RQ's
-registries, and for each pod the renewals of its lease. A second of theirs takes longer than one
-here, and the sums are of theirs. Beside them stand RQ's workers, whose heartbeats are measured in
+objects that an agent says it with, each over connections of its own: a wait at the node's doorbell,
+a look at its queue every second, a beat, the comparison of what should run with what does, the care
+for RQ's registries, and for each pod the renewals of its lease. A second of theirs takes longer than
+one here, and the sums are of theirs. Beside them stand RQ's workers, whose heartbeats are measured in
 the same run.
 """
 
@@ -32,9 +32,12 @@ from batchq.ids import RandomIds
 from batchq.scheduler.cycle import Cycle
 from batchq.sim.founding import stated
 from batchq.store import clock
+from batchq.store.doorbell import Doorbell
+from batchq.store.link import LONGEST_BLOCK_MS
 from batchq.store.places import ANSWERS_BY_COUNT
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
+from batchq.worker.door import LOOK_MS
 from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.node import Membership, NodeOffer
 from batchq.worker.nodequeue import queue_name
@@ -45,10 +48,11 @@ from tests.harness.server import Server
 
 SIZES = (10, 100, 1_000)
 PODS_EACH = 4
-#: How often what is done, in ticks of the longest pause between two looks at an empty queue.
+#: How often what is done, in ticks.
 TICK_MS = 50
-_LOOK, _RENEW, _BEAT, _TIME, _RECONCILE, _CLEAN = (
-    ms // TICK_MS for ms in (50, 500, 5_000, clock.REMEASURE_AFTER_MS, 10_000, 60_000)
+_LOOK, _WAIT, _RENEW, _BEAT, _TIME, _RECONCILE, _CLEAN = (
+    ms // TICK_MS
+    for ms in (LOOK_MS, LONGEST_BLOCK_MS, 500, 5_000, clock.REMEASURE_AFTER_MS, 10_000, 60_000)
 )
 _LOOK_THROUGH = (ANSWERS_BY_COUNT + 1) * _RECONCILE
 #: The server's time is asked for by the seconds of here, of which the stand-ins' have several.
@@ -98,9 +102,9 @@ def main() -> None:
 
 _NOTES = (
     (
-        "A look at an empty queue every 50 ms, a beat every 5 s, a comparison every 10 s, every"
-        " sixty-first of them a look through all pods, a look after RQ's registries every 60 s; for"
-        " each pod a renewal every 500 ms."
+        "A look at an empty queue every second, a wait for a ring and a beat every 5 s, a comparison"
+        " every 10 s, every sixty-first of them a look through all pods, a look after RQ's"
+        " registries every 60 s; for each pod a renewal every 500 ms."
     ),
     (
         "Scheduler: one turn with nothing to decide that hears all nodes, and one look through all"
@@ -140,6 +144,7 @@ class StandIn:
         self._name = name
         self._store = RedisStore(url)
         self._link = RqLink(url)
+        self._bell = Doorbell(url, name)
         self._slots = Slots(self._link, name, prefix=f"bench-{name}", bound=256)
         offer = NodeOffer(name=name, resources={})
         self._member = Membership(self._store, offer, identity=_identity(name), beat_ms=5_000)
@@ -147,7 +152,11 @@ class StandIn:
         self._pods = frozenset(pod.metadata.uid for pod in pods)
 
     def look(self) -> None:
-        assert self._slots.next() is None
+        assert self._slots.take(1) == ([], False)
+
+    def wait(self) -> None:
+        self._bell.hear()
+        self._bell.listen()
 
     def beat(self) -> None:
         self._member.keep(ready=True, run=self._store.run_id())
@@ -182,6 +191,7 @@ class StandIn:
         """What is due in a tick of its life; agents are at different points of theirs."""
         for duty, period in (
             (self.look, _LOOK),
+            (self.wait, _WAIT),
             (self.renew, _RENEW),
             (self.beat, _BEAT),
             (self.ask_time, _TIME),
@@ -194,6 +204,7 @@ class StandIn:
 
     def close(self) -> None:
         self._link.close()
+        self._bell.close()
         for store in (self._store, *(store for store, _ in self._horses)):
             store.close()
 

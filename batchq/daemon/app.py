@@ -155,7 +155,7 @@ def _serve(
         apart_s=lambda: loop.apart_s,
     )
     # A thread of its own: what a pod waits for is not kept waiting by a long session.
-    clerk = clerk_service(store, epoch=leadership.epoch, ids=RandomIds())
+    clerk = clerk_service(store, epoch=leadership.epoch, ids=RandomIds(), freed=loop.hurry)
     reloads = reload_service(reload, store, identity=identity, wake=loop.wake)
     services = Services([leadership, loop, clerk, changes, reloads], name="scheduler")
     lookout.follow(

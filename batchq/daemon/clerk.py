@@ -20,6 +20,7 @@ from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
 from batchq.scheduler.clerk import Clerk, Folded, Posted
+from batchq.store.doorbell import ring
 from batchq.store.inboxes import SUPERSEDED, Entry
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
@@ -42,10 +43,16 @@ _MOST_TOLD = 20
 
 
 def clerk_service(
-    store: RedisStore, *, epoch: Callable[[], int | None], ids: IdSource
+    store: RedisStore,
+    *,
+    epoch: Callable[[], int | None],
+    ids: IdSource,
+    freed: Callable[[], None] = lambda: None,
 ) -> ThreadService:
-    """A service that folds facts while `epoch` says that this process leads."""
-    desk = LeaderDesk(store, ids)
+    """A service that folds facts while `epoch` says that this process leads, and calls `freed`
+    when there is more room by that.
+    """
+    desk = LeaderDesk(store, ids, freed=freed)
 
     def work(stopping: threading.Event) -> None:
         backoff = Backoff()
@@ -71,8 +78,11 @@ class LeaderDesk:
     Every method raises StoreUnavailable; what was folded by then changes nothing the next time.
     """
 
-    def __init__(self, store: RedisStore, ids: IdSource) -> None:
+    def __init__(
+        self, store: RedisStore, ids: IdSource, *, freed: Callable[[], None] = lambda: None
+    ) -> None:
         self._store = store
+        self._freed = freed
         self._inboxes = store.inboxes
         self._ids = ids
         self._clerk = Clerk(store, ids)
@@ -120,6 +130,11 @@ class LeaderDesk:
             folded = self._clerk.fold(
                 left, now_ms=now_ms, epoch=epoch, takes_in=self._takes_in(now_ms, epoch)
             )
+            # Whoever waits for this comes first.
+            if any(isinstance(one.fact, Ended | Serves) for one in folded.done):
+                self._freed()
+            claimed = {one.node for one in folded.done if isinstance(one.fact, Claim)}
+            ring(self._store.link, sorted(claimed))
             # Told before it is taken out: who dies in between tells it twice, and not never.
             self._tell(folded, epoch)
             self._inboxes.folded([by_posted[id(posted)][1] for posted in folded.done])

@@ -71,6 +71,11 @@ def alive(node: str) -> str:
     return f"{_TAG}:alive:{node}"
 
 
+def doorbell(node: str) -> str:
+    """Rung by the leader when something has been brought to a node."""
+    return f"{_TAG}:doorbell:{node}"
+
+
 def result(node: str, pod: str, attempt: int) -> str:
     """What the function of one attempt of a pod returned, on the node that ran it."""
     return f"{_TAG}:result:{node}:{pod}-{attempt}"
@@ -141,6 +146,12 @@ TABLE: tuple[Key, ...] = (
         type="hash",
         ttl_s=ALIVE_TTL_S,
         holds="beat -> ms; run -> run id of the server; '<pod>-<attempt>' -> end of its lease, ms",
+    ),
+    Key(
+        name=f"{_TAG}:doorbell:<node>",
+        type="stream",
+        ttl_s=ALIVE_TTL_S,
+        holds="the latest ring: pods were handed over to the node, or its claims folded",
     ),
     Key(
         name=request("<id>"),

@@ -33,6 +33,7 @@ from batchq.worker.chores import Chores
 from batchq.worker.claims import Claimed, Claims
 from batchq.worker.desk import Desk
 from batchq.worker.detect import detect_resources, gpu_indices
+from batchq.worker.door import Door
 from batchq.worker.entry import Harness
 from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.gpus import GpuShares
@@ -58,8 +59,6 @@ __all__ = ["Agent", "AgentSettings"]
 
 log = structlog.get_logger(__name__)
 
-#: Between two looks at an empty queue.
-_IDLE_FIRST_MS, _IDLE_MOST_MS = 2, 50
 _LAUNCHES_PER_TURN = 8
 _RECONCILE_MS = 10 * SECOND
 #: A Bound pod may be this old before it is held for lost by RQ; then it is handed in again.
@@ -93,7 +92,7 @@ class Agent:
         self._identity = own_identity()
         self._signals = Signals(signal.SIGTERM, signal.SIGINT)
         self._poll = select.poll()
-        self._idle_ms = _IDLE_FIRST_MS
+        self._door = Door(settings.url, settings.node, self._poll)
         self._away_until = 0
         self._outage = Outage()
         self._backoff = Backoff(longest_ms=_AWAY_MOST_MS)
@@ -125,6 +124,7 @@ class Agent:
             self._signals.close()
             self._files.release()
             self._link.close()
+            self._door.close()
             self._store.close()
         return 0
 
@@ -249,14 +249,15 @@ class Agent:
 
     def _pause_ms(self) -> int:
         now_ms = monotonic_ms()
-        if self._draining_since is not None or now_ms < self._away_until:
-            due = min(now_ms + _AWAY_MS // 4, self._chores.next_due_at())
-        else:
-            due = min(now_ms + self._idle_ms, self._chores.next_due_at())
+        due = self._chores.next_due_at()
+        if now_ms < self._away_until:
+            return max(0, min(due, now_ms + _AWAY_MS // 4) - now_ms)
+        if self._draining_since is not None:
+            due = min(due, now_ms + _AWAY_MS // 4)
+        elif self._slots.room(beside=len(self._claims)):
+            due = min(due, self._door.look_at)
         look_at = self._claims.next_look_at()
-        if look_at is not None and now_ms >= self._away_until:
-            due = min(due, look_at)
-        return max(0, due - now_ms)
+        return max(0, (due if look_at is None else min(due, look_at)) - now_ms)
 
     def _take_on(self) -> None:
         """Claim what is bound here, and start what is ours, a few at a time, so that ends are seen,
@@ -265,6 +266,7 @@ class Agent:
         if monotonic_ms() < self._away_until:
             return
         try:
+            self._door.listen()
             if self._draining_since is None:
                 self._take_jobs()
             for answer in self._claims.step(now_ms=monotonic_ms()):
@@ -275,22 +277,23 @@ class Agent:
                     log.info("pod declined", pod=answer.attempt.pod, why=answer.why)
         except StoreUnavailable as trouble:
             self._outage.failed(trouble)
+            self._door.look_at = 0
             self._away_until = monotonic_ms() + self._backoff.next_ms()
 
     def _take_jobs(self) -> None:
-        for _ in range(_LAUNCHES_PER_TURN):
-            job = None
-            if self._slots.has_room(beside=len(self._claims)):
-                # A second work-horse would take the first one's last word for its own.
-                job = self._slots.next(ended=self._settling, claimed=self._claims)
-                self._is_back()
-            if job is None:
-                self._idle_ms = min(2 * self._idle_ms, _IDLE_MOST_MS)
-                return
-            attempt = job.asks_for()
-            self._jobs[attempt] = job
-            self._claims.take(attempt, now_ms=monotonic_ms())
-            self._idle_ms = _IDLE_FIRST_MS
+        now_ms = monotonic_ms()
+        # A second work-horse would take the first one's last word for its own.
+        room = min(self._slots.room(beside=len(self._claims)), _LAUNCHES_PER_TURN)
+        if not room or now_ms < self._door.look_at:
+            return
+        jobs, are_more = self._slots.take(
+            self._door.most(room), ended=self._settling, claimed=self._claims
+        )
+        self._is_back()
+        self._door.has_looked(now_ms=now_ms, are_more=are_more)
+        for job in jobs:
+            self._jobs[job.asks_for()] = job
+            self._claims.take(job.asks_for(), now_ms=now_ms)
 
     def _is_back(self) -> None:
         """The server has answered; after a silence it may be another one."""
@@ -330,6 +333,10 @@ class Agent:
             if descriptor == self._signals.fileno():
                 self._signals.clear()
                 continue
+            if self._door.is_at(descriptor):
+                if self._door.has_rung():
+                    self._claims.look_now()
+                continue
             if not self._slots.knows(descriptor):
                 # Closed with the other one of the same work-horse, just now.
                 continue
@@ -349,7 +356,6 @@ class Agent:
     def _collect(self, attempt: PodAttempt, exit_code: int) -> RunFile | None:
         """A work-horse has ended; its run file, if the report was left to this agent."""
         self._gpus.give_back(attempt.id)
-        self._idle_ms = _IDLE_FIRST_MS
         run = self._files.read(attempt.pod, attempt.attempt)
         if exit_code == 0 and run is not None and run.outcome is not None:
             if run.hands_over:

@@ -27,8 +27,8 @@ from batchq.worker.runfile import RunFile, RunFiles, own_boot
 
 log = structlog.get_logger(__name__)
 
-#: Between two looks whether claims have been folded.
-_LOOK_FIRST_MS, _LOOK_MOST_MS = 2, 50
+#: Between two looks whether claims have been folded, should nobody have said so.
+_LOOK_FIRST_MS, _LOOK_MOST_MS = 20, 200
 #: A fact that shows no effect is left again: its bell may be lost, or the server has forgotten it.
 SAY_AGAIN_MS = 5_000
 #: So long a claim waits for a leader; the pod is given back then.
@@ -113,6 +113,10 @@ class Claims:
         """One more to claim."""
         self._waiting[attempt] = _Waiting(attempt, since=now_ms)
         self._look_at, self._pause_ms = now_ms, _LOOK_FIRST_MS
+
+    def look_now(self) -> None:
+        """Those that wait may have been folded."""
+        self._look_at, self._pause_ms = 0, _LOOK_FIRST_MS
 
     def give_up(self) -> None:
         """The node goes away: what is not ours by the next step is given back."""

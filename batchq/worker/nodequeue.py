@@ -18,6 +18,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 
 from batchq.api.transaction import Delivery
+from batchq.store.doorbell import add_rings, check_rung
 from batchq.store.rq_link import RqLink
 
 ENTRY = "batchq.worker.entry.run_pod"
@@ -117,8 +118,11 @@ def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
     enqueue_all({queue: list(attempts)})
 
 
-def enqueue_all(attempts_of: Mapping[Queue, Sequence[PodAttempt]]) -> None:
-    """Hand over the attempts of several queues of one connection, in one round trip.
+def enqueue_all(
+    attempts_of: Mapping[Queue, Sequence[PodAttempt]], *, rings: Sequence[str] = ()
+) -> None:
+    """Hand over the attempts of several queues of one connection, and ring at the nodes `rings`, in
+    one round trip.
 
     Each record is there before its id is; what breaks off in between leaves records alone, which
     are written once more when the attempts are handed over again.
@@ -136,7 +140,13 @@ def enqueue_all(attempts_of: Mapping[Queue, Sequence[PodAttempt]]) -> None:
             own = ("data", _payload(attempt), "description", attempt.id)
             pipeline.hset(Job.key_for(attempt.id), items=[*of_queue, *own])
         pipeline.rpush(queue.key, *(attempt.id for attempt in attempts))
-    pipeline.execute()
+    handing_over = len(pipeline)
+    add_rings(pipeline, rings)
+    answers = pipeline.execute(raise_on_error=False)
+    for answer in answers[:handing_over]:
+        if isinstance(answer, Exception):
+            raise answer
+    check_rung(answers[handing_over:])
 
 
 def _common_fields(queue: Queue) -> tuple[Any, ...]:

@@ -1,9 +1,9 @@
 """From the outbox to the nodes' RQ queues.
 
 A bind and its hand-over are two systems in one Redis: the bind leaves an entry in the outbox, the
-relay puts it into RQ and only then takes it out, in three round trips, however many there are. A
-relay that dies in between delivers twice, and that is harmless, because a pod is claimed before it
-runs.
+relay puts it into RQ, rings at the node, and only then takes it out, in three round trips, however
+many there are. A relay that dies in between delivers twice, and that is harmless, because a pod is
+claimed before it runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Relay:
                 for node, to_node in by_node(some).items()
             }
             with self._link.errors():
-                enqueue_all(attempts_of)
+                enqueue_all(attempts_of, rings=sorted({one.node for one in some}))
             self._store.delivered(some)
             log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
         return len(deliveries)

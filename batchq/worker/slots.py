@@ -11,7 +11,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
@@ -168,9 +169,9 @@ class Slots:
             (one.attempt, one.pid) for one in self._all_horses() if one.attempt is not None
         )
 
-    def has_room(self, *, beside: int = 0) -> bool:
-        """Whether one more may run, `beside` so many that are about to."""
-        return len(self.attempts()) + beside < self._bound
+    def room(self, *, beside: int = 0) -> int:
+        """How many more may run, `beside` so many that are about to."""
+        return max(0, self._bound - len(self.attempts()) - beside)
 
     def send(self, sent: signal.Signals) -> None:
         """A signal to every work-horse."""
@@ -179,29 +180,37 @@ class Slots:
 
     # --- from the queue to a work-horse -----------------------------------------------------
 
-    def next(
-        self, *, ended: Container[PodAttempt] = (), claimed: Container[PodAttempt] = ()
-    ) -> PodJob | None:
-        """Take the next RQ job off the queue; None if there is none.
+    def take(
+        self,
+        most: int,
+        *,
+        ended: Container[PodAttempt] = (),
+        claimed: Container[PodAttempt] = (),
+    ) -> tuple[list[PodJob], bool]:
+        """Take up to so many RQ jobs off the queue; and whether there may be more.
 
         What is no pod's attempt, runs already, or is one of `ended` or `claimed`, is dropped.
-        Raises StoreUnavailable.
+        Raises StoreUnavailable: what was taken by then is handed in again.
         """
         with self._link.errors():
-            while True:
-                job = self._dequeue()
-                if job is None:
-                    return None
-                try:
-                    attempt = job.asks_for()
-                except NotOurs as wrong:
-                    log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
-                    self._refuse(job, str(wrong))
-                    continue
-                self._done_with.append(job.id)
-                if not (attempt in self.attempts() or attempt in ended or attempt in claimed):
-                    return job
-                log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
+            taken = self._dequeue(most)
+            jobs = [job for job in self._read(taken) if self._is_to_run(job, ended, claimed)]
+        return jobs, len(taken) == most
+
+    def _is_to_run(
+        self, job: PodJob, ended: Container[PodAttempt], claimed: Container[PodAttempt]
+    ) -> bool:
+        try:
+            attempt = job.asks_for()
+        except NotOurs as wrong:
+            log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
+            self._refuse(job, str(wrong))
+            return False
+        self._done_with.append(job.id)
+        if not (attempt in self.attempts() or attempt in ended or attempt in claimed):
+            return True
+        log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
+        return False
 
     def launch(self, job: PodJob, harness: Harness) -> tuple[int, ...]:
         """Have a work-horse run it, an idle one or a new one; the descriptors to wait for that are
@@ -314,26 +323,10 @@ class Slots:
     def _all(self) -> list[Slot]:
         return [*self._free, *(horse.slot for horse in self._all_horses())]
 
-    def _dequeue(self) -> PodJob | None:
-        while True:
-            taken = self._take_one()
-            if taken is None:
-                return None
-            try:
-                job = PodJob(taken, connection=self._queue.connection, serializer=JSONSerializer)
-                job.refresh()  # type: ignore[no-untyped-call]  # RQ has none
-                return job
-            except NoSuchJobError:
-                # Delivered twice, and taken care of; or nobody knows what it was.
-                self._done_with.append(taken)
-            except (DeserializationError, ValueError, TypeError, LookupError) as wrong:
-                log.error("foreign rq job refused", why=str(wrong))
-                self._done_with.append(taken)
+    def _dequeue(self, most: int) -> list[str]:
+        """The next RQ jobs' ids; with the same question records that are done with are removed.
 
-    def _take_one(self) -> str | None:
-        """The next RQ job's id; with the same question records that are done with are removed.
-
-        From here until its claim is left the job stands in RQ's intermediate list, or nowhere:
+        From here until its claim is left a job stands in RQ's intermediate list, or nowhere:
         an agent that dies meanwhile leaves a Bound pod, which is handed in again.
         """
         queue, done_with = self._queue, self._done_with
@@ -342,10 +335,35 @@ class Slots:
             pipeline.lrem(queue.intermediate_queue_key, 1, job_id)
         if done_with:
             pipeline.delete(*map(PodJob.key_for, done_with))
-        pipeline.lmove(queue.key, queue.intermediate_queue_key)
-        taken = cast("bytes | None", pipeline.execute()[-1])
+        for _ in range(most):
+            pipeline.lmove(queue.key, queue.intermediate_queue_key)
+        taken = cast("list[bytes | None]", pipeline.execute()[-most:])
         del self._done_with[: len(done_with)]
-        return None if taken is None else taken.decode(errors="replace")
+        return [job_id.decode(errors="replace") for job_id in taken if job_id is not None]
+
+    def _read(self, ids: Sequence[str]) -> list[PodJob]:
+        """The RQ jobs with these ids. One that is delivered twice is one."""
+        names = list(dict.fromkeys(ids))
+        pipeline = self._queue.connection.pipeline(transaction=False)
+        for job_id in names:
+            pipeline.hgetall(PodJob.key_for(job_id))
+        records = pipeline.execute(raise_on_error=False) if names else []
+        jobs: list[PodJob] = []
+        for job_id, record in zip(names, records, strict=True):
+            job = PodJob(job_id, connection=self._queue.connection, serializer=JSONSerializer)
+            try:
+                job.restore(record)
+                jobs.append(job)
+                continue
+            except NoSuchJobError:
+                # Delivered twice, and taken care of; or nobody knows what it was.
+                pass
+            except (DeserializationError, ValueError, TypeError, LookupError) as wrong:
+                log.error("foreign rq job refused", rq_job=job_id, why=str(wrong))
+            self._done_with.append(job_id)
+        # The other one of each that was there twice.
+        self._done_with += (Counter(ids) - Counter(names)).elements()
+        return jobs
 
     def _refuse(self, job: PodJob, why: str) -> None:
         slot = self._free[-1] if self._free else self._make()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from batchq.api.facts import Claim, Ended, Leaves, Outcome, Serves
+from batchq.api.facts import Claim, Ended, Fact, Leaves, Outcome, Serves
+from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, Pod
 from batchq.daemon.clerk import LeaderDesk, clerk_service
 from batchq.daemon.service import ThreadService
@@ -147,7 +148,7 @@ def test_what_nobody_understands_stops_nothing(redis_store: RedisStore, raw: red
 
 
 def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: RedisStore) -> None:
-    bound = [pod(number, phase="Bound", attempt=1, node="n1") for number in range(1_000)]
+    bound = [pod(number, phase=PodPhase.BOUND, attempt=1, node="n1") for number in range(1_000)]
     redis_store.commit([writing(put(one)) for one in bound], request_id="1")
     for one in bound:
         redis_store.inboxes.post("n1", Claim(pod=one.metadata.uid, attempt=1, author="horse"))
@@ -155,3 +156,41 @@ def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: Redi
     phases = [one.status.phase for one in redis_store.list("Pod") if isinstance(one, Pod)]
     assert phases == ["Running"] * 1_000
     assert redis_store.inboxes.own("n1") == []
+
+
+def test_whoever_waits_for_room_is_told_of_an_end_and_of_a_node_and_not_of_a_claim(
+    redis_store: RedisStore,
+) -> None:
+    calls: list[None] = []
+    desk = LeaderDesk(redis_store, RandomIds(), freed=lambda: calls.append(None))
+    bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
+    redis_store.commit([writing(put(bound))], request_id="1")
+    facts: tuple[Fact, ...] = (
+        SERVES,
+        Claim(pod=bound.metadata.uid, attempt=1, author="agent"),
+        Ended(pod=bound.metadata.uid, attempt=1, outcome=Outcome(exit_code=0)),
+        Leaves(agent="host:1:1"),
+    )
+    told: list[int] = []
+    for fact in facts:
+        redis_store.inboxes.post("n1", fact)
+        desk.turn(None)
+        told.append(len(calls))
+    assert told == [1, 1, 2, 2]
+
+
+def test_a_node_is_rung_when_its_claim_is_folded_and_not_for_an_end(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    desk = LeaderDesk(redis_store, RandomIds())
+    bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
+    redis_store.commit([writing(put(bound))], request_id="1")
+    rung = []
+    for fact in (
+        Claim(pod=bound.metadata.uid, attempt=1, author="agent"),
+        Ended(pod=bound.metadata.uid, attempt=1, outcome=Outcome(exit_code=0)),
+    ):
+        redis_store.inboxes.post("n1", fact)
+        desk.turn(None)
+        rung.append(raw.xinfo_stream("{bq}:doorbell:n1")["entries-added"])
+    assert rung == [1, 1]

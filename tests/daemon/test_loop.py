@@ -125,6 +125,45 @@ def test_turns_keep_their_distance_however_often_they_are_woken() -> None:
     assert min(gaps) >= 0.03
 
 
+#: For a loop that has taken its first turn.
+FAR_APART = Settings(schedule_period_ms=50, min_session_interval_ms=HOUR_MS)
+
+
+def test_who_waits_for_room_does_not_wait_for_the_distance_between_turns() -> None:
+    turns = Turns()
+    with running(turns) as loop:
+        loop.go_by(FAR_APART)
+        until(lambda: turns.count > 0 and time.monotonic() - turns.ended[-1] > 0.2)
+        before = turns.count
+        loop.wake()
+        until(lambda: time.monotonic() - turns.ended[-1] > 0.3)
+        # One has begun, and waits: it has not been said that there is room.
+        assert turns.count == before
+        loop.hurry()
+        until(lambda: turns.count == before + 1)
+        until(lambda: time.monotonic() - turns.ended[-1] > 0.2)
+        assert turns.count == before + 1
+
+
+def test_turns_that_are_hurried_take_no_more_than_half_of_the_time() -> None:
+    turns = Turns(lambda _: turned(threading.Event().wait(0.05)))
+    with running(turns) as loop:
+        loop.go_by(FAR_APART)
+        while turns.count < 5:
+            loop.hurry()
+    gaps = [start - end for start, end in zip(turns.began[1:], turns.ended, strict=False)]
+    assert min(gaps[1:]) >= 0.05
+
+
+def test_hurried_turns_are_no_further_apart_than_others() -> None:
+    turns = Turns(lambda number: turned(number == 1 and threading.Event().wait(0.5)))
+    with running(turns, apart_ms=1) as loop:
+        until(lambda: turns.count == 1)
+        loop.hurry()
+        until(lambda: turns.count == 2)
+    assert turns.began[1] - turns.ended[0] < 0.4
+
+
 def test_wakes_of_many_threads_never_block_each_other_nor_a_stop() -> None:
     turns = Turns()
     with running(turns, period_ms=1) as loop:

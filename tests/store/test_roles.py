@@ -50,7 +50,10 @@ WRITTEN: dict[str, Object] = {
 REQUESTS = itertools.count()
 EVENT = Event(kind="Pod", key="p", reason="Tested", at=1)
 #: Who may write which keys. Whatever is not named here, each is refused.
-OF_N1 = {"{bq}:inbox:n1", "{bq}:alive:n1", "{bq}:log:n1:p-1", "{bq}:result:n1:p-1", "{bq}:bell"}
+OF_N1 = {
+    *("{bq}:inbox:n1", "{bq}:alive:n1", "{bq}:doorbell:n1", "{bq}:bell"),
+    *("{bq}:log:n1:p-1", "{bq}:result:n1:p-1"),
+}
 OF_N2 = {name.replace("n1", "n2") for name in OF_N1}
 COMMITTED = {
     *("{bq}:request:1", "{bq}:revision", "{bq}:changes", "{bq}:events"),

@@ -1,4 +1,7 @@
-"""Runs one agent: `python -m tests.worker.an_agent`, its settings as JSON in A_TEST_AGENT."""
+"""Runs one agent: `python -m tests.worker.an_agent`, its settings as JSON in A_TEST_AGENT.
+
+With A_TEST_AGENT_IS_RUNG it never looks by itself whether something was brought or folded.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,15 @@ from pathlib import Path
 import msgspec
 
 from batchq.errors import BatchqError
+from batchq.worker import claims, door
 from batchq.worker.agent import Agent, AgentSettings
+
+_NEVER_MS = 10**9
 
 
 def main() -> int:
+    if "A_TEST_AGENT_IS_RUNG" in os.environ:
+        door.LOOK_MS = claims._LOOK_FIRST_MS = claims._LOOK_MOST_MS = _NEVER_MS
     settings = msgspec.json.decode(
         os.environ["A_TEST_AGENT"], type=AgentSettings, dec_hook=lambda _, text: Path(text)
     )

@@ -36,8 +36,7 @@ def test_a_dropped_attempt_that_is_still_bound_is_handed_in_again(
     link = RqLink(redis_store.url)
     slots = _dropped(link)
     assert slots.hand_in([_ATTEMPT]) == [_ATTEMPT]
-    job = slots.next()
-    assert job is not None
+    (job,), _ = slots.take(1)
     assert job.asks_for() == _ATTEMPT
     link.close()
 
@@ -48,6 +47,7 @@ def test_an_attempt_whose_end_waits_to_be_seen_is_not_started_again(
     link = RqLink(redis_store.url)
     slots = _dropped(link)
     slots.hand_in([_ATTEMPT])
-    assert slots.next(ended=[_ATTEMPT]) is None
+    assert slots.take(1, ended=[_ATTEMPT]) == ([], True)
+    assert slots.take(1) == ([], False)
     link.close()
     assert raw.keys("rq:queue:*") == raw.keys("rq:job:*") == []

@@ -1,0 +1,156 @@
+"""The doorbell of a node: whoever listens is told, and whatever breaks hides no ring."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from batchq.api.transaction import Delivery, Transaction
+from batchq.errors import StoreUnavailable
+from batchq.store import doorbell
+from batchq.store.doorbell import Doorbell, ring
+from batchq.store.link import LONGEST_BLOCK_MS
+from batchq.store.redis import RedisStore
+from batchq.worker.relay import Relay
+from tests.harness.server import Server
+
+KEY = "{bq}:doorbell:n1"
+
+
+@pytest.fixture
+def bell(redis_store: RedisStore) -> Iterator[Doorbell]:
+    made = Doorbell(redis_store.url, "n1")
+    yield made
+    made.close()
+
+
+def is_heard(bell: Doorbell, *, within_ms: int) -> bool:
+    """Whether a ring wakes whoever polls."""
+    descriptor = bell.fileno()
+    assert descriptor is not None
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(within_ms)) and bell.hear()
+
+
+def test_whoever_listens_is_woken_once_for_each_ring(
+    redis_store: RedisStore, bell: Doorbell
+) -> None:
+    assert bell.fileno() is None
+    for _ in range(3):
+        bell.listen()
+        assert not is_heard(bell, within_ms=20)
+        ring(redis_store.link, ["n0", "n1"])
+        assert is_heard(bell, within_ms=10_000)
+
+
+def test_nobody_is_woken_by_the_bell_of_another_node(
+    redis_store: RedisStore, bell: Doorbell
+) -> None:
+    bell.listen()
+    ring(redis_store.link, ["n10", "n2"])
+    assert not is_heard(bell, within_ms=50)
+
+
+def test_what_was_rung_before_anybody_listened_is_heard(
+    redis_store: RedisStore, bell: Doorbell
+) -> None:
+    ring(redis_store.link, ["n1"])
+    ring(redis_store.link, ["n1"])
+    bell.listen()
+    assert is_heard(bell, within_ms=10_000)
+    bell.listen()
+    assert not is_heard(bell, within_ms=20)
+
+
+def test_a_wait_that_ends_is_no_ring_and_the_next_one_hears(
+    redis_store: RedisStore, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorbell, "LONGEST_BLOCK_MS", 10)
+    bell.listen()
+    assert not is_heard(bell, within_ms=10_000)
+    monkeypatch.undo()
+    bell.listen()
+    ring(redis_store.link, ["n1"])
+    assert is_heard(bell, within_ms=10_000)
+
+
+def test_a_connection_that_breaks_counts_as_a_ring_and_another_is_made(
+    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorbell, "_AGAIN_S", 0.0)
+    bell.listen()
+    raw.client_kill_filter(skipme=True)
+    assert is_heard(bell, within_ms=10_000)
+    assert bell.fileno() is None
+    ring(redis_store.link, ["n1"])
+    bell.listen()
+    assert is_heard(bell, within_ms=10_000)
+
+
+def test_a_connection_that_says_nothing_for_too_long_is_given_up(
+    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bell.listen()
+    (first,) = (one["id"] for one in raw.client_list() if one["cmd"] == "xread")
+    monkeypatch.setattr(doorbell, "ANSWER_TIMEOUT_S", -LONGEST_BLOCK_MS / 1000)
+    bell.listen()
+    monkeypatch.undo()
+    ring(redis_store.link, ["n1"])
+    assert is_heard(bell, within_ms=10_000)
+    assert first not in {one["id"] for one in raw.client_list()}
+
+
+def test_a_spoiled_bell_keeps_nobody_from_working_and_is_not_asked_again_at_once(
+    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell
+) -> None:
+    raw.set(KEY, "spoiled")
+    ring(redis_store.link, ["n1", "n2"])
+    assert raw.xlen("{bq}:doorbell:n2") == 1
+    bell.listen()
+    assert is_heard(bell, within_ms=10_000)
+    bell.listen()
+    assert bell.fileno() is None
+
+
+def test_a_server_that_is_away_is_told_of() -> None:
+    with Server() as server:
+        bell = Doorbell(server.url, "n1")
+        bell.listen()
+        server.stop()
+        assert is_heard(bell, within_ms=10_000)
+        bell._not_before = 0.0
+        with pytest.raises(StoreUnavailable, match="is not running"):
+            bell.listen()
+        server.start()
+        bell.listen()
+        assert bell.fileno() is not None
+        bell.close()
+
+
+def test_of_many_rings_one_is_kept(redis_store: RedisStore, raw: redis.Redis) -> None:
+    for _ in range(50):
+        ring(redis_store.link, ["n1"])
+    assert raw.xlen(KEY) == 1
+    assert 0 < raw.ttl(KEY) <= 24 * 3600
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_pods_that_are_handed_over_ring_where_they_are_to_run(
+    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell, spoiled: bool
+) -> None:
+    if spoiled:
+        raw.set("{bq}:doorbell:n2", "spoiled")
+    delivered = [Delivery(pod=f"u1-1-{n}", attempt=1, node=f"n{n}") for n in (1, 2)]
+    transaction = Transaction(subject="a test", deliveries=tuple(delivered))
+    assert not redis_store.commit([transaction], request_id="1").refused
+    bell.listen()
+    relay = Relay(redis_store)
+    assert relay.deliver() == 2
+    relay.close()
+    assert is_heard(bell, within_ms=10_000)
+    assert [raw.llen(f"rq:queue:bq-node-n{number}") for number in (1, 2)] == [1, 1]
+    assert redis_store.outbox() == ()

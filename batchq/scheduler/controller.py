@@ -55,9 +55,12 @@ from batchq.scheduler.unschedulable import leave_where_impossible
 def settle(session: Session) -> None:
     """Let everything follow what has happened since the last session."""
     _notice_silent_nodes(session)
-    for group in [*session.busy(), *_asked_for_checks(session)]:
-        if group.uid in session.asleep or is_settled(session, group):
-            continue
+    astir = [
+        group
+        for group in session.busy()
+        if not is_settled(session, group) and group.uid not in session.asleep
+    ]
+    for group in [*astir, *_asked_for_checks(session)]:
         with Statement(session) as statement:
             _settle_group(statement, group)
             _settle_charge(statement, group)
@@ -69,7 +72,7 @@ def settle(session: Session) -> None:
     leave_where_impossible(session)
     keep_rooms(session)
     # Last: a group that has just left must not leave pods behind in the story.
-    _create_what_lacks(session)
+    _create_what_lacks(session, {group.uid for group in astir})
 
 
 def _asked_for_checks(session: Session) -> list[GroupState]:
@@ -91,8 +94,13 @@ def _notice_silent_nodes(session: Session) -> None:
             session.intents.append(intents.SetNodeReady(node=node.name, ready=False))
 
 
-def _create_what_lacks(session: Session) -> None:
+def _create_what_lacks(session: Session, astir: set[str]) -> None:
+    """Of those in whom something stirs, by uid, or who have been touched: whoever was settled
+    before lacked nothing then.
+    """
     for group in session.busy():
+        if group.uid not in astir and group.uid not in session.touched:
+            continue
         if not is_admitted(group) or group.has_all_placed:
             continue
         if missing := wanted_ordinals(group):
@@ -166,7 +174,7 @@ def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_pending(statement: Statement, group: GroupState) -> None:
-    if follow_checks(statement, group):
+    if _follows_checks(statement, group):
         return
     if group.reserved and _leaves_by_order(statement, group):
         return
@@ -214,7 +222,13 @@ def _settle_external(statement: Statement, group: GroupState) -> None:
 
 def _is_taken_back(statement: Statement, group: GroupState) -> bool:
     """An admission check has turned False, or somebody said so."""
-    return follow_checks(statement, group) or _leaves_by_order(statement, group)
+    return _follows_checks(statement, group) or _leaves_by_order(statement, group)
+
+
+def _follows_checks(statement: Statement, group: GroupState) -> bool:
+    """Whether it has left or ended by its checks; most groups have none."""
+    has_any = group.status.checks or statement.session.admission_checks_are_asked_for
+    return bool(has_any) and follow_checks(statement, group)
 
 
 def _leaves_by_order(statement: Statement, group: GroupState) -> bool:

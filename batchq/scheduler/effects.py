@@ -214,16 +214,18 @@ def _of_group(
 
 def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | None, Pod | None]]:
     """Pods that are not as they were: uid, as it was, as it is; None where there is none."""
-    stored = session.snapshot.pods.get(group.uid, ())
+    stored = group.given_pods
     after = {} if group.uid in session.expired else group.pods
-    if not stored:
-        return [(uid, None, pod) for uid, pod in after.items()]
-    before = {pod.metadata.uid: pod for pod in stored}
-    return [
-        (uid, before.get(uid), after.get(uid))
-        for uid in {**before, **after}
-        if before.get(uid) is not after.get(uid)
-    ]
+    changed: list[tuple[str, Pod | None, Pod | None]] = []
+    for pod in stored:
+        now = after.get(pod.metadata.uid)
+        if now is not pod:
+            changed.append((pod.metadata.uid, pod, now))
+    gone = sum(now is None for _, _, now in changed)
+    if len(after) > len(stored) - gone:
+        before = {pod.metadata.uid for pod in stored}
+        changed += [(uid, None, pod) for uid, pod in after.items() if uid not in before]
+    return changed
 
 
 def _booked(group: GroupState, books: _Books) -> PodGroupStatus:

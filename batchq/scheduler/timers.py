@@ -5,7 +5,7 @@ The controller acts on them, and `next_due_at` tells the loop and the simulator 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
@@ -83,30 +83,33 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
     """The next instant after now at which the controller would act (on these groups only, if
     they are given); None if there is none.
     """
-    asked = session.busy() if groups is None else groups
-    later = [at for at in _instants(session, asked) if at > session.now_ms]
-    if groups is None and (at := session.next_at()) is not None and at > session.now_ms:
-        later.append(at)
-    return min(later, default=None)
-
-
-def _instants(session: Session, groups: Iterable[GroupState]) -> Iterator[int]:
-    settings = session.settings
-    if (held_until := binding_held_until(session)) is not None:
-        yield held_until
-    for node in session.nodes.values():
-        if node.ready and node.record.status.heartbeat is not None:
-            yield since(session, node.record.status.heartbeat) + settings.node_timeout_ms
-    yield from protected_until(session)
-    for clock in session.plugin_clocks:
-        yield from clock(session)
-    for group in groups:
+    due = _of_world(session)
+    for group in session.busy() if groups is None else groups:
         if group.uid in session.expired:
             continue
         if group.uid not in session.touched and is_settled(session, group):
-            yield from () if group.settled_until is None else group.settled_until[1]
+            due += () if group.settled_until is None else group.settled_until[1]
         else:
-            yield from clocks_of(session, group)
+            due += clocks_of(session, group)
+    if groups is None and (at := session.next_at()) is not None:
+        due.append(at)
+    return min([at for at in due if at > session.now_ms], default=None)
+
+
+def _of_world(session: Session) -> list[int]:
+    """When something becomes due that is no group's own, past instants included."""
+    timeout_ms = session.settings.node_timeout_ms
+    due = [
+        since(session, node.record.status.heartbeat) + timeout_ms
+        for node in session.nodes.values()
+        if node.ready and node.record.status.heartbeat is not None
+    ]
+    due += protected_until(session)
+    if (held_until := binding_held_until(session)) is not None:
+        due.append(held_until)
+    for clock in session.plugin_clocks:
+        due += clock(session)
+    return due
 
 
 def is_settled(session: Session, group: GroupState) -> bool:
@@ -129,61 +132,62 @@ def note_settled(session: Session, group: GroupState) -> None:
     A clock that has run out already shows nothing.
     """
     clocks = sorted(clocks_of(session, group))
-    asked = names_in(session, group.chain)
+    asked = session.admission_checks_are_asked_for and names_in(session, group.chain)
     if session.world is not None and not asked and (not clocks or clocks[0] > session.now_ms):
         group.settled_until = (session.world, tuple(clocks[:1]))
 
 
-def clocks_of(session: Session, group: GroupState) -> Iterator[int]:
+def clocks_of(session: Session, group: GroupState) -> list[int]:
     """Every instant at which something becomes due for a group, past ones included."""
-    yield from _of_group(session, group)
-    yield from _of_budget(session, group)
-
-
-def _of_group(session: Session, group: GroupState) -> Iterator[int]:
-    status, settings = group.status, session.settings
-    if group.phase in TERMINAL:
-        yield (status.finished_at or 0) + group.record.spec.ttl_after_finished
-    elif is_admitted(group):
-        if group.phase == PodGroupPhase.IN_QUEUE and status.in_queue_at is not None:
-            yield from _of_wait(session, group, status.in_queue_at)
-        if group.phase == PodGroupPhase.UNKNOWN and status.unknown_at is not None:
-            yield status.unknown_at + settings.recovery_timeout_ms
-        if (over_at := walltime_over_at(group)) is not None:
-            yield over_at
-    elif status.backoff_until is not None:
-        yield status.backoff_until
-    yield from instants(session, group)
-    if status.claim.is_open and (over_at := status.claim.over_at) is not None:
-        yield over_at
+    status = group.status
+    due = _of_phase(session, group)
+    if status.checks:
+        due += instants(session, group)
+    if status.claim.is_open and status.claim.over_at is not None:
+        due.append(status.claim.over_at)
     if status.pledge.stands and status.pledge.expires is not None and group.phase not in TERMINAL:
-        yield status.pledge.expires
-    yield from _of_pods(session, group)
-
-
-def _of_budget(session: Session, group: GroupState) -> Iterator[int]:
-    """When evictions leave the window of the budget: others may follow them."""
+        due.append(status.pledge.expires)
     if session.settings.eviction_budget is not None:
-        for at in group.status.evictions.recent:
-            yield int(at) + session.settings.eviction_window_ms
+        # When evictions leave the window of the budget, others may follow them.
+        due += [int(at) + session.settings.eviction_window_ms for at in status.evictions.recent]
+    for pod in group.pods.values():
+        due += _of_pod(session, group, pod)
+    return due
 
 
-def _of_wait(session: Session, group: GroupState, since: int) -> Iterator[int]:
+def _of_phase(session: Session, group: GroupState) -> list[int]:
+    status, phase = group.status, group.phase
+    if phase in TERMINAL:
+        return [(status.finished_at or 0) + group.record.spec.ttl_after_finished]
+    if not is_admitted(group):
+        return [] if status.backoff_until is None else [status.backoff_until]
+    due = []
+    if phase == PodGroupPhase.IN_QUEUE and status.in_queue_at is not None:
+        due += _of_wait(session, group, status.in_queue_at)
+    if phase == PodGroupPhase.UNKNOWN and status.unknown_at is not None:
+        due.append(status.unknown_at + session.settings.recovery_timeout_ms)
+    if (over_at := walltime_over_at(group)) is not None:
+        due.append(over_at)
+    return due
+
+
+def _of_wait(session: Session, group: GroupState, since: int) -> list[int]:
     """InQueue, and not Running yet: for a consumer, or for nodes."""
     timeout_ms = session.settings.in_queue_timeout_ms
     if group.status.claim.is_open or clock_stands(session, group):
-        return
-    yield since + timeout_ms
-    if not group.is_external and not session.group_ready(group):
-        # From then on it holds the room that it finds.
-        yield since + timeout_ms // 2 + 1
+        return []
+    if group.is_external or session.group_ready(group):
+        return [since + timeout_ms]
+    # From half of it on, it holds the room that it finds.
+    return [since + timeout_ms, since + timeout_ms // 2 + 1]
 
 
-def _of_pods(session: Session, group: GroupState) -> Iterator[int]:
-    for pod in group.pods.values():
-        if (over_at := lease_over_at(session, pod)) is not None:
-            yield over_at
-        if pod.status.phase in _REQUEUED and not group.is_final(pod):
-            yield requeue_due_at(session, group, pod)
-        if group.is_array and (over_at := pod_walltime_over_at(group, pod)) is not None:
-            yield over_at
+def _of_pod(session: Session, group: GroupState, pod: Pod) -> list[int]:
+    due = []
+    if (over_at := lease_over_at(session, pod)) is not None:
+        due.append(over_at)
+    if pod.status.phase in _REQUEUED and not group.is_final(pod):
+        due.append(requeue_due_at(session, group, pod))
+    if group.is_array and (over_at := pod_walltime_over_at(group, pod)) is not None:
+        due.append(over_at)
+    return due

@@ -122,13 +122,13 @@ class MemoryStore:
         """Apply each transaction whole or not at all, in order (see `ports.Store`)."""
         for transaction in transactions:
             well_formed(transaction)
-        if request_id not in self._answered:
-            answers = tuple(self._answer(one, epoch, overcommit, seen) for one in transactions)
-            self._answered[request_id] = (answers, self._revision)
+        known = self._answered.get(request_id)
+        if known is None:
+            answers = tuple([self._answer(one, epoch, overcommit, seen) for one in transactions])
+            known = self._answered[request_id] = (answers, self._revision)
             if len(self._answered) > REQUESTS_KEPT:
                 self._answered.popitem(last=False)
-        answers, revision = self._answered[request_id]
-        return commit_of(transactions, answers, revision)
+        return commit_of(transactions, *known)
 
     def next_epoch(self) -> int:
         """Another leader takes over; its epoch."""
@@ -155,9 +155,7 @@ class MemoryStore:
         if epoch is not None and epoch != self._epoch:
             return Answer(word=Word.EPOCH, subject=str(self._epoch))
         for write in transaction.writes:
-            stored = self._shelf.get(write.kind, write.key)
-            revision = stored.metadata.revision if stored is not None else 0
-            refused = refuse_write(write, stored, revision)
+            refused = refuse_write(write, self._shelf.get(write.kind, write.key))
             if refused is not None:
                 return refused
         if not transaction.charges:

@@ -26,7 +26,6 @@ from batchq.api.transaction import (
     Word,
     Write,
     fence_of,
-    phase_of,
 )
 from batchq.errors import InvalidInput, InvariantBroken
 
@@ -41,7 +40,7 @@ Held: TypeAlias = tuple[tuple[str, ...], dict[str, int]]
 NOTHING: Held = ((), {})
 _NONE: Amounts = {}
 
-_MOVES = {"PodGroup": allowed(POD_GROUP_MOVES), "Pod": allowed(POD_MOVES)}
+_GROUP_MOVES, _POD_MOVES = allowed(POD_GROUP_MOVES), allowed(POD_MOVES)
 
 
 def well_formed(transaction: Transaction) -> Transaction:
@@ -95,9 +94,12 @@ def _check_write(transaction: Transaction, write: Write) -> None:
 
 def _check_uid(item: Object, write: Write) -> None:
     """A uid is part of the fence, whose parts are told apart by spaces and bars."""
-    if not isinstance(item, PodGroup | Pod):
+    if isinstance(item, PodGroup):
+        uid = item.metadata.uid
+    elif isinstance(item, Pod):
+        uid = item.status.group_uid
+    else:
         return
-    uid = item.metadata.uid if isinstance(item, PodGroup) else item.status.group_uid
     if " " in uid or "|" in uid:
         raise InvalidInput(
             f"{write.kind} {write.key}: expected a uid without spaces and bars, found {uid[:40]!r}"
@@ -140,39 +142,46 @@ def held_by(charge: Charge) -> Held:
     return (tuple(dict.fromkeys(charge.scopes)), amounts) if amounts else NOTHING
 
 
-def refuse_write(write: Write, stored: Object | None, revision: int) -> Answer | None:
-    """Why `write` may not happen over `stored`, which is at `revision`; None if it may."""
-    word = _refusal(write, stored, revision)
+def refuse_write(write: Write, stored: Object | None) -> Answer | None:
+    """Why `write` may not happen over `stored`; None if it may."""
+    word = _refusal(write, stored)
     return None if word is None else Answer(word=word, subject=f"{write.kind} {write.key}")
 
 
-def _refusal(write: Write, stored: Object | None, revision: int) -> Word | None:
+def _refusal(write: Write, stored: Object | None) -> Word | None:
     if stored is None or write.expect == 0:
         return None if stored is None and write.expect == 0 else Word.CONFLICT
     if write.fence and write.fence != fence_of(stored):
         return Word.FENCED
-    if write.expect is not None and write.expect != revision:
+    if write.expect is not None and write.expect != stored.metadata.revision:
         return Word.CONFLICT
-    if write.value is None:
-        return None
-    if _falls(stored, write.value):
-        return Word.FENCED
-    start, finish = phase_of(stored), phase_of(write.value)
-    if start != finish and (start, finish) not in _MOVES[write.kind]:
-        return Word.MOVE
-    return None
+    return None if write.value is None else _refused_move(stored, write.value)
 
 
-def _falls(before: Object, after: Object) -> bool:
-    """Whether the uid is another, or a counter of the fence (`fence_of`) lower than it was."""
+def _refused_move(before: Object, after: Object) -> Word | None:
+    """FENCED if the uid is another, or a counter of the fence (`fence_of`) lower than it was; MOVE
+    if the phase may not follow the one before.
+    """
     if isinstance(before, PodGroup) and isinstance(after, PodGroup):
-        is_same = before.metadata.uid == after.metadata.uid
-        return not is_same or after.status.admission < before.status.admission
-    if isinstance(before, Pod) and isinstance(after, Pod):
+        falls = (
+            before.metadata.uid != after.metadata.uid
+            or after.status.admission < before.status.admission
+        )
+        start, finish = before.status.phase, after.status.phase
+        is_allowed = start == finish or (start, finish) in _GROUP_MOVES
+    elif isinstance(before, Pod) and isinstance(after, Pod):
         old, new = before.status, after.status
-        is_same = old.group_uid == new.group_uid
-        return not is_same or new.admission < old.admission or new.attempt < old.attempt
-    return fence_of(before) != fence_of(after)
+        falls = (
+            old.group_uid != new.group_uid
+            or new.admission < old.admission
+            or new.attempt < old.attempt
+        )
+        is_allowed = old.phase == new.phase or (old.phase, new.phase) in _POD_MOVES
+    else:
+        return None
+    if falls:
+        return Word.FENCED
+    return None if is_allowed else Word.MOVE
 
 
 class Weighed(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Between values and what stands in Redis: JSON for objects, JSON of texts for the scripts.
 
-Lua's numbers are doubles, so no number travels into or out of a script other than as text.
+Lua's numbers are doubles, so no amount or revision travels into or out of a script other than as
+text.
 """
 
 from __future__ import annotations
@@ -114,41 +115,61 @@ def kinds_of(transactions: Iterable[Transaction]) -> tuple[str, ...]:
     return tuple(kind for kind in KIND_NAMES if kind in written)
 
 
-def places_of(kinds: Sequence[str]) -> dict[str, str]:
+def places_of(kinds: Sequence[str]) -> dict[str, int]:
     """Where `commit.lua` finds the keys of each of these kinds."""
-    return {kind: str(place) for place, kind in enumerate(kinds, start=1)}
+    return {kind: place for place, kind in enumerate(kinds, start=1)}
 
 
-def write_transaction(transaction: Transaction, places: Mapping[str, str]) -> bytes:
-    """One transaction for `commit.lua`: lists of lists of texts."""
-    return _ENCODER.encode(
-        (
-            [_write(write, places[write.kind]) for write in transaction.writes],
-            [_charge(charge) for charge in transaction.charges],
-            [_limit(limit) for limit in transaction.limits],
-            [_delivery(delivery) for delivery in transaction.deliveries],
-            [_text(event) for event in transaction.events],
-        )
+class Written(Struct, frozen=True):
+    """A transaction for `commit.lua`: its words, a list in JSON without its brackets, and the
+    values of its writes.
+    """
+
+    words: bytes
+    values: tuple[bytes, ...]
+
+    @property
+    def size(self) -> int:
+        """Its bytes, about."""
+        return len(self.words) + sum(map(len, self.values))
+
+
+def write_transaction(transaction: Transaction, places: Mapping[str, int]) -> Written:
+    """One transaction for `commit.lua`."""
+    one = transaction
+    words: list[str | int] = list(
+        map(len, (one.writes, one.charges, one.limits, one.deliveries, one.events))
     )
+    for write in one.writes:
+        words += _write(write, places[write.kind])
+    for charge in one.charges:
+        words += _charge(charge)
+    for limit in one.limits:
+        words += _limit(limit)
+    for delivery in one.deliveries:
+        words += _delivery(delivery)
+    words += [_text(event) for event in one.events]
+    values = tuple(_after_start(write.value) for write in one.writes if write.value is not None)
+    return Written(_ENCODER.encode(words)[1:-1], values)
 
 
-def joined(transactions: Sequence[bytes]) -> bytes:
-    """A JSON list of transactions that are JSON already."""
-    return b"[" + b",".join(transactions) + b"]"
+def joined(transactions: Sequence[Written]) -> bytes:
+    """All their words, as JSON."""
+    return b"[" + b",".join(one.words for one in transactions) + b"]"
 
 
-def _write(write: Write, place: str) -> tuple[str, ...]:
+def _write(write: Write, place: int) -> tuple[str | int, ...]:
     expect = "" if write.expect is None else str(write.expect)
     kind = (place, write.kind, write.key, expect, write.fence)
     item = write.value
     if item is None:
         return (*kind, "", "", "", "")
-    return (*kind, phase_of(item), fence_of(item), stop_of(item), _after_start(item))
+    return (*kind, phase_of(item), fence_of(item), stop_of(item), "yes")
 
 
-def _after_start(item: Object) -> str:
+def _after_start(item: Object) -> bytes:
     meta = structs.replace(item.metadata, revision=0)
-    return _ENCODER.encode(structs.replace(item, metadata=meta))[len(_START) :].decode()
+    return _ENCODER.encode(structs.replace(item, metadata=meta))[len(_START) :]
 
 
 def _charge(charge: Charge) -> tuple[str, str, str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from batchq.api.transaction import Transaction
 from batchq.store import codec, keys
+from batchq.store.codec import Written
 from batchq.store.link import Call
 from batchq.store.rules import well_formed
 
-#: One call of the script does at most so much, as the server does nothing else meanwhile; a single
-#: transaction is never divided.
-TRANSACTIONS_A_CALL = 500
-WRITES_A_CALL = 1_000
+#: One call of the script does at most so much, as the server does nothing else meanwhile, and takes
+#: longer for each of many: what it has in hand is then more than what is near the processor. A
+#: single transaction is never divided.
+TRANSACTIONS_A_CALL = 100
+WRITES_A_CALL = 250
 BYTES_A_CALL = 8 * 1024 * 1024
 
 
@@ -34,35 +37,34 @@ def calls_of(
     for place, some in enumerate(_parts(transactions, written)):
         own = keys.request(f"{request_id}.{place}")
         names = (own, *(name or own for name in needed))
-        yield names, (codec.joined(some), *arguments, former)
+        values = chain.from_iterable(one.values for one in some)
+        yield names, (codec.joined(some), *arguments, former, *values)
         former = own
 
 
 def size_of(call: Call) -> int:
     """About how many bytes it is to send."""
-    transactions = call[1][0]
-    assert isinstance(transactions, bytes)
-    return len(transactions)
+    return sum(len(one) for one in call[1] if isinstance(one, bytes))
 
 
 def _parts(
-    transactions: Sequence[Transaction], written: Iterable[bytes]
-) -> Iterator[Sequence[bytes]]:
+    transactions: Sequence[Transaction], written: Iterable[Written]
+) -> Iterator[Sequence[Written]]:
     """Transactions as they are written, so many as are small enough for one call of the script."""
-    part: list[bytes] = []
+    part: list[Written] = []
     writes, size = 0, 0
-    for transaction, text in zip(transactions, written, strict=True):
+    for transaction, one in zip(transactions, written, strict=True):
         more = len(transaction.writes)
         full = (
             len(part) >= TRANSACTIONS_A_CALL
             or writes + more > WRITES_A_CALL
-            or size + len(text) > BYTES_A_CALL
+            or size + one.size > BYTES_A_CALL
         )
         if full and part:
             yield part
             part, writes, size = [], 0, 0
-        part.append(text)
-        writes, size = writes + more, size + len(text)
+        part.append(one)
+        writes, size = writes + more, size + one.size
     if part:
         yield part
 

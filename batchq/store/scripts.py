@@ -1,7 +1,8 @@
 """The Lua scripts, by name: their text, and the digest by which the server knows them.
 
-`commit` is five files, one after the other: the table of moves, the arithmetic of charges, what
-limits say of it, the stream's count, and the writing.
+`commit` is seven files, one after the other: what is read and written together, the words of the
+transactions, what speaks against a write, the arithmetic of charges, what limits say of it, the
+stream's count, and the writing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _read(name: str, *parts: str) -> Script:
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-COMMIT = _read("commit", "moves", "charges", "limits", "stream")
+COMMIT = _read("commit", "hashes", "words", "moves", "charges", "limits", "stream")
 LEAD = _read("lead", "stream")
 RESIGN = _read("resign")
 ATTEND = _read("attend")

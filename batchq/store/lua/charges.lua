@@ -24,13 +24,9 @@ local function count(field, difference)
   if not is_moved[field] then is_moved[field], moved[#moved + 1] = true, field end
 end
 
-local function write_sums()
+local function set_sums()
   for _, field in ipairs(moved) do
-    if sums[field] == 0 then
-      redis.call('HDEL', KEYS[6], field)
-    else
-      redis.call('HSET', KEYS[6], field, text(sums[field]))
-    end
+    set(KEYS[6], field, sums[field] == 0 and '' or text(sums[field]))
   end
 end
 
@@ -59,12 +55,13 @@ local function held(record)
 end
 
 -- By '<scope> <resource>' what the charges add and take, and each growth of a holder in order: the part
--- that grows, by how much, and whether that is checked.
-local function weigh(charges)
+-- that grows, by how much, and whether that is checked. The charges are words from one place to
+-- before another.
+local function weigh(first, past)
   local plus, minus, growths = {}, {}, {}
-  for _, charge in ipairs(charges) do
-    local old, new = held(redis.call('HGET', KEYS[7], charge[1])), held(charge[2])
-    local checked = charge[3] == 'yes'
+  for place = first, past - 1, CHARGE do
+    local old, new = held(value_of(KEYS[7], words[place])), held(words[place + 1])
+    local checked = words[place + 2] == 'yes'
     for _, part in ipairs(new.parts) do
       local field = part[4]
       local more = part[3] - (old.by_field[field] or 0)

@@ -1,18 +1,20 @@
--- Applies transactions in order, each whole or not at all. Everything is text, numbers too.
+-- Applies transactions in order, each whole or not at all. Amounts and revisions are text.
 -- KEYS: 1 request, 2 epoch, 3 revision, 4 changes, 5 events, 6 ledger, 7 charges, 8 limits,
 --       9 outbox, 10 server; then of each kind that is written its objects and its heads. What a
 --       call has no use for is the request again: a server asks for the right to write every key.
--- ARGV: 1 transactions: JSON [[writes, charges, limits, deliveries, events], ...] with
---           write    [place of its kind in KEYS, kind, key, expect, fence, phase, new fence, stop, value]
---                    value: the object's JSON without its start, or '' to delete it
---           charge   [holder, '' or JSON [scopes, [[resource, amount], ...]], '' or 'yes' (checked)]
---           limit    [scope, '' or JSON {resource: amount}]
---           delivery [field, JSON]
+-- ARGV: 1 transactions: JSON [how many writes, charges, limits, deliveries and events the first has,
+--         the words of these, in this order; how many the second has, ...], with
+--           write    place (1, 2, ...) of its kind in KEYS, kind, key, expect, fence, phase, new
+--                    fence, stop, and 'yes' if its value is among the values, or '' to delete it
+--           charge   holder, '' or JSON [scopes, [[resource, amount], ...]], '' or 'yes' (checked)
+--           limit    scope, '' or JSON {resource: amount}
+--           delivery field, JSON
 --           event    JSON
 --       2 the leader's epoch or '', 3 overcommit in thousandths, 4 seconds to remember the answers,
 --       5 changes kept, 6 events kept, 7 the key of the limits, for those who may only read them,
 --       8 the revision of the snapshot that it was decided on, or '',
---       9 the request of the call that comes before this one, or ''.
+--       9 the request of the call that comes before this one, or '';
+--       then the values of the writes, in order: the object's JSON without its start.
 -- Answers: JSON [revision, [answer, ...]]; an answer is [ok], [conflict | fenced | move, object],
 --       [conflict, the limits], [epoch, current] or [limit, scope, resource, need, limit, seen].
 --       Asked again with the same request, it answers the same and applies nothing.
@@ -28,37 +30,27 @@ if KEYS[4] ~= KEYS[1] then keep_in_step() end
 local former = tonumber(redis.call('GET', KEYS[3]))
 local revision = former
 
-local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _, value)
-  local head = redis.call('HGET', KEYS[10 + 2 * place], key)
-  if not head then
-    return expect ~= '0' and {'conflict', kind .. ' ' .. key} or nil
-  end
-  local written, old_phase, old_fence = string.match(head, '^(%d+)|([^|]*)|([^|]*)|')
-  if expect == '0' then return {'conflict', kind .. ' ' .. key} end
-  if fence ~= '' and fence ~= old_fence then return {'fenced', kind .. ' ' .. key} end
-  if expect ~= '' and expect ~= written then return {'conflict', kind .. ' ' .. key} end
-  if value == '' then return nil end
-  if falls(old_fence, new_fence) then return {'fenced', kind .. ' ' .. key} end
-  if phase ~= old_phase and not MOVES[kind .. ' ' .. old_phase .. '>' .. phase] then
-    return {'move', kind .. ' ' .. key}
-  end
-  return nil
+-- To cut a stream back takes as long as to append to it: it is done for every so many entries.
+local BETWEEN_CUTS = 64
+local appended = {}
+
+local function append(stream, most, ...)
+  local before = appended[stream] or 0
+  appended[stream] = before + 1
+  if before % BETWEEN_CUTS > 0 then return redis.call('XADD', stream, ...) end
+  return redis.call('XADD', stream, 'MAXLEN', '~', most, ...)
 end
 
-local function apply_write(place, kind, key, _, _, phase, fence, stop, rest)
-  local objects, heads = KEYS[9 + 2 * place], KEYS[10 + 2 * place]
+local function apply_write(rest, place, kind, key, _, _, phase, fence, stop, is_kept)
   revision = revision + 1
-  local number, value = text(revision), ''
-  if rest == '' then
-    redis.call('HDEL', objects, key)
-    redis.call('HDEL', heads, key)
-  else
+  local number, head, value = text(revision), '', ''
+  if is_kept ~= '' then
+    head = number .. '|' .. phase .. '|' .. fence .. '|' .. stop
     value = '{"metadata":{"revision":' .. number .. ',' .. rest
-    redis.call('HSET', objects, key, value)
-    redis.call('HSET', heads, key, number .. '|' .. phase .. '|' .. fence .. '|' .. stop)
   end
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[5], number .. '-0',
-    'kind', kind, 'key', key, 'value', value)
+  set(KEYS[9 + 2 * place], key, value)
+  set(KEYS[10 + 2 * place], key, head)
+  append(KEYS[4], ARGV[5], number .. '-0', 'kind', kind, 'key', key, 'value', value)
 end
 
 -- Whether nobody has led yet since the server was started: an epoch from before may have been
@@ -76,39 +68,46 @@ end
 
 local outdated, ok = refuse_epoch(), {'ok'}
 
-local function transact(writes, charges, limits, deliveries, events)
-  if outdated then return outdated end
-  for _, write in ipairs(writes) do
-    local refused = refuse_write(unpack(write))
+-- `value`: where in ARGV the values of its writes begin; the rest is where its parts do in the words.
+local function transact(value, write, charge, limit, delivery, event, past)
+  for place = write, charge - 1, WRITE do
+    local refused = refuse_write(unpack(words, place, place + WRITE - 1))
     if refused then return refused end
   end
-  local plus, minus, growths = weigh(charges)
-  local refused = refuse_charges(plus, minus, growths, limits)
-  if refused then return refused end
-  for _, write in ipairs(writes) do apply_write(unpack(write)) end
-  for field, units in pairs(minus) do count(field, -units) end
-  for field, units in pairs(plus) do count(field, units) end
-  for _, charge in ipairs(charges) do put(KEYS[7], charge[1], charge[2]) end
-  if #limits > 0 then set_limits(limits, revision) end
-  for place, delivery in ipairs(deliveries) do
-    redis.call('HSET', KEYS[9], delivery[1], text(revision) .. ' ' .. place .. ' ' .. delivery[2])
+  if charge < limit then
+    local plus, minus, growths = weigh(charge, limit)
+    local refused = refuse_charges(plus, minus, growths, limit, delivery)
+    if refused then return refused end
+    for field, units in pairs(minus) do count(field, -units) end
+    for field, units in pairs(plus) do count(field, units) end
+    for place = charge, limit - 1, CHARGE do set(KEYS[7], words[place], words[place + 1]) end
   end
-  for _, event in ipairs(events) do
-    redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[6], '*', 'event', event)
+  for place = write, charge - 1, WRITE do
+    apply_write(ARGV[value], unpack(words, place, place + WRITE - 1))
+    if words[place + WRITE - 1] ~= '' then value = value + 1 end
   end
+  if limit < delivery then set_limits(limit, delivery, revision) end
+  for place = delivery, event - 1, PAIR do
+    local number = (place - delivery) / PAIR + 1
+    set(KEYS[9], words[place], text(revision) .. ' ' .. number .. ' ' .. words[place + 1])
+  end
+  for place = event, past - 1 do append(KEYS[5], ARGV[6], '*', 'event', words[place]) end
   return ok
 end
 
+local begins, firsts = read_words(cjson.decode(ARGV[1]))
 local answers = {}
 local function transact_all()
-  for _, transaction in ipairs(cjson.decode(ARGV[1])) do
-    answers[#answers + 1] = transact(unpack(transaction))
+  read_asked()
+  for number, begin in ipairs(begins) do
+    answers[number] = outdated or transact(firsts[number], parts_at(begin))
   end
 end
 
 -- A record that somebody has spoiled ends the call: sums and count are those of what was applied.
 local went_well, why = pcall(transact_all)
-write_sums()
+set_sums()
+write_moved()
 if revision > former then redis.call('INCRBY', KEYS[3], text(revision - former)) end
 if not went_well then error(why) end
 local reply = cjson.encode({text(revision), answers})

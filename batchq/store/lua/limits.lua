@@ -59,11 +59,12 @@ local function set_limit(scope, record)
   stored[scope] = record
 end
 
--- Comes after the writes: theirs is the revision from which on the limits are seen.
-local function set_limits(limits, revision)
-  for _, limit in ipairs(limits) do
-    set_limit(limit[1], limit[2])
-    if not is_of_node(limit[1]) then set_limit(LAST_CHANGE, text(revision)) end
+-- Comes after the writes: theirs is the revision from which on the limits are seen. The limits are
+-- words from one place to before another.
+local function set_limits(first, past, revision)
+  for place = first, past - 1, PAIR do
+    set_limit(words[place], words[place + 1])
+    if not is_of_node(words[place]) then set_limit(LAST_CHANGE, text(revision)) end
   end
 end
 
@@ -78,10 +79,10 @@ end
 
 -- Sums are compared as they stand once the transaction has happened; what does not grow by it is not
 -- refused, even above its limit. `need` is one holder's growth.
-local function refuse_charges(plus, minus, growths, limits)
+local function refuse_charges(plus, minus, growths, first_limit, past)
   if is_outdated(growths) then return {'conflict', 'the limits'} end
   local stated = {}
-  for _, limit in ipairs(limits) do stated[limit[1]] = limit[2] end
+  for place = first_limit, past - 1, PAIR do stated[words[place]] = words[place + 1] end
   for _, growth in ipairs(growths) do
     local part, more = growth[1], growth[2]
     local scope, name, field = part[1], part[2], part[4]

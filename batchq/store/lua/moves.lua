@@ -1,5 +1,6 @@
--- A part of commit: every move between phases, the pairs of batchq/api/lifecycle.py; and whether a
--- fence falls.
+-- A part of commit: every move between phases, the pairs of batchq/api/lifecycle.py; whether a fence
+-- falls; and what else speaks against a write.
+-- KEYS: those of commit.
 -- Answers: nothing by itself.
 local MOVES = {
   ['PodGroup Pending>InQueue'] = true,
@@ -41,4 +42,21 @@ local function falls(old, new)
   return uid ~= new_uid
     or (tonumber(new_admission) or 0) < (tonumber(admission) or 0)
     or (tonumber(new_attempt) or 0) < (tonumber(attempt) or 0)
+end
+
+local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _, is_kept)
+  local head = value_of(KEYS[10 + 2 * place], key)
+  if not head or head == '' then
+    return expect ~= '0' and {'conflict', kind .. ' ' .. key} or nil
+  end
+  local written, old_phase, old_fence = string.match(head, '^(%d+)|([^|]*)|([^|]*)|')
+  if expect == '0' then return {'conflict', kind .. ' ' .. key} end
+  if fence ~= '' and fence ~= old_fence then return {'fenced', kind .. ' ' .. key} end
+  if expect ~= '' and expect ~= written then return {'conflict', kind .. ' ' .. key} end
+  if is_kept == '' then return nil end
+  if falls(old_fence, new_fence) then return {'fenced', kind .. ' ' .. key} end
+  if phase ~= old_phase and not MOVES[kind .. ' ' .. old_phase .. '>' .. phase] then
+    return {'move', kind .. ' ' .. key}
+  end
+  return nil
 end

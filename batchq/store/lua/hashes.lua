@@ -1,0 +1,69 @@
+-- A part of commit: what a call reads of hashes it reads together, before it decides; what it writes
+-- to them it writes together, at its end. In a script each command costs more than what it does.
+-- KEYS: those of commit.
+-- Answers: nothing by itself.
+
+-- So many fields or values at a time: the stack of Lua is bounded.
+local FIELDS = 1000
+
+-- By name: the fields to be read; what stood in them (false: nothing); the fields that change, in
+-- order; and what will stand in them ('': nothing).
+local hashes = {}
+
+local function hash_of(name)
+  if not hashes[name] then hashes[name] = {asked = {}, old = {}, moved = {}, new = {}} end
+  return hashes[name]
+end
+
+local function ask_for(name, field)
+  local hash = hash_of(name)
+  if hash.old[field] == nil then
+    hash.old[field], hash.asked[#hash.asked + 1] = false, field
+  end
+end
+
+local function read_asked()
+  for name, hash in pairs(hashes) do
+    local asked, old = hash.asked, hash.old
+    for first = 1, #asked, FIELDS do
+      local last = math.min(first + FIELDS - 1, #asked)
+      local some = redis.call('HMGET', name, unpack(asked, first, last))
+      for place = first, last do old[asked[place]] = some[place - first + 1] end
+    end
+  end
+end
+
+-- What was asked for, or set since; nil, false or '' if there is nothing.
+local function value_of(name, field)
+  local hash = hash_of(name)
+  return hash.new[field] or hash.old[field]
+end
+
+-- '' removes the field.
+local function set(name, field, value)
+  local hash = hash_of(name)
+  if not hash.new[field] then hash.moved[#hash.moved + 1] = field end
+  hash.new[field] = value
+end
+
+local function call_for(command, name, list)
+  for first = 1, #list, FIELDS do
+    redis.call(command, name, unpack(list, first, math.min(first + FIELDS - 1, #list)))
+  end
+end
+
+local function write_moved()
+  for name, hash in pairs(hashes) do
+    local kept, removed = {}, {}
+    for _, field in ipairs(hash.moved) do
+      local value = hash.new[field]
+      if value == '' then
+        removed[#removed + 1] = field
+      else
+        kept[#kept + 1], kept[#kept + 2] = field, value
+      end
+    end
+    call_for('HSET', name, kept)
+    call_for('HDEL', name, removed)
+  end
+end

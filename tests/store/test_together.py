@@ -1,0 +1,110 @@
+"""What a call of the commit script reads and writes together is as if it had been one by one."""
+
+from __future__ import annotations
+
+import redis
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod
+from batchq.api.transaction import Event, Transaction
+from batchq.store.redis import RedisStore
+from tests.contract.made import charge, charging, gone, pod, put, queue, words, writing
+
+
+def calls_of(raw: redis.Redis) -> dict[str, int]:
+    stats = raw.info("commandstats")
+    return {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
+
+
+def making(number: int) -> Transaction:
+    """A pod that is made and bound, and counted in two scopes."""
+    uid = f"u{number}"
+    return Transaction(
+        subject=uid,
+        writes=(put(pod(0, group_uid=uid, phase=PodPhase.BOUND, attempt=1, node="n1")),),
+        charges=(charge(f"pod:{uid}", "node:n1", "ns:x", cpu=1),),
+        events=(Event(kind="Pod", key=uid, reason="Bound"),),
+    )
+
+
+def test_a_hash_is_read_and_written_once_for_many_transactions(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    raw.config_resetstat()
+    redis_store.commit([making(number) for number in range(100)], request_id="1")
+    calls = calls_of(raw)
+    # Heads and charges; then objects, heads, charges and sums. The sums of two scopes are read.
+    assert (calls["hmget"], calls["hset"], calls["hget"]) == (2, 4, 2)
+    assert calls["xadd"] == 200
+    assert redis_store.ledger() == {"node:n1": {"cpu": 100}, "ns:x": {"cpu": 100}}
+
+
+def test_a_transaction_finds_what_the_one_before_it_has_written(redis_store: RedisStore) -> None:
+    told = redis_store.commit(
+        [
+            writing(put(queue("a"))),
+            writing(put(queue("a"))),
+            writing(put(queue("a"), expect=1)),
+            writing(gone(queue("a"), expect=1)),
+            writing(gone(queue("a"), expect=2)),
+            writing(gone(queue("a"), expect=2)),
+            writing(put(queue("a"))),
+        ],
+        request_id="1",
+    )
+    assert words(told) == ["conflict", "conflict", "conflict"]
+    assert [one.metadata.revision for one in redis_store.list("Queue")] == [4]
+
+
+def test_what_is_made_and_deleted_in_one_call_is_not_there(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    redis_store.commit(
+        [writing(put(queue("a"))), writing(gone(queue("a"), expect=1))], request_id="1"
+    )
+    assert raw.keys("{bq}:Queue*") == []
+    assert [told.value for told in redis_store.watch("0-0", 0)[1]][1:] == [None]
+
+
+def test_a_holder_that_is_charged_again_in_one_call_counts_once(redis_store: RedisStore) -> None:
+    again = [charging(charge("pod:a", "ns:x", cpu=units)) for units in (5, 3, 9)]
+    ended = [charging(charge("pod:b", "ns:x", cpu=4)), charging(charge("pod:b"))]
+    redis_store.commit([*again, *ended], request_id="1")
+    assert redis_store.ledger() == {"ns:x": {"cpu": 9}}
+    assert list(redis_store.charges()) == ["pod:a"]
+
+
+def test_each_write_has_its_own_value_beside_refused_ones_and_deletions(
+    redis_store: RedisStore,
+) -> None:
+    redis_store.commit([writing(put(queue("old")))], request_id="1")
+    told = redis_store.commit(
+        [
+            writing(put(queue("a")), put(queue("old"))),
+            writing(put(queue("b")), gone(queue("old"), expect=1), put(queue('ü"\\n\x7f'))),
+            writing(put(queue("c"), expect=7)),
+            writing(put(queue("d"))),
+        ],
+        request_id="2",
+    )
+    assert words(told) == ["conflict", "conflict"]
+    found = {one.metadata.name: one for one in redis_store.list("Queue")}
+    assert sorted(found) == ["b", "d", 'ü"\\n\x7f']
+    assert [redis_store.get("Queue", name) for name in found] == list(found.values())
+
+
+def test_more_than_fits_on_luas_stack_is_written_in_one_transaction(
+    redis_store: RedisStore,
+) -> None:
+    made: list[Pod] = [pod(number) for number in range(10_000)]
+    charges = [charge(f"pod:{one.metadata.uid}", "ns:x", pods=1000) for one in made]
+    whole = Transaction(subject="x", writes=tuple(map(put, made)), charges=tuple(charges))
+    assert redis_store.commit([whole], request_id="1").refused == ()
+    assert len(redis_store.list("Pod")) == 10_000
+    assert redis_store.ledger() == {"ns:x": {"pods": 10_000_000}}
+    deletions = [gone(one, expect=number + 1) for number, one in enumerate(made)]
+    freed = tuple(charge(one.holder) for one in charges)
+    none = Transaction(subject="x", writes=tuple(deletions), charges=freed)
+    assert redis_store.commit([none], request_id="2").refused == ()
+    assert redis_store.list("Pod") == ()
+    assert redis_store.ledger() == {}

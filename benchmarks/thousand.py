@@ -3,9 +3,9 @@
 Stand-ins say to a real server what agents and work-horses say while nothing happens, by the very
 objects that an agent says it with, each over connections of its own: a wait at the node's doorbell,
 a look at its queue every second, a beat, the comparison of what should run with what does, the care
-for RQ's registries, and for each pod the renewals of its lease. A second of theirs takes longer than
-one here, and the sums are of theirs. Beside them stand RQ's workers, whose heartbeats are measured in
-the same run.
+for RQ's registries, and for each pod the renewals of its lease. A second of theirs takes longer
+than one here, and the sums are of theirs. Beside them stand RQ's workers, whose heartbeats are
+measured in the same run.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def main() -> None:
 
 _NOTES = (
     (
-        "A look at an empty queue every second, a wait for a ring and a beat every 5 s, a comparison"
-        " every 10 s, every sixty-first of them a look through all pods, a look after RQ's"
-        " registries every 60 s; for each pod a renewal every 500 ms."
+        "A look at an empty queue every second, a wait for a ring and a beat every 5 s, a"
+        " comparison every 10 s, every sixty-first of them a look through all pods, a look after"
+        " RQ's registries every 60 s; for each pod a renewal every 500 ms."
     ),
     (
         "Scheduler: one turn with nothing to decide that hears all nodes, and one look through all"

@@ -3,10 +3,10 @@
 One thread decides, that of the executor `session`. All else only moves the time of its next turn:
 a change in the store brings it forward (many at once count as one, and two turns are at least
 `min_session_interval_ms` apart), and so does an instant that the last turn said something is due
-at. Room that has come free is somebody's who waits: then two turns are no further apart than the
-last one took. A store that does not answer pushes the next turn back. APScheduler keeps the grid,
-and refuses to start a turn while one runs; here stands what it does not do: wake, back off, and
-speak up when a turn hangs.
+at. Room that has come free is somebody's who waits: then two turns are no further apart than a
+quarter of what the last one took. A store that does not answer pushes the next turn back.
+APScheduler keeps the grid, and refuses to start a turn while one runs; here stands what it does
+not do: wake, back off, and speak up when a turn hangs.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Loop:
         self._settle()
 
     def hurry(self) -> None:
-        """Room has come free: as `wake`, and turns take no more than half of the time."""
+        """Room has come free: as `wake`, but turns may take up to four fifths of the time."""
         with self._lock:
             self._woken = self._hurried = True
             # One that was planned for later may be waiting for its distance already.
@@ -250,7 +250,7 @@ class Loop:
 
     def _distance_s(self) -> float:
         """How far from the last turn the next one is at least."""
-        return min(self._apart_s, self._lasted_s) if self._hurried else self._apart_s
+        return min(self._apart_s, self._lasted_s / 4) if self._hurried else self._apart_s
 
     def _too_early(self) -> bool:
         """Whether a turn planned before the last one failed comes within the wait after it."""

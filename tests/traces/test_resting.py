@@ -10,7 +10,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.policies import POLICY_CONFIG
-from batchq.sim.workload.resting import is_one_line_of_equals
+from batchq.sim.workload.resting import is_one_line_of_equals, waits_for_room_alone
 from batchq.sim.workload.stage import Stage
 from tests.traces.loads import a_load, job
 
@@ -72,6 +72,44 @@ def test_by_other_actions_they_are_not() -> None:
 
 def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sessions_without_actions(full_and_empty(), monkeypatch) == 2
+
+
+def test_an_end_that_makes_room_for_nobody_spares_a_look_at_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = ((1, 0, 3, 10), (2, 0, 1, 5), (3, 1, 2, 5))
+    load = a_load(*(job(*one, walltime_s=20) for one in sizes), policy="easy")
+    # Two start together, one ends for nobody, one starts, and the last one ends.
+    assert sessions_without_actions(load, monkeypatch) == 4
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "first-fit", "easy", "conservative"])
+def test_nobody_could_start_in_the_sessions_that_are_spared(policy: str) -> None:
+    jobs = [
+        job(n, 3 * n + n % 2, 1 + 7 * n % 4, 1 + 11 * n % 23, walltime_s=15 + n % 9)
+        for n in range(1, 120)
+    ]
+    stage = Stage(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
+    # With `watch`, each of them is played all the same, and fails if it decides anything.
+    stage.run(per_event=False, tell=None)
+    assert all(one.end_s is not None for one in stage.schedule(policy, 0.0).jobs)
+
+
+@pytest.mark.parametrize(
+    ("load", "config"),
+    [
+        pytest.param(a_load(job(1, 0, 4, 10), nodes=2), POLICY_CONFIG, id="several machines"),
+        pytest.param(a_load(job(1, 0, 4, 10), policy="easy-sjf"), POLICY_CONFIG, id="short first"),
+        pytest.param(
+            a_load(job(1, 0, 4, 10)),
+            SchedulerConfig(settings=structs.replace(POLICY_CONFIG.settings, overcommit=1500)),
+            id="more is let in than there is room for",
+        ),
+    ],
+)
+def test_elsewhere_room_is_not_all_that_counts(load: Load, config: SchedulerConfig) -> None:
+    assert is_one_line_of_equals(load, config)
+    assert not waits_for_room_alone(load, config)
 
 
 def test_among_several_queues_everybody_is_looked_at_again(

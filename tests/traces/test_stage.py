@@ -169,13 +169,33 @@ def test_finished_groups_leave_the_store_at_once() -> None:
     assert list(stage.store.ledger()) == ["capacity"]
 
 
-def test_an_instant_at_which_nobody_can_start_takes_one_session() -> None:
-    load = a_load(job(1, 0, 4, 1000), *(job(number, number, 4, 1) for number in range(2, 12)))
-    stage = Stage(load, POLICY_CONFIG, watch=False)
+def test_whoever_was_stopped_at_its_walltime_gives_everything_back() -> None:
+    # Its grace of 30 s is over at 35; it held its processors until then.
+    load = a_load(job(1, 0, 3, 50, walltime_s=5), job(2, 1, 4, 10))
+    stage = Stage(load, POLICY_CONFIG, watch=True)
+    stage.run(per_event=False, tell=None)
+    schedule = stage.schedule("", 0.0)
+    assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(0, 5), (35, 45)]
+    assert schedule.refused == 0
+    assert list(stage.store.ledger()) == ["capacity"]
+
+
+def sessions_at_each_instant(policy: str) -> list[int]:
+    """How many there were by then: one job starts, and ten come for whom there is no room."""
+    late = [job(number, number, 4, 1) for number in range(2, 12)]
+    stage = Stage(a_load(job(1, 0, 4, 1000), *late, policy=policy), POLICY_CONFIG, watch=False)
     sessions: list[int] = []
     stage.run(per_event=False, tell=lambda done, jobs: sessions.append(stage.sessions))
+    return sessions[:11]
+
+
+def test_an_instant_at_which_only_those_come_who_find_no_room_takes_no_session() -> None:
     # The start takes two: one binds, the next sees that it runs.
-    assert sessions[:11] == list(range(2, 13))
+    assert sessions_at_each_instant("easy") == [2] * 11
+
+
+def test_where_short_ones_come_first_it_takes_one_session() -> None:
+    assert sessions_at_each_instant("easy-sjf") == list(range(2, 13))
 
 
 def test_it_tells_how_far_it_is_and_how_long_it_took() -> None:

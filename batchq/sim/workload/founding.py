@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from batchq.api.objects import Object, PodGroup, key_of
-from batchq.api.transaction import Transaction, Write
+from batchq.api.transaction import Charge, Transaction, Write
 from batchq.changes import create, first_contradiction, found_defaults
+from batchq.framework.ledger import holders_in_store
 from batchq.ports import IdSource
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.writing import write
@@ -35,7 +36,9 @@ def submitted(store: MemoryStore, arrival: Arrival, uid: str, now_ms: int) -> Tr
 
 
 def forgotten(store: MemoryStore, group: PodGroup) -> Transaction:
-    """A finished group and its pods are there no longer."""
+    """A finished group and its pods are there no longer, and count for nothing: of one that was
+    stopped, no session has seen yet that its last pod has ended.
+    """
     pods = store.pods_of(group.metadata.uid)
     return Transaction(
         subject=key_of(group),
@@ -46,4 +49,5 @@ def forgotten(store: MemoryStore, group: PodGroup) -> Transaction:
                 for pod in pods
             ),
         ),
+        charges=tuple(Charge(holder=holder) for holder in holders_in_store(group)),
     )

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from batchq.api.objects import Pod
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.meter import WAITING, Meter
+from batchq.sim.workload.room import Room
 from batchq.sim.workload.schedule import Ran
 
 #: Is told of each pod that takes a node (1) or leaves it (-1), and when, in seconds.
@@ -41,6 +42,8 @@ class Progress:
         self._look = look
         self._jobs = [_Job(arrival) for arrival in load.arrivals]
         self.meter = Meter(start_s)
+        #: Of all nodes together, as if they were one.
+        self.room = Room(load.nodes)
         self.finished = 0
         self.evictions = 0
         self.lost_s = 0
@@ -52,8 +55,9 @@ class Progress:
         """What was submitted as that group."""
         return self._jobs[int(uid)].arrival
 
-    def submitted(self, at_s: int) -> None:
+    def submitted(self, uid: str, at_s: int) -> None:
         """Somebody has come, and waits."""
+        self.room.comes(self.arrival(uid).group)
         self._waits(1, at_s)
 
     def started(self, uid: str, pod: Pod, at_s: int) -> None:
@@ -66,12 +70,15 @@ class Progress:
             job.admission, job.start_s = pod.status.admission, at_s
         if job.first_start_s is None:
             job.first_start_s = at_s
+            self.room.starts(job.arrival.group)
+        self.room.takes(pod)
         self._holds(job, pod, 1, at_s)
 
     def stopped(self, uid: str, pod: Pod, at_s: int) -> None:
         """One of its pods is not on its node any more."""
         job = self._jobs[int(uid)]
         job.live -= 1
+        self.room.gives(pod)
         if not job.live and job.end_s is None:
             self._waits(1, at_s)
         self._holds(job, pod, -1, at_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.config.model import SchedulerConfig
+from batchq.framework.settings import Settings
 from batchq.scheduler.cycle import CycleReport
 from batchq.sim.workload.load import Load
 
@@ -45,6 +46,22 @@ def is_one_line_of_equals(load: Load, config: SchedulerConfig) -> bool:
             not spec.min_member or spec.min_member == sum(task.replicas for task in spec.tasks)
             for spec in specs
         )
+    )
+
+
+def waits_for_room_alone(load: Load, config: SchedulerConfig) -> bool:
+    """Whether, of one line of equals on one machine, nobody starts whom the machine has no room
+    for, and nobody starts because such a one has come: it stands behind all others.
+
+    Then a session is spared where only such came, and where some ended and there is room for
+    nobody, its actions. On several nodes, who is let in may still wait for a certain one; and in a
+    line in which short ones come first, who comes may change whom the others wait for.
+    """
+    return (
+        is_one_line_of_equals(load, config)
+        and len(load.nodes) == 1
+        and config.settings.overcommit == Settings().overcommit
+        and all(queue.spec.strategy.order == "fcfs" for queue in load.queues)
     )
 
 

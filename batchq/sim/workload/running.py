@@ -54,6 +54,8 @@ class Running:
         #: Groups that have ended and still have pods on nodes, by uid.
         self._leaving: dict[str, str] = {}
         self._started = 0
+        #: How many pods have left their nodes so far.
+        self.ended = 0
 
     def any(self) -> bool:
         """Whether anything runs that will end by itself."""
@@ -155,6 +157,7 @@ class Running:
         self._progress.started(group, pod, now_ms // SECOND)
 
     def _gone(self, one: OnNode, pod: Pod) -> None:
+        self.ended += 1
         self._progress.stopped(one.group, pod, self._clock.now_ms() // SECOND)
         key = self._leaving.pop(one.group, None)
         group = self._store.get("PodGroup", key) if key is not None else None

@@ -12,7 +12,7 @@ groups leave the store at once, and no story is kept.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from batchq.api import intents
@@ -28,12 +28,13 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.sim.clock import CountedIds, VirtualClock, whole_second
 from batchq.sim.invariants import Watch
 from batchq.sim.workload.founding import empty_cluster, submitted
-from batchq.sim.workload.load import Load
+from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.progress import Look, Progress
 from batchq.sim.workload.resting import (
     is_one_line_of_equals,
     leaves_nothing_to_do,
     leaves_only_starts,
+    waits_for_room_alone,
 )
 from batchq.sim.workload.running import Running
 from batchq.sim.workload.schedule import Schedule
@@ -99,6 +100,7 @@ class Stage:
         self._watch = Watch(self.store)
         self._looks_each_time = watch
         self._is_one_line_of_equals = is_one_line_of_equals(load, config)
+        self._waits_for_room_alone = waits_for_room_alone(load, config)
         self.sessions = 0
         self._refused = 0
         self._due_at: int | None = None
@@ -141,12 +143,31 @@ class Stage:
     # --- one instant -------------------------------------------------------------------------
 
     def _play_at_once(self) -> None:
+        before = self._running.ended
         self._running.end_graces()
         for one in self._running.due():
             self._running.end(one)
+        came = []
         while self._comes_now():
-            self._submit()
-        self._settle()
+            came.append(self._submit())
+        if self._running.ended != before:
+            self._settle(only_follows=not self._may_let_in())
+        elif not came or self._may_let_in(came):
+            self._settle()
+        elif self._looks_each_time:
+            self._look_for_more()
+
+    def _may_let_in(self, came: Sequence[Arrival] = ()) -> bool:
+        """Whether the actions of a session could let anybody in now; or of those who have just
+        come, where nothing else has happened.
+        """
+        is_due = self._due_at is not None and self._due_at <= self._clock.now_ms()
+        if is_due or self._progress.evictions or not self._waits_for_room_alone:
+            return True
+        room = self._progress.room
+        if came:
+            return any(room.fits(arrival.group) for arrival in came)
+        return room.fits_anybody()
 
     def _play_by_event(self) -> None:
         self._running.end_graces()
@@ -170,16 +191,19 @@ class Stage:
     def _comes_now(self) -> bool:
         return bool(self._coming) and self._coming[0][1].at_s * SECOND <= self._clock.now_ms()
 
-    def _submit(self) -> None:
+    def _submit(self) -> Arrival:
         place, arrival = self._coming.popleft()
         now_ms = self._clock.now_ms()
         uid = str(place)
         write(self.store, self._requests, submitted(self.store, arrival, uid, now_ms))
-        self._progress.submitted(now_ms // SECOND)
+        self._progress.submitted(uid, now_ms // SECOND)
+        return arrival
 
-    def _settle(self) -> None:
-        """Sessions, until one leaves nothing to do for another."""
-        turn = self._cycle.run_once
+    def _settle(self, *, only_follows: bool = False) -> None:
+        """Sessions, until one leaves nothing to do for another. `only_follows`: actions would
+        decide nothing until somebody has more room.
+        """
+        turn = self._cycle.settle_once if only_follows else self._cycle.run_once
         for _ in range(MOST_SESSIONS_AT_ONCE):
             report = turn()
             self._due_at = report.next_due_at

@@ -36,7 +36,7 @@ from batchq.client.requests import TRIES
 from batchq.client.watching import Watch
 from batchq.errors import BatchqError, Conflict
 from batchq.framework.carryover import priorities_of
-from batchq.framework.state import UidOrder, uid_order
+from batchq.framework.ordered import UidOrder, uid_order
 from batchq.store.redis import RedisStore
 
 #: How often a claim is renewed within its time to live.

@@ -20,7 +20,7 @@ It changes no decision: without it, every state would be built again, and be equ
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
@@ -28,7 +28,6 @@ from batchq.api.limits import hard_limit, limit_of_queue
 from batchq.api.objects import (
     DEFAULT,
     Metadata,
-    Pod,
     PodGroup,
     PriorityClass,
     Queue,
@@ -37,17 +36,17 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.framework.crowds import Line, Watches
+from batchq.framework.differences import groups_changed, pods_changed
 from batchq.framework.instrument import Instrument
 from batchq.framework.ledger import LedgerView
 from batchq.framework.machines import Machines
 from batchq.framework.ordered import Ordered
 from batchq.framework.panel import Panel
 from batchq.framework.pledges import note_pledge, owed_to
-from batchq.framework.rows import ByUid, Rows
 from batchq.framework.shapes import GroupShape, Shapes
 from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState, QueueState, scopes_in
-from batchq.framework.tree import QueueTree
+from batchq.framework.state import GroupState, QueueState
+from batchq.framework.tree import QueueTree, scopes_in
 
 if TYPE_CHECKING:
     from batchq.framework.extension import Standing
@@ -123,23 +122,9 @@ class Carryover:
         self._torn = True
         snapshot = session.snapshot
         self._follow_queues(session)
-        changed = list(self._changed(snapshot))
+        follow = self._put_right if self.groups else self._take_in
+        entered, anew = follow(session, parking)
         self._seen, self._touched = snapshot, session.touched
-        gone = [uid for uid, record in changed if record is None]
-        if not self.groups:
-            # All are read anew: whoever is not among them is gone, too.
-            there = {uid for uid, _ in changed}
-            gone += [uid for uid in parking.asleep if uid not in there]
-        for uid in gone:
-            parking.forget(uid)
-        anew = [uid for uid, record in changed if not self._has(uid, record)]
-        states = [self._replace(session, uid, record) for uid, record in changed]
-        entered = [state for state in states if state is not None]
-        recount = self.machines.follow(snapshot, session.now_ms, session.settings)
-        session.adopt(self)
-        for state in entered:
-            self._place(session, parking, state)
-        self.machines.count(self.busy if recount else entered)
         woken = parking.wake(session, anew)
         for uid in woken:
             if (group := self.groups.get(uid)) is not None and group.crowd is None:
@@ -150,6 +135,47 @@ class Carryover:
         self._bring_back_what_is_over(session)
         self._begin_ledger(session, entered)
         self._part_who_owes(session)
+
+    def _put_right(self, session: Session, parking: Parking) -> tuple[list[GroupState], list[str]]:
+        """Let the states follow what has changed: the states that were built, and the uids of
+        groups whose records are others.
+        """
+        snapshot = session.snapshot
+        changed = list(self._changed(snapshot))
+        anew = [uid for uid, record in changed if not self._has(uid, record)]
+        entered: list[GroupState] = []
+        for uid, record in changed:
+            if record is None:
+                parking.forget(uid)
+            if (state := self._replace(session, uid, record)) is not None:
+                entered.append(state)
+        recount = self.machines.follow(snapshot, session.now_ms, session.settings)
+        session.adopt(self)
+        for state in entered:
+            self._place(session, parking, state)
+        self.machines.count(self.busy if recount else entered)
+        return entered, anew
+
+    def _take_in(
+        self, session: Session, parking: Parking
+    ) -> tuple[list[GroupState], Iterable[str]]:
+        """Build every state. They may be a million: nothing is kept beside them, and of those that
+        are nothing but records that wait, nothing is told.
+        """
+        snapshot = session.snapshot
+        self.machines.follow(snapshot, session.now_ms, session.settings)
+        session.adopt(self)
+        entered: list[GroupState] = []
+        for record in snapshot.groups:
+            state = self._build(session, record.metadata.uid, record, None)
+            self._place(session, parking, state)
+            if not state.bare:
+                entered.append(state)
+        self.machines.count(entered)
+        # Whoever slept and is not among them is gone.
+        for uid in [uid for uid in parking.asleep if uid not in self.groups]:
+            parking.forget(uid)
+        return entered, self.groups.keys()
 
     def end(self) -> None:
         """The session has come to its end: what it leaves can be taken up."""
@@ -215,12 +241,12 @@ class Carryover:
     def _changed(self, snapshot: Snapshot) -> Iterator[tuple[str, PodGroup | None]]:
         """Uid -> record of each group that is not as the states have it; None: it is gone."""
         found: dict[str, PodGroup | None] = {}
-        for before, now in _differences(self._seen.groups, snapshot.groups):
+        for before, now in groups_changed(self._seen.groups, snapshot.groups):
             if before is not None and before.metadata.uid not in found:
                 found[before.metadata.uid] = None
             if now is not None:
                 found[now.metadata.uid] = now
-        for uid in (*_pods_changed(self._seen.pods, snapshot.pods), *self._touched):
+        for uid in (*pods_changed(self._seen.pods, snapshot.pods), *self._touched):
             if uid not in found and (state := self.groups.get(uid)) is not None:
                 found[uid] = state.record
         return iter(found.items())
@@ -239,20 +265,27 @@ class Carryover:
             if former is not None:
                 self.ledger.forget(former)
             return None
+        state = self._build(session, uid, record, former)
+        if former is not None and (state.bare or state.scopes != former.scopes):
+            self.ledger.forget(former)
+        return state
+
+    def _build(
+        self, session: Session, uid: str, record: PodGroup, former: GroupState | None
+    ) -> GroupState:
+        spec = record.spec
         values, default = self._classes
         state = GroupState(
             record,
             session.snapshot.pods.get(uid, ()),
-            values.get(record.spec.priority_class_name, default),
+            values.get(spec.priority_class_name, default),
             self._shape(record, former),
-            self.tree.chain(record.spec.queue),
+            self.tree.chain(spec.queue),
             scopes=self._scopes_of(record),
             gates_hold=session.gates_hold,
         )
         self.groups[uid] = self.by_key[state.key] = state
-        if former is not None and (state.bare or state.scopes != former.scopes):
-            self.ledger.forget(former)
-        for other in record.spec.depends_on:
+        for other in spec.depends_on:
             self.dependents.setdefault(other.uid, {})[uid] = None
         return state
 
@@ -297,7 +330,7 @@ class Carryover:
         if group.is_over:
             heapq.heappush(self._over, (_forgotten_at(group), group.uid))
             return
-        if group.status.pledge.stands and group.phase not in TERMINAL:
+        if not group.bare and group.status.pledge.stands and group.phase not in TERMINAL:
             self.claimants[group.uid] = group
         if not parking.still_sleeps(group):
             self._line_up(session, group)
@@ -308,8 +341,7 @@ class Carryover:
             self.busy.discard(group.key)
             self.busy.add(group.key, group)
         elif session.crowds_may_form and self._is_plain(group):
-            group.line_key = session.group_key(group)
-            self._line_of(group).join(group, group.line_key)
+            self._line_of(group).join(group, session.group_key(group))
             return
         if group.phase == PodGroupPhase.PENDING:
             self._line_of(group).add(group)
@@ -422,39 +454,6 @@ def limits_of(session: Session, ready: Amounts) -> dict[str, Amounts]:
 
 def _forgotten_at(group: GroupState) -> int:
     return (group.status.finished_at or 0) + group.record.spec.ttl_after_finished
-
-
-def _differences(
-    former: Sequence[PodGroup], now: Sequence[PodGroup]
-) -> Iterator[tuple[PodGroup | None, PodGroup | None]]:
-    """(before, now) of each group whose record is not the very same."""
-    if isinstance(former, Rows) and isinstance(now, Rows):
-        for _, old, new in now.differences(former):
-            yield old, new
-        return
-    if former is now:
-        return
-    before = {record.metadata.uid: record for record in former}
-    for record in now:
-        old = before.pop(record.metadata.uid, None)
-        if old is not record:
-            yield old, record
-    for record in before.values():
-        yield record, None
-
-
-def _pods_changed(
-    former: Mapping[str, tuple[Pod, ...]], now: Mapping[str, tuple[Pod, ...]]
-) -> Iterator[str]:
-    """The uids of the groups whose pods are not the very same."""
-    if former is now:
-        return
-    if isinstance(former, ByUid) and isinstance(now, ByUid):
-        yield from (uid for uid, _, _ in now.rows.differences(former.rows))
-        return
-    for uid in dict.fromkeys((*former, *now)):
-        if former.get(uid, ()) is not now.get(uid, ()):
-            yield uid
 
 
 def priorities_of(classes: Iterable[PriorityClass]) -> tuple[Mapping[str, int], int]:

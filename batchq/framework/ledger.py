@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from batchq.api.objects import PodGroup
 from batchq.api.resources import Amounts, larger, minus
 from batchq.api.transaction import CLUSTER, ONE_GROUP, POD_GROUPS, queue_scope
-from batchq.framework.state import GroupState, scopes_in
-from batchq.framework.tree import ROOT, QueueTree
+from batchq.framework.state import GroupState
+from batchq.framework.tree import ROOT, QueueTree, scopes_in
 
 #: Scope -> amounts.
 ByScope = Mapping[str, Amounts]

@@ -18,6 +18,15 @@ T = TypeVar("T")
 _MOST_WASTE = 4_096
 
 
+#: Uids that are numbers (places in a file) compare as numbers, and before all others.
+UidOrder = tuple[int, int, str]
+
+
+def uid_order(uid: str) -> UidOrder:
+    """The key by which uids are compared, where nothing else decides."""
+    return (0, int(uid), "") if uid.isascii() and uid.isdigit() else (1, 0, uid)
+
+
 class Ordered(Generic[T]):
     """Items by key. Keys are compared with each other, items never."""
 

@@ -6,12 +6,15 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.resources import Amounts
 
+#: Looked up once: this is asked of every group that there is.
+_PENDING, _RUNNING = PodGroupPhase.PENDING, PodGroupPhase.RUNNING
+
 
 def only_waits(record: PodGroup) -> bool:
     """Whether a record without pods waits, and holds nothing, owes nothing and has no clock."""
     status = record.status
     return (
-        status.phase == PodGroupPhase.PENDING
+        status.phase == _PENDING
         and status.reserved_at is None
         and status.backoff_until is None
         and not status.charge
@@ -27,7 +30,7 @@ def only_runs(record: PodGroup) -> bool:
     """Whether a record runs, and no check, pledge or claim has a say in that."""
     status = record.status
     return (
-        status.phase == PodGroupPhase.RUNNING
+        status.phase == _RUNNING
         and not status.checks
         and not status.pledge.stands
         and not status.claim.is_open

@@ -29,11 +29,12 @@ from batchq.framework.extension import Standing
 from batchq.framework.followed import Decided, Stopping
 from batchq.framework.hygiene import is_protected
 from batchq.framework.instrument import Instrument
+from batchq.framework.ordered import uid_order
 from batchq.framework.parking import OF_SESSION, Parking
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import TaskShape
 from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState, NodeState, QueueState, Victim, uid_order
+from batchq.framework.state import GroupState, NodeState, QueueState, Victim
 
 if TYPE_CHECKING:
     from batchq.framework.noderows import NodeRows
@@ -138,6 +139,7 @@ class Session:
         self.debts, self.stopping, self.decided = Debts(), Stopping(), Decided()
 
         self.points = panel.points
+        self._group_orders = panel.points["groupOrder"]
         self.plugin_clocks = panel.clocks
         self.lifted_by = panel.lifted_by
         self.failures = panel.failures
@@ -228,8 +230,8 @@ class Session:
         """The order of groups: the plugins' keys, then queue time, then uid."""
         if group.line_key is not None:
             return group.line_key
-        keys = tuple(entry.function(self, group) for entry in self.points["groupOrder"])
-        key = (*keys, group.queue_time, group.order)
+        keys = [entry.function(self, group) for entry in self._group_orders]
+        key = (*keys, group.queue_time, uid_order(group.uid))
         if self._order_lasts and group.bare and group.status is group.record.status:
             group.line_key = key
         return key

@@ -16,13 +16,8 @@ from batchq.api.limits import capacity_of
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
 from batchq.api.reasons import Cause
 from batchq.api.resources import Amounts, covers, larger, of_pod, plus, times
-from batchq.api.transaction import (
-    CLUSTER,
-    ONE_GROUP,
-    POD_GROUPS,
-    namespace_scope,
-    queue_scope,
-)
+from batchq.api.transaction import ONE_GROUP, POD_GROUPS
+from batchq.framework.ordered import UidOrder, uid_order
 from batchq.framework.records import is_over, only_runs, only_waits
 from batchq.framework.shapes import (
     GroupShape,
@@ -32,7 +27,7 @@ from batchq.framework.shapes import (
     shapes_of,
     with_left,
 )
-from batchq.framework.tree import ROOT
+from batchq.framework.tree import ROOT, scopes_in
 
 if TYPE_CHECKING:
     from batchq.framework.crowds import Crowd, Line
@@ -43,24 +38,6 @@ _NO_PODS: dict[str, Pod] = {}
 
 #: A pod's uid, how it was (None: it was not there), and how it is from now on (None: gone).
 Exchange = tuple[str, Pod | None, Pod | None]
-
-#: Uids that are numbers (places in a file) compare as numbers, and before all others.
-UidOrder = tuple[int, int, str]
-
-
-def uid_order(uid: str) -> UidOrder:
-    """The key by which uids are compared, where nothing else decides."""
-    return (0, int(uid), "") if uid.isascii() and uid.isdigit() else (1, 0, uid)
-
-
-def scopes_in(record: PodGroup, chain: Iterable[str]) -> tuple[str, ...]:
-    """Where a group's charge is summed, if its queue stands in this chain of queues.
-
-    An external group's is not in the cluster, which is nodes.
-    """
-    cluster = () if record.spec.controller == "external" else (CLUSTER,)
-    namespace = namespace_scope(record.metadata.namespace)
-    return (*cluster, *map(queue_scope, chain), namespace)
 
 
 class GroupState:
@@ -135,18 +112,19 @@ class GroupState:
         #: Task -> how many of its pods have gates of their own.
         self._gated_pods: dict[str, int] = _NONE
         self.pods: dict[str, Pod] = _NO_PODS
-        for pod in pods:
-            self.exchange(pod.metadata.uid, None, pod)
-        if self._gated_pods:
-            self.shape = with_left(shape, self.ungated())
+        if pods:
+            for pod in pods:
+                self.exchange(pod.metadata.uid, None, pod)
+            if self._gated_pods:
+                self.shape = with_left(shape, self.ungated())
         #: What the snapshot has of its pods.
         self.given_pods = pods
         #: Whether it is nothing but a record that waits, by that record.
         self.bare = not pods and only_waits(record)
         #: Whether it runs, and nothing but its pods and its clocks can change that, by its record.
-        self.steady = only_runs(record)
+        self.steady = not self.bare and only_runs(record)
         #: Whether it has ended and holds nothing, so that only its time to be forgotten comes.
-        self.is_over = record.status.phase in TERMINAL and is_over(record, self.held)
+        self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
         #: Those who wait as it does, if it is one of them (batchq.framework.crowds).
         self.crowd: Crowd | None = None
         #: The state of the world in which it was found settled, and the first of its clocks.

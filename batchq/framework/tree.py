@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from batchq.api.objects import Queue
+from batchq.api.objects import PodGroup, Queue
 from batchq.api.resources import Amounts, larger, total
-from batchq.api.transaction import queue_scope
+from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 
 #: The queue above all others; it has a limit only where one is stated for it.
 ROOT = "root"
@@ -98,3 +98,13 @@ class QueueTree:
         while same < min(len(first), len(second)) and first[same] == second[same]:
             same += 1
         return first[same:], second[same:]
+
+
+def scopes_in(record: PodGroup, chain: Iterable[str]) -> tuple[str, ...]:
+    """Where a group's charge is summed, if its queue stands in this chain of queues.
+
+    An external group's is not in the cluster, which is nodes.
+    """
+    cluster = () if record.spec.controller == "external" else (CLUSTER,)
+    namespace = namespace_scope(record.metadata.namespace)
+    return (*cluster, *map(queue_scope, chain), namespace)

@@ -20,7 +20,7 @@ from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
 from batchq.scheduler.clerk import Clerk, Folded, Posted
-from batchq.store.doorbell import ring
+from batchq.store.doorbell import Word, ring
 from batchq.store.inboxes import SUPERSEDED, Entry
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
@@ -134,7 +134,7 @@ class LeaderDesk:
             if any(isinstance(one.fact, Ended | Serves) for one in folded.done):
                 self._freed()
             claimed = {one.node for one in folded.done if isinstance(one.fact, Claim)}
-            ring(self._store.link, sorted(claimed))
+            ring(self._store.link, sorted(claimed), Word.CLAIMS)
             # Told before it is taken out: who dies in between tells it twice, and not never.
             self._tell(folded, epoch)
             self._inboxes.folded([by_posted[id(posted)][1] for posted in folded.done])

@@ -1,7 +1,7 @@
 """The doorbell of a node: it rings when something has been brought there, so nobody looks in vain.
 
 The leader rings once pods have been handed over to the node, or claims of its have been folded.
-A ring says no more than that a look is worth while. One that is lost, with the server or with
+A ring says no more than which look is worth while. One that is lost, with the server or with
 whoever was about to ring, costs a while and no pod: an agent looks now and then all the same.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 from redis import exceptions as broken
@@ -28,28 +29,39 @@ from batchq.store.link import (
 _REST_WITHIN_S = 1.0
 #: After a connection that broke, or a bell that somebody has spoiled: the agent looks meanwhile.
 _AGAIN_S = 1.0
+#: The latest rings of a node: who hears so many at once may have missed others.
+_KEPT = 8
 #: So many nodes are rung in one round trip.
 _NODES_A_TRIP = 1_000
 
 
-def ring(link: Link, nodes: Sequence[str]) -> None:
+class Word(StrEnum):
+    """What a ring is about."""
+
+    PODS = "pods"
+    CLAIMS = "claims"
+
+
+EVERYTHING = frozenset(Word)
+
+
+def ring(link: Link, nodes: Sequence[str], word: Word) -> None:
     """Ring at these nodes. Twice is harmless. Raises StoreUnavailable."""
     for start in range(0, len(nodes), _NODES_A_TRIP):
         some = nodes[start : start + _NODES_A_TRIP]
 
         def rung(client: Any, some: Sequence[str] = some) -> None:
             pipeline = client.pipeline(transaction=False)
-            add_rings(pipeline, some)
+            add_rings(pipeline, some, word)
             check_rung(pipeline.execute(raise_on_error=False))
 
         link.ask(rung)
 
 
-def add_rings(pipeline: Any, nodes: Sequence[str]) -> None:
+def add_rings(pipeline: Any, nodes: Sequence[str], word: Word) -> None:
     """Ring at these nodes, with what else is sent; `check_rung` is given the answers."""
     for node in nodes:
-        # The last one is enough: nobody is told what it was about.
-        pipeline.xadd(keys.doorbell(node), {"look": ""}, maxlen=1, approximate=False)
+        pipeline.xadd(keys.doorbell(node), {"word": word}, maxlen=_KEPT, approximate=False)
         pipeline.expire(keys.doorbell(node), keys.ALIVE_TTL_S)
 
 
@@ -95,7 +107,7 @@ class Doorbell:
             if self._connection is None:
                 self._connection = self._client.connection_pool.get_connection()
             self._connection.send_command(
-                *("XREAD", "COUNT", 1, "BLOCK", LONGEST_BLOCK_MS, "STREAMS"),
+                *("XREAD", "COUNT", _KEPT, "BLOCK", LONGEST_BLOCK_MS, "STREAMS"),
                 *(self._key, self._heard),
             )
         except (broken.RedisError, OSError) as error:
@@ -103,25 +115,29 @@ class Doorbell:
             raise self._link.unavailable(error) from error
         self._asked_at = time.monotonic()
 
-    def hear(self) -> bool:
-        """Whether it has rung, or may have: what breaks the connection may hide a ring."""
+    def hear(self) -> frozenset[Word]:
+        """What it has rung for, or may have: what breaks the connection may hide a ring."""
         if self._asked_at is None:
-            return False
+            return frozenset()
         try:
             if not self._connection.can_read(timeout=0):
-                return False
+                return frozenset()
             reply = self._connection.read_response(timeout=_REST_WITHIN_S)
         except (broken.RedisError, OSError):
             self._let_go()
             self._not_before = time.monotonic() + _AGAIN_S
-            return True
+            return EVERYTHING
         self._asked_at = None
         if not reply:
-            return False
+            return frozenset()
         # By the protocol's version a map or a list of pairs.
         [(_, entries)] = reply.items() if isinstance(reply, dict) else reply
         self._heard = entries[-1][0].decode()
-        return True
+        said = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
+        # A word of a later version may be about anything.
+        if len(entries) == _KEPT or not said <= set(Word):
+            return EVERYTHING
+        return frozenset(map(Word, said))
 
     def close(self) -> None:
         """Let go of the connection."""

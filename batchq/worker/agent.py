@@ -286,9 +286,8 @@ class Agent:
         room = min(self._slots.room(beside=len(self._claims)), _LAUNCHES_PER_TURN)
         if not room or now_ms < self._door.look_at:
             return
-        jobs, are_more = self._slots.take(
-            self._door.most(room), ended=self._settling, claimed=self._claims
-        )
+        most = self._door.most(room)
+        jobs, are_more = self._slots.take(most, ended=self._settling, claimed=self._claims)
         self._is_back()
         self._door.has_looked(now_ms=now_ms, are_more=are_more)
         for job in jobs:
@@ -334,7 +333,7 @@ class Agent:
                 self._signals.clear()
                 continue
             if self._door.is_at(descriptor):
-                if self._door.has_rung():
+                if self._door.answer():
                     self._claims.look_now()
                 continue
             if not self._slots.knows(descriptor):
@@ -343,9 +342,10 @@ class Agent:
             heard = self._slots.hear(descriptor, now_ms=monotonic_ms())
             for gone in heard.gone:
                 self._poll.unregister(gone)
+            for fresh in heard.fresh:
+                self._poll.register(fresh, select.POLLIN)
             if heard.attempt is not None:
-                run = self._collect(heard.attempt, heard.exit_code)
-                left += [run] if run is not None else []
+                left += self._collect(heard.attempt, heard.exit_code)
         if left:
             try:
                 self._settling.report(left, now_ms=monotonic_ms())
@@ -353,18 +353,18 @@ class Agent:
                 # They are due, and told with the others.
                 self._outage.failed(trouble)
 
-    def _collect(self, attempt: PodAttempt, exit_code: int) -> RunFile | None:
-        """A work-horse has ended; its run file, if the report was left to this agent."""
+    def _collect(self, attempt: PodAttempt, exit_code: int) -> list[RunFile]:
+        """A work-horse has ended; its run file, if its report was left to this agent."""
         self._gpus.give_back(attempt.id)
         run = self._files.read(attempt.pod, attempt.attempt)
         if exit_code == 0 and run is not None and run.outcome is not None:
             if run.hands_over:
-                return run
+                return [run]
             self._settling.has_posted(attempt, now_ms=monotonic_ms())
         elif exit_code or run is not None:
             log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
             self._settling.has_died(attempt, now_ms=monotonic_ms())
-        return None
+        return []
 
     # --- drain ------------------------------------------------------------------------------
 

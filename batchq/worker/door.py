@@ -7,7 +7,7 @@ from __future__ import annotations
 import select
 
 from batchq.api.times import SECOND
-from batchq.store.doorbell import Doorbell
+from batchq.store.doorbell import Doorbell, Word
 
 #: Between two looks at an empty queue, should nobody have rung: a leader of before there was a
 #: doorbell, or a server that lost its last second.
@@ -39,14 +39,14 @@ class Door:
         """Whether it is the bell that this descriptor tells of."""
         return descriptor == self._heard_on
 
-    def has_rung(self) -> bool:
-        """Whether it has; then there is something to look for at once."""
-        has_rung = self._bell.hear()
+    def answer(self) -> bool:
+        """Hear what it rings for: for pods, there is something to look for; whether for claims."""
+        words = self._bell.hear()
         # It has another descriptor after each connection that broke.
         self._hear_on(self._bell.fileno())
-        if has_rung:
+        if Word.PODS in words:
             self.look_at, self._may_be_many = 0, True
-        return has_rung
+        return Word.CLAIMS in words
 
     def most(self, room: int) -> int:
         """How many to look for, with so much room: one where nobody has said that there are any."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
@@ -74,8 +75,9 @@ class Harness(Struct, frozen=True, kw_only=True):
     enforcement: Enforcement = NOTHING_ENFORCED
     post: GuardPost | None = None
     boot: str = ""
-    #: Of the work-horse itself.
+    #: Of the work-horse itself: what forks functions, and what it hands on of its environment.
     functions: Functions | None = None
+    environment: Mapping[str, str] | None = None
 
 
 #: Set in the work-horse for each pod: what it was given, and the signals it hears.
@@ -101,7 +103,7 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
     there is no more to do.
     """
     functions = Functions(CALLEE)
-    harness = structs.replace(harness, functions=functions)
+    harness = structs.replace(harness, functions=functions, environment=_environment_of(harness))
     try:
         while True:
             HARNESS.set((harness, signals))
@@ -143,6 +145,11 @@ def run_pod(uid: str, attempt: int) -> None:
     finally:
         horse.close()
         structlog.contextvars.unbind_contextvars("pod", "attempt")
+
+
+def _environment_of(harness: Harness) -> Mapping[str, str]:
+    """What pods are given of this process's own environment."""
+    return base_environment(os.environ, secrets=(harness.url,))
 
 
 def author_of(agent: str, horse: int) -> str:
@@ -323,7 +330,7 @@ class WorkHorse:
 
     def _environment(self, pod: Pod, group: PodGroup, task: Task) -> dict[str, str]:
         return pod_environment(
-            base_environment(os.environ, secrets=(self._harness.url,)),
+            self._harness.environment or _environment_of(self._harness),
             pod,
             group,
             task,

@@ -18,7 +18,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 
 from batchq.api.transaction import Delivery
-from batchq.store.doorbell import add_rings, check_rung
+from batchq.store.doorbell import Word, add_rings, check_rung
 from batchq.store.rq_link import RqLink
 
 ENTRY = "batchq.worker.entry.run_pod"
@@ -141,7 +141,7 @@ def enqueue_all(
             pipeline.hset(Job.key_for(attempt.id), items=[*of_queue, *own])
         pipeline.rpush(queue.key, *(attempt.id for attempt in attempts))
     handing_over = len(pipeline)
-    add_rings(pipeline, rings)
+    add_rings(pipeline, rings, Word.PODS)
     answers = pipeline.execute(raise_on_error=False)
     for answer in answers[:handing_over]:
         if isinstance(answer, Exception):

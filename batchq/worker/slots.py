@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -56,8 +56,9 @@ class Heard(Struct, frozen=True, kw_only=True):
 
     attempt: PodAttempt | None = None
     exit_code: int = 0
-    #: Descriptors that are closed by now.
+    #: Descriptors that are closed by now, and those of another work-horse in its place.
     gone: tuple[int, ...] = ()
+    fresh: tuple[int, ...] = ()
 
 
 class Slot(Worker):
@@ -118,11 +119,25 @@ class Horse:
         self.pid = slot.horse_pid
         self.pidfd = os.pidfd_open(self.pid)
         self.attempt: PodAttempt | None = attempt
+        #: What it was sent while it was idle, and whether it has ended without having read that.
+        self.order: tuple[PodJob, Harness] | None = None
+        self.has_left_order = False
         self.idle_since = 0
 
     def descriptors(self) -> tuple[int, int]:
         """What becomes readable: when it has ended, and when it is ready for another pod."""
         return self.pidfd, self.reins.fileno()
+
+    def is_ready(self) -> bool:
+        """Whether it has said that its pod has ended, and that it is ready for another."""
+        try:
+            return bool(self.reins.recv(1))
+        except ConnectionResetError:
+            # Linux says so when the other end was closed with something unread in it.
+            self.has_left_order = True
+        except OSError:
+            pass
+        return False
 
     def close(self) -> None:
         os.close(self.pidfd)
@@ -187,15 +202,15 @@ class Slots:
         ended: Container[PodAttempt] = (),
         claimed: Container[PodAttempt] = (),
     ) -> tuple[list[PodJob], bool]:
-        """Take up to so many RQ jobs off the queue; and whether there may be more.
+        """Take up to so many RQ jobs off the queue; and whether there are more.
 
         What is no pod's attempt, runs already, or is one of `ended` or `claimed`, is dropped.
         Raises StoreUnavailable: what was taken by then is handed in again.
         """
         with self._link.errors():
-            taken = self._dequeue(most)
+            taken, are_more = self._dequeue(most)
             jobs = [job for job in self._read(taken) if self._is_to_run(job, ended, claimed)]
-        return jobs, len(taken) == most
+        return jobs, are_more
 
     def _is_to_run(
         self, job: PodJob, ended: Container[PodAttempt], claimed: Container[PodAttempt]
@@ -221,7 +236,7 @@ class Slots:
             # One that has died, or a pod that is too large for a message: others must see to it.
             with suppress(OSError):
                 horse.reins.send(order)
-                horse.attempt = harness.claimed.attempt
+                horse.attempt, horse.order = harness.claimed.attempt, (job, harness)
                 return ()
         return self._fork(job, harness)
 
@@ -253,11 +268,11 @@ class Slots:
         horse = self._horses[descriptor]
         if descriptor == horse.pidfd:
             return self._reap(horse)
-        if not _is_ready(horse.reins):
+        if not horse.is_ready():
             # It has let go of the reins, and is about to end.
             del self._horses[descriptor]
             return Heard(gone=(descriptor,))
-        attempt, horse.attempt = horse.attempt, None
+        attempt, horse.attempt, horse.order = horse.attempt, None, None
         horse.idle_since = now_ms
         return Heard(attempt=attempt)
 
@@ -265,10 +280,13 @@ class Slots:
         """Collect one that has ended: its exit code is negative if it was killed."""
         _, wait_status = os.waitpid(horse.pid, 0)
         # It may have said so before it ended.
-        has_ended_well = _is_ready(horse.reins)
+        has_ended_well = horse.is_ready()
         gone = tuple(one for one in horse.descriptors() if self._horses.pop(one, None))
         horse.close()
         self._free.append(horse.slot)
+        if horse.order is not None and horse.has_left_order:
+            # It was killed while it was idle, and what it was to run has not begun.
+            return Heard(gone=gone, fresh=self._fork(*horse.order))
         exit_code = 0 if has_ended_well else os.waitstatus_to_exitcode(wait_status)
         return Heard(attempt=horse.attempt, exit_code=exit_code, gone=gone)
 
@@ -323,8 +341,9 @@ class Slots:
     def _all(self) -> list[Slot]:
         return [*self._free, *(horse.slot for horse in self._all_horses())]
 
-    def _dequeue(self, most: int) -> list[str]:
-        """The next RQ jobs' ids; with the same question records that are done with are removed.
+    def _dequeue(self, most: int) -> tuple[list[str], bool]:
+        """The next RQ jobs' ids, and whether more are left; with the same question records that are
+        done with are removed.
 
         From here until its claim is left a job stands in RQ's intermediate list, or nowhere:
         an agent that dies meanwhile leaves a Bound pod, which is handed in again.
@@ -337,9 +356,11 @@ class Slots:
             pipeline.delete(*map(PodJob.key_for, done_with))
         for _ in range(most):
             pipeline.lmove(queue.key, queue.intermediate_queue_key)
-        taken = cast("list[bytes | None]", pipeline.execute()[-most:])
+        pipeline.lrange(queue.key, 0, 0)
+        *taken, left = pipeline.execute()[-most - 1 :]
         del self._done_with[: len(done_with)]
-        return [job_id.decode(errors="replace") for job_id in taken if job_id is not None]
+        ids = [job_id.decode(errors="replace") for job_id in taken if job_id is not None]
+        return ids, bool(left)
 
     def _read(self, ids: Sequence[str]) -> list[PodJob]:
         """The RQ jobs with these ids. One that is delivered twice is one."""
@@ -390,11 +411,3 @@ class Slots:
         slot.hostname, slot.pid, slot.ip_address = socket.gethostname(), os.getpid(), "unknown"
         slot.register_birth()  # type: ignore[no-untyped-call]  # RQ has none
         return slot
-
-
-def _is_ready(reins: socket.socket) -> bool:
-    """Whether a work-horse has said that its pod has ended, and that it is ready for another."""
-    try:
-        return bool(reins.recv(1))
-    except OSError:
-        return False

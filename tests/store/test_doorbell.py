@@ -11,7 +11,7 @@ import redis
 from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import doorbell
-from batchq.store.doorbell import Doorbell, ring
+from batchq.store.doorbell import EVERYTHING, Doorbell, Word, ring
 from batchq.store.link import LONGEST_BLOCK_MS
 from batchq.store.redis import RedisStore
 from batchq.worker.relay import Relay
@@ -29,11 +29,16 @@ def bell(redis_store: RedisStore) -> Iterator[Doorbell]:
 
 def is_heard(bell: Doorbell, *, within_ms: int) -> bool:
     """Whether a ring wakes whoever polls."""
+    return bool(words_heard(bell, within_ms=within_ms))
+
+
+def words_heard(bell: Doorbell, *, within_ms: int = 10_000) -> frozenset[Word]:
+    """What whoever polls is woken for."""
     descriptor = bell.fileno()
     assert descriptor is not None
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(within_ms)) and bell.hear()
+    return bell.hear() if poll.poll(within_ms) else frozenset()
 
 
 def test_whoever_listens_is_woken_once_for_each_ring(
@@ -43,7 +48,7 @@ def test_whoever_listens_is_woken_once_for_each_ring(
     for _ in range(3):
         bell.listen()
         assert not is_heard(bell, within_ms=20)
-        ring(redis_store.link, ["n0", "n1"])
+        ring(redis_store.link, ["n0", "n1"], Word.PODS)
         assert is_heard(bell, within_ms=10_000)
 
 
@@ -51,15 +56,15 @@ def test_nobody_is_woken_by_the_bell_of_another_node(
     redis_store: RedisStore, bell: Doorbell
 ) -> None:
     bell.listen()
-    ring(redis_store.link, ["n10", "n2"])
+    ring(redis_store.link, ["n10", "n2"], Word.PODS)
     assert not is_heard(bell, within_ms=50)
 
 
 def test_what_was_rung_before_anybody_listened_is_heard(
     redis_store: RedisStore, bell: Doorbell
 ) -> None:
-    ring(redis_store.link, ["n1"])
-    ring(redis_store.link, ["n1"])
+    ring(redis_store.link, ["n1"], Word.PODS)
+    ring(redis_store.link, ["n1"], Word.PODS)
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
     bell.listen()
@@ -74,7 +79,7 @@ def test_a_wait_that_ends_is_no_ring_and_the_next_one_hears(
     assert not is_heard(bell, within_ms=10_000)
     monkeypatch.undo()
     bell.listen()
-    ring(redis_store.link, ["n1"])
+    ring(redis_store.link, ["n1"], Word.PODS)
     assert is_heard(bell, within_ms=10_000)
 
 
@@ -86,7 +91,7 @@ def test_a_connection_that_breaks_counts_as_a_ring_and_another_is_made(
     raw.client_kill_filter(skipme=True)
     assert is_heard(bell, within_ms=10_000)
     assert bell.fileno() is None
-    ring(redis_store.link, ["n1"])
+    ring(redis_store.link, ["n1"], Word.PODS)
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
 
@@ -99,7 +104,7 @@ def test_a_connection_that_says_nothing_for_too_long_is_given_up(
     monkeypatch.setattr(doorbell, "ANSWER_TIMEOUT_S", -LONGEST_BLOCK_MS / 1000)
     bell.listen()
     monkeypatch.undo()
-    ring(redis_store.link, ["n1"])
+    ring(redis_store.link, ["n1"], Word.PODS)
     assert is_heard(bell, within_ms=10_000)
     assert first not in {one["id"] for one in raw.client_list()}
 
@@ -108,7 +113,7 @@ def test_a_spoiled_bell_keeps_nobody_from_working_and_is_not_asked_again_at_once
     redis_store: RedisStore, raw: redis.Redis, bell: Doorbell
 ) -> None:
     raw.set(KEY, "spoiled")
-    ring(redis_store.link, ["n1", "n2"])
+    ring(redis_store.link, ["n1", "n2"], Word.PODS)
     assert raw.xlen("{bq}:doorbell:n2") == 1
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
@@ -131,10 +136,28 @@ def test_a_server_that_is_away_is_told_of() -> None:
         bell.close()
 
 
-def test_of_many_rings_one_is_kept(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_what_is_rung_for_is_heard_and_everything_where_some_may_have_been_missed(
+    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell
+) -> None:
+    for rung, heard in (
+        ([Word.CLAIMS], {Word.CLAIMS}),
+        ([Word.PODS, Word.PODS], {Word.PODS}),
+        ([Word.PODS, Word.CLAIMS], EVERYTHING),
+        ([Word.PODS] * 20, EVERYTHING),
+    ):
+        for word in rung:
+            ring(redis_store.link, ["n1"], word)
+        bell.listen()
+        assert words_heard(bell) == heard
+    raw.xadd(KEY, {"word": "of a later version"})
+    bell.listen()
+    assert words_heard(bell) == EVERYTHING
+
+
+def test_of_many_rings_few_are_kept(redis_store: RedisStore, raw: redis.Redis) -> None:
     for _ in range(50):
-        ring(redis_store.link, ["n1"])
-    assert raw.xlen(KEY) == 1
+        ring(redis_store.link, ["n1"], Word.PODS)
+    assert raw.xlen(KEY) == 8
     assert 0 < raw.ttl(KEY) <= 24 * 3600
 
 

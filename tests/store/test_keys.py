@@ -13,7 +13,7 @@ from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, R
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.store import keys
 from batchq.store.attendance import attend
-from batchq.store.doorbell import ring
+from batchq.store.doorbell import Word, ring
 from batchq.store.effective import publish_config
 from batchq.store.redis import RedisStore
 from tests.contract.made import charge, gone, group, node, pod, put, queue
@@ -47,7 +47,7 @@ def use_everything(store: RedisStore) -> None:
     store.inboxes.post("n1", Leaves(agent="a"))
     store.inboxes.count("superseded", 1)
     store.put_result("n1", "u1-1-0", 1, b"42")
-    ring(store.link, ["n1"])
+    ring(store.link, ["n1"], Word.PODS)
 
 
 def test_every_key_in_use_is_declared(redis_store: RedisStore, raw: redis.Redis) -> None:

@@ -55,6 +55,20 @@ def test_an_idle_work_horse_that_is_killed_costs_no_pod(stage: Stage) -> None:
     assert other != horse
 
 
+def test_an_idle_work_horse_that_dies_with_an_order_unread_costs_no_pod(stage: Stage) -> None:
+    stage.start_agent(slots=1)
+    _, (horse, _) = ran(stage, *PARENT)
+    # It stands still before it is let go, and the next pod is sent to it.
+    os.kill(int(horse), signal.SIGSTOP)
+    (pod,) = stage.bind(*PARENT)
+    until(lambda: stage.now(pod).status.phase == PodPhase.RUNNING)
+    kill(int(horse))
+    ended = stage.ended(pod)
+    assert (ended.status.phase, ended.status.attempt) == (PodPhase.SUCCEEDED, pod.status.attempt)
+    other, _ = stage.output(pod).split()
+    assert other != horse
+
+
 def test_one_that_is_killed_takes_only_the_pod_along_that_it_runs(stage: Stage) -> None:
     stage.start_agent(slots=1)
     done, _ = ran(stage, "true")

@@ -9,13 +9,14 @@ preemption within a ClusterQueue; kube-batch's faults that it avoids are listed 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from batchq.api.names import counted
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
-from batchq.framework.claiming import GangClaim, gang_claimants
+from batchq.framework.claiming import GangClaim, Wish, gang_claimants
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.search import Claim, Decision, find_victims
 from batchq.framework.session import Session
@@ -35,10 +36,9 @@ class Preempt:
         choose_anew(session, self.name, _serve_from)
         if _all_are_equal(session):
             return
-        hopes = partial(_hopes, session)
-        claimants = gang_claimants(session, hopes)
+        claimants = gang_claimants(session, partial(_hopes, session))
         # Where nobody has victims, nobody has to work out what queues deserve.
-        if claimants.crowds or any(map(hopes, claimants.groups)):
+        if claimants.crowds or any(_has_victims(session, group) for group in claimants.groups):
             serve_claimants(session, claimants, _serve)
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
@@ -56,11 +56,14 @@ class Preempt:
         return why_spared(session, WithinQueue(group, before), POINT, [group.queue])
 
 
-def _hopes(session: Session, group: GroupState) -> bool:
-    queue = session.queues.get(group.queue)
-    if queue is None or queue.record.spec.preemption.within_queue == "Never":
-        return False
-    return _has_victims(session, group)
+def _hopes(session: Session, name: str) -> Callable[[Wish], bool] | None:
+    """See `_has_victims`: for whoever waits in a queue."""
+    holding = session.ledger.holding.get(name)
+    if not holding or session.queues[name].record.spec.preemption.within_queue == "Never":
+        return None
+    lowest = min(group.priority for group in holding.values())
+    growing = {one.priority for one in holding.values() if one.is_elastic and not one.is_array}
+    return lambda wish: wish.priority > lowest or wish.priority in growing
 
 
 def _serve(session: Session, group: GroupState) -> None:

@@ -12,7 +12,7 @@ reclaim evicted for ever (docs/faults.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from batchq.api.transaction import queue_scope
 from batchq.framework.claiming import (
     ExtraClaim,
     GangClaim,
+    Wish,
     elastic_claimants,
     gang_claimants,
 )
@@ -81,9 +82,21 @@ class Reclaim:
         return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
 
 
-def _hopes(session: Session, borrowers: Borrowers, group: GroupState) -> bool:
-    need = group.reservation
-    return borrowers.are_there(group.queue) and _may_reclaim(session, group, need, need)
+def _hopes(session: Session, borrowers: Borrowers, name: str) -> Callable[[Wish], bool] | None:
+    """See `_may_reclaim`: for whoever waits in a queue."""
+    policy = session.queues[name].record.spec.preemption
+    if policy.reclaim == "Never" or not borrowers.are_there(name):
+        return None
+    if policy.borrowing != "Never":
+        return lambda wish: True
+    deserved, scope = deserved_of_queues(session).get(name, {}), queue_scope(name)
+    room = {
+        resource: deserved[resource] - session.ledger.used(scope, resource)
+        for resource in comparable(session, deserved)
+    }
+    return lambda wish: all(
+        units <= room[resource] for resource, units in wish.asks.items() if resource in room
+    )
 
 
 def _serve_gang(session: Session, group: GroupState, borrowers: Borrowers) -> None:

@@ -6,13 +6,14 @@ it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Blockers, Verdict, Waiting
-from batchq.api.resources import of_pod, total
+from batchq.api.resources import Amounts, of_pod, total
 from batchq.framework.classes import may_evict
 from batchq.framework.crowds import Crowd
 from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
@@ -42,12 +43,24 @@ class Claimants:
     hopeless: list[Crowd] = field(default_factory=list)
 
 
-def gang_claimants(session: Session, hopes: Callable[[GroupState], bool]) -> Claimants:
+class Wish(NamedTuple):
+    """What all claimants of one kind (`kind_of`) have in common."""
+
+    priority: int
+    asks: Amounts
+    #: Whether their priority class lets them take anything from others.
+    may_evict: bool
+
+
+#: Queue -> whether what is wished for in it could be had as things stand, as far as a glance tells;
+#: None: nothing at all.
+Hopes: TypeAlias = Callable[[str], Callable[[Wish], bool] | None]
+
+
+def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
     """Groups that wait for nothing but room; not those that are promised any.
 
     A group that is refused as not the first of its line, or for what no room helps, claims nothing.
-    `hopes` says at a glance of a group whether any of its kind (`kind_of`) could be served as
-    things stand; crowds are many, and their kinds few.
     """
     if session.binding_refused is not None:
         return Claimants([])
@@ -62,16 +75,44 @@ def gang_claimants(session: Session, hopes: Callable[[GroupState], bool]) -> Cla
         and _waits_for_room(session, group)
         and may_evict(session, group)
     ]
-    crowds: dict[bool, list[Crowd]] = {True: [], False: []}
-    for queue in session.queues.values():
-        kinds = queue.line.kinds.values()
-        hopeful = [hopes(next(iter(kind.values())).first) for kind in kinds]
-        if not any(hopeful):
+    return Claimants(groups, *_crowds(session, hopes))
+
+
+def _crowds(session: Session, hopes: Hopes) -> tuple[list[Crowd], list[Crowd]]:
+    """Those that hope, and the others of the same queues; crowds are many, and their kinds few."""
+    hopeful: list[Crowd] = []
+    hopeless: list[Crowd] = []
+    wishes: dict[tuple[object, ...], Wish] = {}
+    for name, queue in session.queues.items():
+        kinds = queue.line.kinds
+        could_have = hopes(name) if kinds else None
+        if could_have is None:
             continue
-        for hope, kind in zip(hopeful, kinds, strict=True):
-            if may_evict(session, next(iter(kind.values())).first):
-                crowds[hope] += [one for one in kind.values() if one.told and _lacks_room(one.told)]
-    return Claimants(groups, crowds[True], crowds[False])
+        hoping: list[tuple[Wish, Mapping[Any, Crowd]]] = []
+        others: list[tuple[Wish, Mapping[Any, Crowd]]] = []
+        for kind, alike in kinds.items():
+            wish = wishes.get(kind)
+            if wish is None:
+                wish = wishes[kind] = _wish_of(session, next(iter(alike.values())).first)
+            (hoping if could_have(wish) else others).append((wish, alike))
+        if hoping:
+            hopeful += _that_lack_room(hoping)
+            hopeless += _that_lack_room(others)
+    return hopeful, hopeless
+
+
+def _wish_of(session: Session, group: GroupState) -> Wish:
+    return Wish(group.priority, group.reservation, may_evict(session, group))
+
+
+def _that_lack_room(kinds: Iterable[tuple[Wish, Mapping[Any, Crowd]]]) -> list[Crowd]:
+    return [
+        one
+        for wish, alike in kinds
+        if wish.may_evict
+        for one in alike.values()
+        if one.told and _lacks_room(one.told)
+    ]
 
 
 def _lacks_room(told: Blockers) -> bool:

@@ -66,6 +66,8 @@ def holders_of(
     `group:<uid>` counts where nothing is owed to it, `group:<uid>:<scope>` in each other scope.
     Holders of nothing are left out.
     """
+    if not owed:
+        return {f"group:{uid}": (scopes, charge)} if scopes and charge else {}
     full = tuple(scope for scope in scopes if not owed.get(scope))
     held = {f"group:{uid}": (full, charge)}
     for scope in scopes:

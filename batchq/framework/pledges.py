@@ -8,6 +8,7 @@ to take is kept for it, node by node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from batchq.api import intents
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from batchq.framework.statement import Statement
 
 
+_by_key = attrgetter("key")
+
+
 def counts_on_others(status: PodGroupStatus) -> bool:
     """Whether others are pledged to a group, and nobody has been told to stop for it yet."""
     return status.pledge.stands and status.pledge.expires is None
@@ -29,9 +33,12 @@ def counts_on_others(status: PodGroupStatus) -> bool:
 
 def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
     """Every claimant to which something is pledged, and its pledge."""
-    for group in session.busy():
-        if group.status.pledge.stands and group.phase not in TERMINAL:
-            yield group, group.status.pledge
+    claimants = {**session.claimants, **session.touched}.values()
+    for group in sorted(
+        [one for one in claimants if one.status.pledge.stands and one.phase not in TERMINAL],
+        key=_by_key,
+    ):
+        yield group, group.status.pledge
 
 
 def keep_owing(session: Session) -> None:

@@ -21,7 +21,8 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.quantity import LARGEST, PODS
 from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, minus, plus, total
-from batchq.api.transaction import POD_GROUPS, queue_scope
+from batchq.api.transaction import POD_GROUPS, namespace_scope, queue_scope
+from batchq.framework.crowds import Crowd
 from batchq.framework.line import blockers, is_of_crowd, waits_in_line
 from batchq.framework.session import Session
 from batchq.framework.shares import APART, Part, Share, share_of, water_fill
@@ -239,10 +240,27 @@ def _asked_by_crowds(session: Session, queue: QueueState) -> Amounts:
     """What those ask for that wait alike, and keep their places."""
     line = queue.line
     for crowd in list(line.restless.values()):
-        if is_of_crowd(crowd.first):
+        if _is_kept_by_shared_limits_alone(session, crowd):
+            line.count(crowd, counts=True)
+        elif is_of_crowd(crowd.first):
             verdicts = blockers(session, crowd.first)
             line.count(crowd, counts=not verdicts or waits_in_line(verdicts))
     return line.asked
+
+
+def _is_kept_by_shared_limits_alone(session: Session, crowd: Crowd) -> bool:
+    """Whether it stands in line whatever is full by now: it has been found that it could fit, and
+    that nothing puts it out of line; nor does its namespace, which has no limits.
+    """
+    world = session.world
+    return (
+        world is not None
+        and session.limits_decide
+        and crowd.could_in == world
+        and crowd.asides_in == world
+        and not crowd.aside
+        and namespace_scope(crowd.first.namespace) not in session.ledger.limits
+    )
 
 
 def _let_in(session: Session) -> dict[str, list[Amounts]]:

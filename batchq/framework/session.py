@@ -198,6 +198,8 @@ class Session:
         self.ledger = carried.ledger
         self.dependents = carried.dependents
         self.watches = carried.watches
+        #: Those to which something was pledged when the session began.
+        self.claimants = carried.claimants
 
     # Plugins' say ----------------------------------------------------------------------------
 

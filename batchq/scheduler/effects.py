@@ -8,6 +8,7 @@ can be granted in the same call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import TypeAlias
 
 import msgspec
@@ -52,14 +53,14 @@ def transactions_of(session: Session) -> list[Transaction]:
     moves: list[Transaction] = []
     takes: list[Transaction] = []
     tied = {uid for uids in session.joined for uid in uids}
-    parts: dict[str, Transaction] = {}
+    parts: dict[str, tuple[bool, Transaction]] = {}
     for group in session.touched.values():
         books = _books_of(session, group)
         transaction = _of_group(session, group, books, by_group.get(group.key, []))
         if transaction is None:
             continue
         if group.uid in tied:
-            parts[group.uid] = transaction
+            parts[group.uid] = (books.grows, transaction)
         elif books.grows:
             takes.append(transaction)
         elif any(charge.checked for charge in transaction.charges):
@@ -70,7 +71,7 @@ def transactions_of(session: Session) -> list[Transaction]:
     return [*result, *frees, *moves, *_joined(session, parts), *takes]
 
 
-def _joined(session: Session, parts: dict[str, Transaction]) -> list[Transaction]:
+def _joined(session: Session, parts: dict[str, tuple[bool, Transaction]]) -> list[Transaction]:
     """One transaction for a claimant and its victims, and whoever else is tied to these.
 
     Nobody is evicted for a claimant that has not been promised the room, and nothing is promised
@@ -85,9 +86,10 @@ def _joined(session: Session, parts: dict[str, Transaction]) -> list[Transaction
     knots.sort(key=lambda knot: _net_growth(session, knot))
     found = []
     for knot in knots:
-        together = [parts[uid] for uid in knot if uid in parts]
+        # Here, too: who follows the records one by one never sees more held than there is.
+        together = sorted((parts[uid] for uid in knot if uid in parts), key=itemgetter(0))
         if together:
-            found.append(_merged(together))
+            found.append(_merged([transaction for _, transaction in together]))
     return found
 
 

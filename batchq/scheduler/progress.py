@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.reasons import Finish
@@ -11,8 +12,7 @@ from batchq.api.resources import Amounts, named, smaller, times, total
 from batchq.framework.state import GroupState
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Counts over a group's pods: those that do not exist yet are unfinished too."""
 
     running: int

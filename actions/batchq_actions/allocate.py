@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import start_extras, waiting_extras, waits_behind
@@ -77,7 +78,7 @@ def _place_gangs(session: Session, queues: dict[str, deque[GroupState]]) -> None
 
 
 def _place_gang(session: Session, group: GroupState) -> None:
-    before = {uid for uid, pod in group.pods.items() if pod.status.phase in ON_NODE}
+    before = dict(group.pods)
     with Statement(session) as statement:
         enter_room(statement, group)
         refusals = bind_until_ready(session, statement, group)
@@ -86,10 +87,17 @@ def _place_gang(session: Session, group: GroupState) -> None:
             statement.commit()
             return
         session.refuse(group, refusals)
-        on_nodes = (pod for pod in group.pods.values() if pod.status.phase in ON_NODE)
-        found = room_of(pod for pod in on_nodes if pod.metadata.uid not in before)
+        found = room_of(
+            pod
+            for uid, pod in group.pods.items()
+            if pod.status.phase in ON_NODE and not _was_on_node(before.get(uid))
+        )
     if _has_waited_long(session, group) and group.uid not in session.rooms:
         hold_room(session, group, found)
+
+
+def _was_on_node(pod: Pod | None) -> bool:
+    return pod is not None and pod.status.phase in ON_NODE
 
 
 def _has_waited_long(session: Session, group: GroupState) -> bool:

@@ -21,6 +21,9 @@ from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
 from batchq.framework.statement import Statement
 
+#: Looked up once: it is asked of every pod.
+_PENDING = PodPhase.PENDING
+
 
 def bind_until_ready(
     session: Session, statement: Statement, group: GroupState
@@ -83,6 +86,8 @@ def _needed_alike(
     task, requests = shape.task.name, waiting[place].spec.requests
     if requests is not shape.stated and of_pod(requests) != shape.requests:
         return []
+    if most == 1:
+        return [waiting[place]]
     return list(
         takewhile(
             lambda pod: (
@@ -162,13 +167,13 @@ def pending_pods(session: Session, group: GroupState) -> list[Pod]:
 
 def has_pending_pods(group: GroupState) -> bool:
     """Whether there are any of these."""
-    return next(_pending(group), None) is not None
+    return bool(group.pods) and next(_pending(group), None) is not None
 
 
 def _pending(group: GroupState) -> Iterator[Pod]:
     admission, gated = group.status.admission, group.shape.gated
     for pod in group.pods.values():
-        if pod.status.phase != PodPhase.PENDING or pod.status.admission != admission:
+        if pod.status.phase != _PENDING or pod.status.admission != admission:
             continue
         if not ((gated or pod.spec.scheduling_gates) and group.is_held_back(pod)):
             yield pod

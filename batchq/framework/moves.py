@@ -81,6 +81,8 @@ def _with_one(
     new = Condition(
         type=kind, status=state, reason=reason, message=message, last_transition_time=now_ms
     )
+    if not conditions or kind > conditions[-1].type:
+        return (*conditions, new)
     return tuple(sorted((*conditions, new), key=lambda condition: condition.type))
 
 
@@ -109,11 +111,11 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
     in_words = shape.described if reservation is shape.reservation else describe(reservation)
     message = f"reserved {in_words}"
     conditions = group.status.conditions
+    conditions = _with_one(conditions, "Admitted", "True", "Admitted", message, now_ms)
     if reservation:
         conditions = _with_one(
             conditions, "QuotaReserved", "True", "QuotaReserved", message, now_ms
         )
-    conditions = _with_one(conditions, "Admitted", "True", "Admitted", message, now_ms)
     for former in group.status.conditions:
         if former.type == "Evicted":
             # Why it had to leave is kept: its next pods are told.

@@ -208,8 +208,8 @@ def _give_room(session: Session, claimant: GroupState) -> dict[str, Amounts]:
 def enter_room(statement: Statement, claimant: GroupState) -> None:
     """Let the claimant use what was kept for it."""
     session = statement.session
-    rooms = _give_room(session, claimant)
-    if rooms:
+    if claimant.uid in session.rooms:
+        rooms = _give_room(session, claimant)
         statement.also_undo(lambda: _take_room(session, claimant, rooms))
 
 

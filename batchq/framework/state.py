@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _NONE: dict[str, int] = {}
 _NO_PODS: dict[str, Pod] = {}
 
+#: Looked up once: it is asked of every pod.
+_PENDING = PodPhase.PENDING
+
 #: A pod's uid, how it was (None: it was not there), and how it is from now on (None: gone).
 Exchange = tuple[str, Pod | None, Pod | None]
 
@@ -395,7 +398,9 @@ class GroupState:
         known = self._charged
         if known is None or known[0] is not status or known[1] is not held:
             charge = self.charge_holding(held)
-            if known is not None and known[0] is status and known[2] is charge:
+            if charge is self.shape.reservation and charge:
+                counts = self.shape.counted
+            elif known is not None and known[0] is status and known[2] is charge:
                 counts = known[3]
             else:
                 counts = {**charge, POD_GROUPS: ONE_GROUP} if charge or self.reserved else {}
@@ -415,7 +420,7 @@ class GroupState:
 
 def _counts(pod: Pod) -> bool:
     """Whether a pod adds anything to its group's sums: most that wait do not."""
-    return pod.status.phase != PodPhase.PENDING or bool(pod.spec.scheduling_gates)
+    return pod.status.phase != _PENDING or bool(pod.spec.scheduling_gates)
 
 
 class NodeState:

@@ -25,15 +25,18 @@ class Gang:
 
     def group_ready(self, session: Session, group: GroupState) -> bool:
         placed = group.placed
-        return sum(placed.values()) >= group.min_member and all(
-            placed[shape.task.name] >= shape.task.min_available for shape in group.tasks
-        )
+        if sum(placed.values()) < group.min_member:
+            return False
+        for shape in group.tasks:  # noqa: SIM110 - asked of every gang, often
+            if placed[shape.task.name] < shape.task.min_available:
+                return False
+        return True
 
     def pods_short(self, session: Session, group: GroupState) -> int:
         placed = group.placed
-        of_tasks = sum(
-            max(0, shape.task.min_available - placed[shape.task.name]) for shape in group.tasks
-        )
+        of_tasks = 0
+        for shape in group.tasks:
+            of_tasks += max(0, shape.task.min_available - placed[shape.task.name])
         return max(of_tasks, group.min_member - sum(placed.values()))
 
     def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:

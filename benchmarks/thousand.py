@@ -228,7 +228,7 @@ class Stage:
             StandIn(self._server.url, number, of_node[number]) for number in range(self._number)
         ]
         self._threads = ThreadPoolExecutor(_THREADS)
-        for duty in (StandIn.look, StandIn.beat, StandIn.renew, StandIn.reconcile):
+        for duty in (StandIn.wait, StandIn.look, StandIn.beat, StandIn.renew, StandIn.reconcile):
             self._all(duty)
         return self
 

@@ -59,6 +59,7 @@ def test_a_worker_is_for_each_of_its_nodes() -> None:
     assert [rule for rule in answer["rules"] if "~" in rule] == [
         "%R~{bq}:*",
         *("~{bq}:inbox:a", "~{bq}:inbox:b", "~{bq}:alive:a", "~{bq}:alive:b"),
+        *("~{bq}:doorbell:a", "~{bq}:doorbell:b"),
         *("~{bq}:log:a:*-*", "~{bq}:log:b:*-*", "~{bq}:result:a:*-*", "~{bq}:result:b:*-*"),
         *("~{bq}:bell", "~rq:*"),
     ]

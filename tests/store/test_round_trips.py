@@ -6,11 +6,9 @@ Counted are the times that a connection sends: whoever has sent waits for the an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import redis
-from redis.connection import AbstractConnection
 
 from batchq.api.facts import Claim, Ended, Outcome, encode
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
@@ -24,34 +22,14 @@ from batchq.store.redis import RedisStore
 from batchq.worker.nodequeue import queue_name
 from batchq.worker.relay import Relay
 from tests.contract.made import charge, group, pod, put, queue, words, writing
+from tests.harness.trips import Trips
 
 NODES = 50
 
 
-class Trips:
-    """How often something was sent to a server and waited for."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def of(self, act: Callable[[], object]) -> int:
-        """Those that `act` took."""
-        before = self.made
-        act()
-        return self.made - before
-
-
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
-    counted = Trips()
-    send: Any = AbstractConnection.send_packed_command
-
-    def sent(self: AbstractConnection, *arguments: object, **options: object) -> object:
-        counted.made += 1
-        return send(self, *arguments, **options)
-
-    monkeypatch.setattr(AbstractConnection, "send_packed_command", sent)
-    return counted
+    return Trips(monkeypatch)
 
 
 @pytest.fixture

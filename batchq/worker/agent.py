@@ -342,10 +342,10 @@ class Agent:
             heard = self._slots.hear(descriptor, now_ms=monotonic_ms())
             for gone in heard.gone:
                 self._poll.unregister(gone)
-            for fresh in heard.fresh:
-                self._poll.register(fresh, select.POLLIN)
             if heard.attempt is not None:
                 left += self._collect(heard.attempt, heard.exit_code)
+        for fresh in self._slots.launch_unread():
+            self._poll.register(fresh, select.POLLIN)
         if left:
             try:
                 self._settling.report(left, now_ms=monotonic_ms())

@@ -56,9 +56,8 @@ class Heard(Struct, frozen=True, kw_only=True):
 
     attempt: PodAttempt | None = None
     exit_code: int = 0
-    #: Descriptors that are closed by now, and those of another work-horse in its place.
+    #: Descriptors that are closed by now.
     gone: tuple[int, ...] = ()
-    fresh: tuple[int, ...] = ()
 
 
 class Slot(Worker):
@@ -159,6 +158,8 @@ class Slots:
         self._free: list[Slot] = []
         #: By both of their descriptors.
         self._horses: dict[int, Horse] = {}
+        #: What work-horses were sent that were killed before they read it.
+        self._unread: list[tuple[PodJob, Harness]] = []
         #: RQ's records of jobs that are taken care of, to be removed with the next question.
         self._done_with: list[str] = []
 
@@ -286,9 +287,20 @@ class Slots:
         self._free.append(horse.slot)
         if horse.order is not None and horse.has_left_order:
             # It was killed while it was idle, and what it was to run has not begun.
-            return Heard(gone=gone, fresh=self._fork(*horse.order))
+            self._unread.append(horse.order)
+            return Heard(gone=gone)
         exit_code = 0 if has_ended_well else os.waitstatus_to_exitcode(wait_status)
         return Heard(attempt=horse.attempt, exit_code=exit_code, gone=gone)
+
+    def launch_unread(self) -> list[int]:
+        """Have others run what work-horses had not read when they were killed; the descriptors to
+        wait for that are new.
+
+        Not before everybody who was to be heard has been: new descriptors may have the numbers of
+        closed ones, and whoever listens to a work-horse that runs waits for its end.
+        """
+        orders, self._unread = self._unread, []
+        return [descriptor for order in orders for descriptor in self._fork(*order)]
 
     def let_idle_go(self, *, now_ms: int, after_ms: int = IDLE_MS) -> None:
         """Those that have had nothing to do for so long end."""

@@ -296,6 +296,7 @@ def test_whoever_asks_for_a_reload_hears_what_came_of_it(
 ) -> None:
     stack.up(home, UpOptions(agents=0, config=path))
     with Client(default_url(home)) as client:
+        until(lambda: bool(client.schedulers().there), within_s=30)
         unchanged = ask_to_reload(home, client)
         assert (unchanged.reason, unchanged.message) == ("Reloaded", f"{path}: as before")
         path.write_text(WRONG)

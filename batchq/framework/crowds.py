@@ -12,7 +12,8 @@ reasons by then beside the one that it watches. Who asks for a group's reasons g
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from batchq.api.reasons import Blockers, Verdict, causes_of, turn_of
@@ -25,6 +26,19 @@ Key: TypeAlias = tuple[Any, ...]
 Said: TypeAlias = tuple[tuple[Any, ...], str]
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where there is room for one more of a crowd: as long as none of these sums is above what
+    stands beside its resource. `are_all`: nothing else bounds them; if not, there never is.
+
+    Good for as long as the ledger goes by the same `limits`; the sums are the ledger's own.
+    """
+
+    limits: Mapping[str, Amounts]
+    most: Sequence[tuple[Mapping[str, int], str, int]]
+    are_all: bool
+
+
 class Crowd:
     """Members in their order, and how they fare. Changed by its owner, the Backlog, and by
     sessions, who note what they have found.
@@ -35,6 +49,7 @@ class Crowd:
         "asides_in",
         "asks",
         "behind",
+        "bounds",
         "could_in",
         "counted",
         "heard",
@@ -67,6 +82,8 @@ class Crowd:
         self.asides_in: object = None
         #: The state of the world in which it was found that it could fit some time.
         self.could_in: object = None
+        #: What the limits ask of each member, once worked out.
+        self.bounds: Bounds | None = None
         #: While it sleeps, the limit that keeps it out is full as long as the sum of this scope and
         #: resource is above `most`; None: it is not the limits that keep it out.
         self.sleeps = False
@@ -234,9 +251,12 @@ def _first(pair: tuple[Key, GroupState]) -> Key:
     return pair[0]
 
 
+_Shown: TypeAlias = tuple[Key, int, GroupState, Crowd | None, int]
+
+
 class Walk:
     """One pass along a line, from the front. A crowd can be passed over from where it has come to,
-    and taken up again there.
+    and taken up again there. Nobody joins or leaves a crowd meanwhile.
     """
 
     def __init__(
@@ -247,28 +267,38 @@ class Walk:
         passed: Iterable[Crowd] = (),
     ) -> None:
         """`passed`: crowds that are passed over from the start."""
-        #: Key, 0 for a group that stands for itself and 1 for one of a crowd, group and crowd.
-        self._heap: list[tuple[Key, int, GroupState, Crowd | None]] = [
-            (key(group), 0, group, None) for group in singles
-        ]
+        #: Key, 0 for a group that stands for itself and 1 for one of a crowd, group, crowd and its
+        #: place in that.
+        self._heap: list[_Shown] = [(key(group), 0, group, None, 0) for group in singles]
         for crowd in crowds:
-            if (first := crowd.members.first()) is not None:
-                self._heap.append((first[0], 1, first[1], crowd))
+            place = crowd.members.start
+            if (first := crowd.members.at(place)) is not None:
+                self._heap.append((first[0], 1, first[1], crowd, place))
         heapq.heapify(self._heap)
         self._passed: dict[Key, Crowd] = {(crowd.queue, crowd.asks): crowd for crowd in passed}
-        #: The place of the group that was shown last.
+        #: The group that was shown last: its key, and its place in its crowd.
         self._last: Key = ()
+        self._place = 0
         #: Its crowd, if it was shown as one of that, and more of it is to come.
         self.crowd: Crowd | None = None
 
     def next(self) -> GroupState | None:
         """The next group; None at the end."""
-        if self.crowd is not None:
-            self._show_after(self.crowd)
-        if not self._heap:
+        heap, crowd = self._heap, self.crowd
+        if crowd is not None:
+            place = self._place + 1
+            following = crowd.members.at(place)
+            if following is not None:
+                key, group = following
+                if not heap or key < heap[0][0]:
+                    # The usual case: many of one crowd, one after the other.
+                    self._last, self._place = key, place
+                    return group
+                heapq.heappush(heap, (key, 1, group, crowd, place))
+        if not heap:
             self.crowd = None
             return None
-        self._last, _, group, self.crowd = heapq.heappop(self._heap)
+        self._last, _, group, self.crowd, self._place = heapq.heappop(heap)
         return group
 
     def pass_over(self) -> None:
@@ -280,13 +310,10 @@ class Walk:
     def take_up(self) -> None:
         """Show the rest of those that were passed over."""
         for crowd in self._passed.values():
-            self._show_after(crowd)
+            place = crowd.members.place_after(self._last)
+            if (following := crowd.members.at(place)) is not None:
+                heapq.heappush(self._heap, (following[0], 1, following[1], crowd, place))
         self._passed = {}
-
-    def _show_after(self, crowd: Crowd) -> None:
-        """Of a crowd, whoever comes behind the group that was shown last."""
-        if (following := crowd.members.after(self._last)) is not None:
-            heapq.heappush(self._heap, (following[0], 1, following[1], crowd))
 
 
 class Watches:

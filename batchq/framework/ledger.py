@@ -197,7 +197,8 @@ class LedgerView:
 
     def _recharge(self, group: GroupState) -> None:
         uid = group.uid
-        new, new_owed = group.charge_with_count(), self._owed_now(group)
+        new = group.charge_with_count()
+        new_owed = self._owed_now(group) if group.status.pledge.stands else _NOBODY
         old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOBODY)
         if (new is old or new == old) and new_owed == old_owed:
             return
@@ -207,21 +208,43 @@ class LedgerView:
                 after = minus(new, new_owed[scope]) if new_owed.get(scope) else new
                 if before != after:
                     self._move(scope, before, after)
+            self._owed[uid] = new_owed
         else:
-            for scope in group.scopes:
-                self._move(scope, old, new)
+            self._move_alike(group, old, new)
         self._charges[uid] = new
-        self._owed[uid] = new_owed
         if new:
-            self.holding.setdefault(group.queue, {})[uid] = group
+            held = self.holding.get(group.queue)
+            if held is None:
+                held = self.holding[group.queue] = {}
+            held[uid] = group
         else:
             self.holding.get(group.queue, {}).pop(uid, None)
         self.version += 1
 
     def _owed_now(self, group: GroupState) -> ByScope:
-        if self._owed_to is None or not group.status.pledge.stands or not group.reserved:
+        if self._owed_to is None or not group.reserved:
             return _NOBODY
         return self._owed_to(group)
+
+    def _move_alike(self, group: GroupState, before: Amounts, after: Amounts) -> None:
+        """A group counts for something else, and for the same in each of its scopes."""
+        if self.unused:
+            for scope in group.scopes:
+                self._move(scope, before, after)
+            return
+        more = after
+        if before:
+            more = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
+        for scope in group.scopes:
+            sums = self.sums.get(scope)
+            if sums is None:
+                sums = self.sums[scope] = {}
+            for name, units in more.items():
+                if now := sums.get(name, 0) + units:
+                    sums[name] = now
+                else:
+                    sums.pop(name, None)
+        self.moved += group.chain
 
     def _move(self, scope: str, before: Amounts, after: Amounts) -> None:
         sums = self.sums.get(scope)
@@ -232,12 +255,6 @@ class LedgerView:
             queue = scope[len("queue:") :]
             self.moved.append(queue)
         guarantee = self.tree.guarantee(queue) if queue and self.unused else _NOTHING
-        if not before and not guarantee:
-            # The usual case: an admission.
-            for name, units in after.items():
-                if units:
-                    sums[name] = sums.get(name, 0) + units
-            return
         for name in {**before, **after}:
             was = sums.get(name, 0)
             now = was + after.get(name, 0) - before.get(name, 0)

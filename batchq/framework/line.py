@@ -5,9 +5,10 @@ from __future__ import annotations
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.transaction import CLUSTER, POD_GROUPS
-from batchq.framework.crowds import Crowd, Line
+from batchq.framework.crowds import Bounds, Crowd, Line
 from batchq.framework.eligibility import stands_aside
 from batchq.framework.growth import claim_of, over_any_limit
+from batchq.framework.ledger import LedgerView
 from batchq.framework.parking import only_the_world_helps
 from batchq.framework.pledges import awaits_victims, gives_way_to
 from batchq.framework.session import Session
@@ -16,10 +17,11 @@ from batchq.framework.state import GroupState
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
+    crowd = group.crowd
+    if crowd is not None and group.status is group.record.status:
+        return _of_crowd(session, crowd, group)
     if group.uid in session.asleep:
         return session.asleep[group.uid]
-    if is_of_crowd(group):
-        return _of_crowd(session, group)
     if alike(session, group):
         return _refused_alike(session, group)
     aside = standing_aside(session, group)
@@ -34,12 +36,10 @@ def is_of_crowd(group: GroupState) -> bool:
     return group.crowd is not None and group.status is group.record.status
 
 
-def _of_crowd(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    crowd = group.crowd
-    assert crowd is not None
-    if crowd.verdicts is not None and is_kept_out(session, crowd):
+def _of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdict, ...]:
+    if crowd.sleeps and crowd.verdicts is not None and is_kept_out(session, crowd):
         return crowd.verdicts
-    aside = standing_aside(session, group)
+    aside = _crowd_aside(session, crowd, group)
     if not aside:
         return () if _fits(session, crowd, group) else _ask_of_crowd(session, crowd, group)
     key = ("aside", *group.asks, crowd.asks)
@@ -71,23 +71,33 @@ def _fits(session: Session, crowd: Crowd, group: GroupState) -> bool:
         return False
     if ledger.unused or ledger.aside:
         return False
-    wanted = claim_of(group)
+    if crowd.bounds is None or crowd.bounds.limits is not ledger.limits:
+        crowd.bounds = _bounds_for(ledger, group)
+    for sums, resource, most in crowd.bounds.most:  # noqa: SIM110 - asked of every group, often
+        if sums.get(resource, 0) > most:
+            return False
+    return crowd.bounds.are_all
+
+
+def _bounds_for(ledger: LedgerView, group: GroupState) -> Bounds:
+    """What the sums of its scopes may come to, so that there is room for one like this."""
+    most: list[tuple[dict[str, int], str, int]] = []
+    are_all = True
     for scope in group.scopes:
-        limits, sums = ledger.limits.get(scope), ledger.sums.get(scope, {})
+        limits = ledger.limits.get(scope)
         if limits is None:
-            if scope == CLUSTER:
-                return False
+            are_all = are_all and scope != CLUSTER
             continue
-        for resource, need in wanted.items():
+        sums = ledger.sums.setdefault(scope, {})
+        for resource, need in claim_of(group).items():
+            if scope == CLUSTER and resource == POD_GROUPS:
+                continue
             limit = limits.get(resource)
-            if limit is None:
-                if scope == CLUSTER and resource != POD_GROUPS:
-                    return False
-            elif sums.get(resource, 0) + need > limit and not (
-                scope == CLUSTER and resource == POD_GROUPS
-            ):
-                return False
-    return True
+            if limit is not None:
+                most.append((sums, resource, limit - need))
+            else:
+                are_all = are_all and scope != CLUSTER
+    return Bounds(ledger.limits, most, are_all)
 
 
 def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
@@ -105,8 +115,9 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
     Asked once a session for each group, or crowd: none of it changes within one.
     """
-    if is_of_crowd(group):
-        return _crowd_aside(session, group)
+    crowd = group.crowd
+    if crowd is not None and group.status is group.record.status:
+        return _crowd_aside(session, crowd, group)
     verdicts = session.asides.get(group.uid)
     if verdicts is None:
         if _is_known_to_stand_in_line(session, group):
@@ -124,9 +135,7 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     return verdicts
 
 
-def _crowd_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    crowd = group.crowd
-    assert crowd is not None
+def _crowd_aside(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdict, ...]:
     if crowd.asides_in != session.world:
         session.evaluated += 1
         found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]

@@ -347,7 +347,7 @@ def bind_where_room_is_taken(
         elif bound.node != node.name:
             bound = _set(bound, node=node.name)
         then.append(Pod(metadata=pod.metadata, spec=pod.spec, status=bound))
-    statement.put_pods_where_room_is_taken(group, then)
+    statement.put_pods(group, then)
     _say_bound(statement, group, then)
 
 

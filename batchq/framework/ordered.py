@@ -80,7 +80,16 @@ class Ordered(Generic[T]):
 
     def after(self, key: Any) -> tuple[Any, T] | None:
         """The first key above this one, and its item; None if there is none."""
-        return self.at(bisect_right(self._keys, key, self._start))
+        return self.at(self.place_after(key))
+
+    def place_after(self, key: Any) -> int:
+        """The place of the first key above this one."""
+        return bisect_right(self._keys, key, self._start)
+
+    @property
+    def start(self) -> int:
+        """The place of the lowest key. The others follow, until something is added or removed."""
+        return self._start
 
     def pairs_after(self, key: Any) -> Iterator[tuple[Any, T]]:
         """Every key above this one with its item, lowest first."""
@@ -88,6 +97,7 @@ class Ordered(Generic[T]):
         return zip(self._keys[start:], self._items[start:], strict=True)  # type: ignore[arg-type]
 
     def at(self, place: int) -> tuple[Any, T] | None:
+        """The key at a place, and its item; None behind the last one."""
         if place >= len(self._keys):
             return None
         return self._keys[place], self._items[place]  # type: ignore[return-value]

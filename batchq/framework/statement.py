@@ -110,12 +110,19 @@ class Statement:
         self._undo.append(lambda: self._exchange(group, uid, pod, former))
 
     def put_pods(self, group: GroupState, pods: Iterable[Pod]) -> None:
-        """Add pods to their group, or replace them by their next states: one change of many."""
-        self._put_pods(group, pods, self._exchange_all)
+        """Add pods that have no node, or replace such by their next states: one change of many.
 
-    def put_pods_where_room_is_taken(self, group: GroupState, pods: Iterable[Pod]) -> None:
-        """The same of pods that are bound to nodes which have counted them in already."""
-        self._put_pods(group, pods, self._note_all)
+        Nodes to which they are bound then have counted them in already.
+        """
+        self.session.remember(group)
+        known = group.pods
+        changes: list[Exchange] = [
+            (pod.metadata.uid, known.get(pod.metadata.uid), pod) for pod in pods
+        ]
+        self._undo.append(
+            lambda: self._exchange_all(group, [(uid, new, old) for uid, old, new in changes[::-1]])
+        )
+        self._note_all(group, changes)
 
     def drop_pod(self, group: GroupState, uid: str) -> None:
         """Take a pod out of its group."""
@@ -135,22 +142,6 @@ class Statement:
         self._count(group, new, taken=True)
         group.exchange(uid, old, new)
         self._follow(group)
-
-    def _put_pods(
-        self,
-        group: GroupState,
-        pods: Iterable[Pod],
-        put: Callable[[GroupState, list[Exchange]], None],
-    ) -> None:
-        self.session.remember(group)
-        known = group.pods
-        changes: list[Exchange] = [
-            (pod.metadata.uid, known.get(pod.metadata.uid), pod) for pod in pods
-        ]
-        put(group, changes)
-        self._undo.append(
-            lambda: self._exchange_all(group, [(uid, new, old) for uid, old, new in changes[::-1]])
-        )
 
     def _exchange_all(self, group: GroupState, changes: list[Exchange]) -> None:
         for _, old, new in changes:

@@ -55,6 +55,10 @@ class Progress:
         """What was submitted as that group."""
         return self._jobs[int(uid)].arrival
 
+    def pods(self, uid: str) -> int:
+        """How many pods the group has, all tasks together."""
+        return self._jobs[int(uid)].pods
+
     def submitted(self, uid: str, at_s: int) -> None:
         """Somebody has come, and waits."""
         self.room.comes(self.arrival(uid).group)

@@ -96,6 +96,13 @@ class Running:
             write(self._store, self._requests, ended)
             self._gone(one, pod)
 
+    def has_succeeded(self, group: str) -> bool:
+        """Whether all pods that a group is to have, by its uid, have done their work."""
+        pods = self._store.pods_of(group)
+        return len(pods) == self._progress.pods(group) and all(
+            pod.status.phase == PodPhase.SUCCEEDED for pod in pods
+        )
+
     def end_graces(self) -> None:
         """What was told to stop has stopped by now."""
         now_ms = self._clock.now_ms()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from batchq.api import intents
-from batchq.api.lifecycle import TERMINAL
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.resources import total
 from batchq.api.times import SECOND
@@ -36,7 +36,7 @@ from batchq.sim.workload.resting import (
     leaves_only_starts,
     waits_for_room_alone,
 )
-from batchq.sim.workload.running import Running
+from batchq.sim.workload.running import OnNode, Running
 from batchq.sim.workload.schedule import Schedule
 from batchq.sim.writing import write
 from batchq.store.memory import MemoryStore
@@ -104,6 +104,8 @@ class Stage:
         self.sessions = 0
         self._refused = 0
         self._due_at: int | None = None
+        #: Groups that have ended, by uid, which the next session will see.
+        self._over: set[str] = set()
 
     def run(self, *, per_event: bool, tell: Tell | None) -> None:
         """Play on until nothing is due any more, or nothing comes of it."""
@@ -119,6 +121,8 @@ class Stage:
                 tell(self._progress.finished, len(self._load.arrivals))
             idle = self._progress.changes == before and not self._coming
             fruitless = fruitless + 1 if idle and not self._running.any() else 0
+        if self._over:
+            self._settle(only_follows=True)
         self._watch.after_outside()
 
     def schedule(self, name: str, real_s: float) -> Schedule:
@@ -145,13 +149,20 @@ class Stage:
     def _play_at_once(self) -> None:
         before = self._running.ended
         self._running.end_graces()
-        for one in self._running.due():
+        stopped = self._running.ended != before
+        due = self._running.due()
+        for one in due:
             self._running.end(one)
         came = []
         while self._comes_now():
             came.append(self._submit())
         if self._running.ended != before:
-            self._settle(only_follows=not self._may_let_in())
+            if self._may_let_in():
+                self._settle()
+            elif stopped or not self._may_be_seen_later(due):
+                self._settle(only_follows=True)
+            else:
+                self._put_off(due)
         elif not came or self._may_let_in(came):
             self._settle()
         elif self._looks_each_time:
@@ -168,6 +179,27 @@ class Stage:
         if came:
             return any(room.fits(arrival.group) for arrival in came)
         return room.fits_anybody()
+
+    def _may_be_seen_later(self, ended: Sequence[OnNode]) -> bool:
+        """Whether the session that sees these ends may as well be the next that there is, where
+        nobody can be let in now.
+
+        Their groups are over, whoever looks and when: all pods have succeeded. And it is none of
+        their clocks that the next session is waited for: it would be waited for no longer.
+        """
+        due_at = None if self._due_at is None else whole_second(self._due_at)
+        return all(
+            (one.predicted_at is None or one.predicted_at != due_at)
+            and self._running.has_succeeded(one.group)
+            for one in ended
+        )
+
+    def _put_off(self, ended: Sequence[OnNode]) -> None:
+        for uid in dict.fromkeys(one.group for one in ended):
+            self._over.add(uid)
+            self._progress.ended(uid, self._clock.now_ms() // SECOND)
+        if self._looks_each_time:
+            self._look_for_more()
 
     def _play_by_event(self) -> None:
         self._running.end_graces()
@@ -225,12 +257,24 @@ class Stage:
         """Another session at the same instant, to see that there is indeed nothing left to do."""
         report = self._cycle.run_once()
         # Why somebody waits may be written down by the next session: nobody looks meanwhile.
-        decided = [one for one in report.intents if not isinstance(one, intents.SetReasons)]
+        decided = [
+            one
+            for one in report.intents
+            if not isinstance(one, intents.SetReasons) and not self._is_put_off(one)
+        ]
         if decided:
             raise InvariantBroken(
                 f"the sessions at {self._clock.now_ms()} ms came to rest too early:"
                 f" another one decides {decided[0]}"
             )
+        self._follow(report)
+
+    def _is_put_off(self, intent: intents.Intent) -> bool:
+        """Whether it says of a group that it has ended what is known already."""
+        if not isinstance(intent, intents.FinishGroup) or intent.phase != PodGroupPhase.COMPLETED:
+            return False
+        group = self.store.get("PodGroup", intent.group)
+        return group is not None and group.metadata.uid in self._over
 
     def _follow(self, report: CycleReport) -> None:
         """Start what was bound, stop what was evicted, forget who has ended."""
@@ -245,7 +289,11 @@ class Stage:
     def _finish(self, key: str) -> None:
         group = self.store.get("PodGroup", key)
         if isinstance(group, PodGroup) and group.status.phase in TERMINAL:
-            self._progress.ended(group.metadata.uid, self._clock.now_ms() // SECOND)
+            uid = group.metadata.uid
+            if uid in self._over:
+                self._over.remove(uid)
+            else:
+                self._progress.ended(uid, self._clock.now_ms() // SECOND)
             self._running.forget(group)
 
     def _next_at(self) -> int | None:

@@ -11,13 +11,14 @@ and only as far as the limits allow what the reservation did not promise.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import start_extras, waiting_extras, waits_behind
-from batchq.framework.gangs import bind_until_ready, has_pending_pods
+from batchq.framework.gangs import bind_until_ready, least_first
 from batchq.framework.growth import over_limit_with
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import find_node
@@ -73,15 +74,15 @@ def _place_gangs(session: Session, queues: dict[str, deque[GroupState]]) -> None
             turns.drop(name)
             continue
         group = queues[name].popleft()
-        if has_pending_pods(group) and not session.group_ready(group):
-            _place_gang(session, group)
+        if not session.group_ready(group) and (waiting := least_first(session, group)):
+            _place_gang(session, group, waiting)
 
 
-def _place_gang(session: Session, group: GroupState) -> None:
+def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> None:
     before = dict(group.pods)
     with Statement(session) as statement:
         enter_room(statement, group)
-        refusals = bind_until_ready(session, statement, group)
+        refusals = bind_until_ready(session, statement, group, waiting)
         if refusals is None:
             end_pledge(statement, group)
             statement.commit()

@@ -26,16 +26,20 @@ _PENDING = PodPhase.PENDING
 
 
 def bind_until_ready(
-    session: Session, statement: Statement, group: GroupState
+    session: Session,
+    statement: Statement,
+    group: GroupState,
+    waiting: Sequence[Pod] | None = None,
 ) -> list[Verdict] | None:
     """Bind what fits until the group is ready: None; else what nodes and limits say against the
-    rest.
+    rest. `waiting`: its pods without a node (`least_first`), where they are known.
 
     Pods of one task that the group cannot do without, and that its reservation has room for, are
     bound together: nobody would have stopped in between.
     """
     refused: list[TaskShape] = []
-    waiting = least_first(session, group)
+    if waiting is None:
+        waiting = least_first(session, group)
     plan = group.status.pledge.plan
     place = 0
     while place < len(waiting):
@@ -105,12 +109,12 @@ def _promised_pods(session: Session, group: GroupState, shape: TaskShape) -> int
     if not group.reserved or session.ledger.owed(group):
         return 0
     held, reservation = group.held, group.status.reservation
-    return min(
-        [
-            (reservation.get(name, 0) - held.get(name, 0)) // units
-            for name, units in shape.requests.items()
-        ]
-    )
+    most = group.replicas
+    for name, units in shape.requests.items():
+        fits = (reservation.get(name, 0) - held.get(name, 0)) // units
+        if fits < most:
+            most = fits
+    return most
 
 
 def node_for(
@@ -163,11 +167,6 @@ def pending_pods(session: Session, group: GroupState) -> list[Pod]:
         for place, pod in enumerate(pods)
     ]
     return [pods[key[-1]] for key in sorted(keys)]
-
-
-def has_pending_pods(group: GroupState) -> bool:
-    """Whether there are any of these."""
-    return bool(group.pods) and next(_pending(group), None) is not None
 
 
 def _pending(group: GroupState) -> Iterator[Pod]:

@@ -28,6 +28,7 @@ from batchq.framework.checks import cleared
 from batchq.framework.eligibility import pause_ms
 from batchq.framework.pledges import end_pledge
 from batchq.framework.pods import pod_name, pods_of
+from batchq.framework.session import Session
 from batchq.framework.state import GroupState, NodeState
 from batchq.framework.statement import Statement
 
@@ -42,6 +43,9 @@ _BACKS_OFF = frozenset(
         Leaving.CLAIM_LAPSED,
     }
 )
+
+#: Nobody has claimed it; one object for all.
+_NO_CLAIM = GroupClaim()
 
 #: A group remembers the retries of so many pods over an eviction.
 MOST_SPENT = 10_000
@@ -109,21 +113,7 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
     now_ms = statement.session.now_ms
     shape = group.shape
     in_words = shape.described if reservation is shape.reservation else describe(reservation)
-    message = f"reserved {in_words}"
-    conditions = group.status.conditions
-    conditions = _with_one(conditions, "Admitted", "True", "Admitted", message, now_ms)
-    if reservation:
-        conditions = _with_one(
-            conditions, "QuotaReserved", "True", "QuotaReserved", message, now_ms
-        )
-    for former in group.status.conditions:
-        if former.type == "Evicted":
-            # Why it had to leave is kept: its next pods are told.
-            conditions = _with_one(
-                conditions, "Evicted", "False", former.reason, former.message, now_ms
-            )
-        if former.type == "Scheduled":
-            conditions = _with_one(conditions, "Scheduled", "False", "Admitted", message, now_ms)
+    conditions = _on_admission(statement.session, group, f"reserved {in_words}", bool(reservation))
     statement.set_status(
         group,
         phase=PodGroupPhase.IN_QUEUE,
@@ -135,11 +125,33 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         unknown_at=None,
         backoff_until=None,
         reasons=(),
-        claim=GroupClaim(),
+        claim=_NO_CLAIM,
         reported=final_reports(group.status) if group.is_elastic else {},
         conditions=conditions,
     )
     statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
+
+
+def _on_admission(
+    session: Session, group: GroupState, message: str, has_reserved: bool
+) -> tuple[Condition, ...]:
+    former = group.status.conditions
+    key = (message, has_reserved)
+    if not former and key in session.admitted:
+        return session.admitted[key]
+    now_ms = session.now_ms
+    found = _with_one(former, "Admitted", "True", "Admitted", message, now_ms)
+    if has_reserved:
+        found = _with_one(found, "QuotaReserved", "True", "QuotaReserved", message, now_ms)
+    for one in former:
+        if one.type == "Evicted":
+            # Why it had to leave is kept: its next pods are told.
+            found = _with_one(found, "Evicted", "False", one.reason, one.message, now_ms)
+        if one.type == "Scheduled":
+            found = _with_one(found, "Scheduled", "False", "Admitted", message, now_ms)
+    if not former:
+        session.admitted[key] = found
+    return found
 
 
 def _reserved_at(group: GroupState, now_ms: int) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import Pod, PodGroupStatus
+from batchq.api.objects import Condition, Pod, PodGroupStatus
 from batchq.api.quantity import PODS
 from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.api.resources import UNLIMITED_PODS, Amounts
@@ -121,6 +121,8 @@ class Session:
         self.asides: dict[str, tuple[Verdict, ...]] = {}
         #: What groups that ask for the same were told, and at which version of the ledger.
         self.told: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
+        #: What groups are told on their first admission, by what they have reserved.
+        self.admitted: dict[tuple[str, bool], tuple[Condition, ...]] = {}
         #: How many groups were asked about, whatever the answer; for those who watch the cost.
         self.evaluated = 0
         #: The dimensions that a claimant lacks, while victims are looked for.

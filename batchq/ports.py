@@ -87,5 +87,7 @@ class Store(Reader, Protocol):
 class Executor(Protocol):
     """Carries deliveries from the outbox to the nodes."""
 
-    def deliver(self) -> int:
-        """Hand over what waits in the outbox; how many that were. Twice is harmless."""
+    def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
+        """Hand over what waits in the outbox, or only what was `bound` just now, by whoever has
+        that in hand; how many that were. Twice is harmless.
+        """

@@ -255,13 +255,15 @@ class LeaderTurn:
 
     def _deliver(self, report: CycleReport) -> None:
         """What this turn has bound, and now and then what anybody has left in the outbox."""
-        has_bound = any(done.deliveries for done in report.commit.applied)
-        if not has_bound and time.monotonic() < self._deliver_at:
-            return
+        bound = [delivery for done in report.commit.applied for delivery in done.deliveries]
+        look_at, self._deliver_at = self._deliver_at, 0.0
         # Whatever fails on the way is made good by the next turn.
-        self._deliver_at = 0.0
-        self._executor.deliver()
-        self._deliver_at = time.monotonic() + _LOOKED_FOR_EVERY_S
+        if time.monotonic() >= look_at:
+            self._executor.deliver()
+            look_at = time.monotonic() + _LOOKED_FOR_EVERY_S
+        elif bound:
+            self._executor.deliver(bound)
+        self._deliver_at = look_at
 
     def _taken_in(self) -> None:
         """After the first turn: everything that lasts is there."""

@@ -35,6 +35,7 @@ from batchq.store.mirror import (
     read_many,
     scan_objects,
 )
+from batchq.store.outbox import add_taking_out
 from batchq.store.places import Places
 from batchq.store.roles import forbidden
 from batchq.store.rules import Held, commit_of
@@ -375,15 +376,13 @@ class RedisStore:
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         """Take what has been handed over out of the outbox."""
-        fields = [codec.delivery_field(delivery) for delivery in deliveries]
 
         def taken_out(client: redis.Redis) -> None:
             pipeline = client.pipeline(transaction=False)
-            for start in range(0, len(fields), PAGE):
-                pipeline.hdel(keys.OUTBOX, *fields[start : start + PAGE])
+            add_taking_out(pipeline, deliveries)
             pipeline.execute()
 
-        if fields:
+        if deliveries:
             self._link.ask(taken_out)
 
     def append_log(self, node: str, pod: str, attempt: int, stream: str, data: bytes) -> None:

@@ -19,6 +19,7 @@ from rq.timeouts import BaseDeathPenalty
 
 from batchq.api.transaction import Delivery
 from batchq.store.doorbell import Word, add_rings, check_rung
+from batchq.store.outbox import add_taking_out
 from batchq.store.rq_link import RqLink
 
 ENTRY = "batchq.worker.entry.run_pod"
@@ -119,19 +120,24 @@ def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
 
 
 def enqueue_all(
-    attempts_of: Mapping[Queue, Sequence[PodAttempt]], *, rings: Sequence[str] = ()
+    attempts_of: Mapping[Queue, Sequence[PodAttempt]],
+    *,
+    rings: Sequence[str] = (),
+    taken_out: Sequence[Delivery] = (),
 ) -> None:
     """Hand over the attempts of several queues of one connection, and ring at the nodes `rings`, in
     one round trip.
 
     Each record is there before its id is; what breaks off in between leaves records alone, which
-    are written once more when the attempts are handed over again.
+    are written once more when the attempts are handed over again. What is `taken_out` of the outbox
+    with that is so in the same step, in which all is done or, by a server that refuses writes,
+    nothing.
     """
     wanted = {queue: attempts for queue, attempts in attempts_of.items() if attempts}
     if not wanted:
         return
     first = next(iter(wanted))
-    pipeline = first.connection.pipeline(transaction=False)
+    pipeline = first.connection.pipeline(transaction=bool(taken_out))
     pipeline.sadd(Queue.redis_queues_keys, *(queue.key for queue in wanted))
     fields = _common_fields(first)
     for queue, attempts in wanted.items():
@@ -140,6 +146,7 @@ def enqueue_all(
             own = ("data", _payload(attempt), "description", attempt.id)
             pipeline.hset(Job.key_for(attempt.id), items=[*of_queue, *own])
         pipeline.rpush(queue.key, *(attempt.id for attempt in attempts))
+    add_taking_out(pipeline, taken_out)
     handing_over = len(pipeline)
     add_rings(pipeline, rings, Word.PODS)
     answers = pipeline.execute(raise_on_error=False)

@@ -1,15 +1,18 @@
 """From the outbox to the nodes' RQ queues.
 
 A bind and its hand-over are two systems in one Redis: the bind leaves an entry in the outbox, the
-relay puts it into RQ, rings at the node, and only then takes it out, in three round trips, however
-many there are. A relay that dies in between delivers twice, and that is harmless, because a pod is
-claimed before it runs.
+relay puts it into RQ, rings at the node, and takes it out, all at once where there are few, and in
+this order in three round trips, however many there are. A relay that dies in between delivers
+twice, and that is harmless, because a pod is claimed before it runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 
+from batchq.api.transaction import Delivery
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.nodequeue import PodAttempt, by_node, enqueue_all, node_queue
@@ -18,6 +21,8 @@ log = structlog.get_logger(__name__)
 
 #: So many are handed over in one round trip: about 10 MB.
 DELIVERIES_A_TRIP = 20_000
+#: So many in one step of the server, which does nothing else meanwhile.
+DELIVERIES_AT_ONCE = 100
 
 
 class Relay:
@@ -27,21 +32,25 @@ class Relay:
         self._store = store
         self._link = RqLink(store.url)
 
-    def deliver(self) -> int:
-        """Hand over what waits; how many that were. Twice is harmless.
+    def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
+        """Hand over what waits, or what was `bound` just now; how many that were. Twice is
+        harmless.
 
         Raises StoreUnavailable; what was handed over until then may be so again.
         """
-        deliveries = self._store.outbox()
+        deliveries = self._store.outbox() if bound is None else bound
         for start in range(0, len(deliveries), DELIVERIES_A_TRIP):
             some = deliveries[start : start + DELIVERIES_A_TRIP]
             attempts_of = {
                 node_queue(node, self._link): [PodAttempt(one.pod, one.attempt) for one in to_node]
                 for node, to_node in by_node(some).items()
             }
+            nodes = sorted({one.node for one in some})
+            at_once = some if len(some) <= DELIVERIES_AT_ONCE else ()
             with self._link.errors():
-                enqueue_all(attempts_of, rings=sorted({one.node for one in some}))
-            self._store.delivered(some)
+                enqueue_all(attempts_of, rings=nodes, taken_out=at_once)
+            if not at_once:
+                self._store.delivered(some)
             log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
         return len(deliveries)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from batchq.api.fences import count_of
+from batchq.api.transaction import Delivery
 from batchq.clock import SystemClock
 from batchq.daemon import app, processes
 from batchq.daemon.embedded import ensure_server
@@ -189,7 +190,7 @@ class NoCycle(Cycle):
 class Nothing:
     """An executor without anything to deliver."""
 
-    def deliver(self) -> int:
+    def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
         return 0
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from msgspec import structs
 
 from batchq import __version__
 from batchq.api.objects import Object, PodGroup, Queue
-from batchq.api.transaction import Transaction
+from batchq.api.transaction import Delivery, Transaction
 from batchq.daemon import app, processes
 from batchq.daemon.embedded import ensure_server
 from batchq.daemon.processes import Record
@@ -36,7 +36,7 @@ LEASE_MS = 2_000
 class Nothing:
     """An executor without anything to deliver."""
 
-    def deliver(self) -> int:
+    def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
         return 0
 
 

@@ -20,7 +20,7 @@ from batchq.ids import RandomIds
 from batchq.store import commits, keys, link, scripts
 from batchq.store.redis import RedisStore
 from batchq.worker.nodequeue import queue_name
-from batchq.worker.relay import Relay
+from batchq.worker.relay import DELIVERIES_AT_ONCE, Relay
 from tests.contract.made import charge, group, pod, put, queue, words, writing
 from tests.harness.trips import Trips
 
@@ -69,11 +69,36 @@ def test_a_session_that_binds_any_number_of_groups_takes_as_few(
 ) -> None:
     decided = [binding(number) for number in range(groups)]
     assert trips.of(lambda: warm.commit(decided, request_id="1")) == 1
-    assert trips.of(relay.deliver) == 3
+    assert trips.of(relay.deliver) == (2 if groups <= DELIVERIES_AT_ONCE else 3)
     assert warm.outbox() == ()
     # The changes are pulled in one; in another, now and then, nodes are heard.
     assert trips.of(warm.snapshot) <= 2
     assert len(warm.snapshot().groups) == groups + 1
+
+
+def test_what_a_session_has_bound_just_now_is_handed_over_in_one(
+    warm: RedisStore, relay: Relay, trips: Trips
+) -> None:
+    commit = warm.commit([binding(1), binding(2)], request_id="1")
+    bound = [delivery for done in commit.applied for delivery in done.deliveries]
+    assert trips.of(lambda: relay.deliver(bound)) == 1
+    assert warm.outbox() == ()
+
+
+@pytest.mark.parametrize("number", [1, DELIVERIES_AT_ONCE + 1])
+def test_what_cannot_be_handed_over_stays_in_the_outbox(
+    warm: RedisStore, relay: Relay, raw: redis.Redis, number: int
+) -> None:
+    commit = warm.commit([binding(one) for one in range(number)], request_id="1")
+    bound = [delivery for done in commit.applied for delivery in done.deliveries]
+    raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable):
+            relay.deliver(bound)
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert len(warm.outbox()) == number
+    assert relay.deliver() == number
 
 
 @pytest.mark.parametrize("pods", [10, 1_000, 5_000])

@@ -59,7 +59,7 @@ def found(chunks: Sequence[Chunk[T]], key: str) -> T | None:
     """The item of a key, if there is one."""
     if not chunks:
         return None
-    chunk = chunks[place_of(chunks, key)]
+    chunk = chunks[place_of(chunks, key) if len(chunks) > 1 else 0]
     place = bisect_left(chunk.keys, key)
     if place < len(chunk.keys) and chunk.keys[place] == key:
         return chunk.items[place]

@@ -130,8 +130,8 @@ class GroupState:
         self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
         #: Those who wait as it does, if it is one of them (batchq.framework.crowds).
         self.crowd: Crowd | None = None
-        #: The state of the world in which it was found settled, and the first of its clocks.
-        self.settled_until: tuple[object, tuple[int, ...]] | None = None
+        #: The state of the world in which it was found settled, and until when.
+        self.settled_until: tuple[object, int] | None = None
         self._charged: tuple[PodGroupStatus, Amounts, Amounts, Amounts] | None = None
         #: Its place in line, where that lasts as long as its record; once worked out.
         self.line_key: tuple[Any, ...] | None = None

@@ -42,7 +42,7 @@ from batchq.scheduler.external import (
 from batchq.scheduler.pledges import follow_pledges
 from batchq.scheduler.progress import Progress, remaining_reservation
 from batchq.scheduler.timers import (
-    is_settled,
+    astir,
     lease_over_at,
     note_settled,
     pod_walltime_over_at,
@@ -55,12 +55,9 @@ from batchq.scheduler.unschedulable import leave_where_impossible
 def settle(session: Session) -> None:
     """Let everything follow what has happened since the last session."""
     _notice_silent_nodes(session)
-    astir = [
-        group
-        for group in session.busy()
-        if not is_settled(session, group) and group.uid not in session.asleep
-    ]
-    for group in [*astir, *_asked_for_checks(session)]:
+    stirring, _ = astir(session, session.busy())
+    stirring = [group for group in stirring if group.uid not in session.asleep]
+    for group in [*stirring, *_asked_for_checks(session)]:
         with Statement(session) as statement:
             _settle_group(statement, group)
             _settle_charge(statement, group)
@@ -72,7 +69,7 @@ def settle(session: Session) -> None:
     leave_where_impossible(session)
     keep_rooms(session)
     # Last: a group that has just left must not leave pods behind in the story.
-    _create_what_lacks(session, {group.uid for group in astir})
+    _create_what_lacks(session, {group.uid for group in stirring})
 
 
 def _asked_for_checks(session: Session) -> list[GroupState]:
@@ -94,12 +91,12 @@ def _notice_silent_nodes(session: Session) -> None:
             session.intents.append(intents.SetNodeReady(node=node.name, ready=False))
 
 
-def _create_what_lacks(session: Session, astir: set[str]) -> None:
+def _create_what_lacks(session: Session, stirring: set[str]) -> None:
     """Of those in whom something stirs, by uid, or who have been touched: whoever was settled
     before lacked nothing then.
     """
     for group in session.busy():
-        if group.uid not in astir and group.uid not in session.touched:
+        if group.uid not in stirring and group.uid not in session.touched:
             continue
         if not is_admitted(group) or group.has_all_placed:
             continue

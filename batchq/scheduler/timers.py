@@ -5,6 +5,7 @@ The controller acts on them, and `next_due_at` tells the loop and the simulator 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
@@ -20,6 +21,8 @@ from batchq.framework.state import GroupState, is_admitted
 
 #: So often in one admission a pod may lose its node and be bound again without a wait.
 FREE_LOSSES = 2
+#: After all instants.
+NEVER = sys.maxsize
 _REQUEUED = frozenset({PodPhase.EVICTED, PodPhase.FAILED})
 
 
@@ -84,16 +87,17 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
     they are given); None if there is none.
     """
     due = _of_world(session)
-    for group in session.busy() if groups is None else groups:
-        if group.uid in session.expired:
-            continue
-        if group.uid not in session.touched and is_settled(session, group):
-            due += () if group.settled_until is None else group.settled_until[1]
-        else:
+    for group in session.touched.values():
+        group.settled_until = None
+    stirring, first_at = astir(session, session.busy() if groups is None else groups)
+    due.append(first_at)
+    for group in stirring:
+        if group.uid not in session.expired:
             due += clocks_of(session, group)
     if groups is None and (at := session.next_at()) is not None:
         due.append(at)
-    return min([at for at in due if at > session.now_ms], default=None)
+    next_at = min([at for at in due if at > session.now_ms], default=NEVER)
+    return None if next_at == NEVER else next_at
 
 
 def _of_world(session: Session) -> list[int]:
@@ -112,18 +116,23 @@ def _of_world(session: Session) -> list[int]:
     return due
 
 
-def is_settled(session: Session, group: GroupState) -> bool:
-    """Whether nothing was to be done about a group that runs, and nothing has happened since: no
-    clock of its has run out, nobody counts on its room, and the world is the same.
+def astir(session: Session, groups: Iterable[GroupState]) -> tuple[list[GroupState], int]:
+    """Those of them about whom there may be something to do, and when the first clock of the others
+    runs out (NEVER, if they have none).
+
+    Nothing is to be done about a group that was found settled, while none of its clocks has run
+    out, nobody counts on its room, and the world is the same.
     """
-    if group.settled_until is None or session.world is None:
-        return False
-    world, clocks = group.settled_until
-    return (
-        world == session.world
-        and (not clocks or session.now_ms < clocks[0])
-        and group.uid not in session.ledger.claimants
-    )
+    world, now_ms, claimants = session.world, session.now_ms, session.ledger.claimants
+    found: list[GroupState] = []
+    first_at = NEVER
+    for group in groups:
+        until = group.settled_until
+        if until is None or until[0] != world or until[1] <= now_ms or group.uid in claimants:
+            found.append(group)
+        elif until[1] < first_at:
+            first_at = until[1]
+    return found, first_at
 
 
 def note_settled(session: Session, group: GroupState) -> None:
@@ -131,10 +140,10 @@ def note_settled(session: Session, group: GroupState) -> None:
 
     A clock that has run out already shows nothing.
     """
-    clocks = sorted(clocks_of(session, group))
+    first_at = min(clocks_of(session, group), default=NEVER)
     asked = session.admission_checks_are_asked_for and names_in(session, group.chain)
-    if session.world is not None and not asked and (not clocks or clocks[0] > session.now_ms):
-        group.settled_until = (session.world, tuple(clocks[:1]))
+    if session.world is not None and not asked and first_at > session.now_ms:
+        group.settled_until = (session.world, first_at)
 
 
 def clocks_of(session: Session, group: GroupState) -> list[int]:

@@ -73,7 +73,7 @@ def _fits(session: Session, crowd: Crowd, group: GroupState) -> bool:
         return False
     if crowd.bounds is None or crowd.bounds.limits is not ledger.limits:
         crowd.bounds = _bounds_for(ledger, group)
-    for sums, resource, most in crowd.bounds.most:  # noqa: SIM110 - asked of every group, often
+    for sums, resource, most in crowd.bounds.most:
         if sums.get(resource, 0) > most:
             return False
     return crowd.bounds.are_all

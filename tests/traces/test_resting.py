@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
 from batchq.config.model import SchedulerConfig
 from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.sim.workload import stage as playing
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.policies import POLICY_CONFIG
 from batchq.sim.workload.resting import is_one_line_of_equals, waits_for_room_alone
-from batchq.sim.workload.stage import Stage
+from batchq.sim.workload.schedule import Schedule
+from batchq.sim.workload.stage import Stage, play_load
 from tests.traces.loads import a_load, job
 
 
@@ -74,13 +80,73 @@ def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPa
     assert sessions_without_actions(full_and_empty(), monkeypatch) == 2
 
 
-def test_an_end_that_makes_room_for_nobody_spares_a_look_at_them(
-    monkeypatch: pytest.MonkeyPatch,
+def sessions_by_then(load: Load) -> list[int]:
+    """At each instant at which anything was due."""
+    stage = Stage(load, POLICY_CONFIG, watch=False)
+    found: list[int] = []
+    stage.run(per_event=False, tell=lambda done, jobs: found.append(stage.sessions))
+    return found
+
+
+def test_an_end_that_makes_room_for_nobody_is_seen_by_the_next_session() -> None:
+    sizes = ((1, 0, 3, 30, 40), (2, 0, 1, 5, 20), (3, 1, 2, 5, 20))
+    load = a_load(*(job(*one, walltime_s=asked) for *one, asked in sizes), policy="easy")
+    # At 0 two start together; at 1 one comes, and at 5 one ends, for nobody; at 30 the third
+    # starts; at 35 it ends, and there is nobody left to be let in. At 20, when the time of the
+    # second would have been over, nothing is due.
+    assert sessions_by_then(load) == [2, 2, 2, 4, 4]
+
+
+def test_whoever_was_the_last_to_end_has_left_the_store_when_the_play_is_over() -> None:
+    stage = Stage(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
+    stage.run(per_event=False, tell=None)
+    assert [(one.start_s, one.end_s) for one in stage.schedule("", 0.0).jobs] == [(0, 10)]
+    assert (stage.store.list("PodGroup"), stage.store.list("Pod")) == ((), ())
+    assert list(stage.store.ledger()) == ["capacity"]
+
+
+#: Seconds after the one before, run time, how much more is asked for, cpus, and pods.
+SHAPES = st.tuples(
+    st.sampled_from([0, 0, 0, 1, 2, 4]),
+    st.integers(0, 25),
+    st.sampled_from([-9, -1, 0, 0, 3, 30]),
+    st.integers(1, 6),
+    st.integers(1, 3),
+)
+
+
+def a_line(shapes: Sequence[tuple[int, ...]], policy: str) -> Load:
+    """Gangs of one queue: many come and end at one instant, some run beyond their walltime."""
+    at_s, jobs = 0, []
+    for number, (later, run_s, more, cpus, most) in enumerate(shapes, start=1):
+        at_s, pods = at_s + later, min(most, 6 // cpus)
+        asked_s = max(1, run_s + more)
+        one = job(number, at_s, cpus, run_s, walltime_s=asked_s, pods=pods)
+        jobs.append(with_spec(one, min_member=pods))
+    return a_load(*jobs, cpus=6, policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "first-fit", "easy", "conservative"])
+def test_a_play_that_spares_sessions_comes_to_the_same_as_one_that_spares_none(
+    policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = ((1, 0, 3, 10), (2, 0, 1, 5), (3, 1, 2, 5))
-    load = a_load(*(job(*one, walltime_s=20) for one in sizes), policy="easy")
-    # Two start together, one ends for nobody, one starts, and the last one ends.
-    assert sessions_without_actions(load, monkeypatch) == 4
+    def comes_to(load: Load, *, spares: bool, watch: bool) -> Schedule:
+        with monkeypatch.context() as patch:
+            if not spares:
+                patch.setattr(playing, "waits_for_room_alone", lambda load, config: False)
+                patch.setattr(playing, "is_one_line_of_equals", lambda load, config: False)
+            schedule = play_load(load, POLICY_CONFIG, watch=watch)
+        return structs.replace(schedule, sessions=0)
+
+    @settings(deadline=None, max_examples=40)
+    @given(st.lists(SHAPES, min_size=1, max_size=25))
+    def equal(shapes: list[tuple[int, ...]]) -> None:
+        load = a_line(shapes, policy)
+        whole = comes_to(load, spares=False, watch=False)
+        assert comes_to(load, spares=True, watch=False) == whole
+        assert comes_to(load, spares=True, watch=True) == whole
+
+    equal()
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "first-fit", "easy", "conservative"])

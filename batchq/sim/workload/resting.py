@@ -5,11 +5,15 @@ With `watch`, a play looks whether it would indeed.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.config.model import SchedulerConfig
+from batchq.framework.session import Session
 from batchq.framework.settings import Settings
 from batchq.scheduler.cycle import CycleReport
+from batchq.scheduler.timers import next_due_at
 from batchq.sim.workload.load import Load
 
 
@@ -63,6 +67,15 @@ def waits_for_room_alone(load: Load, config: SchedulerConfig) -> bool:
         and config.settings.overcommit == Settings().overcommit
         and all(queue.spec.strategy.order == "fcfs" for queue in load.queues)
     )
+
+
+def due_without(session: Session, over: Set[str]) -> int | None:
+    """When the next clock runs out, as it was at the end of a session, if these groups, by uid,
+    which ran then, had been over already; in milliseconds, None if no clock runs.
+    """
+    others = [group for group in session.busy() if group.uid not in over]
+    due = (next_due_at(session, others), session.next_at())
+    return min((at for at in due if at is not None and at > session.now_ms), default=None)
 
 
 def leaves_only_starts(report: CycleReport) -> bool:

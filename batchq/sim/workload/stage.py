@@ -6,7 +6,7 @@ and Trystram (SC'15): at one instant first those end whose walltime is over as w
 submit is followed by sessions; then each end, in the order in which they started.
 
 Beside the sessions themselves, a play costs what changes: pods' ends wait in a heap, finished
-groups leave the store at once, and no story is kept.
+groups leave the store when a session has seen that they are, and no story is kept.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import InvariantBroken
+from batchq.framework.session import Session
 from batchq.ports import IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.sim.clock import CountedIds, VirtualClock, whole_second
@@ -31,12 +32,13 @@ from batchq.sim.workload.founding import empty_cluster, submitted
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.progress import Look, Progress
 from batchq.sim.workload.resting import (
+    due_without,
     is_one_line_of_equals,
     leaves_nothing_to_do,
     leaves_only_starts,
     waits_for_room_alone,
 )
-from batchq.sim.workload.running import OnNode, Running
+from batchq.sim.workload.running import Running
 from batchq.sim.workload.schedule import Schedule
 from batchq.sim.writing import write
 from batchq.store.memory import MemoryStore
@@ -104,8 +106,9 @@ class Stage:
         self.sessions = 0
         self._refused = 0
         self._due_at: int | None = None
-        #: Groups that have ended, by uid, which the next session will see.
+        #: Groups that are over, by uid, which the next session will see.
         self._over: set[str] = set()
+        self._last: Session | None = None
 
     def run(self, *, per_event: bool, tell: Tell | None) -> None:
         """Play on until nothing is due any more, or nothing comes of it."""
@@ -150,19 +153,20 @@ class Stage:
         before = self._running.ended
         self._running.end_graces()
         stopped = self._running.ended != before
-        due = self._running.due()
-        for one in due:
+        ended = []
+        for one in self._running.due():
             self._running.end(one)
+            ended.append(one.group)
         came = []
         while self._comes_now():
             came.append(self._submit())
         if self._running.ended != before:
             if self._may_let_in():
                 self._settle()
-            elif stopped or not self._may_be_seen_later(due):
+            elif stopped or not all(map(self._running.has_succeeded, ended)):
                 self._settle(only_follows=True)
             else:
-                self._put_off(due)
+                self._put_off(ended)
         elif not came or self._may_let_in(came):
             self._settle()
         elif self._looks_each_time:
@@ -180,24 +184,15 @@ class Stage:
             return any(room.fits(arrival.group) for arrival in came)
         return room.fits_anybody()
 
-    def _may_be_seen_later(self, ended: Sequence[OnNode]) -> bool:
-        """Whether the session that sees these ends may as well be the next that there is, where
-        nobody can be let in now.
-
-        Their groups are over, whoever looks and when: all pods have succeeded. And it is none of
-        their clocks that the next session is waited for: it would be waited for no longer.
+    def _put_off(self, over: Sequence[str]) -> None:
+        """Let the next session that there is see that these groups are over, where nobody can be
+        let in now: whoever looks and when, all of their pods have succeeded.
         """
-        due_at = None if self._due_at is None else whole_second(self._due_at)
-        return all(
-            (one.predicted_at is None or one.predicted_at != due_at)
-            and self._running.has_succeeded(one.group)
-            for one in ended
-        )
-
-    def _put_off(self, ended: Sequence[OnNode]) -> None:
-        for uid in dict.fromkeys(one.group for one in ended):
+        for uid in dict.fromkeys(over):
             self._over.add(uid)
             self._progress.ended(uid, self._clock.now_ms() // SECOND)
+        if self._last is not None:
+            self._due_at = due_without(self._last, self._over)
         if self._looks_each_time:
             self._look_for_more()
 
@@ -238,7 +233,7 @@ class Stage:
         turn = self._cycle.settle_once if only_follows else self._cycle.run_once
         for _ in range(MOST_SESSIONS_AT_ONCE):
             report = turn()
-            self._due_at = report.next_due_at
+            self._last, self._due_at = report.session, report.next_due_at
             if report.rested:
                 return
             self.sessions += 1
@@ -256,6 +251,7 @@ class Stage:
     def _look_for_more(self) -> None:
         """Another session at the same instant, to see that there is indeed nothing left to do."""
         report = self._cycle.run_once()
+        self._last = report.session
         # Why somebody waits may be written down by the next session: nobody looks meanwhile.
         decided = [
             one

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from batchq.api.objects import Object
-from batchq.api.transaction import Commit, Event, Ledger, Transaction
+from batchq.api.transaction import Commit, Delivery, Event, Ledger, Transaction
 from batchq.framework.snapshot import Snapshot
 
 

@@ -15,13 +15,13 @@ import structlog
 
 from batchq.api.facts import Claim, Ended, Fact, Leaves, Runs, Serves
 from batchq.api.fences import count_of
-from batchq.api.transaction import Event, Transaction
+from batchq.api.transaction import Commit, Event, Transaction
 from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
-from batchq.scheduler.clerk import Clerk, Folded, Posted
+from batchq.scheduler.clerk import Clerk, Folded, Posted, Worked
 from batchq.store.doorbell import Word, ring
-from batchq.store.inboxes import SUPERSEDED, Entry
+from batchq.store.inboxes import SUPERSEDED, Entry, Settled
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
 
@@ -123,22 +123,45 @@ class LeaderDesk:
             for posted in (Posted(node=entry.node, fact=entry.fact),)
         }
         left = [posted for posted, _ in by_posted.values()]
+        known = {entry.pod.metadata.uid: entry.pod for entry in entries if entry.pod is not None}
         for _ in range(_TRIES):
             if not left:
                 return
             now_ms = self._store.now_ms()
-            folded = self._clerk.fold(
-                left, now_ms=now_ms, epoch=epoch, takes_in=self._takes_in(now_ms, epoch)
+            worked = self._clerk.work_out(
+                left,
+                now_ms=now_ms,
+                epoch=epoch,
+                takes_in=self._takes_in(now_ms, epoch),
+                known=known,
+            )
+            # What is applied is taken out, and rung for, in the same round trip.
+            folded = self._commit(
+                worked, [by_posted[id(one.posted)][1] for one in worked.steps], epoch
             )
             # Whoever waits for this comes first.
             if any(isinstance(one.fact, Ended | Serves) for one in folded.done):
                 self._freed()
-            claimed = {one.node for one in folded.done if isinstance(one.fact, Claim)}
+            applied = {id(one) for one in folded.applied}
+            others = [one for one in folded.done if id(one) not in applied]
+            claimed = {one.node for one in others if isinstance(one.fact, Claim)}
             ring(self._store.link, sorted(claimed), Word.CLAIMS)
             # Told before it is taken out: who dies in between tells it twice, and not never.
             self._tell(folded, epoch)
-            self._inboxes.folded([by_posted[id(posted)][1] for posted in folded.done])
-            left = list(folded.again)
+            self._inboxes.folded([by_posted[id(posted)][1] for posted in others])
+            left, known = list(folded.again), {}
+
+    def _commit(self, worked: Worked, entries: Sequence[Entry], epoch: int | None) -> Folded:
+        if not worked.steps:
+            return worked.folded(Commit())
+        settled = [
+            Settled(entry=entry, rings=isinstance(entry.fact, Claim)) if step.is_last else None
+            for step, entry in zip(worked.steps, entries, strict=True)
+        ]
+        commit = self._store.commit(
+            worked.transactions, request_id=self._ids.new_uid(), epoch=epoch, settled=settled
+        )
+        return worked.folded(commit)
 
     def _takes_in(self, now_ms: int, epoch: int | None) -> bool:
         return epoch is None or now_ms < self._led_since + _REPORTED_WITHIN_MS

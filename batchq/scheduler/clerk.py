@@ -11,7 +11,8 @@ clerk that has been succeeded in the middle conflicts with its successor instead
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
@@ -38,6 +39,7 @@ from batchq.api.resources import of_pod
 from batchq.api.transaction import (
     CAPACITY,
     Charge,
+    Commit,
     Event,
     Limit,
     Transaction,
@@ -52,6 +54,7 @@ from batchq.ports import IdSource, Store
 from batchq.scheduler.outcomes import ended
 
 _set = msgspec.structs.replace
+_NOTHING_KNOWN: Mapping[str, Pod] = MappingProxyType({})
 
 
 class Posted(Struct, frozen=True, kw_only=True):
@@ -62,17 +65,62 @@ class Posted(Struct, frozen=True, kw_only=True):
 
 
 class Folded(Struct, frozen=True, kw_only=True):
-    """What became of facts: `done` with (they may be taken out of the inbox), of which
-    `superseded` were about an attempt that is over; `again` at the next turn.
+    """What became of facts: `done` with (they may be taken out of the inbox), of which `applied`
+    have changed something, and `superseded` were about an attempt that is over; `again` at the next
+    turn.
     """
 
     done: tuple[Posted, ...] = ()
+    applied: tuple[Posted, ...] = ()
     superseded: tuple[Posted, ...] = ()
     again: tuple[Posted, ...] = ()
 
 
 class Superseded(Struct, frozen=True):
     """The answer to a fact about an attempt that is over, or not the node's."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """What is to be written for a fact, and whether the fact is done with then."""
+
+    posted: Posted
+    transaction: Transaction
+    is_last: bool
+
+
+class Worked(Struct, frozen=True, kw_only=True):
+    """What facts come to: `steps` that are to be written, and facts that are done with before."""
+
+    steps: tuple[Step, ...] = ()
+    done: tuple[Posted, ...] = ()
+    superseded: tuple[Posted, ...] = ()
+
+    @property
+    def transactions(self) -> tuple[Transaction, ...]:
+        """What is to be written, in the order of `steps`."""
+        return tuple(step.transaction for step in self.steps)
+
+    def folded(self, commit: Commit) -> Folded:
+        """What became of the facts by the commit of these transactions."""
+        applied: list[Posted] = []
+        superseded: list[Posted] = []
+        again: list[Posted] = []
+        left = deque(commit.refused)
+        for step in self.steps:
+            is_refused = bool(left) and left[0].transaction is step.transaction
+            refusal = left.popleft() if is_refused else None
+            if refusal is None and step.is_last:
+                applied.append(step.posted)
+            elif refusal is None or refusal.answer.word in (Word.CONFLICT, Word.EPOCH):
+                again.append(step.posted)
+            else:
+                superseded.append(step.posted)
+        return Folded(
+            done=(*self.done, *applied, *superseded),
+            applied=tuple(applied),
+            superseded=(*self.superseded, *superseded),
+            again=tuple(again),
+        )
 
 
 class Clerk:
@@ -92,58 +140,69 @@ class Clerk:
     ) -> Folded:
         """Fold facts, of one subject one at most; all in one commit.
 
-        `takes_in`: whether an attempt may be believed to run that the server does not know of.
-        So soon after a restart only; at other times nobody may take a pod that nobody gave it.
-
         Raises StoreUnavailable: what was folded by then is found folded the next time.
         """
-        worked: list[tuple[Posted, Transaction]] = []
+        worked = self.work_out(posted, now_ms=now_ms, epoch=epoch, takes_in=takes_in)
+        commit = Commit()
+        if worked.steps:
+            request = self._ids.new_uid()
+            commit = self._store.commit(worked.transactions, request_id=request, epoch=epoch)
+        return worked.folded(commit)
+
+    def work_out(
+        self,
+        posted: Sequence[Posted],
+        *,
+        now_ms: int,
+        epoch: int | None = None,
+        takes_in: bool = True,
+        known: Mapping[str, Pod] = _NOTHING_KNOWN,
+    ) -> Worked:
+        """What is to be written for facts, of one subject one at most; nothing is written.
+
+        `takes_in`: whether an attempt may be believed to run that the server does not know of.
+        So soon after a restart only; at other times nobody may take a pod that nobody gave it.
+        `known`: pods by key, read no earlier than the facts. Raises StoreUnavailable.
+        """
+        steps: list[Step] = []
         done: list[Posted] = []
         superseded: list[Posted] = []
-        seen = self._look_up(posted)
+        seen = self._look_up(posted, known)
         generation = 0 if epoch is None else generation_of(epoch)
         for one in posted:
-            transaction = _work_out(seen, one.node, one.fact, now_ms, generation, takes_in=takes_in)
-            if isinstance(transaction, Transaction):
-                worked.append((one, transaction))
-            else:
-                done.append(one)
-                if isinstance(transaction, Superseded):
-                    superseded.append(one)
-        again: list[Posted] = []
-        if worked:
-            commit = self._store.commit(
-                [transaction for _, transaction in worked],
-                request_id=self._ids.new_uid(),
-                epoch=epoch,
-            )
-            left = deque(commit.refused)
-            for one, transaction in worked:
-                is_refused = bool(left) and left[0].transaction is transaction
-                refusal = left.popleft() if is_refused else None
-                if refusal is None and not _needs_more(one.fact, transaction):
-                    done.append(one)
-                elif refusal is None or refusal.answer.word in (Word.CONFLICT, Word.EPOCH):
-                    again.append(one)
-                else:
-                    done.append(one)
-                    superseded.append(one)
-        return Folded(done=tuple(done), superseded=tuple(superseded), again=tuple(again))
+            found = _work_out(seen, one.node, one.fact, now_ms, generation, takes_in=takes_in)
+            if isinstance(found, Transaction):
+                is_last = not _needs_more(one.fact, found)
+                steps.append(Step(posted=one, transaction=found, is_last=is_last))
+                continue
+            done.append(one)
+            if isinstance(found, Superseded):
+                superseded.append(one)
+        return Worked(steps=tuple(steps), done=tuple(done), superseded=tuple(superseded))
 
-    def _look_up(self, posted: Sequence[Posted]) -> _Seen:
+    def _look_up(self, posted: Sequence[Posted], known: Mapping[str, Pod]) -> _Seen:
         """Whatever the facts are about, in three requests at most."""
         facts = [one.fact for one in posted]
-        uids = [fact.pod for fact in facts if isinstance(fact, Claim | Ended | Runs)]
+        uids = dict.fromkeys(fact.pod for fact in facts if isinstance(fact, Claim | Ended | Runs))
+        unknown = [uid for uid in uids if uid not in known]
         names = [one.node for one in posted if isinstance(one.fact, Serves | Leaves)]
-        pods = self._store.get_many("Pod", list(dict.fromkeys(uids))) if uids else {}
+        found = self._store.get_many("Pod", unknown) if unknown else {}
         nodes = self._store.get_many("Node", list(dict.fromkeys(names))) if names else {}
+        pods = {
+            **{uid: known[uid] for uid in uids if uid in known},
+            **{uid: one for uid, one in found.items() if isinstance(one, Pod)},
+        }
         claimed = (pods.get(fact.pod) for fact in facts if isinstance(fact, Runs))
-        groups = [_group_of(pod) for pod in claimed if isinstance(pod, Pod)]
-        found = self._store.get_many("PodGroup", list(dict.fromkeys(groups))) if groups else {}
+        names_of_groups = [_group_of(pod) for pod in claimed if pod is not None]
+        groups = (
+            self._store.get_many("PodGroup", list(dict.fromkeys(names_of_groups)))
+            if names_of_groups
+            else {}
+        )
         return _Seen(
             nodes={name: one for name, one in nodes.items() if isinstance(one, Node)},
-            pods={uid: one for uid, one in pods.items() if isinstance(one, Pod)},
-            groups={key: one for key, one in found.items() if isinstance(one, PodGroup)},
+            pods=pods,
+            groups={key: one for key, one in groups.items() if isinstance(one, PodGroup)},
         )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from batchq.api.transaction import Transaction
-from batchq.store import codec, keys
+from batchq.store import codec, keys, scripts
 from batchq.store.codec import Written
-from batchq.store.link import Call
+from batchq.store.inboxes import Settled, settling
+from batchq.store.link import Asked, Call
 from batchq.store.rules import well_formed
 
 #: One call of the script does at most so much, as the server does nothing else meanwhile, and takes
@@ -25,26 +26,31 @@ def calls_of(
     *,
     led: bool,
     arguments: tuple[str | int, ...],
-) -> Iterator[Call]:
+    settled: Sequence[Settled | None] = (),
+) -> Iterator[Sequence[Asked]]:
     """The calls of the script, each small enough and told which comes before it; written one by
     one, since all of a large commit at once may be more than this process can hold.
+
+    Behind each, what is `settled` by those of its transactions that are applied.
     """
     kinds = codec.kinds_of(transactions)
     places = codec.places_of(kinds)
     needed = _commit_keys(transactions, kinds, led=led)
-    former = ""
+    former, begin = "", 0
     written = (codec.write_transaction(well_formed(one), places) for one in transactions)
     for place, some in enumerate(_parts(transactions, written)):
         own = keys.request(f"{request_id}.{place}")
         names = (own, *(name or own for name in needed))
         values = chain.from_iterable(one.values for one in some)
-        yield names, (codec.joined(some), *arguments, former, *values)
-        former = own
+        call: Call = (names, (codec.joined(some), *arguments, former, *values))
+        behind = settling(own, settled[begin : begin + len(some)])
+        yield [(scripts.COMMIT, call), *((scripts.SETTLED, one) for one in behind)]
+        former, begin = own, begin + len(some)
 
 
-def size_of(call: Call) -> int:
+def size_of(asked: Sequence[Asked]) -> int:
     """About how many bytes it is to send."""
-    return sum(len(one) for one in call[1] if isinstance(one, bytes))
+    return sum(len(one) for _, call in asked for one in call[1] if isinstance(one, bytes))
 
 
 def _parts(

@@ -30,7 +30,7 @@ _REST_WITHIN_S = 1.0
 #: After a connection that broke, or a bell that somebody has spoiled: the agent looks meanwhile.
 _AGAIN_S = 1.0
 #: The latest rings of a node: who hears so many at once may have missed others.
-_KEPT = 8
+RINGS_KEPT = 8
 #: So many nodes are rung in one round trip.
 _NODES_A_TRIP = 1_000
 
@@ -61,7 +61,7 @@ def ring(link: Link, nodes: Sequence[str], word: Word) -> None:
 def add_rings(pipeline: Any, nodes: Sequence[str], word: Word) -> None:
     """Ring at these nodes, with what else is sent; `check_rung` is given the answers."""
     for node in nodes:
-        pipeline.xadd(keys.doorbell(node), {"word": word}, maxlen=_KEPT, approximate=False)
+        pipeline.xadd(keys.doorbell(node), {"word": word}, maxlen=RINGS_KEPT, approximate=False)
         pipeline.expire(keys.doorbell(node), keys.ALIVE_TTL_S)
 
 
@@ -107,7 +107,7 @@ class Doorbell:
             if self._connection is None:
                 self._connection = self._client.connection_pool.get_connection()
             self._connection.send_command(
-                *("XREAD", "COUNT", _KEPT, "BLOCK", LONGEST_BLOCK_MS, "STREAMS"),
+                *("XREAD", "COUNT", RINGS_KEPT, "BLOCK", LONGEST_BLOCK_MS, "STREAMS"),
                 *(self._key, self._heard),
             )
         except (broken.RedisError, OSError) as error:
@@ -135,7 +135,7 @@ class Doorbell:
         self._heard = entries[-1][0].decode()
         said = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
         # A word of a later version may be about anything.
-        if len(entries) == _KEPT or not said <= set(Word):
+        if len(entries) == RINGS_KEPT or not said <= set(Word):
             return EVERYTHING
         return frozenset(map(Word, said))
 

@@ -18,7 +18,9 @@ from redis.exceptions import ResponseError
 
 from batchq.api.facts import Fact, decode, encode
 from batchq.api.names import shown, subdomain_problem
-from batchq.store import keys, scripts
+from batchq.api.objects import Pod
+from batchq.store import codec, keys, scripts
+from batchq.store.doorbell import RINGS_KEPT, Word
 from batchq.store.link import LONGEST_BLOCK_MS, Call, Link
 
 log = structlog.get_logger(__name__)
@@ -30,6 +32,8 @@ MOST_FACT_BYTES = 64 * 1024
 INBOXES_A_CALL = 100
 FACTS_A_CALL = 5_000
 BYTES_A_CALL = 1024 * 1024
+#: Of the pods that the facts of a call are about, about so many bytes are read with them.
+POD_BYTES_A_CALL = 1024 * 1024
 #: So many calls go out together: one look is answered with at most about 32 MiB.
 CALLS_A_LOOK = 32
 
@@ -38,12 +42,26 @@ UNREADABLE = "unreadable"
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """A fact in the inbox of a node. `raw` is as it stands there, by which it is taken out."""
+    """A fact in the inbox of a node. `raw` is as it stands there, by which it is taken out.
+
+    `pod` is what the fact is about, as it was when the fact was read; None if there was none, or
+    nobody has looked.
+    """
 
     node: str
     subject: str
     fact: Fact
     raw: bytes
+    pod: Pod | None = None
+
+
+class Settled(Struct, frozen=True, kw_only=True):
+    """A fact that is done with once a transaction has been applied; whether its node is waiting
+    for that, and is rung.
+    """
+
+    entry: Entry
+    rings: bool = False
 
 
 class Inboxes:
@@ -130,7 +148,10 @@ class Inboxes:
         ]
         unheard = [node for part in parts[CALLS_A_LOOK:] for node in part]
         calls = [
-            ([keys.inbox(node) for node in part], (FACTS_A_CALL, MOST_FACT_BYTES, BYTES_A_CALL))
+            (
+                [keys.objects("Pod"), *(keys.inbox(node) for node in part)],
+                (FACTS_A_CALL, MOST_FACT_BYTES, BYTES_A_CALL, POD_BYTES_A_CALL),
+            )
             for part in parts[:CALLS_A_LOOK]
         ]
         replies = chain.from_iterable(self._link.run_all(scripts.INBOX, calls))
@@ -140,8 +161,8 @@ class Inboxes:
         for node, (left, *facts) in zip(nodes, replies, strict=False):
             if left:
                 (heard if facts else unheard).append(node)
-            for subject, raw in sorted(zip(facts[::2], facts[1::2], strict=True)):
-                entry = _read(node, subject, raw)
+            for subject, raw, pod in sorted(zip(*(facts[at::3] for at in range(3)), strict=True)):
+                entry = _read(node, subject, raw, pod)
                 if entry is None:
                     wrong.append((node, subject, raw))
                 else:
@@ -186,7 +207,23 @@ def _taking_out(places: Sequence[tuple[str, bytes, bytes]]) -> Call:
     return [keys.inbox(node) for node in by_node], arguments
 
 
-def _read(node: str, subject: bytes, raw: bytes) -> Entry | None:
+def settling(request: str, settled: Sequence[Settled | None]) -> list[Call]:
+    """The call that takes out what is settled by the answers to a commit's request, if any is."""
+    by_node: dict[str, list[str | bytes | int]] = {}
+    for place, one in enumerate(settled, start=1):
+        if one is not None:
+            fact = (place, one.entry.subject, one.entry.raw, "yes" if one.rings else "")
+            by_node.setdefault(one.entry.node, []).extend(fact)
+    if not by_node:
+        return []
+    arguments: list[str | bytes | int] = [RINGS_KEPT, keys.ALIVE_TTL_S, Word.CLAIMS]
+    for facts in by_node.values():
+        arguments += [len(facts) // 4, *facts]
+    names = [name for node in by_node for name in (keys.inbox(node), keys.doorbell(node))]
+    return [([request, *names], arguments)]
+
+
+def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> Entry | None:
     """The fact; None, and told, for what is none."""
     if not subject:
         log.error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
@@ -200,4 +237,13 @@ def _read(node: str, subject: bytes, raw: bytes) -> Entry | None:
     if fact.subject != name:
         log.error("fact.unreadable", node=node, subject=shown(name), why="it is about another")
         return None
-    return Entry(node=node, subject=name, fact=fact, raw=raw)
+    return Entry(node=node, subject=name, fact=fact, raw=raw, pod=_pod(pod))
+
+
+def _pod(stored: bytes) -> Pod | None:
+    """What cannot be read is asked for once more, by whoever can say so."""
+    try:
+        pod = codec.read_object("Pod", stored) if stored else None
+    except msgspec.MsgspecError:
+        return None
+    return pod if isinstance(pod, Pod) else None

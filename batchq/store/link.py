@@ -49,6 +49,8 @@ _LOST = (broken.ConnectionError, broken.TimeoutError)
 
 #: A script's keys and arguments.
 Call: TypeAlias = tuple[Sequence[str], Sequence[str | bytes | int]]
+#: A script and one call of it.
+Asked: TypeAlias = tuple[Script, Call]
 
 #: What is sent in one round trip, in bytes about: this process holds so much at a time.
 BYTES_A_TRIP = 32 * 1024 * 1024
@@ -71,12 +73,14 @@ def in_trips(
 
 
 def _asked_at_once(
-    client: redis.Redis, script: Script, calls: Sequence[Call], *, with_text: bool = False
+    client: redis.Redis, asked: Sequence[Asked], *, with_text: bool = False
 ) -> list[Any]:
     """The answers of all calls. Raises the first error among them."""
     pipeline = client.pipeline(transaction=False)
-    for place, (names, arguments) in enumerate(calls):
-        if with_text and place == 0:
+    told: set[str] = set()
+    for script, (names, arguments) in asked:
+        if with_text and script.sha not in told:
+            told.add(script.sha)
             pipeline.eval(script.text, len(names), *names, *arguments)
         else:
             pipeline.evalsha(script.sha, len(names), *names, *arguments)
@@ -202,7 +206,11 @@ class Link:
         return self.ask(question)
 
     def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """What the script answers to each call; all are sent before the first is answered.
+        """What the script answers to each call: see `run_each`."""
+        return self.run_each([(script, call) for call in calls])
+
+    def run_each(self, asked: Sequence[Asked]) -> list[Any]:
+        """What scripts answer, each to its call; all are sent before the first is answered.
 
         Each call is atomic by itself, and others may write in between. After one that fails the
         server is still asked those behind it, and all are asked again when the connection breaks.
@@ -210,11 +218,11 @@ class Link:
 
         def question(client: redis.Redis) -> list[Any]:
             try:
-                return _asked_at_once(client, script, calls)
+                return _asked_at_once(client, asked)
             except broken.NoScriptError:
-                return _asked_at_once(client, script, calls, with_text=True)
+                return _asked_at_once(client, asked, with_text=True)
 
-        return self.ask(question) if calls else []
+        return self.ask(question) if asked else []
 
     def asking_s(self, thread: int) -> float:
         """For how long this thread has been waiting for an answer; 0 if it is not."""

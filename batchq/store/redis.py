@@ -23,8 +23,8 @@ from batchq.store.alive import Alive, Renewal, beats_of
 from batchq.store.clock import ServerClock
 from batchq.store.commits import calls_of, size_of
 from batchq.store.contact import Contact
-from batchq.store.inboxes import Inboxes
-from batchq.store.link import LONGEST_BLOCK_MS, Call, Link, check_info, in_trips, is_forbidden
+from batchq.store.inboxes import Inboxes, Settled
+from batchq.store.link import LONGEST_BLOCK_MS, Asked, Link, check_info, in_trips, is_forbidden
 from batchq.store.mirror import (
     PAGE,
     Change,
@@ -247,8 +247,11 @@ class RedisStore:
         epoch: int | None = None,
         overcommit: int = 1000,
         seen: int | None = None,
+        settled: Sequence[Settled | None] = (),
     ) -> Commit:
         """Apply each transaction whole or not at all, in order (see `ports.Store`).
+
+        `settled`: of each transaction the fact that is done with if it is applied.
 
         Large commits take several calls of the script; others may write in between. The calls go
         out together, up to `BYTES_A_TRIP` of them in one round trip. Where one fails, those
@@ -270,6 +273,7 @@ class RedisStore:
                 keys.LIMITS,
                 "" if seen is None else seen,
             ),
+            settled=settled,
         )
         for trip in in_trips(asked, size_of):
             for reply in self._run_commit(trip, transactions, led=epoch is not None):
@@ -280,15 +284,18 @@ class RedisStore:
         return commit_of(transactions, answers, revision)
 
     def _run_commit(
-        self, calls: Sequence[Call], transactions: Sequence[Transaction], *, led: bool
+        self, calls: Sequence[Sequence[Asked]], transactions: Sequence[Transaction], *, led: bool
     ) -> Sequence[bytes]:
+        asked = [one for call in calls for one in call]
         try:
-            replies = self._link.run_all(scripts.COMMIT, calls)
+            answers = self._link.run_each(asked)
         except StoreUnavailable as error:
             if not is_forbidden(error):
                 raise
             kinds = codec.kinds_of(transactions)
             raise forbidden(error, kinds=kinds, leads=led) from error.__cause__
+        pairs = zip(asked, answers, strict=True)
+        replies = [answer for (script, _), answer in pairs if script is scripts.COMMIT]
         if b"" in replies:
             raise StoreUnavailable(
                 f"the server at {self._link.shown} has forgotten an answer that it gave just now",

@@ -34,8 +34,12 @@ RESIGN = _read("resign")
 ATTEND = _read("attend")
 INBOX = _read("inbox")
 FOLDED = _read("folded")
+SETTLED = _read("settled")
 LOG = _read("log")
 RAISE = _read("raise")
 PUBLISH = _read("publish")
 
-ALL: tuple[Script, ...] = (COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, LOG, RAISE, PUBLISH)
+ALL: tuple[Script, ...] = (
+    *(COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, SETTLED),
+    *(LOG, RAISE, PUBLISH),
+)

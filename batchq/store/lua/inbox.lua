@@ -1,30 +1,41 @@
 -- Reads inboxes, a bounded part of what lies in them: whatever nodes leave there, this process can
 -- hold it.
--- KEYS: the inboxes.
+-- KEYS: 1 the objects of pods, then the inboxes.
 -- ARGV: 1 facts at most, 2 bytes of a subject or fact at most, 3 bytes after which nothing more is
---       read.
--- Answers: of each inbox [how many facts are left in it, subject, fact, subject, fact ...]; what is
---       longer was removed unread, and its place is taken by ['', size].
+--       read, 4 bytes of pods after which no more are.
+-- Answers: of each inbox [how many facts are left in it, subject, fact, pod, subject, fact, pod ...]
+--       with the pod that the subject names, '' if there is none or too many have been read; what
+--       is longer was removed unread, and its place is taken by ['', size, ''].
 local answers = {}
-local facts, bytes = tonumber(ARGV[1]), tonumber(ARGV[3])
-for place, inbox in ipairs(KEYS) do
+local facts, bytes, pods = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
+
+local function pod_of(subject)
+  local uid = pods > 0 and string.match(subject, '^(.+)%-%d+$')
+  local pod = uid and redis.call('HGET', KEYS[1], uid) or ''
+  pods = pods - #pod
+  return pod
+end
+
+for place = 2, #KEYS do
+  local inbox = KEYS[place]
   local left = redis.call('HLEN', inbox)
   local found = {left}
   -- Any of them, if there are more: the next look finds others.
   local subjects = left > 0 and facts > 0 and redis.call('HRANDFIELD', inbox, facts) or {}
   for _, subject in ipairs(subjects) do
     if bytes <= 0 then break end
-    local size = math.max(#subject, redis.call('HSTRLEN', inbox, subject))
+    local size, fact, pod = math.max(#subject, redis.call('HSTRLEN', inbox, subject)), '', ''
     if size > tonumber(ARGV[2]) then
       redis.call('HDEL', inbox, subject)
-      found[#found + 1], found[#found + 2] = '', string.format('%.0f', size)
+      subject, fact = '', string.format('%.0f', size)
     else
-      found[#found + 1], found[#found + 2] = subject, redis.call('HGET', inbox, subject)
+      fact, pod = redis.call('HGET', inbox, subject), pod_of(subject)
       bytes = bytes - size
     end
+    found[#found + 1], found[#found + 2], found[#found + 3] = subject, fact, pod
     facts, left = facts - 1, left - 1
   end
   found[1] = left
-  answers[place] = found
+  answers[place - 1] = found
 end
 return answers

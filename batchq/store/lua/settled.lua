@@ -1,0 +1,31 @@
+-- Takes facts out of inboxes whose transactions a commit has applied, unless other ones have come in
+-- their place; and rings at the nodes that wait to hear of that.
+-- KEYS: 1 the request of the commit, then of each node in turn its inbox and its doorbell.
+-- ARGV: 1 rings kept, 2 seconds to keep a bell, 3 the word to ring with; then of each node in turn
+--       how many facts there are, then of each its transaction's place in the commit (1, 2, ...),
+--       subject, fact, and 'yes' if its node is to hear of it or ''.
+-- Answers: how many were taken out.
+local answered = redis.call('GET', KEYS[1])
+if not answered then return 0 end
+local answers = cjson.decode(answered)[2]
+local taken, place = 0, 4
+for node = 2, #KEYS, 2 do
+  local last = place + 4 * tonumber(ARGV[place])
+  local rings = false
+  for fact = place + 1, last, 4 do
+    local answer = answers[tonumber(ARGV[fact])]
+    if answer and answer[1] == 'ok' then
+      if redis.call('HGET', KEYS[node], ARGV[fact + 1]) == ARGV[fact + 2] then
+        taken = taken + redis.call('HDEL', KEYS[node], ARGV[fact + 1])
+      end
+      rings = rings or ARGV[fact + 3] ~= ''
+    end
+  end
+  -- A bell that somebody has spoiled is done without.
+  if rings then
+    redis.pcall('XADD', KEYS[node + 1], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3])
+    redis.pcall('EXPIRE', KEYS[node + 1], ARGV[2])
+  end
+  place = last + 1
+end
+return taken

@@ -1,0 +1,188 @@
+"""Facts that are taken out of their inboxes with the commit that they have led to."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import redis
+
+from batchq.api.facts import Claim, Ended, Fact, Outcome
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod
+from batchq.api.transaction import Commit, Transaction
+from batchq.store import commits, inboxes
+from batchq.store.inboxes import Entry, Settled
+from batchq.store.redis import RedisStore
+from tests.contract.made import pod, put, queue, writing
+
+BELL = "{bq}:doorbell:n1"
+
+
+def claim(number: int = 0) -> Claim:
+    return Claim(pod=f"u1-1-{number}", attempt=1, author="horse")
+
+
+END = Ended(pod="u1-1-0", attempt=1, outcome=Outcome(exit_code=0), author="horse")
+
+
+def left(store: RedisStore, node: str = "n1") -> list[Fact]:
+    return list(store.inboxes.own(node))
+
+
+def look(store: RedisStore, *nodes: str) -> list[Entry]:
+    return store.inboxes.look(nodes or ("n1",))
+
+
+def commit(
+    store: RedisStore, *pairs: tuple[Transaction, Settled | None], request_id: str = "1"
+) -> Commit:
+    return store.commit(
+        [transaction for transaction, _ in pairs],
+        request_id=request_id,
+        settled=[settled for _, settled in pairs],
+    )
+
+
+def making(name: str) -> Transaction:
+    return writing(put(queue(name)))
+
+
+def making_twice() -> Transaction:
+    """One that is refused: there is such a queue."""
+    return writing(put(queue("there")))
+
+
+def test_what_is_applied_is_taken_out_and_rung_for(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    redis_store.inboxes.post("n1", claim())
+    [entry] = look(redis_store)
+    done = commit(redis_store, (making("a"), Settled(entry=entry, rings=True)))
+    assert len(done.applied) == 1
+    assert left(redis_store) == []
+    rings = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(BELL))
+    assert [fields for _, fields in rings] == [{b"word": b"claims"}]
+    assert 0 < raw.ttl(BELL) <= 24 * 3600
+
+
+def test_nobody_rings_who_was_not_told_to(redis_store: RedisStore, raw: redis.Redis) -> None:
+    redis_store.inboxes.post("n1", END)
+    [entry] = look(redis_store)
+    commit(redis_store, (making("a"), Settled(entry=entry)))
+    assert left(redis_store) == []
+    assert not raw.exists(BELL)
+
+
+def test_what_is_refused_stays_and_nobody_hears_of_it(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    redis_store.commit([making("there")], request_id="0")
+    for number in (0, 1):
+        redis_store.inboxes.post("n1", claim(number))
+    redis_store.inboxes.post("n2", claim(2))
+    first, second, other = look(redis_store, "n1", "n2")
+    done = commit(
+        redis_store,
+        (making_twice(), Settled(entry=other, rings=True)),
+        (making("a"), Settled(entry=first)),
+        (making("b"), None),
+        (making_twice(), Settled(entry=second, rings=True)),
+    )
+    assert (len(done.applied), len(done.refused)) == (2, 2)
+    assert left(redis_store) == [claim(1)]
+    assert left(redis_store, "n2") == [claim(2)]
+    assert not raw.exists(BELL, "{bq}:doorbell:n2")
+
+
+def test_what_came_in_its_place_stays(redis_store: RedisStore) -> None:
+    redis_store.inboxes.post("n1", claim())
+    [entry] = look(redis_store)
+    redis_store.inboxes.post("n1", END)
+    commit(redis_store, (making("a"), Settled(entry=entry)))
+    assert left(redis_store) == [END]
+
+
+def test_a_leader_of_before_takes_nothing_out(redis_store: RedisStore) -> None:
+    epoch = redis_store.lead("a", 60_000)
+    assert epoch is not None
+    redis_store.inboxes.post("n1", claim())
+    [entry] = look(redis_store)
+    done = redis_store.commit(
+        [making("a")], request_id="1", epoch=epoch - 1, settled=[Settled(entry=entry)]
+    )
+    assert done.applied == ()
+    assert left(redis_store) == [claim()]
+
+
+def test_a_spoiled_bell_is_done_without(redis_store: RedisStore, raw: redis.Redis) -> None:
+    raw.set(BELL, "spoiled")
+    redis_store.inboxes.post("n1", claim())
+    [entry] = look(redis_store)
+    done = commit(redis_store, (making("a"), Settled(entry=entry, rings=True)))
+    assert len(done.applied) == 1
+    assert left(redis_store) == []
+
+
+def test_asked_again_it_is_done_once(redis_store: RedisStore) -> None:
+    redis_store.inboxes.post("n1", claim())
+    [entry] = look(redis_store)
+    for _ in range(2):
+        done = commit(redis_store, (making("a"), Settled(entry=entry)))
+        assert len(done.applied) == 1
+    assert left(redis_store) == []
+
+
+def test_a_server_that_knows_neither_script_is_told_both(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    for name in ("a", "b"):
+        redis_store.inboxes.post("n1", claim())
+        [entry] = look(redis_store)
+        raw.script_flush()
+        commit(redis_store, (making(name), Settled(entry=entry)), request_id=name)
+        assert left(redis_store) == []
+
+
+def test_each_call_of_a_large_commit_settles_its_own(redis_store: RedisStore) -> None:
+    number = commits.TRANSACTIONS_A_CALL + 2
+    for place in range(number):
+        redis_store.inboxes.post("n1", claim(place))
+    by_subject = {entry.subject: entry for entry in look(redis_store)}
+    redis_store.commit([making("there")], request_id="0")
+    # The first of the second call is refused.
+    transactions = [making(f"q{place}") for place in range(number)]
+    transactions[-2] = making_twice()
+    pairs = [
+        (transaction, Settled(entry=by_subject[claim(place).subject]))
+        for place, transaction in enumerate(transactions)
+    ]
+    commit(redis_store, *pairs)
+    assert left(redis_store) == [claim(number - 2)]
+
+
+def bound(store: RedisStore, number: int) -> Pod:
+    one = pod(number, phase=PodPhase.BOUND, attempt=1, node="n1")
+    store.commit([writing(put(one))], request_id=f"pod {number}")
+    stored = store.get("Pod", one.metadata.uid)
+    assert isinstance(stored, Pod)
+    return stored
+
+
+def test_facts_come_with_the_pods_that_they_are_about(redis_store: RedisStore) -> None:
+    there = bound(redis_store, 0)
+    redis_store.inboxes.post("n1", claim(0))
+    redis_store.inboxes.post("n1", claim(1))
+    assert [entry.pod for entry in look(redis_store)] == [there, None]
+
+
+def test_of_many_pods_few_are_read_with_the_facts(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "POD_BYTES_A_CALL", 1)
+    for number in range(3):
+        bound(redis_store, number)
+        redis_store.inboxes.post("n1", claim(number))
+    found = look(redis_store)
+    assert len(found) == 3
+    assert len([entry for entry in found if entry.pod is not None]) == 1

@@ -263,10 +263,15 @@ class Carryover:
             self._take_out(former)
         if record is None:
             if former is not None:
+                self.busy.discard(former.key)
                 self.ledger.forget(former)
             return None
         state = self._build(session, uid, record, former)
-        if former is not None and (state.bare or state.scopes != former.scopes):
+        if former is None:
+            return state
+        if state.bare or state.is_over or state.key != former.key:
+            self.busy.discard(former.key)
+        if state.bare or state.scopes != former.scopes:
             self.ledger.forget(former)
         return state
 
@@ -297,7 +302,6 @@ class Carryover:
             self._leave_crowd(state)
         else:
             self._line_of(state).discard(uid)
-        self.busy.discard(state.key)
         self.machines.give(state)
         self.claimants.pop(uid, None)
         self._owing.discard(uid)
@@ -332,14 +336,15 @@ class Carryover:
             return
         if not group.bare and group.status.pledge.stands and group.phase not in TERMINAL:
             self.claimants[group.uid] = group
-        if not parking.still_sleeps(group):
+        if parking.still_sleeps(group):
+            self.busy.discard(group.key)
+        else:
             self._line_up(session, group)
 
     def _line_up(self, session: Session, group: GroupState) -> None:
         """Let a group that is awake stand where it belongs."""
         if not group.bare:
-            self.busy.discard(group.key)
-            self.busy.add(group.key, group)
+            self.busy.put(group.key, group)
         elif session.crowds_may_form and self._is_plain(group):
             self._line_of(group).join(group, session.group_key(group))
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Node
-from batchq.api.resources import Amounts, of_pod, scaled, total
+from batchq.api.resources import Amounts, scaled, total
 from batchq.framework.settings import Settings
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, NodeState
@@ -73,13 +73,13 @@ class Machines:
         """Count a group's pods in."""
         for pod in group.pods.values():
             if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
-                node.take(of_pod(pod.spec.requests))
+                node.take(group.requests_of(pod))
 
     def give(self, group: GroupState) -> None:
         """Count a group's pods out."""
         for pod in group.pods.values():
             if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
-                node.give(of_pod(pod.spec.requests))
+                node.give(group.requests_of(pod))
 
     def _are_as_before(self, records: Sequence[Node]) -> bool:
         """Whether there are the same nodes, which offer the same."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -55,24 +54,34 @@ class Ordered(Generic[T]):
         self._keys.insert(place, key)
         self._items.insert(place, item)
 
+    def put(self, key: Any, item: T) -> None:
+        """Put an item in its place, instead of the one of the same key, if there is one."""
+        place = bisect_left(self._keys, key, self._start)
+        if place < len(self._keys) and self._keys[place] == key:
+            self._items[place] = item
+        else:
+            self._keys.insert(place, key)
+            self._items.insert(place, item)
+
     def remove(self, key: Any) -> None:
         """Take the item of this key out. Raises KeyError if there is none."""
+        if not self.discard(key):
+            raise KeyError(key)
+
+    def discard(self, key: Any) -> bool:
+        """Take the item of this key out, if there is one; whether there was."""
         place = bisect_left(self._keys, key, self._start)
         if place >= len(self._keys) or self._keys[place] != key:
-            raise KeyError(key)
+            return False
         if place > self._start:
             del self._keys[place], self._items[place]
-            return
+            return True
         self._items[place] = None
         self._start += 1
         if self._start > _MOST_WASTE and 2 * self._start > len(self._keys):
             del self._keys[: self._start], self._items[: self._start]
             self._start = 0
-
-    def discard(self, key: Any) -> None:
-        """Take the item of this key out, if there is one."""
-        with suppress(KeyError):
-            self.remove(key)
+        return True
 
     def first(self) -> tuple[Any, T] | None:
         """The lowest key and its item; None if there is nothing."""

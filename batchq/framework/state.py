@@ -116,8 +116,8 @@ class GroupState:
         self._gated_pods: dict[str, int] = _NONE
         self.pods: dict[str, Pod] = _NO_PODS
         if pods:
-            for pod in pods:
-                self.exchange(pod.metadata.uid, None, pod)
+            self.pods = {pod.metadata.uid: pod for pod in pods}
+            self._count_all([(pod, 1) for pod in pods if _counts(pod)])
             if self._gated_pods:
                 self.shape = with_left(shape, self.ungated())
         #: What the snapshot has of its pods.
@@ -340,7 +340,7 @@ class GroupState:
                 continue
             # Pods of one task share what they ask for.
             if pod.spec.requests is not stated:
-                stated, requests = pod.spec.requests, self._requests_of(pod)
+                stated, requests = pod.spec.requests, self.requests_of(pod)
             for name, units in requests.items():
                 on_nodes[name] = on_nodes.get(name, 0) + sign * units
             if not pod.status.terminating:
@@ -352,7 +352,8 @@ class GroupState:
         if any(placed.values()):
             self.placed = plus(self.placed, placed)
 
-    def _requests_of(self, pod: Pod) -> Amounts:
+    def requests_of(self, pod: Pod) -> Amounts:
+        """What one of its pods asks for: of most, what their task says."""
         known = self.shape.by_task.get(pod.spec.task)
         if known is not None and known.stated is pod.spec.requests:
             return known.requests

@@ -80,6 +80,15 @@ def remaining_reservation(group: GroupState, progress: Progress) -> Amounts:
     """From Running on: never more than before, nor than min(minMember, unfinished) pods ask for,
     gated ones aside: they are not what runs.
     """
+    shape = group.shape
+    is_as_admitted = (
+        not progress.finished_by_task
+        and not group.status.opened_gates
+        and group.status.reservation == shape.reservation
+    )
+    if is_as_admitted and not shape.spec.min_resources:
+        # It reserves what its pods ask for, and none of them has ended.
+        return group.status.reservation
     left = [
         max(0, there - progress.finished_by_task.get(shape.task.name, 0))
         for shape, there in zip(group.tasks, group.ungated(), strict=True)

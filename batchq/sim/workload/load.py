@@ -82,12 +82,13 @@ def swf_load(
     ordered = sorted(enumerate(trace.jobs), key=lambda item: (item[1].submit_s, item[0]))
     jobs = [job for _, job in ordered]
     tenants = dict.fromkeys(_tenant(job, by) for job in jobs)
+    specs: dict[tuple[str, int, int], PodGroupSpec] = {}
     return Load(
         title=title,
         capacity=trace.processors,
         nodes=(_machine(trace.processors),),
         queues=_queues(tenants, {queue.metadata.name: queue for queue in queues}, strategy),
-        arrivals=tuple(_arrival(job, _tenant(job, by)) for job in jobs),
+        arrivals=tuple(_arrival(job, _tenant(job, by), specs) for job in jobs),
     )
 
 
@@ -127,15 +128,15 @@ def _with_strategy(spec: QueueSpec, strategy: Strategy | None) -> QueueSpec:
     return replace(spec, strategy=strategy)
 
 
-def _arrival(job: TraceJob, tenant: str) -> Arrival:
-    template = PodTemplate(requests={"cpu": job.processors * _CPU_MILLI})
+def _arrival(
+    job: TraceJob, tenant: str, specs: dict[tuple[str, int, int], PodGroupSpec]
+) -> Arrival:
+    """`specs`: those of the jobs before; whoever asks for the same has the same spec."""
+    asked = (tenant, job.processors, job.request_s)
+    if asked not in specs:
+        specs[asked] = _spec(*asked)
     group = PodGroup(
-        metadata=Metadata(name=f"job-{job.number}", namespace=tenant),
-        spec=PodGroupSpec(
-            queue=tenant,
-            walltime=job.request_s * SECOND,
-            tasks=(Task(name="job", template=template),),
-        ),
+        metadata=Metadata(name=f"job-{job.number}", namespace=tenant), spec=specs[asked]
     )
     return Arrival(
         at_s=job.submit_s,
@@ -144,4 +145,13 @@ def _arrival(job: TraceJob, tenant: str) -> Arrival:
         number=job.number,
         tenant=tenant,
         size=job.processors,
+    )
+
+
+def _spec(tenant: str, processors: int, request_s: int) -> PodGroupSpec:
+    template = PodTemplate(requests={"cpu": processors * _CPU_MILLI})
+    return PodGroupSpec(
+        queue=tenant,
+        walltime=request_s * SECOND,
+        tasks=(Task(name="job", template=template),),
     )

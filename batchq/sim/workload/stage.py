@@ -28,7 +28,7 @@ from batchq.ports import IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.sim.clock import CountedIds, VirtualClock, whole_second
 from batchq.sim.invariants import Watch
-from batchq.sim.workload.founding import empty_cluster, submitted
+from batchq.sim.workload.founding import Desk, empty_cluster
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.progress import Look, Progress
 from batchq.sim.workload.resting import (
@@ -96,6 +96,7 @@ class Stage:
         self._requests: IdSource = CountedIds()
         self.store: MemoryStore = empty_cluster(load, self._requests)
         self._cycle = Cycle(self.store, scheduler, self._clock, self._requests)
+        self._desk = Desk(self.store)
         self._coming = deque(enumerate(load.arrivals))
         self._progress = Progress(load, start_s, look)
         self._running = Running(self.store, self._clock, self._requests, self._progress)
@@ -222,7 +223,7 @@ class Stage:
         place, arrival = self._coming.popleft()
         now_ms = self._clock.now_ms()
         uid = str(place)
-        write(self.store, self._requests, submitted(self.store, arrival, uid, now_ms))
+        write(self.store, self._requests, self._desk.submitted(arrival.group, uid, now_ms))
         self._progress.submitted(uid, now_ms // SECOND)
         return arrival
 

@@ -1,0 +1,72 @@
+"""A group is submitted to a load's store as anybody would create it, however many are alike."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from batchq.api.objects import Metadata, PodGroup
+from batchq.changes import create
+from batchq.errors import BatchqError, Conflict, InvalidInput
+from batchq.sim.clock import CountedIds
+from batchq.sim.workload.founding import Desk, empty_cluster
+from batchq.sim.writing import write
+from batchq.store.memory import MemoryStore
+from tests.traces.loads import a_load, job
+
+FIRST = job(1, 0, 4, 10).group
+
+
+def alike(name: str, **more: object) -> PodGroup:
+    """Another one with the very same spec."""
+    meta = structs.replace(Metadata(name=name, namespace="default"), **more)
+    return structs.replace(FIRST, metadata=meta)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return empty_cluster(a_load(job(1, 0, 4, 10)), CountedIds())
+
+
+@pytest.fixture
+def desk(store: MemoryStore) -> Desk:
+    """It has accepted the first one."""
+    desk = Desk(store)
+    write(store, CountedIds(first=100), desk.submitted(FIRST, "1", 5))
+    return desk
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(alike("job-2"), id="like one before"),
+        pytest.param(alike("job-2", namespace="other"), id="in another namespace"),
+        pytest.param(alike("job-2", labels={"a": "b"}), id="with labels"),
+        pytest.param(alike("job-2", creation_timestamp=3), id="created before"),
+        pytest.param(job(2, 0, 3, 10).group, id="another spec"),
+        pytest.param(job(2, 0, 3, 10, queue="nowhere").group, id="a queue that there is not"),
+    ],
+)
+def test_it_is_written_down_as_create_has_it(
+    store: MemoryStore, desk: Desk, group: PodGroup
+) -> None:
+    expected = create(store, group, now_ms=7, uid="2", described=True)
+    assert desk.submitted(group, "2", 7) == expected
+    assert desk.submitted(group, "2", 7) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "error", "told"),
+    [
+        pytest.param(alike("job-1"), Conflict, "job-1 exists already", id="its name is taken"),
+        pytest.param(alike("Job 2"), InvalidInput, "expected at most 63", id="its name is none"),
+        pytest.param(
+            alike("job-2", namespace="A B"), InvalidInput, "expected", id="its namespace is none"
+        ),
+    ],
+)
+def test_what_is_wrong_with_it_is_said_as_create_says_it(
+    desk: Desk, group: PodGroup, error: type[BatchqError], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        desk.submitted(group, "2", 7)

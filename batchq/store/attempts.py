@@ -13,7 +13,8 @@ from msgspec import Struct
 from redis.exceptions import ResponseError
 
 from batchq.api.facts import Claim, Ended, Fact, encode
-from batchq.store import keys, scripts
+from batchq.api.objects import PodGroup
+from batchq.store import codec, keys, scripts
 from batchq.store.alive import Renewal, renewal_of
 from batchq.store.inboxes import BELL_KEPT
 from batchq.store.redis import RedisStore
@@ -33,9 +34,13 @@ class Attempts:
         self._store = store
         self._node = node
 
-    def claim(self, claims: Sequence[tuple[Claim, str]], lease_ms: int) -> list[Renewal]:
+    def claim(
+        self, claims: Sequence[tuple[Claim, str]], groups: Sequence[str], lease_ms: int
+    ) -> tuple[list[Renewal], dict[str, PodGroup]]:
         """Take the lease of each attempt, whose fence is given, and leave the claim; whether to go
         on with it. One that is fenced or told to stop leaves its claim all the same.
+
+        Beside that those of the groups that there are, as they are in the same instant.
         """
         until = self._store.now_ms() + lease_ms
         alive = keys.alive(self._node)
@@ -43,18 +48,26 @@ class Attempts:
         # written off at once.
         instants = [part for claim, _ in claims for part in (claim.subject, until)]
 
-        def asked(client: Any) -> list[bytes | None]:
+        def asked(client: Any) -> tuple[list[bytes | None], list[bytes | None]]:
             pipeline = client.pipeline(transaction=True)
             # By its text: in a MULTI nobody could answer that the script is not known.
             pipeline.eval(scripts.RAISE.text, 1, alive, keys.ALIVE_TTL_S, *instants)
             pipeline.hmget(keys.heads("Pod"), [claim.pod for claim, _ in claims])
+            pipeline.hmget(keys.objects("PodGroup"), list(groups))
             self._leave(pipeline, [claim for claim, _ in claims])
-            return cast("list[bytes | None]", _executed(pipeline)[1])
+            _, heads, stored, *_ = _executed(pipeline)
+            return heads, stored
 
-        heads = self._store.link.ask(asked)
-        return [
+        heads, stored = self._store.link.ask(asked)
+        renewals = [
             renewal_of(head or b"", fence) for head, (_, fence) in zip(heads, claims, strict=True)
         ]
+        found = {
+            name: codec.read_object("PodGroup", one)
+            for name, one in zip(groups, stored, strict=True)
+            if one
+        }
+        return renewals, {key: one for key, one in found.items() if isinstance(one, PodGroup)}
 
     def end(self, ends: Sequence[End]) -> None:
         """Keep the results, leave the ends, and end the leases."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct, structs
 
-from batchq.api.objects import KINDS, Object
+from batchq.api.objects import KINDS, Object, Pod
 from batchq.api.transaction import (
     Answer,
     Charge,
@@ -60,6 +60,17 @@ _ANSWERS = msgspec.json.Decoder(_Answers)
 def read_object(kind: str, stored: bytes) -> Object:
     """The object as stored, its revision in its metadata."""
     return _OBJECTS[kind].decode(stored)
+
+
+def pod_if_readable(stored: bytes | None) -> Pod | None:
+    """A pod that was read with something else; None where it has to be asked for, by who can say
+    what is wrong with it.
+    """
+    try:
+        pod = read_object("Pod", stored) if stored else None
+    except msgspec.MsgspecError:
+        return None
+    return pod if isinstance(pod, Pod) else None
 
 
 def read_event(stored: bytes) -> Event:

@@ -237,13 +237,4 @@ def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> Entry | None:
     if fact.subject != name:
         log.error("fact.unreadable", node=node, subject=shown(name), why="it is about another")
         return None
-    return Entry(node=node, subject=name, fact=fact, raw=raw, pod=_pod(pod))
-
-
-def _pod(stored: bytes) -> Pod | None:
-    """What cannot be read is asked for once more, by whoever can say so."""
-    try:
-        pod = codec.read_object("Pod", stored) if stored else None
-    except msgspec.MsgspecError:
-        return None
-    return pod if isinstance(pod, Pod) else None
+    return Entry(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))

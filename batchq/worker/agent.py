@@ -292,7 +292,7 @@ class Agent:
         self._door.has_looked(now_ms=now_ms, are_more=are_more)
         for job in jobs:
             self._jobs[job.asks_for()] = job
-            self._claims.take(job.asks_for(), now_ms=now_ms)
+            self._claims.take(job.asks_for(), now_ms=now_ms, stored=job.pod)
 
     def _is_back(self) -> None:
         """The server has answered; after a silence it may be another one."""

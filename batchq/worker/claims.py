@@ -9,7 +9,6 @@ together, so that many cost no more questions than one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import structlog
 from msgspec import Struct
@@ -19,6 +18,7 @@ from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
+from batchq.store import codec
 from batchq.store.attempts import Attempts, End
 from batchq.store.redis import RedisStore
 from batchq.worker.messenger import CHECK_MS
@@ -52,14 +52,15 @@ class Declined(Struct, frozen=True, kw_only=True):
 
 
 Answer = Claimed | Declined
-_Kept = TypeVar("_Kept", bound=Pod | PodGroup)
 
 
 class _Waiting:
     """One claim, from the delivery on."""
 
-    def __init__(self, attempt: PodAttempt, *, since: int) -> None:
+    def __init__(self, attempt: PodAttempt, pod: Pod | None, *, since: int) -> None:
         self.attempt = attempt
+        #: As it was when it was delivered, for the first look.
+        self.pod = pod
         self.since = since
         self.said_at: int | None = None
         self.lease_from = since
@@ -109,9 +110,10 @@ class Claims:
         """When `step` has something to do; None while nothing waits."""
         return self._look_at if self._waiting else None
 
-    def take(self, attempt: PodAttempt, *, now_ms: int) -> None:
-        """One more to claim."""
-        self._waiting[attempt] = _Waiting(attempt, since=now_ms)
+    def take(self, attempt: PodAttempt, *, now_ms: int, stored: bytes | None = None) -> None:
+        """One more to claim; `stored`: its pod, if it has just been read."""
+        pod = codec.pod_if_readable(stored)
+        self._waiting[attempt] = _Waiting(attempt, pod, since=now_ms)
         self._look_at, self._pause_ms = now_ms, _LOOK_FIRST_MS
 
     def look_now(self) -> None:
@@ -130,7 +132,7 @@ class Claims:
         self._look_at = now_ms + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, _LOOK_MOST_MS)
         waiting = list(self._waiting.values())
-        pods = _kept(self._store, "Pod", [one.attempt.pod for one in waiting], Pod)
+        pods = self._pods(waiting)
         answers: list[Answer] = []
         fresh: list[tuple[_Waiting, Pod]] = []
         ends: list[Ended] = []
@@ -150,6 +152,15 @@ class Claims:
             if isinstance(answer, Declined):
                 self._files.forget(answer.attempt.pod, answer.attempt.attempt)
         return answers
+
+    def _pods(self, waiting: Sequence[_Waiting]) -> dict[str, Pod]:
+        """The pods of those that wait, as they are; those just delivered as they were then."""
+        known = {one.attempt.pod: one.pod for one in waiting if one.pod is not None}
+        unknown = [one.attempt.pod for one in waiting if one.attempt.pod not in known]
+        for one in waiting:
+            one.pod = None
+        found = self._store.get_many("Pod", list(dict.fromkeys(unknown))) if unknown else {}
+        return known | {key: one for key, one in found.items() if isinstance(one, Pod)}
 
     def _judged(
         self, one: _Waiting, pod: Pod | None, ends: list[Ended], now_ms: int
@@ -191,37 +202,31 @@ class Claims:
         self, fresh: list[tuple[_Waiting, Pod]], ends: list[Ended], now_ms: int
     ) -> list[Answer]:
         """Take the leases and leave the claims; what is decided by that."""
-        names = [f"{pod.metadata.namespace}/{pod.spec.pod_group}" for _, pod in fresh]
-        groups = _kept(self._store, "PodGroup", names, PodGroup)
-        answers: list[Answer] = []
-        claims: list[tuple[_Waiting, Pod]] = []
-        for (one, pod), name in zip(fresh, names, strict=True):
-            one.group = groups.get(name)
-            if one.group is None or one.group.metadata.uid != pod.status.group_uid:
-                answers.append(Declined(attempt=one.attempt, why="its group is gone"))
-                continue
-            claims.append((one, pod))
-            self._note(one.attempt)
-        if not claims:
-            return answers
         facts = [
             (
                 Claim(pod=one.attempt.pod, attempt=one.attempt.attempt, author=self._author),
                 fence_of(pod),
             )
-            for one, pod in claims
+            for one, pod in fresh
         ]
-        renewals = self._attempts.claim(facts, self._lease_ms)
-        for (one, pod), renewal in zip(claims, renewals, strict=True):
+        for one, _ in fresh:
+            self._note(one.attempt)
+        names = [_group(pod) for _, pod in fresh]
+        renewals, groups = self._attempts.claim(facts, list(dict.fromkeys(names)), self._lease_ms)
+        answers: list[Answer] = []
+        for (one, pod), name, renewal in zip(fresh, names, renewals, strict=True):
             one.said_at, one.lease_from = now_ms, now_ms
+            one.group = groups.get(name)
             if renewal.word == "fenced":
                 answers.append(Declined(attempt=one.attempt, why="gone or superseded"))
+            elif one.group is None or one.group.metadata.uid != pod.status.group_uid:
+                why = "its group is gone"
+                ends.append(self._end(one.attempt, Leaving.NODE_LOST, why))
+                answers.append(Declined(attempt=one.attempt, why=why))
             elif pod.status.phase == PodPhase.RUNNING:
                 # Folded while the server did not answer.
                 answers.append(
-                    Claimed(
-                        attempt=one.attempt, pod=pod, group=groups[_group(pod)], lease_from=now_ms
-                    )
+                    Claimed(attempt=one.attempt, pod=pod, group=one.group, lease_from=now_ms)
                 )
             elif renewal.word == "stop":
                 why = "stopped before it started"
@@ -271,10 +276,3 @@ class Claims:
 
 def _group(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
-
-
-def _kept(
-    store: RedisStore, kind: str, names: Sequence[str], type_: type[_Kept]
-) -> dict[str, _Kept]:
-    found = store.get_many(kind, list(dict.fromkeys(names)))
-    return {key: one for key, one in found.items() if isinstance(one, type_)}

@@ -58,6 +58,9 @@ class PodAttempt(Struct, frozen=True):
 class PodJob(Job):
     """An RQ job that can be nothing but one attempt of a pod."""
 
+    #: That pod as it stood in the store when the record was read; None if nobody has looked.
+    pod: bytes | None = None
+
     def restore(self, raw_data: Any) -> None:
         """Read the record, and forget everything in it that would make RQ call or do more."""
         super().restore(raw_data)

@@ -28,6 +28,7 @@ from rq.utils import now
 from rq.worker_registration import clean_worker_registry
 
 from batchq.api.times import SECOND
+from batchq.store import keys
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.entry import Harness, order_of, serve
@@ -375,17 +376,24 @@ class Slots:
         return ids, bool(left)
 
     def _read(self, ids: Sequence[str]) -> list[PodJob]:
-        """The RQ jobs with these ids. One that is delivered twice is one."""
+        """The RQ jobs with these ids, and their pods. One that is delivered twice is one."""
         names = list(dict.fromkeys(ids))
+        if not names:
+            return []
         pipeline = self._queue.connection.pipeline(transaction=False)
         for job_id in names:
             pipeline.hgetall(PodJob.key_for(job_id))
-        records = pipeline.execute(raise_on_error=False) if names else []
+        pipeline.hmget(keys.objects("Pod"), [job_id.rpartition("-")[0] for job_id in names])
+        *records, pods = pipeline.execute(raise_on_error=False)
+        if isinstance(pods, Exception):
+            # Whoever needs them asks for them, and says what is wrong.
+            pods = [None] * len(names)
         jobs: list[PodJob] = []
-        for job_id, record in zip(names, records, strict=True):
+        for job_id, record, pod in zip(names, records, pods, strict=True):
             job = PodJob(job_id, connection=self._queue.connection, serializer=JSONSerializer)
             try:
                 job.restore(record)
+                job.pod = pod
                 jobs.append(job)
                 continue
             except NoSuchJobError:

@@ -17,6 +17,7 @@ from batchq.api.transaction import Transaction, Write, fence_of
 from batchq.daemon.clerk import LeaderDesk
 from batchq.errors import StoreUnavailable
 from batchq.ids import RandomIds
+from batchq.store import keys
 from batchq.store.redis import RedisStore
 from batchq.worker.claims import Answer, Claimed, Claims, Declined
 from batchq.worker.desk import Desk
@@ -263,3 +264,36 @@ def stopped(server: Server) -> Iterator[None]:
         yield
     finally:
         server.start()
+
+
+def test_a_pod_whose_group_is_gone_is_given_back(node: Node) -> None:
+    node.put()
+    group = node.store.get("PodGroup", "default/g")
+    assert group is not None
+    revision = group.metadata.revision
+    node._commit(Write(kind="PodGroup", key="default/g", expect=revision, value=None))
+    assert node.claim(node.fold) == declined("its group is gone")
+    [left] = node.desk.pending()
+    assert isinstance(left, Ended)
+    assert left.outcome.stopped == "NodeLost"
+
+
+def test_what_was_read_with_the_delivery_counts_for_the_first_look_only(node: Node) -> None:
+    node.put()
+    stored = node.store.link.ask(lambda client: client.hget(keys.objects("Pod"), "g-1-0"))
+    assert isinstance(stored, bytes)
+    node.claims.take(HERE, now_ms=1_000, stored=stored)
+    assert node.claims.step(now_ms=1_000) == []
+    node.fold()
+    [claimed] = node.claims.step(now_ms=2_000)
+    assert isinstance(claimed, Claimed)
+    assert claimed.pod.status.phase == PodPhase.RUNNING
+
+
+def test_a_pod_that_was_superseded_since_it_was_delivered_is_not_claimed(node: Node) -> None:
+    node.put()
+    stored = node.store.link.ask(lambda client: client.hget(keys.objects("Pod"), "g-1-0"))
+    assert isinstance(stored, bytes)
+    node.change(attempt=2)
+    node.claims.take(HERE, now_ms=1_000, stored=stored)
+    assert node.claims.step(now_ms=1_000) == [declined("gone or superseded")]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from batchq.api.objects import Pod
 from batchq.sim.workload.load import Arrival, Load
 from batchq.sim.workload.meter import WAITING, Meter
-from batchq.sim.workload.room import Room
+from batchq.sim.workload.room import Asked, Room, asked_by
 from batchq.sim.workload.schedule import Ran
 
 #: Is told of each pod that takes a node (1) or leaves it (-1), and when, in seconds.
@@ -21,6 +21,7 @@ class _Job:
     """One job so far. `live`: how many of its pods hold a node."""
 
     arrival: Arrival
+    asked: Asked
     live: int = 0
     admission: int = 0
     start_s: int | None = None
@@ -40,7 +41,7 @@ class Progress:
 
     def __init__(self, load: Load, start_s: int, look: Look | None = None) -> None:
         self._look = look
-        self._jobs = [_Job(arrival) for arrival in load.arrivals]
+        self._jobs = [_Job(arrival, asked_by(arrival.group)) for arrival in load.arrivals]
         self.meter = Meter(start_s)
         #: Of all nodes together, as if they were one.
         self.room = Room(load.nodes)
@@ -50,6 +51,10 @@ class Progress:
         #: Moves with everything that happens to any job.
         self.changes = 0
         self.last_change_s = start_s
+
+    def has_room_for(self, uid: str) -> bool:
+        """Whether all pods of a group may find room now."""
+        return self.room.fits(self._jobs[int(uid)].asked)
 
     def arrival(self, uid: str) -> Arrival:
         """What was submitted as that group."""
@@ -61,7 +66,7 @@ class Progress:
 
     def submitted(self, uid: str, at_s: int) -> None:
         """Somebody has come, and waits."""
-        self.room.comes(self.arrival(uid).group)
+        self.room.comes(self._jobs[int(uid)].asked)
         self._waits(1, at_s)
 
     def started(self, uid: str, pod: Pod, at_s: int) -> None:
@@ -74,7 +79,7 @@ class Progress:
             job.admission, job.start_s = pod.status.admission, at_s
         if job.first_start_s is None:
             job.first_start_s = at_s
-            self.room.starts(job.arrival.group)
+            self.room.starts(job.asked)
         self.room.takes(pod)
         self._holds(job, pod, 1, at_s)
 

@@ -29,7 +29,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.sim.clock import CountedIds, VirtualClock, whole_second
 from batchq.sim.invariants import Watch
 from batchq.sim.workload.founding import Desk, empty_cluster
-from batchq.sim.workload.load import Arrival, Load
+from batchq.sim.workload.load import Load
 from batchq.sim.workload.progress import Look, Progress
 from batchq.sim.workload.resting import (
     due_without,
@@ -173,17 +173,16 @@ class Stage:
         elif self._looks_each_time:
             self._look_for_more()
 
-    def _may_let_in(self, came: Sequence[Arrival] = ()) -> bool:
-        """Whether the actions of a session could let anybody in now; or of those who have just
-        come, where nothing else has happened.
+    def _may_let_in(self, came: Sequence[str] = ()) -> bool:
+        """Whether the actions of a session could let anybody in now; or of those, by uid, who
+        have just come, where nothing else has happened.
         """
         is_due = self._due_at is not None and self._due_at <= self._clock.now_ms()
         if is_due or self._progress.evictions or not self._waits_for_room_alone:
             return True
-        room = self._progress.room
         if came:
-            return any(room.fits(arrival.group) for arrival in came)
-        return room.fits_anybody()
+            return any(map(self._progress.has_room_for, came))
+        return self._progress.room.fits_anybody()
 
     def _put_off(self, over: Sequence[str]) -> None:
         """Let the next session that there is see that these groups are over, where nobody can be
@@ -219,13 +218,13 @@ class Stage:
     def _comes_now(self) -> bool:
         return bool(self._coming) and self._coming[0][1].at_s * SECOND <= self._clock.now_ms()
 
-    def _submit(self) -> Arrival:
+    def _submit(self) -> str:
         place, arrival = self._coming.popleft()
         now_ms = self._clock.now_ms()
         uid = str(place)
         write(self.store, self._requests, self._desk.submitted(arrival.group, uid, now_ms))
         self._progress.submitted(uid, now_ms // SECOND)
-        return arrival
+        return uid
 
     def _settle(self, *, only_follows: bool = False) -> None:
         """Sessions, until one leaves nothing to do for another. `only_follows`: actions would

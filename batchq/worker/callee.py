@@ -31,7 +31,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from types import CoroutineType, TracebackType
+from types import CoroutineType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 #: The agent bounds an answer, too; here it can be said in a sentence.
@@ -47,6 +47,10 @@ _STDIN = 0
 _KIND_OF_FILE, _IS_SOCKET = 0o170000, 0o140000
 _MOST_ORDER_BYTES = 1 << 20
 _MOST_DESCRIPTORS = 4
+#: What only who stands by needs. A forked process keeps it all: to take it apart, it would copy
+#: every page that it lies on.
+_own_modules: dict[str, ModuleType] = {}
+_kept: list[object] = []
 _IMPORTING = ("<frozen importlib", importlib.__file__)
 
 
@@ -66,8 +70,7 @@ def main() -> int:
         return 0
     answer = _take_stdin()
     me = os.getpid()
-    with os.fdopen(os.dup(answer), "rb") as call:
-        name, args, kwargs = json.load(call)
+    name, args, kwargs = json.loads(os.pread(answer, os.fstat(answer).st_size, 0))
     sys.argv[:] = [name]
     # The folder of the pod comes first, as `python -m` has it.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - importing pathlib costs more than all of this
@@ -96,19 +99,26 @@ def _stand_by() -> bool:
     import socket
 
     orders = socket.socket(fileno=os.dup(_STDIN))
+    _own_modules.update((name, sys.modules[name]) for name in set(sys.modules) - before)
+    environment = dict(os.environ)
     gc.collect()
     gc.freeze()
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, _MOST_ORDER_BYTES, _MOST_DESCRIPTORS)
         if not order:
             return False
+        # Whatever a forked process writes to it copies first, so all that can be is done before.
+        wanted = json.loads(order)
+        _change(environment, wanted["environment"])
+        environment = wanted["environment"]
         pid = os.fork()
         if pid == 0:
             orders.close()
+            _kept.extend((orders, order, wanted, environment, descriptors))
             # A module of the pod's may have the name of one that only this needs.
-            for name in set(sys.modules) - before:
+            for name in _own_modules:
                 del sys.modules[name]
-            _put_on(json.loads(order), descriptors)
+            _put_on(wanted, descriptors)
             return True
         for descriptor in descriptors:
             os.close(descriptor)
@@ -118,6 +128,15 @@ def _stand_by() -> bool:
         if not asked:
             return False
         orders.send(b"%d" % wait_status)
+
+
+def _change(before: dict[str, str], after: dict[str, str]) -> None:
+    """Have another environment, of which most is as it was."""
+    for name in before.keys() - after.keys():
+        del os.environ[name]
+    for name, value in after.items():
+        if before.get(name) != value:
+            os.environ[name] = value
 
 
 def _put_on(order: dict[str, Any], descriptors: list[int]) -> None:
@@ -134,8 +153,6 @@ def _put_on(order: dict[str, Any], descriptors: list[int]) -> None:
         most = order["memory"] if hard == resource.RLIM_INFINITY else min(order["memory"], hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    os.environ.clear()
-    os.environ.update(order["environment"])
     if order["folder"]:
         os.chdir(order["folder"])
 

@@ -492,7 +492,7 @@ class Agent:
 
     def _prune_logs(self) -> None:
         """Agents of several nodes may share the folder, so all their run files count."""
-        running = {path.stem for path in self._run_dir.parent.glob("*/*.json")}
+        running = {path.stem for path in self._run_dir.parent.glob("*/*.*")}
         prune_logs(self._log_dir, running=running, now_s=time())
 
 

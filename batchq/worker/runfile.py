@@ -3,6 +3,10 @@
 A run file exists from before a pod is claimed until its end has been reported. A file without an
 outcome whose work-horse is gone means: killed in the middle. One with an outcome means: ended, and
 the server was away.
+
+A file is never renamed over another one: ext4 writes the new one to the disk then, for every pod
+that ends at once, and takes milliseconds to remove it. The draft stands in for the file until it
+has its name.
 """
 
 from __future__ import annotations
@@ -22,9 +26,10 @@ from batchq.worker.outcome import Outcome
 
 log = structlog.get_logger(__name__)
 
-_SUFFIX = ".json"
-#: Of everything that is kept about an attempt.
-_SUFFIXES = (_SUFFIX, ".stop", ".unsent", ".draft")
+_SUFFIX, _DRAFT = ".json", ".draft"
+_STOP, _STOP_DRAFT = ".stop", ".stop-draft"
+#: Of everything that is kept about an attempt; what would stand in for a record goes before it.
+_SUFFIXES = (_DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft")
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
@@ -81,23 +86,24 @@ class RunFiles:
 
     def stop_file(self, pod: str, attempt: int) -> Path:
         """Where a pod reads why it is being stopped."""
-        return self._directory / f"{pod}-{attempt}.stop"
+        return self._directory / f"{pod}-{attempt}{_STOP}"
 
     def unsent_file(self, pod: str, attempt: int) -> Path:
         """Where output that could not be sent is kept."""
         return self._directory / f"{pod}-{attempt}.unsent"
 
     def write(self, run: RunFile) -> None:
-        """Replace the file at once; a full disk is told in the log and costs only this record."""
+        """Replace the record at once; a full disk is told in the log and costs only this record."""
         # Twice for each pod, so without the help of pathlib.
         stem = f"{self._directory}/{run.pod}-{run.attempt}"
-        path, draft = f"{stem}{_SUFFIX}", f"{stem}.draft"
+        path, draft = f"{stem}{_SUFFIX}", f"{stem}{_DRAFT}"
         try:
             try:
                 _write(draft, msgspec.json.encode(run))
             except FileNotFoundError:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 _write(draft, msgspec.json.encode(run))
+            _remove(path)
             os.replace(draft, path)  # noqa: PTH105 - see above
         except OSError as trouble:
             log.warning("run file not written", path=path, trouble=str(trouble))
@@ -107,7 +113,7 @@ class RunFiles:
         path = self.stop_file(pod, attempt)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".draft")
+            draft = path.with_suffix(_STOP_DRAFT)
             draft.write_text(reason + "\n")
             draft.replace(path)
         except OSError as trouble:
@@ -115,22 +121,35 @@ class RunFiles:
 
     def read(self, pod: str, attempt: int) -> RunFile | None:
         """The record, or None if there is none (any more)."""
-        return _read(self._path(pod, attempt))
+        return self._read(f"{pod}-{attempt}")
 
     def all(self) -> Iterator[RunFile]:
         """Every record, ordered by name."""
-        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
-            run = _read(path)
+        found = [*self._directory.glob(f"*{_SUFFIX}"), *self._directory.glob(f"*{_DRAFT}")]
+        for stem in sorted({path.stem for path in found}):
+            run = self._read(stem)
             if run is not None:
                 yield run
 
+    def _read(self, stem: str) -> RunFile | None:
+        """The record of an attempt, whatever its writer is at: a draft is whole once the file that
+        it replaces is gone, and the file is back once the draft is gone.
+        """
+        path = self._directory / f"{stem}{_SUFFIX}"
+        for one in (path, path.with_suffix(_DRAFT), path):
+            try:
+                return msgspec.json.decode(one.read_bytes(), type=RunFile)
+            except FileNotFoundError:
+                continue
+            except (OSError, msgspec.MsgspecError) as trouble:
+                log.warning("run file not readable", path=str(one), trouble=str(trouble))
+                return None
+        return None
+
     def forget(self, pod: str, attempt: int) -> None:
         """The attempt is over and reported."""
-        path = self._path(pod, attempt)
-        path.unlink(missing_ok=True)
-        path.with_suffix(".draft").unlink(missing_ok=True)
-        self.stop_file(pod, attempt).unlink(missing_ok=True)
-        self.unsent_file(pod, attempt).unlink(missing_ok=True)
+        for suffix in _SUFFIXES:
+            _remove(f"{self._directory}/{pod}-{attempt}{suffix}")
 
     def forget_all(self, *, keep: Collection[str] = ()) -> None:
         """For an agent that runs nothing yet, and has looked at every record; those of the
@@ -142,9 +161,6 @@ class RunFiles:
         for path in self._directory.iterdir():
             if path.suffix in _SUFFIXES and path.stem not in keep:
                 path.unlink(missing_ok=True)
-
-    def _path(self, pod: str, attempt: int) -> Path:
-        return self._directory / f"{pod}-{attempt}{_SUFFIX}"
 
 
 def own_boot() -> str:
@@ -181,11 +197,8 @@ def _write(path: str, data: bytes) -> None:
         os.close(file)
 
 
-def _read(path: Path) -> RunFile | None:
+def _remove(path: str) -> None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunFile)
+        os.unlink(path)  # noqa: PTH108 - some for each pod, so without the help of pathlib
     except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as trouble:
-        log.warning("run file not readable", path=str(path), trouble=str(trouble))
-        return None
+        return

@@ -23,7 +23,7 @@ def keep(path: Path, chunks: Chunks) -> None:
         if not chunks:
             path.unlink(missing_ok=True)
             return
-        draft = path.with_suffix(".draft")
+        draft = path.with_suffix(".unsent-draft")
         draft.write_bytes(msgspec.msgpack.encode(chunks))
         draft.replace(path)
     except OSError as trouble:

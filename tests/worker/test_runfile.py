@@ -1,0 +1,84 @@
+"""What is on disk about an attempt is whole, whenever its writer is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchq.worker.runfile import RunFile, RunFiles
+
+
+def a_run(group: int) -> RunFile:
+    return RunFile(pod="u-1-0", attempt=1, horse=7, horse_started_ms=1, group=group)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    return RunFiles(tmp_path)
+
+
+class Killed(Exception):
+    """The writer is killed."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The writer is killed just before it calls this."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(f"batchq.worker.runfile.{name}", die)
+
+
+@pytest.mark.parametrize(
+    ("killed_before", "group"),
+    [("_write", 1), ("_remove", 1), ("os.replace", 2)],
+)
+def test_a_writer_that_is_killed_leaves_the_former_record_or_the_new_one(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch, killed_before: str, group: int
+) -> None:
+    files.write(a_run(1))
+    with monkeypatch.context() as patch:
+        killed_at(patch, killed_before)
+        with pytest.raises(Killed):
+            files.write(a_run(2))
+    assert files.read("u-1-0", 1) == a_run(group)
+    assert list(files.all()) == [a_run(group)]
+    files.write(a_run(3))
+    assert files.read("u-1-0", 1) == a_run(3)
+    assert list(files.all()) == [a_run(3)]
+
+
+def test_a_torn_draft_is_no_record_and_hides_none(files: RunFiles, tmp_path: Path) -> None:
+    (tmp_path / "u-1-0-1.draft").write_text("{torn")
+    assert files.read("u-1-0", 1) is None
+    assert list(files.all()) == []
+    files.write(a_run(1))
+    (tmp_path / "u-1-0-1.draft").write_text("{torn")
+    assert files.read("u-1-0", 1) == a_run(1)
+
+
+def test_a_reason_to_stop_that_was_not_written_out_is_no_record(
+    files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", die)
+        with pytest.raises(Killed):
+            files.tell_stop("u-1-0", 1, "Preempted")
+    assert files.read("u-1-0", 1) is None
+    assert list(files.all()) == []
+    files.forget("u-1-0", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_of_what_is_forgotten(files: RunFiles, tmp_path: Path) -> None:
+    files.write(a_run(1))
+    files.tell_stop("u-1-0", 1, "Preempted")
+    (tmp_path / "u-1-0-1.draft").write_text("{torn")
+    files.unsent_file("u-1-0", 1).write_text("output")
+    files.forget("u-1-0", 1)
+    assert list(tmp_path.iterdir()) == []

@@ -75,9 +75,11 @@ class Harness(Struct, frozen=True, kw_only=True):
     enforcement: Enforcement = NOTHING_ENFORCED
     post: GuardPost | None = None
     boot: str = ""
-    #: Of the work-horse itself: what forks functions, and what it hands on of its environment.
+    #: Of the work-horse itself: what forks functions, what it hands on of its environment, and when
+    #: it was started.
     functions: Functions | None = None
     environment: Mapping[str, str] | None = None
+    started_ms: int | None = None
 
 
 #: Set in the work-horse for each pod: what it was given, and the signals it hears.
@@ -103,7 +105,12 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
     there is no more to do.
     """
     functions = Functions(CALLEE)
-    harness = structs.replace(harness, functions=functions, environment=_environment_of(harness))
+    harness = structs.replace(
+        harness,
+        functions=functions,
+        environment=_environment_of(harness),
+        started_ms=started_ms(os.getpid()),
+    )
     try:
         while True:
             HARNESS.set((harness, signals))
@@ -185,7 +192,7 @@ class WorkHorse:
             pod=self._uid,
             attempt=self._attempt,
             horse=os.getpid(),
-            horse_started_ms=started_ms(os.getpid()) or 0,
+            horse_started_ms=harness.started_ms or started_ms(os.getpid()) or 0,
             boot=harness.boot or own_boot(),
         )
 

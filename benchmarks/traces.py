@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from batchq.daemon import garbage
 from batchq.sim.workload.figures import figures_of
 from batchq.sim.workload.load import swf_load
 from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
@@ -67,9 +68,12 @@ def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
         expected = starts(jobs, processors, policy, per_event=per_event)
         plain_s = time.perf_counter() - began
         load = swf_load(trace, title=name, strategy=strategy_of(policy))
+        # As the daemon does with what lasts.
+        garbage.leave_alone()
         schedule = play_load(
             load, POLICY_CONFIG, name=policy, per_event=per_event, stopwatch=time.perf_counter
         )
+        garbage.as_usual()
         yield [
             *(name, len(jobs), policy, "event" if per_event else "instant"),
             schedule.real_s,

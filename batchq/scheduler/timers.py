@@ -5,7 +5,6 @@ The controller acts on them, and `next_due_at` tells the loop and the simulator 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
@@ -22,7 +21,7 @@ from batchq.framework.state import GroupState, is_admitted
 #: So often in one admission a pod may lose its node and be bound again without a wait.
 FREE_LOSSES = 2
 #: After all instants.
-NEVER = sys.maxsize
+NEVER = 2**63 - 1
 _REQUEUED = frozenset({PodPhase.EVICTED, PodPhase.FAILED})
 
 

@@ -44,6 +44,7 @@ _BACKS_OFF = frozenset(
     }
 )
 
+_HAS_STARTED = frozenset({PodPhase.RUNNING, PodPhase.SUCCEEDED})
 #: Nobody has claimed it; one object for all.
 _NO_CLAIM = GroupClaim()
 
@@ -279,7 +280,7 @@ def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
             group,
             phase=phase,
             unknown_at=None,
-            started_at=group.status.started_at if group.status.started_at is not None else now_ms,
+            started_at=_runs_since(group, now_ms),
             backoff_count=0,
             reasons=(),
         )
@@ -287,6 +288,24 @@ def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
     else:
         statement.set_status(group, phase=phase, unknown_at=now_ms)
     statement.say(intents.MoveGroup(group=group.key, phase=phase))
+
+
+def _runs_since(group: GroupState, now_ms: int) -> int:
+    """Since when it has been Running in this admission: since the last of the pods that it needs
+    has started, whenever a session sees that. Of an external group nobody knows but the session.
+    """
+    status = group.status
+    if status.started_at is not None:
+        return status.started_at
+    started = sorted(
+        pod.status.started_at
+        for pod in group.current()
+        if pod.status.started_at is not None and pod.status.phase in _HAS_STARTED
+    )
+    if not started or len(started) < group.min_member:
+        return now_ms
+    # Whatever the clock of a node says: not before it was let in, nor after now.
+    return min(now_ms, max(started[group.min_member - 1], status.in_queue_at or 0))
 
 
 def finish(

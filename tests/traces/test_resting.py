@@ -77,7 +77,8 @@ def test_by_other_actions_they_are_not() -> None:
 
 
 def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sessions_without_actions(full_and_empty(), monkeypatch) == 2
+    short_first = a_load(job(1, 0, 4, 10), job(2, 1, 1, 10), policy="easy-sjf")
+    assert sessions_without_actions(short_first, monkeypatch) == 2
 
 
 def sessions_by_then(load: Load) -> list[int]:
@@ -94,7 +95,17 @@ def test_an_end_that_makes_room_for_nobody_is_seen_by_the_next_session() -> None
     # At 0 two start together; at 1 one comes, and at 5 one ends, for nobody; at 30 the third
     # starts; at 35 it ends, and there is nobody left to be let in. At 20, when the time of the
     # second would have been over, nothing is due.
-    assert sessions_by_then(load) == [2, 2, 2, 4, 4]
+    assert sessions_by_then(load) == [1, 1, 1, 2, 2]
+
+
+def test_where_room_is_all_that_counts_a_start_is_seen_by_the_next_session() -> None:
+    # The last one ends when its time is over, and that is looked at anyway.
+    assert sessions_by_then(full_and_empty()) == [1, 1, 2, 3]
+
+
+def test_whoever_runs_for_too_long_is_stopped_in_time_even_if_nobody_has_looked_since() -> None:
+    schedule = play_load(a_load(job(1, 0, 4, 10, walltime_s=5), policy="easy"), POLICY_CONFIG)
+    assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(0, 5)]
 
 
 def test_whoever_was_the_last_to_end_has_left_the_store_when_the_play_is_over() -> None:

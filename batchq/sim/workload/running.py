@@ -54,6 +54,9 @@ class Running:
         #: Groups that have ended and still have pods on nodes, by uid.
         self._leaving: dict[str, str] = {}
         self._started = 0
+        #: Groups, by uid, of whose start no session has seen anything yet, and one of their pods.
+        #: Whoever opens a session clears it.
+        self.unseen: dict[str, OnNode] = {}
         #: How many pods have left their nodes so far.
         self.ended = 0
 
@@ -101,6 +104,14 @@ class Running:
         pods = self._store.pods_of(group)
         return len(pods) == self._progress.pods(group) and all(
             pod.status.phase == PodPhase.SUCCEEDED for pod in pods
+        )
+
+    def has_any_overrun(self) -> bool:
+        """Whether anybody's time is over of whose start no session has seen anything yet."""
+        now_ms = self._clock.now_ms()
+        return any(
+            one.predicted_at is not None and one.predicted_at <= now_ms and one.pod in self._on_node
+            for one in self.unseen.values()
         )
 
     def end_graces(self) -> None:
@@ -159,6 +170,7 @@ class Running:
         )
         self._started += 1
         self._on_node[one.pod] = one
+        self.unseen[group] = one
         if one.ends_at is not None:
             heappush(self._ends, (one.ends_at, one.order, one))
         self._progress.started(group, pod, now_ms // SECOND)

@@ -12,7 +12,7 @@ groups leave the store when a session has seen that they are, and no story is ke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias
 
 from batchq.api import intents
@@ -184,15 +184,20 @@ class Stage:
             return any(map(self._progress.has_room_for, came))
         return self._progress.room.fits_anybody()
 
-    def _put_off(self, over: Sequence[str]) -> None:
-        """Let the next session that there is see that these groups are over, where nobody can be
-        let in now: whoever looks and when, all of their pods have succeeded.
+    def _put_off(self, over: Sequence[str] = ()) -> None:
+        """Let the next session that there is see that these groups are over, and which ones have
+        started, where nobody can be let in now: whoever looks and when, all pods of the former
+        have succeeded, and the latter have run since their pods have.
         """
+        unseen = self._running.unseen
         for uid in dict.fromkeys(over):
             self._over.add(uid)
             self._progress.ended(uid, self._clock.now_ms() // SECOND)
+            unseen.pop(uid, None)
         if self._last is not None:
-            self._due_at = due_without(self._last, self._over)
+            due = [due_without(self._last, {*self._over, *unseen})]
+            due += [one.predicted_at for one in unseen.values()]
+            self._due_at = min((at for at in due if at is not None), default=None)
         if self._looks_each_time:
             self._look_for_more()
 
@@ -230,23 +235,36 @@ class Stage:
         """Sessions, until one leaves nothing to do for another. `only_follows`: actions would
         decide nothing until somebody has more room.
         """
+        if self._running.has_any_overrun():
+            # Whose time is over while nobody has seen it run: first it runs, then it has to stop.
+            self._hold(self._cycle.settle_once)
         turn = self._cycle.settle_once if only_follows else self._cycle.run_once
         for _ in range(MOST_SESSIONS_AT_ONCE):
-            report = turn()
-            self._last, self._due_at = report.session, report.next_due_at
+            report = self._hold(turn)
             if report.rested:
                 return
-            self.sessions += 1
-            self._refused += len(report.commit.refused)
-            if self._looks_each_time or self.sessions % SESSIONS_BETWEEN_LOOKS == 0:
-                self._watch.after_session(report.commit)
-            self._follow(report)
             if leaves_nothing_to_do(report):
                 if self._looks_each_time:
                     self._look_for_more()
                 return
             starts = self._is_one_line_of_equals and leaves_only_starts(report)
+            if starts and self._waits_for_room_alone:
+                self._put_off()
+                return
             turn = self._cycle.settle_once if starts else self._cycle.run_once
+
+    def _hold(self, turn: Callable[[], CycleReport]) -> CycleReport:
+        """A session, and what follows from it."""
+        self._running.unseen.clear()
+        report = turn()
+        self._last, self._due_at = report.session, report.next_due_at
+        if not report.rested:
+            self.sessions += 1
+            self._refused += len(report.commit.refused)
+            if self._looks_each_time or self.sessions % SESSIONS_BETWEEN_LOOKS == 0:
+                self._watch.after_session(report.commit)
+            self._follow(report)
+        return report
 
     def _look_for_more(self) -> None:
         """Another session at the same instant, to see that there is indeed nothing left to do."""
@@ -263,14 +281,20 @@ class Stage:
                 f"the sessions at {self._clock.now_ms()} ms came to rest too early:"
                 f" another one decides {decided[0]}"
             )
+        self._running.unseen.clear()
         self._follow(report)
 
     def _is_put_off(self, intent: intents.Intent) -> bool:
-        """Whether it says of a group that it has ended what is known already."""
-        if not isinstance(intent, intents.FinishGroup) or intent.phase != PodGroupPhase.COMPLETED:
-            return False
+        """Whether it says of a group that it runs or has ended, and that is known already."""
+        match intent:
+            case intents.FinishGroup(phase=PodGroupPhase.COMPLETED):
+                known: Container[str] = self._over
+            case intents.MoveGroup(phase=PodGroupPhase.RUNNING):
+                known = self._running.unseen
+            case _:
+                return False
         group = self.store.get("PodGroup", intent.group)
-        return group is not None and group.metadata.uid in self._over
+        return group is not None and group.metadata.uid in known
 
     def _follow(self, report: CycleReport) -> None:
         """Start what was bound, stop what was evicted, forget who has ended."""

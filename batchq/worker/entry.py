@@ -128,17 +128,15 @@ def _next_order(signals: Signals, reins: socket.socket) -> Order | None:
     poll = select.poll()
     poll.register(reins.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
-    try:
+    # An agent that is gone shows as a broken pipe; as a reset, if it had not read that byte.
+    with suppress(BrokenPipeError, ConnectionResetError):
         reins.send(b".")
-    except BrokenPipeError:
-        # The agent is gone.
-        return None
-    while not (signals.count(KILL_SIGNAL) or signals.count(STOP_SIGNAL)):
-        heard = {descriptor for descriptor, _ in poll.poll()}
-        if reins.fileno() in heard:
-            told = reins.recv(_MOST_ORDER_BYTES)
-            return msgspec.json.decode(told, type=Order) if told else None
-        signals.clear()
+        while not (signals.count(KILL_SIGNAL) or signals.count(STOP_SIGNAL)):
+            heard = {descriptor for descriptor, _ in poll.poll()}
+            if reins.fileno() in heard:
+                told = reins.recv(_MOST_ORDER_BYTES)
+                return msgspec.json.decode(told, type=Order) if told else None
+            signals.clear()
     return None
 
 

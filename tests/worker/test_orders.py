@@ -1,0 +1,51 @@
+"""A work-horse that has ended a pod waits for its agent's next order, and ends with its agent."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
+from batchq.worker.entry import _next_order
+from batchq.worker.signals import Signals, is_readable
+from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    found = Signals(STOP_SIGNAL, KILL_SIGNAL)
+    found.install()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def reins() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_without_an_agent_there_is_no_next_order(
+    signals: Signals, reins: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = reins
+    theirs.close()
+    assert _next_order(signals, ours) is None
+
+
+def test_an_agent_that_is_killed_before_it_has_heard_of_the_end_gives_no_order(
+    signals: Signals, reins: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = reins
+
+    def die_unheard() -> None:
+        is_readable(theirs.fileno(), within_ms=10_000)
+        theirs.close()
+
+    agent = Thread(target=die_unheard)
+    agent.start()
+    assert _next_order(signals, ours) is None
+    agent.join()

@@ -19,6 +19,11 @@ ALL = (
     "thousand",
 )
 
+if {"--help", "-h"} & set(sys.argv[1:]):
+    names = ", ".join((*ALL, "kueue-large"))
+    print(f"python -m benchmarks [NAME ...]; all of them, if none is named: {names}")
+    sys.exit(0)
+
 # Whoever runs them all has time for the longest, too.
 if not sys.argv[1:]:
     os.environ.setdefault("BATCHQ_BENCH_MOST", "1000000")

@@ -152,7 +152,7 @@ class _Run:
         self._tell(self._summary(started))
         if self._first_error is not None:
             kept = self._options["keep_going"]
-            hint = "" if kept else "those after it were not sent; --keep-going goes on"
+            hint = "" if kept else "its batch is done, those after it are not; --keep-going goes on"
             raise self._refusal("refused", hint)
 
     def _requests(self) -> Iterator[Any]:
@@ -337,7 +337,7 @@ def _check(command: tuple[str, ...], options: Mapping[str, Any]) -> None:
         if options[name]:
             raise UsageError(
                 f"{option} is of one group, and --from-file has many",
-                hint="leave it out; each line has a name of its own",
+                hint="leave it out; each line says what is of its own group",
             )
     if options["output"] == "yaml":
         raise UsageError("-o yaml is of one group, and --from-file has many", hint="use -o json")

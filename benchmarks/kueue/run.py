@@ -174,8 +174,11 @@ def command_rows(outcome: Outcome, most: int = 8) -> list[list[object]]:
 
 def main(arguments: list[str] | None = None) -> None:
     words = arguments or []
+    if "--help" in words or "-h" in words:
+        print(f"python -m benchmarks.kueue [{'] ['.join(SCENARIOS)}] [--profile]; all, if none")
+        return
     scale, profile = scale_asked_for(), "--profile" in words
-    wanted = [word for word in words if not word.startswith("-")] or list(SCENARIOS)
+    wanted = [word for word in words if word != "--profile"] or list(SCENARIOS)
     if unknown := [word for word in wanted if word not in SCENARIOS]:
         sys.exit(f"there is no scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
     outcomes = [run(scaled(SCENARIOS[name], scale), profile=profile) for name in wanted]

@@ -66,17 +66,26 @@ class Ending:
         while not self._codes:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select([self._reader], [], [], left)
-            if not ready and left is not None:
+            if ready:
+                # What woke it is done with: a handler has run before the next look, and a word is
+                # said before its byte is written.
+                os.read(self._reader, select.PIPE_BUF)
+            elif left is not None:
                 return None
         return self._codes[0]
 
     def on_signals(self, *numbers: signal.Signals) -> None:
         """Let these signals wish the end, with exit code 0. Main thread only."""
+        # Python's handlers run in the main thread, which sleeps on if a signal comes just before
+        # its system call, or to another thread: so each signal writes a byte at once.
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, self._handle)
 
     def close(self) -> None:
-        """Give the pipe back. No signal may come any more."""
+        """Give the pipe back. No signal may come any more. Main thread only."""
+        if (other := signal.set_wakeup_fd(-1)) != self._writer:
+            signal.set_wakeup_fd(other)
         os.close(self._reader)
         os.close(self._writer)
 

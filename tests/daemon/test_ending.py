@@ -51,3 +51,28 @@ def test_more_wishes_than_a_pipe_holds_do_no_harm(ending: Ending) -> None:
     for _ in range(70_000):
         ending.ask(3)
     assert ending.wait() == 3
+
+
+def test_a_signal_that_another_thread_is_given_ends_the_wait(ending: Ending) -> None:
+    ending.on_signals(signal.SIGINT)
+    # The main thread takes none itself: its system call is not broken off.
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        assert ending.wait(10) == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    timer.join()
+
+
+def test_a_signal_that_means_something_else_leaves_the_wait_to_go_on(ending: Ending) -> None:
+    ending.on_signals(signal.SIGINT)
+    heard: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert ending.wait(0.05) is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == [signal.SIGHUP]

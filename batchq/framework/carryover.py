@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
@@ -123,9 +124,9 @@ class Carryover:
         snapshot = session.snapshot
         self._follow_queues(session)
         follow = self._put_right if self.groups else self._take_in
-        entered, anew = follow(session, parking)
+        entered, changed = follow(session, parking)
         self._seen, self._touched = snapshot, session.touched
-        woken = parking.wake(session, anew)
+        woken = parking.wake(session, changed)
         for uid in woken:
             if (group := self.groups.get(uid)) is not None and group.crowd is None:
                 self._line_up(session, group)
@@ -138,11 +139,10 @@ class Carryover:
 
     def _put_right(self, session: Session, parking: Parking) -> tuple[list[GroupState], list[str]]:
         """Let the states follow what has changed: the states that were built, and the uids of
-        groups whose records are others.
+        groups whose records or pods are others.
         """
         snapshot = session.snapshot
         changed = list(self._changed(snapshot))
-        anew = [uid for uid, record in changed if not self._has(uid, record)]
         entered: list[GroupState] = []
         for uid, record in changed:
             if record is None:
@@ -154,7 +154,7 @@ class Carryover:
         for state in entered:
             self._place(session, parking, state)
         self.machines.count(self.busy if recount else entered)
-        return entered, anew
+        return entered, [uid for uid, _ in changed]
 
     def _take_in(
         self, session: Session, parking: Parking
@@ -175,7 +175,7 @@ class Carryover:
         # Whoever slept and is not among them is gone.
         for uid in [uid for uid in parking.asleep if uid not in self.groups]:
             parking.forget(uid)
-        return entered, self.groups.keys()
+        return entered, chain(self.groups, parking.awaited)
 
     def end(self) -> None:
         """The session has come to its end: what it leaves can be taken up."""
@@ -250,11 +250,6 @@ class Carryover:
             if uid not in found and (state := self.groups.get(uid)) is not None:
                 found[uid] = state.record
         return iter(found.items())
-
-    def _has(self, uid: str, record: PodGroup | None) -> bool:
-        """Whether this is the record of a group that there is."""
-        state = self.groups.get(uid)
-        return state is not None and state.record is record
 
     def _replace(self, session: Session, uid: str, record: PodGroup | None) -> GroupState | None:
         """Take a state out, and build the one that follows it, if one does."""

@@ -1,4 +1,8 @@
-"""Whether a group's dependencies hold: met, open, or never to be met any more."""
+"""Whether a group's dependencies hold: met, open, or never to be met any more.
+
+A dependency holds once the other group has ended in the way named and its processes have ended:
+what comes next may need the files, ports and devices that they still use.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ def dependency_state(
 
     A group that is gone has ended: that meets `any`, and can never meet `ok` or `failed`, unless
     it has met them before: ends are final, so who was admitted once need not ask again. One that
-    is bound to nothing (only a described world has it) stays open, as Misconfigured.
+    is bound to nothing (only a described world has it) stays open, as Misconfigured. What can
+    never be met is so at once, whatever still runs.
     """
     if not dependency.uid:
         return DependencyState.OPEN
@@ -42,7 +47,14 @@ def dependency_state(
         "failed": phase != PodGroupPhase.COMPLETED,
         "any": True,
     }[dependency.condition]
-    return DependencyState.MET if met else DependencyState.NEVER
+    if not met:
+        return DependencyState.NEVER
+    return DependencyState.OPEN if has_processes(other) else DependencyState.MET
+
+
+def has_processes(group: GroupState) -> bool:
+    """Whether processes of a group may still run: of its pods, or of who has claimed it."""
+    return bool(group.held) or group.status.claim.is_open
 
 
 def never_met(group: GroupState, groups: Mapping[str, GroupState]) -> Dependency | None:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias
 
-from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.framework.checks import is_active, retry_at
@@ -35,7 +35,7 @@ class Change(StrEnum):
 
     #: An admission check is there, or gone, or its controller's lease has moved.
     CHECKS = "checks"
-    #: Another group that this one depends on.
+    #: Another group that this one depends on: its record, and the end of its processes.
     DEPENDENCIES = "dependencies"
     #: An instant that the group's own record names.
     CLOCK = "clock"
@@ -71,6 +71,8 @@ class Parking:
         self._entries: dict[str, Asleep] = {}
         #: Uid -> those that sleep until something happens to it, by uid, in order.
         self._waiting_for: dict[str, dict[str, None]] = {}
+        #: Uid -> its record when the first of those fell asleep, and whether processes of it ran.
+        self._seen: dict[str, tuple[PodGroup, bool] | None] = {}
         #: Those to whom the admission checks matter.
         self._by_checks: dict[str, None] = {}
         #: When to look again, and at whom; entries of those that have been woken stay.
@@ -84,6 +86,11 @@ class Parking:
     def world(self) -> tuple[int, int]:
         """The same as long as nothing has changed that wakes everybody, nor any check."""
         return (self._world_version, self._checks_version)
+
+    @property
+    def awaited(self) -> Iterable[str]:
+        """The uids of the groups whose ends sleeping groups wait for."""
+        return self._seen.keys()
 
     def may_sleep(self) -> bool:
         """Whether crowds may sleep, too."""
@@ -112,11 +119,13 @@ class Parking:
                 waiting.pop(uid, None)
                 if not waiting:
                     del self._waiting_for[other.uid]
+                    self._seen.pop(other.uid, None)
 
     def wake(self, session: Session, changed: Iterable[str]) -> list[str]:
         """Whom something has happened to that could let them in, by uid; they sleep no more.
 
-        `changed`: the uids of groups whose records are not what they were in the session before.
+        `changed`: the uids of groups that are not what they were in the session before, their
+        records or their pods.
         """
         world, checks = self.world
         self._notice(session)
@@ -127,7 +136,8 @@ class Parking:
             woken = dict.fromkeys(self._by_checks)
         if self._waiting_for:
             for uid in changed:
-                woken |= self._waiting_for.get(uid, {})
+                if uid in self._seen and not self._is_as_seen(session, uid):
+                    woken |= self._waiting_for[uid]
         while self._clock and self._clock[0][0] <= session.now_ms:
             _, uid = heappop(self._clock)
             if uid in self._entries:
@@ -161,9 +171,19 @@ class Parking:
             self._by_checks[uid] = None
         for other in group.record.spec.depends_on:
             self._waiting_for.setdefault(other.uid, {})[uid] = None
+            self._seen.setdefault(other.uid, _standing(session.groups.get(other.uid)))
         if (at := _wake_at(session, group)) is not None:
             heappush(self._clock, (at, uid))
         return True
+
+    def _is_as_seen(self, session: Session, uid: str) -> bool:
+        """Whether a group that others wait for has gone no further: of the steps of its pods, only
+        the end of the last one matters.
+        """
+        seen, now = self._seen[uid], _standing(session.groups.get(uid))
+        if seen is None or now is None:
+            return seen is now
+        return seen[0] is now[0] and seen[1] == now[1]
 
     def _notice(self, session: Session) -> None:
         snapshot = session.snapshot
@@ -180,6 +200,14 @@ class Parking:
         if checks != self._checks:
             self._checks = checks
             self._checks_version += 1
+
+
+def _standing(group: GroupState | None) -> tuple[PodGroup, bool] | None:
+    """How a session finds a group that others wait for; None of one that is gone."""
+    if group is None:
+        return None
+    on_nodes = any(pod.status.phase in ON_NODE for pod in group.given_pods)
+    return (group.record, on_nodes)
 
 
 def _active(session: Session) -> tuple[bool, ...]:

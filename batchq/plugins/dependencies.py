@@ -1,7 +1,8 @@
 """dependencies (preEnqueue): a group waits for the groups that it depends on.
 
-Woken by the end of one of those groups. A dependency that can never hold any more is not this
-plugin's business: the controller makes the group Failed.
+Each has to end in the way named, and its processes have to end. Woken by the other group's phase,
+and by the end of its last process. A dependency that can never hold any more is not this plugin's
+business: the controller makes the group Failed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import ClassVar
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.dependencies import WANTED, DependencyState, dependency_state
+from batchq.framework.dependencies import (
+    WANTED,
+    DependencyState,
+    dependency_state,
+    has_processes,
+)
 from batchq.framework.parking import Change, LiftedBy
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -45,5 +51,9 @@ class Dependencies:
 def _how_it_stands(session: Session, group: GroupState) -> Iterator[str]:
     for dependency in group.record.spec.depends_on:
         other = session.groups.get(dependency.uid)
-        if other is not None and other.phase not in TERMINAL:
+        if other is None:
+            continue
+        if other.phase not in TERMINAL:
             yield f"{dependency.name} is {other.phase}"
+        elif has_processes(other):
+            yield f"{dependency.name} is {other.phase}, and its processes have not ended yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchq import changes
-from batchq.api.objects import Task
+from batchq.api.objects import Dependency, Task
 from batchq.changes import claims
 from batchq.errors import Conflict
 from tests.builders import a_queue
@@ -176,3 +176,33 @@ def test_it_is_not_forgotten_while_somebody_may_still_run_it(stack: Stack) -> No
     assert phase(stack) == "Cancelled"
     later(stack, 1)
     assert stack.store.get("PodGroup", "default/e") is None
+
+
+def test_what_depends_on_it_starts_when_its_consumer_has_stopped(stack: Stack) -> None:
+    in_queue(stack, external("first"))
+    token = claim(stack, "first")
+    report(stack, token, "running")
+    stack.apply(external("second", depends_on=(Dependency(name="first", condition="any"),)))
+    stack.until_idle()
+    stack.commit(changes.cancel(stack.store, "default/first", now_ms=stack.clock.at_ms))
+    stack.until_idle()
+    later(stack, 5)
+    assert (phase(stack, "first"), phase(stack, "second")) == ("Cancelled", "Pending")
+    report(stack, token, "evicted")
+    stack.until_idle()
+    assert phase(stack, "second") == "InQueue"
+
+
+def test_what_depends_on_it_starts_when_its_consumer_never_answers_and_the_grace_is_over(
+    stack: Stack,
+) -> None:
+    in_queue(stack, external("first"))
+    claim(stack, "first", ttl_s=60)
+    stack.apply(external("second", depends_on=(Dependency(name="first", condition="any"),)))
+    stack.until_idle()
+    stack.commit(changes.cancel(stack.store, "default/first", now_ms=stack.clock.at_ms))
+    stack.until_idle()
+    later(stack, 89)
+    assert phase(stack, "second") == "Pending"
+    later(stack, 1)
+    assert phase(stack, "second") == "InQueue"

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from batchq import changes
+from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import (
     AdmissionCheck,
     AdmissionCheckSpec,
@@ -274,3 +275,27 @@ def test_the_importance_of_a_class_wakes_everybody_and_changes_nothing_for_gates
     stack.apply(a_priority("high", 7))
     report = stack.turn()
     assert (_asked(report), report.intents) == (1, ())
+
+
+def test_what_waits_for_another_group_wakes_when_its_last_process_has_ended(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack()
+    stack.apply(a_queue())
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("first", replicas=2, min_member=1))
+    stack.until_idle()
+    stack.start_pods()
+    after = (Dependency(name="first", condition="any"),)
+    stack.apply(_group("second", depends_on=after))
+    _asleep(stack)
+    stack.commit(changes.cancel(stack.store, "default/first", now_ms=stack.clock.at_ms))
+    _asleep(stack)
+    one, other = stack.pods(PodPhase.RUNNING)
+    stack.move(one, phase=PodPhase.EVICTED)
+    _asleep(stack)
+    assert stack.group("second").status.phase == "Pending"
+    # The very session that sees the last one gone lets it in.
+    stack.move(other, phase=PodPhase.EVICTED)
+    stack.turn()
+    assert stack.group("second").status.phase == "InQueue"

@@ -25,6 +25,7 @@ from batchq.api.objects import (
     PriorityClass,
     PriorityClassSpec,
     Queue,
+    QueuePreemption,
     QueueSpec,
     ResourceQuota,
     ResourceQuotaSpec,
@@ -134,6 +135,10 @@ def a_node(
         spec=NodeSpec(resources=amounts(**resources), unschedulable=cordoned, taints=taints),
         status=NodeStatus(ready=ready, heartbeat=heartbeat),
     )
+
+
+#: Of a queue that takes back what it deserves, from groups of any priority.
+RECLAIMS = QueuePreemption(reclaim="Any")
 
 
 def a_queue(name: str = "default", *, strict: bool = False, **spec: Any) -> Queue:

@@ -69,7 +69,7 @@ class Strategy(Value, frozen=True):
 
 class QueuePreemption(Value, frozen=True):
     within_queue: Literal["LowerPriority", "Never"] = "LowerPriority"
-    reclaim: Literal["Any", "LowerPriority", "Never"] = "Any"
+    reclaim: Literal["Any", "LowerPriority", "Never"] = "Never"
     borrowing: int | Literal["Never"] = "Never"
 
 

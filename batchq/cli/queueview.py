@@ -154,7 +154,7 @@ def _borrowing(queue: Queue) -> str:
 def _gives_back(queue: Queue) -> str:
     if not queue.spec.reclaimable:
         return "nothing: what it holds is never taken back by other queues"
-    return "what it holds above what it deserves, when a queue asks that deserves it"
+    return "what it holds above what it deserves, when a queue that reclaims asks for its part"
 
 
 def _groups(count: int, more: str) -> str:

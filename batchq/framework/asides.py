@@ -26,8 +26,9 @@ def set_aside(session: Session, head: GroupState) -> None:
 
 
 def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
-    """For a head that others may overtake: only against groups that would borrow what its queue
-    could not, by policy, take back from them, and only if it asks for no more than it deserves.
+    """For a head that others may overtake: only where its queue states what it deserves, against
+    groups that would borrow what it could not, by policy, take back from them, and only if it asks
+    for no more than that.
     """
     if _gets_all_back(session, head) or not _lacks_what_is_shared(session, head):
         return
@@ -75,21 +76,24 @@ def _would_borrow(session: Session, group: GroupState, amounts: Amounts) -> bool
 
 
 def _gets_all_back(session: Session, head: GroupState) -> bool:
-    """Whether nothing has to be kept for the head, because it can reclaim from everybody.
+    """Whether nothing has to be kept for the head: its queue states nothing that it deserves, or
+    can reclaim that from every borrower.
 
     That is the usual case, and has to be cheap where a thousand queues have heads that wait.
     """
-    policy = session.queues[head.queue].record.spec.preemption.reclaim
+    spec = session.queues[head.queue].record.spec
     takes = "reclaim" in session.actions and may_evict(session, head)
-    return policy == "Any" and takes and session.all_reclaimable
+    takes_all = takes and session.all_reclaimable and spec.preemption.reclaim == "Any"
+    return takes_all or not spec.deserved
 
 
 def everybody_gets_all_back(session: Session) -> bool:
     """Whether that is so of every head that any queue of this session could have."""
-    return (
+    specs = [queue.record.spec for queue in session.queues.values() if queue.record.spec.deserved]
+    return not specs or (
         "reclaim" in session.actions
         and session.all_reclaimable
-        and all(q.record.spec.preemption.reclaim == "Any" for q in session.queues.values())
+        and all(spec.preemption.reclaim == "Any" for spec in specs)
         and everybody_may_evict(session)
     )
 

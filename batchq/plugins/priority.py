@@ -9,7 +9,7 @@ is work of its own, to higher ones only. kube-batch's rule (victim's < claimant'
 both there, and says nothing between queues.
 
 reclaimable: what `preemption.reclaim` of the claimant's queue says: Any agrees, Never refuses, and
-LowerPriority goes by the rule of preemptable. Any, the default, leaves it to shares alone.
+LowerPriority goes by the rule of preemptable. Never is the default; Any leaves it to shares alone.
 
 A refused victim is asked for again in the next session in which somebody claims; the answer
 changes with either group's class and with the claimant's queue.

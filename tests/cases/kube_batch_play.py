@@ -19,7 +19,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.sim.report import CycleStory, Outcome
 from batchq.sim.run import Played, Stage
 from batchq.sim.world import read_world
-from tests.cases.kube_batch_world import config_of, text_of, world_of
+from tests.cases.kube_batch_world import config_of, reclaims, text_of, world_of
 
 #: What happens later is told of no case.
 HORIZON_S = 60
@@ -28,7 +28,7 @@ _MOST_SESSIONS = 50
 
 def told(case: Mapping[str, Any], configs: Mapping[str, Any]) -> tuple[str, ...]:
     """What becomes of the case's world within a minute, under the case's own configuration."""
-    return told_of_world(world_of(case), config_of(case, configs))
+    return told_of_world(world_of(case, reclaim=reclaims(case, configs)), config_of(case, configs))
 
 
 def told_of_world(world: list[dict[str, Any]], config: SchedulerConfig) -> tuple[str, ...]:

@@ -10,6 +10,7 @@
 | group whose pods are all being deleted    | Cancelled: their owner took them away               |
 | a round; grace of so many rounds          | a second; terminationGrace of so many seconds       |
 | action backfill                           | the same; pods without requests are allocate's too  |
+| action reclaim                            | preemption.reclaim Any, of every queue              |
 | no action enqueue                         | none: groups are InQueue without a reservation      |
 | plugin nodeorder                          | leastAllocated and balancedAllocation, or           |
 |                                           | mostAllocated where its arguments say so            |
@@ -53,6 +54,11 @@ def config_of(case: Mapping[str, Any], configs: Mapping[str, Any]) -> SchedulerC
     return read_config(yaml.safe_dump(written), "config")
 
 
+def reclaims(case: Mapping[str, Any], configs: Mapping[str, Any]) -> bool:
+    """Whether the case's configuration has the action, which serves every queue."""
+    return "reclaim" in configs[case["config"]]["actions"]
+
+
 def _scores(entries: list[Any]) -> list[str]:
     """nodeorder is three plugins here; its arguments say which of them count."""
     if "nodeorder" in entries:
@@ -62,13 +68,17 @@ def _scores(entries: list[Any]) -> list[str]:
     return []
 
 
-def world_of(case: Mapping[str, Any]) -> list[Manifest]:
-    """The case's objects, in its order, and a Timeline of what comes and goes later."""
+def world_of(case: Mapping[str, Any], *, reclaim: bool) -> list[Manifest]:
+    """The case's objects, in its order, and a Timeline of what comes and goes later.
+
+    `reclaim`: whether its queues take back from others.
+    """
     objects = [_node(name, spec) for name, spec in case["nodes"].items()]
+    policy = {"preemption": {"reclaim": "Any"}} if reclaim else {}
+    stated = {name.strip("()"): spec["weight"] for name, spec in case["queues"].items()}
+    weights = {**stated, "default": 1}
     objects += [
-        _manifest("Queue", name, {"weight": spec["weight"]})
-        for name, spec in case["queues"].items()
-        if name not in ("(default)", "default")
+        _manifest("Queue", name, {"weight": weight, **policy}) for name, weight in weights.items()
     ]
     objects += [
         _manifest("PriorityClass", name, {"value": value})

@@ -60,7 +60,7 @@ _PODS_OF_ALL_2: list[Data] = [
     for place, role in enumerate(("master", "master", "worker", "worker"))
 ]
 
-#: CH-A5 to CH-A7 are about reclaiming: on the section's node of 8 cpu nobody would have to.
+#: CH-A5 to CH-A7 are about taker: on the section's node of 8 cpu nobody would have to.
 _SMALL_NODE: list[Data] = [{"name": "n1", "cpu": 2, "mem": "2Gi", "pods": 10}]
 
 

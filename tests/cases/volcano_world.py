@@ -14,6 +14,7 @@
 | preemptionPolicy Never of a pod          | that of its group's PriorityClass                   |
 | Running pods of a group                  | phase Running, or InQueue below its minMember       |
 | group that waits, by its queue's rules   | Pending; where only `allocate` runs: InQueue        |
+| action reclaim                           | preemption.reclaim Any, of every queue              |
 | action preempt or reclaim alone          | after enqueue and allocate, as batchq is run        |
 """
 
@@ -50,10 +51,11 @@ def world_of(case: Mapping[str, Any], waiting: str = "") -> list[Data]:
     """
     pods = list(case.get("pods", ()))
     quotas = case.get("namespace_quota", {})
+    reclaim = "reclaim" in case["actions"]
     waiting = waiting or ("InQueue" if "enqueue" not in actions_of(case) else "Pending")
     found = [
         *(node_of(row) for row in case.get("nodes", _SOME_NODE)),
-        *(_queue(row) for row in case["queues"] if row["name"] != "root"),
+        *(_queue(row, reclaim=reclaim) for row in case["queues"] if row["name"] != "root"),
         *(quota_of(namespace, hard) for namespace, hard in quotas.items()),
     ]
     classes: dict[str, Data] = {}
@@ -89,8 +91,8 @@ def quota_of(namespace: str, hard: Data) -> Data:
     return manifest("ResourceQuota", "quota", {"hard": amounts_of(hard)}, metadata=where)
 
 
-def _queue(row: Data) -> Data:
-    spec: Data = {}
+def _queue(row: Data, *, reclaim: bool) -> Data:
+    spec: Data = {"preemption": {"reclaim": "Any"}} if reclaim else {}
     if row.get("parent", "root") != "root":
         spec["parent"] = row["parent"]
     if "weight" in row:

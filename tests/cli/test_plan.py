@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import a_node, a_priority, a_queue
+from tests.builders import RECLAIMS, a_node, a_priority, a_queue
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 
@@ -16,7 +16,7 @@ from tests.client.stage import Stage
 @pytest.fixture
 def occupied(stage: Stage) -> Stage:
     """Of eight cpus, `low` has six; it has no priority."""
-    stage.client.apply([a_priority("high", 10), a_queue("team")])
+    stage.client.apply([a_priority("high", 10), a_queue("team", preemption=RECLAIMS)])
     stage.client.submit(command=["true"], name="low", cpus=6, walltime="2h")
     stage.turn()
     stage.start("low")

@@ -15,6 +15,7 @@ from batchq.api.objects import (
 from batchq.client.outcomes import Outcome
 from batchq.client.planning import Plan
 from tests.builders import (
+    RECLAIMS,
     a_group,
     a_node,
     a_priority,
@@ -114,13 +115,12 @@ def test_a_queue_and_a_class_in_which_it_would_start_are_named() -> None:
         HIGH,
         a_priority("higher", 20),
         a_queue("busy"),
-        a_queue("free"),
+        a_queue("free", preemption=RECLAIMS),
         a_queue("held", stop_policy="Hold"),
         *a_running_group("r", cpu=6, queue="busy"),
     )
     assert advices(plan) == [
         "asking for cpu 2 instead of 4, it would start now",
-        "in queue default, it would start, and 1 pod of others would be evicted",
         "in queue free, it would start, and 1 pod of others would be evicted",
         "with priority class high, it would start, and 1 pod of others would be evicted",
     ]

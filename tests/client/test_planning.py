@@ -22,6 +22,7 @@ from batchq.client.planning import Plan
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.framework.snapshot import Snapshot
 from tests.builders import (
+    RECLAIMS,
     a_group,
     a_node,
     a_queue,
@@ -79,7 +80,7 @@ def test_reclaim_is_told_apart_from_preempt() -> None:
     plan = plan_of(
         a_request(cpu=4, queue="b"),
         a_queue("a"),
-        a_queue("b"),
+        a_queue("b", preemption=RECLAIMS),
         *a_running_group("r", 4, cpu=2, queue="a"),
     )
     assert [(one.action, one.queue) for one in plan.evicted] == [("reclaim", "a")]

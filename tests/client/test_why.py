@@ -18,7 +18,7 @@ from batchq.client.others import Others, others
 from batchq.client.why import Why
 from batchq.config.model import SchedulerConfig
 from batchq.framework.settings import Settings
-from tests.builders import a_node, a_priority, a_queue
+from tests.builders import RECLAIMS, a_node, a_priority, a_queue
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks, everything, waiting
 from tests.tidy.command_lines import accept
 from tests.tidy.source import ROOT
@@ -325,7 +325,7 @@ def test_who_has_only_just_started_is_protected() -> None:
 
 def test_a_queue_above_what_it_deserves_takes_nothing_back() -> None:
     world = crowded(
-        a_queue("mine", deserved={"cpu": 1000}),
+        a_queue("mine", deserved={"cpu": 1000}, preemption=RECLAIMS),
         a_queue("theirs"),
         runs=(asks("a", queue="theirs", requests={"cpu": 4}),),
         waits=asks("b", queue="mine", requests={"cpu": 2}),
@@ -337,7 +337,7 @@ def test_a_queue_above_what_it_deserves_takes_nothing_back() -> None:
 
 def test_what_is_not_reclaimable_is_named() -> None:
     world = crowded(
-        a_queue("mine", deserved={"cpu": 2000}),
+        a_queue("mine", deserved={"cpu": 2000}, preemption=RECLAIMS),
         a_queue("theirs", reclaimable=False),
         runs=(asks("a", queue="theirs", requests={"cpu": 4}),),
         waits=asks("b", queue="mine", requests={"cpu": 2}),

@@ -24,7 +24,7 @@ HIGH = Design(name="high", kind="gang", replicas=4, min_member=4, tenths=10, pri
 #: As important as the claimant, later, and content with any room for a pod.
 LATE = replace(HIGH, name="late", kind="array", min_member=1, tenths=5)
 
-EVEN = two_queues("{deserved: {cpu: 2}}", "{deserved: {cpu: 2}}")
+EVEN = two_queues(*["{deserved: {cpu: 2}, preemption: {reclaim: Any}}"] * 2)
 ARRAY = Design(name="array", kind="array", queue="b", tenths=20, manner="saves", grace="10s")
 
 
@@ -180,7 +180,7 @@ def test_two_equal_queues_that_want_everything_evict_nobody_once_they_are_even(
 ) -> None:
     # The watch that ends a test that hangs is set back: this one takes its time.
     faulthandler.dump_traceback_later(for_s + 300, exit=True, file=sys.__stderr__)
-    with Cluster(machine, two_queues("{}", "{}")) as cluster:
+    with Cluster(machine, two_queues(*["{preemption: {reclaim: Any}}"] * 2)) as cluster:
         cluster.agent("n1")
         cluster.agent("n2")
         leave_each_other_alone(cluster, for_s=for_s)

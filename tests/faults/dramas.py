@@ -96,12 +96,19 @@ def drama_of(seed: int, *, restores: bool = True) -> tuple[Drama, dict[str, froz
 
 
 def _objects(dice: random.Random) -> tuple[Object, ...]:
-    capped = a_queue("capped", capability={"cpu": dice.choice((4, 6))}, max_pod_groups=3)
-    lender = a_queue("lender", deserved=amounts(cpu=dice.choice((4, 6))))
+    takes = QueuePreemption(reclaim="Any")
+    capability = {"cpu": dice.choice((4, 6))}
+    capped = a_queue("capped", capability=capability, max_pod_groups=3, preemption=takes)
+    lender = a_queue("lender", deserved=amounts(cpu=dice.choice((4, 6))), preemption=takes)
     # What is more important takes room even while its queue borrows.
-    preemption = QueuePreemption(borrowing=dice.choice(("Never", 50)))
+    preemption = QueuePreemption(reclaim="Any", borrowing=dice.choice(("Never", 50)))
     borrower = a_queue("borrower", deserved=amounts(cpu=2), preemption=preemption)
-    found: list[Object] = [capped, a_queue("strict", strict=True), lender, borrower]
+    found: list[Object] = [
+        capped,
+        a_queue("strict", strict=True, preemption=takes),
+        lender,
+        borrower,
+    ]
     found += [a_priority("high", 100), a_priority("middle", 50)]
     if dice.random() < 0.5:
         found.append(a_quota(cpu=dice.choice((4, 8))))

@@ -20,6 +20,7 @@ from tests.sim.worlds import (
     priority,
     queue,
     quota,
+    taker,
 )
 
 NO_QUEUE_ORDER = f"{NO_EVICTIONS}\nplugins: {{queueOrder: {{disabled: ['*']}}}}"
@@ -250,7 +251,7 @@ def test_what_a_victim_leaves_is_its_claimants_and_no_room_for_a_head() -> None:
     """At 20 s `wants` has the four of `v`; the head of `b` waits for `r`, until 100 s."""
     world = [
         node("n1", 6),
-        queue("a", deserved={"cpu": 4}),
+        taker("a", deserved={"cpu": 4}),
         backfill("b", deserved={"cpu": 2}, preemption={"withinQueue": "Never"}),
         priority("high", 10),
         *running("v", 1, queue="b", cpu=4, walltime="1000s", grace="20s"),

@@ -321,7 +321,7 @@ def test_reclaim_holds_off_as_preempt_does() -> None:
     came = play(
         node("n1", 4),
         queue("b", deserved={"cpu": 1}),
-        asks("late", deserved={"cpu": 3}),
+        asks("late", deserved={"cpu": 3}, preemption={"reclaim": "Any"}),
         *runs("b1", 1, 2, queue="b"),
         *runs("b2", 1, 2, queue="b", since=5),
         group("in", 1, 2, queue="q"),

@@ -24,6 +24,7 @@ from tests.sim.worlds import (
     queue,
     requeued,
     reserved,
+    taker,
     timeline,
 )
 
@@ -123,7 +124,7 @@ def test_a_reserved_group_of_another_queue_is_reclaimed_from() -> None:
     came = play(
         node("n1", 4),
         queue("b", deserved={"cpu": 1}, admissionChecks=["any"]),
-        queue("a", deserved={"cpu": 3}),
+        taker("a", deserved={"cpu": 3}),
         group("borrows", 1, 3, queue="b"),
         timeline({"at": "3s", "apply": group("in", 1, 3, queue="a", runtime="1s")}),
     )

@@ -18,9 +18,9 @@ from tests.sim.worlds import (
     phases,
     pod,
     priority,
-    queue,
     reasons,
     requeued,
+    taker,
     timeline,
 )
 
@@ -225,7 +225,7 @@ def test_a_queue_whose_policy_is_never_preempts_nothing() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
-        queue("q", preemption={"withinQueue": "Never"}),
+        taker("q", preemption={"withinQueue": "Never"}),
         *running("low", 4, queue="q"),
         group("hi", 2, priorityClassName="high", queue="q"),
         config=ALL,
@@ -256,8 +256,8 @@ def test_a_gang_in_queue_that_no_node_takes_claims_nodes() -> None:
 def test_a_lender_takes_back_what_it_lent() -> None:
     came = outcome(
         node("n1", 8),
-        queue("a", deserved={"cpu": 4}),
-        queue("b", deserved={"cpu": 4}),
+        taker("a", deserved={"cpu": 4}),
+        taker("b", deserved={"cpu": 4}),
         *running("borrower-1", 4, queue="b", grace="5s"),
         *running("borrower-2", 4, queue="b", grace="5s"),
         group("lender", 3, queue="a", runtime="10s"),
@@ -270,8 +270,8 @@ def test_a_lender_takes_back_what_it_lent() -> None:
 def test_equal_queues_leave_each_other_alone() -> None:
     came = outcome(
         node("n1", 8),
-        queue("a"),
-        queue("b"),
+        taker("a"),
+        taker("b"),
         *running("one", 4, queue="a"),
         *running("two", 4, queue="b"),
         group("three", 2, queue="a"),
@@ -284,8 +284,8 @@ def test_equal_queues_leave_each_other_alone() -> None:
 def test_a_queue_that_is_not_reclaimable_keeps_what_it_borrows() -> None:
     came = outcome(
         node("n1", 8),
-        queue("a", deserved={"cpu": 4}),
-        queue("b", deserved={"cpu": 4}, reclaimable=False),
+        taker("a", deserved={"cpu": 4}),
+        taker("b", deserved={"cpu": 4}, reclaimable=False),
         *running("borrower", 8, queue="b"),
         group("lender", 3, queue="a"),
         config=ALL,
@@ -296,8 +296,8 @@ def test_a_queue_that_is_not_reclaimable_keeps_what_it_borrows() -> None:
 def test_no_queue_falls_below_its_guarantee() -> None:
     came = outcome(
         node("n1", 8),
-        queue("a", deserved={"cpu": 4}),
-        queue("b", deserved={"cpu": 4}, guarantee={"cpu": 4}),
+        taker("a", deserved={"cpu": 4}),
+        taker("b", deserved={"cpu": 4}, guarantee={"cpu": 4}),
         *running("borrower", 6, queue="b"),
         group("lender", 3, queue="a"),
         config=ALL,
@@ -308,8 +308,8 @@ def test_no_queue_falls_below_its_guarantee() -> None:
 def test_who_would_borrow_in_turn_takes_nothing_back() -> None:
     came = outcome(
         node("n1", 8),
-        queue("a", deserved={"cpu": 4}),
-        queue("b", deserved={"cpu": 4}),
+        taker("a", deserved={"cpu": 4}),
+        taker("b", deserved={"cpu": 4}),
         *running("borrower", 8, queue="b"),
         group("large", 5, queue="a"),
         config=ALL,
@@ -320,8 +320,8 @@ def test_who_would_borrow_in_turn_takes_nothing_back() -> None:
 def test_extras_claim_until_queues_are_even() -> None:
     came = outcome(
         node("n1", 10),
-        queue("a"),
-        queue("b"),
+        taker("a"),
+        taker("b"),
         *running("array", 10, queue="a", minMember=1, grace="10s"),
         timeline({"at": "60s", "apply": group("other", 20, minMember=1, queue="b")}),
         config=ALL,
@@ -335,8 +335,8 @@ def test_extras_claim_until_queues_are_even() -> None:
 def test_a_guarantee_that_nobody_uses_is_kept_free() -> None:
     came = outcome(
         node("n1", 8),
-        queue("a", guarantee={"cpu": 4}),
-        queue("b"),
+        taker("a", guarantee={"cpu": 4}),
+        taker("b"),
         group("greedy", 8, minMember=1, queue="b"),
         config=ALL,
     )
@@ -347,9 +347,9 @@ def test_what_is_guaranteed_to_one_child_its_sibling_cannot_take() -> None:
     """Their parent is silent: nothing bounds it but the cluster."""
     came = outcome(
         node("n1", 8),
-        queue("lab"),
-        queue("a", parent="lab"),
-        queue("b", parent="lab", guarantee={"cpu": 4}),
+        taker("lab"),
+        taker("a", parent="lab"),
+        taker("b", parent="lab", guarantee={"cpu": 4}),
         group("hog", 8, minMember=1, queue="a"),
         config=ALL,
     )
@@ -359,8 +359,8 @@ def test_what_is_guaranteed_to_one_child_its_sibling_cannot_take() -> None:
 def test_what_waits_tells_to_whom_the_rest_is_guaranteed() -> None:
     came = outcome(
         node("n1", 8),
-        queue("a"),
-        queue("b", guarantee={"cpu": 4}),
+        taker("a"),
+        taker("b", guarantee={"cpu": 4}),
         *running("one", 4, queue="a"),
         group("two", 1, queue="a"),
         config=ALL,
@@ -377,7 +377,7 @@ def test_more_pods_of_a_group_do_not_overtake_the_head_of_a_strict_queue() -> No
         node("n1", 2),
         node("n2", 2),
         priority("high", 10),
-        queue("q", strategy={"type": "StrictFIFO"}),
+        taker("q", strategy={"type": "StrictFIFO"}),
         group("old", 2, 2, queue="q", runtime="600s", created=0),
         group(
             "hot",

@@ -15,9 +15,9 @@ from tests.sim.worlds import (
     phases,
     pod,
     priority,
-    queue,
     reasons,
     requeued,
+    taker,
     timeline,
 )
 
@@ -100,7 +100,7 @@ def test_a_claimant_in_a_queue_that_holds_too_much_has_room_made_in_the_queue_to
         node("n1", 3),
         node("n2", 4),
         priority("high", 1),
-        queue("q", capability={"cpu": 6}),
+        taker("q", capability={"cpu": 6}),
         *running("small", 1, 1, queue="q"),
         *running("big", 1, 4, on="n2", queue="q"),
         group("claims", 1, 3, priorityClassName="high", queue="q", status={"phase": "InQueue"}),
@@ -136,8 +136,8 @@ def test_the_time_for_which_victims_were_awaited_does_not_count_as_time_in_queue
 def test_single_pods_claim_within_what_is_left_of_the_budget() -> None:
     came = outcome(
         node("n1", 10),
-        queue("a", deserved={"cpu": 5}),
-        queue("b", deserved={"cpu": 5}),
+        taker("a", deserved={"cpu": 5}),
+        taker("b", deserved={"cpu": 5}),
         group("c", 5, minMember=1, queue="a", status={"phase": "Running", "reservedAt": 0}),
         pod("c-t-0", "c", 0, phase="Running", node="n1", startedAt=0),
         *running("e", 9, minMember=1, queue="b", grace="1s"),
@@ -150,8 +150,8 @@ def test_single_pods_claim_within_what_is_left_of_the_budget() -> None:
 def test_no_group_goes_that_is_larger_than_what_is_lacking_by_then() -> None:
     came = outcome(
         node("n1", 10),
-        queue("a", deserved={"cpu": 5}),
-        queue("b", deserved={"cpu": 5}),
+        taker("a", deserved={"cpu": 5}),
+        taker("b", deserved={"cpu": 5}),
         group("c", 9, minMember=1, queue="a", status={"phase": "Running", "reservedAt": 0}),
         pod("c-t-0", "c", 0, phase="Running", node="n1", startedAt=0),
         *running("g4", 4, queue="b"),
@@ -173,8 +173,8 @@ def test_who_may_borrow_takes_no_more_than_borrowing_needs() -> None:
         node("n1", 9),
         priority("mid", 5),
         priority("high", 10),
-        queue("q", deserved={"cpu": 4}, preemption={"borrowing": 0}),
-        queue("b", deserved={"cpu": 3}),
+        taker("q", deserved={"cpu": 4}, preemption={"borrowing": 0}),
+        taker("b", deserved={"cpu": 3}),
         *running("em", 2, minMember=1, queue="q", priorityClassName="mid"),
         *running("l", 4, queue="q"),
         *running("other", 3, queue="b"),
@@ -187,8 +187,8 @@ def test_who_may_borrow_takes_no_more_than_borrowing_needs() -> None:
 def test_slots_for_pods_are_given_back_like_anything_else() -> None:
     came = outcome(
         node("n1", 100, pods=8),
-        queue("a"),
-        queue("b"),
+        taker("a"),
+        taker("b"),
         *running("bb", 8, minMember=1, queue="b", grace="1s"),
         group("aa", 2, queue="a"),
         config=ALL,

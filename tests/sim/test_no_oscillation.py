@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.worlds import Manifest, evicted, group, node, outcome, priority, queue, timeline
+from tests.sim.worlds import Manifest, evicted, group, node, outcome, priority, taker, timeline
 
 HOUR_S = 3600
 
@@ -36,7 +36,7 @@ def arrives(at_s: int, *manifests: Manifest) -> Manifest:
     return timeline(*({"at": f"{at_s}s", "apply": one} for one in manifests))
 
 
-A, B, C = queue("a"), queue("b"), queue("c")
+A, B, C = taker("a"), taker("b"), taker("c")
 #: One array has everything, when the other comes.
 BOTH = (an_array("one", "a"), arrives(60, an_array("two", "b", "31s")))
 HIGH = [
@@ -57,7 +57,7 @@ WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
         620,
     ),
     "weights of one and three": (
-        [node("n1", 8), queue("a", weight=1), queue("b", weight=3), *BOTH],
+        [node("n1", 8), taker("a", weight=1), taker("b", weight=3), *BOTH],
         [(60, 1), (65, 5)],
         620,
     ),
@@ -68,8 +68,8 @@ WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
     ),
     "two queues below one get the half of it that they deserve": (
         [
-            *(node("n1", 8), queue("left"), queue("right")),
-            *(queue("a", parent="left"), queue("b", parent="left"), queue("c", parent="right")),
+            *(node("n1", 8), taker("left"), taker("right")),
+            *(taker("a", parent="left"), taker("b", parent="left"), taker("c", parent="right")),
             *(an_array("one", "a"), an_array("two", "b", "31s")),
             arrives(200, an_array("three", "c", "23s")),
         ],

@@ -25,6 +25,7 @@ from tests.sim.worlds import (
     queue,
     reasons,
     story,
+    taker,
     timeline,
 )
 
@@ -323,7 +324,7 @@ def test_when_a_borrower_ends_by_itself_the_reservation_and_its_answers_stand() 
     came = outcome_until(
         100,
         node("n1", 3),
-        queue("a", admissionChecks=["c", "late"], deserved={"cpu": 1}),
+        taker("a", admissionChecks=["c", "late"], deserved={"cpu": 1}),
         queue("b", deserved={"cpu": 2}),
         C,
         LATE,

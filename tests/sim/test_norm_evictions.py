@@ -24,10 +24,10 @@ from tests.sim.worlds import (
     phases,
     pod,
     priority,
-    queue,
     quota,
     reasons,
     requeued,
+    taker,
     timeline,
 )
 
@@ -89,7 +89,7 @@ def ones(prefix: str, count: int, **more: Any) -> list[Manifest]:
 def halves(deserved: int = 4, **policy: Any) -> list[Manifest]:
     """Queues a and b that deserve the same."""
     mine = {"preemption": policy} if policy else {}
-    return [queue("a", deserved={"cpu": deserved}, **mine), queue("b", deserved={"cpu": deserved})]
+    return [taker("a", deserved={"cpu": deserved}, **mine), taker("b", deserved={"cpu": deserved})]
 
 
 def play(*manifests: Manifest, config: str = ALL, cycles: int | None = 40) -> Outcome:
@@ -162,7 +162,7 @@ def test_an_extra_is_filled_back_when_a_whole_group_has_to_go_anyway() -> None:
 
 
 def test_the_queue_with_the_largest_share_gives_first_and_shares_move_with_each_victim() -> None:
-    queues = [queue(name, deserved={"cpu": 4}) for name in "abc"]
+    queues = [taker(name, deserved={"cpu": 4}) for name in "abc"]
     borrowers = [*ones("b", 7, queue="b", since=10), *ones("c", 5, queue="c", since=20)]
     assert gone(node("n1", 12), *queues, *borrowers, group("in", 4, queue="a")) == [
         "b0-t-0",
@@ -173,7 +173,7 @@ def test_the_queue_with_the_largest_share_gives_first_and_shares_move_with_each_
 
 
 def test_the_lowest_priority_goes_before_the_largest_share() -> None:
-    queues = [queue(name, deserved={"cpu": 4}) for name in "abc"]
+    queues = [taker(name, deserved={"cpu": 4}) for name in "abc"]
     borrowers = [*ones("b", 7, queue="b"), *ones("c", 5, queue="c", prio="low")]
     assert gone(node("n1", 12), *queues, *borrowers, group("in", 1, queue="a")) == ["c0-t-0"]
 
@@ -181,11 +181,11 @@ def test_the_lowest_priority_goes_before_the_largest_share() -> None:
 def test_shares_are_compared_level_by_level_from_the_root() -> None:
     """x has three times what it deserves, its parent 6/5; d has 7/4, as its parent."""
     queues = [
-        queue("t1", deserved={"cpu": 5}),
-        queue("t2", deserved={"cpu": 4}),
-        queue("x", parent="t1", deserved={"cpu": 2}),
-        queue("d", parent="t2", deserved={"cpu": 4}),
-        queue("a", deserved={"cpu": 2}),
+        taker("t1", deserved={"cpu": 5}),
+        taker("t2", deserved={"cpu": 4}),
+        taker("x", parent="t1", deserved={"cpu": 2}),
+        taker("d", parent="t2", deserved={"cpu": 4}),
+        taker("a", deserved={"cpu": 2}),
     ]
     borrowers = [*ones("x", 6, queue="x", since=9), *ones("d", 7, queue="d")]
     assert gone(node("n1", 13), *queues, *borrowers, group("in", 1, queue="a")) == ["d0-t-0"]
@@ -291,9 +291,9 @@ def test_a_queue_that_would_end_above_deserved_preempts_only_as_borrowing_allows
     policy: Manifest, held: int, wanted: int, goes: list[str]
 ) -> None:
     """Another queue holds the rest but one."""
-    mine = queue("q", deserved={"cpu": 4}, **({"preemption": policy} if policy else {}))
+    mine = taker("q", deserved={"cpu": 4}, **({"preemption": policy} if policy else {}))
     others = runs("o", 7 - held, queue="b")
-    world = [mine, queue("b", deserved={"cpu": 4}), *runs("l", held, queue="q"), *others]
+    world = [mine, taker("b", deserved={"cpu": 4}), *runs("l", held, queue="q"), *others]
     assert gone(node("n1", 8), *world, group("hi", wanted, queue="q", **HI)) == goes
 
 
@@ -337,7 +337,7 @@ def test_a_queue_that_reclaims_by_lower_priority_spares_equals(
 )
 def test_while_borrowing_victims_are_at_most_the_threshold(most: Any, goes: list[str]) -> None:
     """The younger of b's groups is above it; c is idle."""
-    queues = [*halves(borrowing=most), queue("c", deserved={"cpu": 4})]
+    queues = [*halves(borrowing=most), taker("c", deserved={"cpu": 4})]
     held = [*runs("a0", 4, queue="a", prio="top"), *runs("b1", 4, queue="b")]
     younger = runs("b2", 4, queue="b", prio="mid", since=9)
     world = [*queues, *held, *younger, group("hi", 4, queue="a", **HI)]
@@ -345,11 +345,11 @@ def test_while_borrowing_victims_are_at_most_the_threshold(most: Any, goes: list
 
 
 TREE = [
-    queue("t1", deserved={"cpu": 6}),
-    queue("t2", deserved={"cpu": 6}),
-    queue("a", parent="t1", deserved={"cpu": 3}),
-    queue("b", parent="t1", deserved={"cpu": 3}),
-    queue("c", parent="t2", deserved={"cpu": 6}),
+    taker("t1", deserved={"cpu": 6}),
+    taker("t2", deserved={"cpu": 6}),
+    taker("a", parent="t1", deserved={"cpu": 3}),
+    taker("b", parent="t1", deserved={"cpu": 3}),
+    taker("c", parent="t2", deserved={"cpu": 6}),
 ]
 
 
@@ -367,10 +367,10 @@ def test_under_an_ancestor_within_deserved_a_borrower_is_victim_for_its_siblings
 def test_no_ancestor_of_the_victim_falls_below_its_guarantee_or_its_childrens_sum() -> None:
     """The younger gang would leave 2 where 3 are guaranteed; the older one leaves 3."""
     queues = [
-        queue("a", deserved={"cpu": 4}),
-        queue("t", deserved={"cpu": 4}),
-        queue("b1", parent="t", deserved={"cpu": 3}, guarantee={"cpu": 3}),
-        queue("b2", parent="t", deserved={"cpu": 1}),
+        taker("a", deserved={"cpu": 4}),
+        taker("t", deserved={"cpu": 4}),
+        taker("b1", parent="t", deserved={"cpu": 3}, guarantee={"cpu": 3}),
+        taker("b2", parent="t", deserved={"cpu": 1}),
     ]
     gangs = [*runs("three", 3, queue="b2", since=9), *runs("two", 2, queue="b2", since=1)]
     world = [*queues, *runs("a0", 3, queue="a"), *gangs, group("in", 1, queue="a")]
@@ -380,9 +380,9 @@ def test_no_ancestor_of_the_victim_falls_below_its_guarantee_or_its_childrens_su
 def test_who_is_above_deserved_only_in_what_the_claimant_does_not_lack_is_no_victim() -> None:
     """b holds too much gpu, and gpus are free; cpu is what is lacking."""
     queues = [
-        queue("a", deserved={"cpu": 4, "gpu": 4}),
-        queue("b", deserved={"cpu": 4, "gpu": 2}),
-        queue("c", deserved={"cpu": 0, "gpu": 0}, reclaimable=False),
+        taker("a", deserved={"cpu": 4, "gpu": 4}),
+        taker("b", deserved={"cpu": 4, "gpu": 2}),
+        taker("c", deserved={"cpu": 0, "gpu": 0}, reclaimable=False),
     ]
     template = {"requests": {"cpu": 1, "gpu": 1}}
     borrower = runs("b0", queue="b", tasks=[{"name": "t", "replicas": 4, "template": template}])
@@ -392,7 +392,7 @@ def test_who_is_above_deserved_only_in_what_the_claimant_does_not_lack_is_no_vic
 
 
 def test_the_claimants_queue_ends_within_deserved_in_every_dimension_requested() -> None:
-    queues = [queue("a", deserved={"cpu": 4, "gpu": 0}), queue("b", deserved={"cpu": 4, "gpu": 2})]
+    queues = [taker("a", deserved={"cpu": 4, "gpu": 0}), taker("b", deserved={"cpu": 4, "gpu": 2})]
     world = [node("n1", 8, gpu=2), *queues, *runs("b0", 8, queue="b", minMember=2)]
     assert gone(*world, asks("in", {"cpu": 2, "gpu": 1}, queue="a")) == []
     assert gone(*world, asks("in", {"cpu": 2}, queue="a")) == ["b0-t-0", "b0-t-1"]
@@ -400,11 +400,11 @@ def test_the_claimants_queue_ends_within_deserved_in_every_dimension_requested()
 
 def test_not_reclaimable_protects_below_the_common_queue_only() -> None:
     b0, claim = runs("b0", 8, queue="b", minMember=1), group("in", 2, queue="a")
-    above = queue("t", deserved={"cpu": 4}, reclaimable=False)
-    below = queue("b", parent="t", deserved={"cpu": 4})
+    above = taker("t", deserved={"cpu": 4}, reclaimable=False)
+    below = taker("b", parent="t", deserved={"cpu": 4})
     assert gone(node("n1", 8), halves()[0], above, below, *b0, claim) == []
-    common = queue("t", reclaimable=False)
-    inside = [queue(name, parent="t", deserved={"cpu": 4}) for name in "ab"]
+    common = taker("t", reclaimable=False)
+    inside = [taker(name, parent="t", deserved={"cpu": 4}) for name in "ab"]
     assert gone(node("n1", 8), common, *inside, *b0, claim) == ["b0-t-0", "b0-t-1"]
 
 
@@ -495,6 +495,6 @@ def test_an_external_group_claims_what_its_queue_may_not_exceed() -> None:
         "outside", controller="external", tasks=[], minResources={"cpu": 2}, queue="q", **HI
     )
     own = runs("own", 4, queue="q")
-    came = play(node("n1", 8), queue("q", capability={"cpu": 4}), *own, external, cycles=6)
+    came = play(node("n1", 8), taker("q", capability={"cpu": 4}), *own, external, cycles=6)
     assert [len(pods) for _, pods in evicted(came)] == [4]
     assert admitted(came)[0] == (30, ["default/outside"])

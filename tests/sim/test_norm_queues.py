@@ -27,6 +27,7 @@ from tests.sim.worlds import (
     reasons,
     refusal,
     requeued,
+    taker,
     timeline,
 )
 
@@ -395,7 +396,7 @@ def test_what_an_unreclaimable_queue_would_borrow_is_kept_and_what_others_would_
     """Against groups that would borrow what it could not, by policy, take back from them."""
     came = outcome(
         node("n1", 10),
-        *(queue("a", deserved={"cpu": 5}), queue("b", deserved={"cpu": 3}, reclaimable=False)),
+        *(taker("a", deserved={"cpu": 5}), queue("b", deserved={"cpu": 3}, reclaimable=False)),
         *(queue("c", weight=0), *running("rb", 6, queue="b"), group("head", 1, 5, queue="a")),
         *(group("b1", queue="b"), group("c1", queue="c")),
         config=WITH_EVICTIONS,

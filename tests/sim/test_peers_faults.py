@@ -22,8 +22,8 @@ from tests.sim.worlds import (
     phases,
     pod,
     priority,
-    queue,
     reasons,
+    taker,
     timeline,
 )
 
@@ -225,7 +225,7 @@ def test_who_can_take_nothing_says_what_it_lacks(why: str) -> None:
     came = outcome(
         node("n1", 4),
         HIGH,
-        queue("q", preemption=policy),
+        taker("q", preemption=policy),
         *running("low", 4, queue="q", priorityClassName="" if policy else "high"),
         group("hi", 2, queue="q", priorityClassName="high"),
         config=ALL,
@@ -242,8 +242,8 @@ def test_two_queues_that_want_everything_evict_each_other_no_more_once_they_are_
     """kube-batch: 19 evictions in 12 rounds on six slots."""
     came = outcome(
         node("n1", 6),
-        queue("a"),
-        queue("b"),
+        taker("a"),
+        taker("b"),
         *running("one", 6, queue="a", minMember=1, grace="1s"),
         group("two", 6, queue="b", minMember=1, grace="1s"),
         turns(5, 30),
@@ -258,8 +258,8 @@ def test_neither_of_two_queues_takes_the_cpu_that_both_could_have() -> None:
     halves = {"deserved": {"cpu": 5}, "capability": {"cpu": 10}}
     came = outcome(
         node("n1", 11),
-        queue("a", **halves),
-        queue("b", **halves),
+        taker("a", **halves),
+        taker("b", **halves),
         *running("job-a", 5, 2, queue="a", minMember=2, grace="5s"),
         group("job-b", 5, 2, queue="b", minMember=2, grace="5s"),
         turns(10, 30),
@@ -274,8 +274,8 @@ def test_a_queue_that_lost_more_than_it_owed_does_not_take_it_back() -> None:
     """The gang that goes takes its queue below what it deserves."""
     came = outcome(
         node("n1", 8),
-        queue("a", deserved={"cpu": 4}),
-        queue("b", deserved={"cpu": 4}),
+        taker("a", deserved={"cpu": 4}),
+        taker("b", deserved={"cpu": 4}),
         *running("gang", 5, queue="a", grace="5s"),
         group("claims", 4, queue="b"),
         turns(10, 30),
@@ -290,8 +290,8 @@ def test_nobody_is_evicted_where_the_claimant_may_not_run() -> None:
     came = outcome(
         labelled("n1", 4, disk="hdd"),
         labelled("n2", 4, disk="ssd"),
-        queue("a", deserved={"cpu": 5}),
-        queue("b", deserved={"cpu": 3}),
+        taker("a", deserved={"cpu": 5}),
+        taker("b", deserved={"cpu": 3}),
         *running("borrows", 4, queue="b"),
         *running("own", 3, on="n2", queue="a"),
         group("claims", queue="a", tasks=task({"cpu": 2}, nodeSelector={"disk": "ssd"})),
@@ -308,9 +308,9 @@ def test_what_can_never_fit_costs_nobody_anything_and_holds_nobody_up() -> None:
     """
     came = outcome(
         node("n1", 4),
-        queue("cohort", deserved={"cpu": 3}, capability={"cpu": 3}),
-        queue("a", parent="cohort", deserved={"cpu": 3}),
-        queue("b", parent="cohort", deserved={"cpu": 0}),
+        taker("cohort", deserved={"cpu": 3}, capability={"cpu": 3}),
+        taker("a", parent="cohort", deserved={"cpu": 3}),
+        taker("b", parent="cohort", deserved={"cpu": 0}),
         *running("one", 1, 1, queue="b", grace="5s"),
         group("four", 1, 4, queue="a"),
         group("three", 1, 3, queue="a"),
@@ -326,9 +326,9 @@ def test_best_effort_tenants_are_evicted_once_for_what_is_guaranteed_to_another(
     """Kueue's loop between tenants without quota and one that has it."""
     came = outcome(
         node("n1", 4),
-        queue("guaranteed", deserved={"cpu": 2}),
-        queue("tenant-a", deserved={"cpu": 0}),
-        queue("tenant-b", deserved={"cpu": 0}),
+        taker("guaranteed", deserved={"cpu": 2}),
+        taker("tenant-a", deserved={"cpu": 0}),
+        taker("tenant-b", deserved={"cpu": 0}),
         *running("a-0", queue="tenant-a", grace="1s"),
         *running("a-1", queue="tenant-a", grace="1s"),
         *running("b-0", queue="tenant-b", grace="1s"),
@@ -348,8 +348,8 @@ def test_who_uses_one_resource_alone_gives_it_back_and_takes_it_back() -> None:
     """kube-batch: a queue without memory was never overused, and could reclaim nothing."""
     came = outcome(
         node("n1", 8, memory="8Gi"),
-        queue("a"),
-        queue("b"),
+        taker("a"),
+        taker("b"),
         *running("takes-all", 8, queue="a", minMember=1, grace="5s"),
         group("cpu-alone", 2, queue="b"),
         config=ALL,
@@ -362,8 +362,8 @@ def test_one_claimant_that_can_have_nothing_does_not_end_its_queues_turn() -> No
     """kube-batch: the first group that nothing helps was the last of its queue in a session."""
     came = outcome(
         node("n1", 8),
-        queue("a", deserved={"cpu": 4}),
-        queue("b", deserved={"cpu": 4}),
+        taker("a", deserved={"cpu": 4}),
+        taker("b", deserved={"cpu": 4}),
         *(one for n in range(8) for one in running(f"b-{n}", 1, queue="b", grace="5s")),
         group("too-large", 5, queue="a"),
         group("first", 2, queue="a"),

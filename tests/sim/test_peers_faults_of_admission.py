@@ -21,6 +21,7 @@ from tests.sim.worlds import (
     quota,
     reasons,
     requeued,
+    taker,
     timeline,
 )
 
@@ -44,7 +45,7 @@ def test_a_waiting_group_reclaims_though_the_cluster_is_full() -> None:
         node("n1", 4),
         node("n2", 4),
         queue("one"),
-        queue("two"),
+        taker("two"),
         *running("array", 4, queue="one", minMember=1, grace="5s"),
         *running("more", 4, on="n2", queue="one", minMember=1, grace="5s"),
         group("new", 1, queue="two"),

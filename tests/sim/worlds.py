@@ -30,6 +30,12 @@ def queue(name: str, **spec: Any) -> Manifest:
     return manifest("Queue", name, spec)
 
 
+def taker(name: str, **spec: Any) -> Manifest:
+    """A queue that takes back what it deserves, from groups of any priority."""
+    preemption = {"reclaim": "Any", **spec.pop("preemption", {})}
+    return queue(name, preemption=preemption, **spec)
+
+
 def quota(namespace: str, **hard: Any) -> Manifest:
     return manifest("ResourceQuota", "quota", {"hard": hard}, metadata={"namespace": namespace})
 

@@ -31,12 +31,12 @@ QUEUES = """
 apiVersion: batchq/v1
 kind: Queue
 metadata: {name: left}
-spec: {deserved: {cpu: 4}}
+spec: {deserved: {cpu: 4}, preemption: {reclaim: Any}}
 ---
 apiVersion: batchq/v1
 kind: Queue
 metadata: {name: right}
-spec: {deserved: {cpu: 5}}
+spec: {deserved: {cpu: 5}, preemption: {reclaim: Any}}
 ---
 apiVersion: batchq/v1
 kind: PriorityClass

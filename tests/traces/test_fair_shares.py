@@ -12,6 +12,7 @@ from batchq.sim.workload.load import Load, swf_load
 from batchq.sim.workload.schedule import Schedule
 from batchq.sim.workload.stage import play_load
 from batchq.traces import read_swf
+from tests.builders import RECLAIMS
 from tests.harness.traces import real_log
 from tests.traces.loads import a_load, job
 
@@ -31,6 +32,15 @@ def weighted(load: Load, **weights: int) -> Load:
         structs.replace(
             queue, spec=structs.replace(queue.spec, weight=weights[queue.metadata.name])
         )
+        for queue in load.queues
+    ]
+    return structs.replace(load, queues=tuple(queues))
+
+
+def taking_back(load: Load) -> Load:
+    """The same, and every queue takes back what it deserves."""
+    queues = [
+        structs.replace(queue, spec=structs.replace(queue.spec, preemption=RECLAIMS))
         for queue in load.queues
     ]
     return structs.replace(load, queues=tuple(queues))
@@ -81,7 +91,7 @@ def test_who_comes_late_waits_for_ends_where_nobody_is_evicted() -> None:
 def test_where_somebody_is_evicted_who_comes_late_has_its_part_within_a_grace() -> None:
     early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
     late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]
-    schedule = played(a_load(*early, *late, cpus=12), EVICTING)
+    schedule = played(taking_back(a_load(*early, *late, cpus=12)), EVICTING)
     # Those that are evicted have 30 s to stop.
     assert {one.start_s for one in schedule.jobs if one.tenant == "late"} == {80}
     # Six jobs of one cpu, for 80 s each, began anew.
@@ -105,7 +115,8 @@ def test_real_groups_lose_nothing_whether_anybody_is_evicted_or_not(
     text: str, evicts: bool
 ) -> None:
     log = real_log("SDSC-SP2-1998-4.2-cln")
-    schedule = played(swf_load(read_swf(log, processors=128, most=300), by="group"), text)
+    load = swf_load(read_swf(log, processors=128, most=300), by="group")
+    schedule = played(taking_back(load), text)
     assert (schedule.evictions > 0) is evicts
     assert schedule.refused == 0
     assert all(one.end_s is not None for one in schedule.jobs)

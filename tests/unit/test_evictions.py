@@ -19,8 +19,8 @@ from tests.sim.worlds import (
     phases,
     pod,
     priority,
-    queue,
     requeued,
+    taker,
     timeline,
 )
 
@@ -72,8 +72,8 @@ def test_without_enqueue_a_claimant_keeps_what_was_pledged_to_it_until_its_victi
 def test_a_victim_is_not_admitted_again_on_pods_that_it_owes_to_one_who_runs_already() -> None:
     world = [
         node("n1", 6),
-        queue("lender"),
-        queue("borrower", weight=0),
+        taker("lender"),
+        taker("borrower", weight=0),
         *running("claimant", 1, "n1", of=6, queue="lender", minMember=1),
         *running("victim", 5, "n1", queue="borrower", grace="30s"),
     ]
@@ -85,9 +85,9 @@ def test_a_victim_is_not_admitted_again_on_pods_that_it_owes_to_one_who_runs_alr
 def test_a_queue_that_gives_back_to_one_is_not_taken_below_its_guarantee_by_the_next() -> None:
     world = [
         node("n1", 10),
-        queue("giver", guarantee={"cpu": 4}, deserved={"cpu": 4}),
-        queue("one", deserved={"cpu": 3}),
-        queue("other", deserved={"cpu": 3}),
+        taker("giver", guarantee={"cpu": 4}, deserved={"cpu": 4}),
+        taker("one", deserved={"cpu": 3}),
+        taker("other", deserved={"cpu": 3}),
         *running("first", 4, "n1", queue="giver", grace="30s"),
         *running("second", 6, "n1", queue="giver", grace="30s"),
         group("a", 3, queue="one"),
@@ -101,9 +101,9 @@ def test_a_queue_that_gives_back_to_one_is_not_taken_below_its_guarantee_by_the_
 def test_pods_that_others_made_room_for_come_before_what_is_set_aside_for_a_strict_head() -> None:
     world = [
         node("n1", 6),
-        queue("lender"),
-        queue("borrower"),
-        queue("strict", strategy={"type": "StrictFIFO"}),
+        taker("lender"),
+        taker("borrower"),
+        taker("strict", strategy={"type": "StrictFIFO"}),
         *running("claimant", 1, "n1", of=2, queue="lender", minMember=1, grace="0s"),
         *running("victim", 5, "n1", queue="borrower", minMember=1, grace="5s"),
         timeline({"at": "2s", "apply": group("head", 4, queue="strict", created=2)}),
@@ -121,8 +121,8 @@ def test_what_a_reservation_promises_already_is_not_promised_twice_to_pods_beyon
     world = [
         node("n1", 5),
         priority("high", 10),
-        queue("lender", weight=3, preemption={"borrowing": 5}),
-        queue("borrower", weight=0),
+        taker("lender", weight=3, preemption={"borrowing": 5}),
+        taker("borrower", weight=0),
         *running("victim", 2, "n1", queue="borrower", minMember=1, grace="5s"),
         group(
             "claimant",

@@ -109,12 +109,13 @@ def test_between_queues_lower_priority_is_the_rule_of_one_queue(claimant: str, v
     assert by_class(session, "reclaimable") == BY_CLASS[claimant, victim]
 
 
-def test_between_queues_the_default_is_that_priority_does_not_matter() -> None:
-    assert by_class(of_classes("low", "high"), "reclaimable") == (True, True, True)
+def test_between_queues_priority_does_not_matter_to_a_queue_that_reclaims_from_any() -> None:
+    session = of_classes("low", "high", reclaim="Any")
+    assert by_class(session, "reclaimable") == (True, True, True)
 
 
-def test_a_queue_that_never_reclaims_is_refused_everybody() -> None:
-    session = of_classes("high", "low", reclaim="Never")
+def test_by_default_a_queue_reclaims_from_none() -> None:
+    session = of_classes("high", "low")
     assert by_class(session, "reclaimable") == (False, False, False)
 
 
@@ -155,7 +156,8 @@ AGREED: dict[str, Any] = {"plugins": ("priority",), "min_runtime_ms": 30_000}
 
 def low_and_high(**low: Any) -> tuple[Any, ...]:
     high = a_group("c", priority_class_name="high")
-    return (*CLASSES, *running("v", priority_class_name="low", **low), high)
+    reclaims = a_queue(preemption=QueuePreemption(reclaim="Any"))
+    return (*CLASSES, reclaims, *running("v", priority_class_name="low", **low), high)
 
 
 @pytest.mark.parametrize("point", BOTH)

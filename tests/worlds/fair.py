@@ -22,7 +22,10 @@ def fair_world(seed: int) -> tuple[Described, dict[str, Fraction]]:
     weights = {f"q{place}": dice.randint(1, 4) for place in range(dice.randint(2, 4))}
     made: list[Manifest] = [
         *(_manifest("Node", name, {"resources": {"cpu": cpu}}) for name, cpu in nodes.items()),
-        *(_manifest("Queue", name, {"weight": weight}) for name, weight in weights.items()),
+        *(
+            _manifest("Queue", name, {"weight": weight, "preemption": {"reclaim": "Any"}})
+            for name, weight in weights.items()
+        ),
     ]
     free = [name for name, cpu in nodes.items() for _ in range(cpu)]
     for queue in sorted(weights, key=lambda _: dice.random()):

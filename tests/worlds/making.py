@@ -251,12 +251,12 @@ class _Making:
         preemption: Manifest = {}
         if self._chance(0.15):
             preemption["withinQueue"] = "Never"
+        preemption["reclaim"] = "Any"
         if self._chance(0.3):
             preemption["reclaim"] = self.dice.choice(("Never", "LowerPriority"))
         if self._chance(0.2):
             preemption["borrowing"] = self.dice.choice((0, 5, 100))
-        if preemption:
-            spec["preemption"] = preemption
+        spec["preemption"] = preemption
         return spec
 
     # --- groups ---------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready, least_first
-from batchq.framework.growth import over_limit_with
+from batchq.framework.growth import growth_with, over_limit_with
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import (
@@ -46,8 +46,9 @@ class Allocate:
 
     def execute(self, session: Session) -> None:
         waiting = _by_queue(session)
-        _place_gangs(session, {name: deque(groups) for name, groups in waiting.items()})
-        _place_extras(session, waiting)
+        extras: dict[str, _Extras] = {}
+        _place_gangs(session, waiting, extras)
+        _place_extras(session, waiting, extras)
 
 
 def _by_queue(session: Session) -> dict[str, list[GroupState]]:
@@ -67,15 +68,30 @@ def _by_queue(session: Session) -> dict[str, list[GroupState]]:
 # --- Gangs ----------------------------------------------------------------------------------
 
 
-def _place_gangs(session: Session, queues: dict[str, deque[GroupState]]) -> None:
-    turns = Turns(session, queues)
+def _place_gangs(
+    session: Session, waiting: dict[str, list[GroupState]], extras: dict[str, _Extras]
+) -> None:
+    lines = {name: deque(groups) for name, groups in waiting.items()}
+    turns = Turns(session, lines)
     while (name := turns.next()) is not None:
-        if not queues[name]:
+        if not lines[name]:
             turns.drop(name)
             continue
-        group = queues[name].popleft()
-        if not session.group_ready(group) and (waiting := least_first(session, group)):
-            _place_gang(session, group, waiting)
+        group = lines[name].popleft()
+        if not session.group_ready(group) and (pods := least_first(session, group)):
+            _place_extras_above(session, waiting[name], group.priority, extras)
+            _place_gang(session, group, pods)
+
+
+def _place_extras_above(
+    session: Session, groups: Sequence[GroupState], priority: int, extras: dict[str, _Extras]
+) -> None:
+    """Give the groups of a queue that are more important than a gang the pods that they lack."""
+    for group in groups:
+        if group.priority > priority and _may_grow(session, group):
+            mine = _extras_of(session, group, extras)
+            while _place_next(session, mine):
+                pass
 
 
 def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> None:
@@ -113,37 +129,63 @@ def _has_waited_long(session: Session, group: GroupState) -> bool:
 
 
 class _Extras:
-    """What is left of one group to be tried in this session; owned by `_place_extras`."""
+    """What is left of one group to be tried in this session; owned by the action."""
 
     def __init__(self, session: Session, group: GroupState) -> None:
         self.group = group
         self.left = waiting_extras(session, group)
+        #: Whether the head of its queue comes before more pods of it.
+        self.waits_behind = waits_behind(session, group)
         #: Tasks whose pods no node or no limit takes; neither gets better within a session.
         self.refused: set[str] = set()
 
 
-def _place_extras(session: Session, queues: dict[str, list[GroupState]]) -> None:
-    """One pod at a time to the queue with the lowest share, its groups in turns."""
+def _extras_of(session: Session, group: GroupState, extras: dict[str, _Extras]) -> _Extras:
+    found = extras.get(group.uid)
+    if found is None:
+        found = extras[group.uid] = _Extras(session, group)
+    return found
+
+
+def _may_grow(session: Session, group: GroupState) -> bool:
+    return (
+        not group.has_all_placed
+        and session.group_ready(group)
+        and gives_way_to(session, group) is None
+    )
+
+
+def _place_extras(
+    session: Session, queues: dict[str, list[GroupState]], extras: dict[str, _Extras]
+) -> None:
+    """One pod at a time to the queue with the lowest share; in each queue the groups of the highest
+    priority first, those of one priority in turns.
+    """
     _keep_promises(session)
-    lines = {
-        name: deque(
-            _Extras(session, group)
-            for group in groups
-            if not group.has_all_placed
-            and session.group_ready(group)
-            and gives_way_to(session, group) is None
-            and not waits_behind(session, group)
-        )
-        for name, groups in queues.items()
-    }
+    lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
     turns = Turns(session, lines)
     while (name := turns.next()) is not None:
-        if not lines[name]:
+        levels = lines[name]
+        if not levels:
             turns.drop(name)
-            continue
-        extras = lines[name].popleft()
-        if _place_next(session, extras):
-            lines[name].append(extras)
+        elif not levels[0]:
+            levels.popleft()
+        else:
+            mine = levels[0].popleft()
+            if _place_next(session, mine):
+                levels[0].append(mine)
+
+
+def _by_priority(
+    session: Session, groups: Sequence[GroupState], extras: dict[str, _Extras]
+) -> deque[deque[_Extras]]:
+    """The groups that may have more pods, by priority, the highest first."""
+    levels: dict[int, deque[_Extras]] = {}
+    for group in groups:
+        if _may_grow(session, group):
+            mine = _extras_of(session, group, extras)
+            levels.setdefault(group.priority, deque()).append(mine)
+    return deque(levels[priority] for priority in sorted(levels, reverse=True))
 
 
 def _keep_promises(session: Session) -> None:
@@ -169,7 +211,9 @@ def _place_next(session: Session, extras: _Extras) -> bool:
         shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
         if shape.task.name in extras.refused:
             continue
-        node = find_node(session, shape)
+        # What is promised to the group already is not held back by the head of its queue.
+        waits = extras.waits_behind and bool(growth_with(session, group, shape))
+        node = None if waits else find_node(session, shape)
         if node is None or over_limit_with(session, group, shape):
             extras.refused.add(shape.task.name)
             left = (one for one in group.tasks if one.task.replicas and not one.gated)

@@ -10,9 +10,12 @@ for the action of that name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.framework.asides import (
@@ -21,18 +24,28 @@ from batchq.framework.asides import (
     set_aside_from_borrowers,
 )
 from batchq.framework.crowds import Crowd, Walk
+from batchq.framework.extras import is_drained, start_extras, waiting_extras
+from batchq.framework.growth import over_limit_with
 from batchq.framework.line import (
     blockers,
+    gives_way,
     is_kept_out,
     is_of_crowd,
     refuse_crowd,
     waits_in_line,
 )
 from batchq.framework.moves import admit, create_pods, reserve, roll_back
-from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
+from batchq.framework.placement import (
+    explain_no_node,
+    fits_on_empty_nodes,
+    gang_of,
+    why_not_on_empty_nodes,
+)
 from batchq.framework.pledges import awaits_victims
+from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.turns import Turns
@@ -60,10 +73,31 @@ class Enqueue:
 
     def execute(self, session: Session) -> None:
         _keep_promises(session)
+        drained = _drained(session)
         if session.points["queueOrder"]:
-            _serve_queues(session)
+            _serve_queues(session, drained)
         else:
-            _serve_one_line(session)
+            _serve_one_line(session, drained)
+
+
+def _drained(session: Session) -> dict[str, list[GroupState]]:
+    """Return the groups by queue that run, hold nothing and have a pod to start: they stand in line
+    with that pod, so that a head before them is not passed, nor they by those behind.
+    """
+    found: dict[str, list[GroupState]] = {}
+    for group in session.busy():
+        group.next_pod = None
+        if "allocate" not in session.actions or not is_drained(group):
+            continue
+        extra = next(iter(waiting_extras(session, group)), None)
+        if extra is not None and group.queue in session.queues:
+            group.next_pod = _shape_of(group, extra).requests
+            found.setdefault(group.queue, []).append(group)
+    return found
+
+
+def _shape_of(group: GroupState, extra: Pod | int) -> TaskShape:
+    return shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
 
 
 def _keep_promises(session: Session) -> None:
@@ -80,10 +114,10 @@ def _is_promised(session: Session, group: GroupState) -> bool:
     return pending and group.reserved and not awaits_victims(session, group)
 
 
-def _serve_queues(session: Session) -> None:
+def _serve_queues(session: Session, drained: Mapping[str, list[GroupState]]) -> None:
     """The queue with the lowest share first; its next group decides when it is served again."""
     heads_matter = len(session.queues) > 1 and not everybody_gets_all_back(session)
-    walks = _walks(session, heads_matter=heads_matter)
+    walks = _walks(session, drained, heads_matter=heads_matter)
     turns = Turns(session, walks)
     headed: set[str] = set()
     while (name := turns.next()) is not None:
@@ -113,7 +147,9 @@ def _serve_queues(session: Session) -> None:
                 set_aside_from_borrowers(session, group)
 
 
-def _walks(session: Session, *, heads_matter: bool) -> dict[str, Walk]:
+def _walks(
+    session: Session, drained: Mapping[str, list[GroupState]], *, heads_matter: bool
+) -> dict[str, Walk]:
     """The lines to be walked. Crowds that are kept out are left out where nobody heeds a head."""
     freed: dict[str, list[Crowd]] = {}
     for crowd in session.watches.freed(session.ledger.sums):
@@ -125,14 +161,15 @@ def _walks(session: Session, *, heads_matter: bool) -> dict[str, Walk]:
             crowds = list(line.crowds.values())
         else:
             crowds = [*line.restless.values(), *freed.get(name, ())]
-        if crowds or line.singles:
-            walks[name] = Walk(crowds, line.in_order(), session.group_key)
+        singles = [*line.in_order(), *drained.get(name, ())]
+        if crowds or singles:
+            walks[name] = Walk(crowds, singles, session.group_key)
     return walks
 
 
 def _next_pending(walk: Walk) -> GroupState | None:
     while (group := walk.next()) is not None:
-        if group.phase == PodGroupPhase.PENDING:
+        if group.phase == PodGroupPhase.PENDING or group.next_pod is not None:
             return group
     return None
 
@@ -141,10 +178,11 @@ def _is_out_of_line(session: Session, group: GroupState) -> bool:
     return not waits_in_line(session.refusals[group.uid])
 
 
-def _serve_one_line(session: Session) -> None:
+def _serve_one_line(session: Session, drained: Mapping[str, list[GroupState]]) -> None:
     """No queueOrder: every group in one line; a strict head stops it."""
     crowds = [crowd for queue in session.queues.values() for crowd in queue.line.crowds.values()]
     singles = [group for queue in session.queues.values() for group in queue.line.in_order()]
+    singles += [group for groups in drained.values() for group in groups]
     walk = Walk(crowds, singles, session.group_key)
     while (group := _next_pending(walk)) is not None:
         if _try(session, group):
@@ -165,6 +203,8 @@ def _try(session: Session, group: GroupState) -> bool:
     """Admit the group, or let it reserve and wait for leave to start, or keep every reason
     against it.
     """
+    if group.next_pod is not None:
+        return _start_next_pod(session, group)
     verdicts = blockers(session, group)
     if verdicts:
         if is_of_crowd(group) and not (_is_strict(session, group) and waits_in_line(verdicts)):
@@ -187,6 +227,26 @@ def _try(session: Session, group: GroupState) -> bool:
         session.refuse(group, waits_for)
     note_admission(session, group)
     return True
+
+
+def _start_next_pod(session: Session, group: GroupState) -> bool:
+    """Bind the next pod of a group that runs and holds nothing, or keep what stands against it."""
+    against = list(gives_way(session, group))
+    with Statement(session) as statement:
+        if not against:
+            bound, _ = start_extras(statement, group, 1)
+            if bound:
+                group.next_pod = None
+                statement.commit()
+                return True
+    shapes = [_shape_of(group, extra) for extra in waiting_extras(session, group)]
+    # Nothing waits for a pod that not even an empty node would take.
+    shape = next((one for one in shapes if session.is_taken_when_empty(one)), None)
+    if not against and shape is not None:
+        no_node = structs.replace(explain_no_node(session, shape), in_line=True)
+        against += over_limit_with(session, group, shape) or [no_node]
+    session.refuse(group, against or [explain_no_node(session, shapes[0])])
+    return False
 
 
 def _cannot_be_placed(session: Session, group: GroupState) -> bool:

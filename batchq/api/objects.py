@@ -357,12 +357,17 @@ class PodGroupStatus(Value, frozen=True):
     reserved_at: Instant | None = None
     #: What the group holds beyond its pods' own requests can never exceed this.
     reservation: Amounts = {}
+    #: The tasks of which the gang that was reserved for takes pods only where there are not enough
+    #: others: no node would have taken these, were it empty.
+    left_out: tuple[str, ...] = ()
     #: What the ledger counts for the group; written together with the ledger itself.
     charge: Amounts = {}
     #: The queues between the root and its own in which that is counted.
     charge_path: tuple[str, ...] = ()
     in_queue_at: Instant | None = None
     started_at: Instant | None = None
+    #: Since when a group with a walltime runs without a pod on any node, and its walltime rests.
+    rests_at: Instant | None = None
     #: Since when fewer than minMember pods run (phase Unknown).
     unknown_at: Instant | None = None
     finished_at: Instant | None = None

@@ -92,6 +92,9 @@ class Carryover:
         self._checks: dict[str, tuple[str, ...]] = {}
         #: The queues whose groups have any to pass.
         self._checked: set[str] = set()
+        #: Groups that wait and whose gang could be made up of different pods, by uid.
+        self._with_choice: dict[str, GroupState] = {}
+        self._nodes_version = -1
         #: Of the last session: whom it touched; empty once these have been put right.
         self._touched: Mapping[str, GroupState] = {}
         #: When groups that are over are to be forgotten, and their uids.
@@ -133,6 +136,7 @@ class Carryover:
         if self._world != parking.world:
             self._world = parking.world
             self._wake_crowds()
+        self._follow_nodes(session)
         self._bring_back_what_is_over(session)
         self._begin_ledger(session, entered)
         self._part_who_owes(session)
@@ -278,8 +282,8 @@ class Carryover:
         state = GroupState(
             record,
             session.snapshot.pods.get(uid, ()),
-            values.get(spec.priority_class_name, default),
-            self._shape(record, former),
+            priority := values.get(spec.priority_class_name, default),
+            self._shape(record, former, priority),
             self.tree.chain(spec.queue),
             scopes=self._scopes_of(record),
             gates_hold=session.gates_hold,
@@ -291,6 +295,7 @@ class Carryover:
 
     def _take_out(self, state: GroupState) -> None:
         uid = state.uid
+        self._with_choice.pop(uid, None)
         if self.by_key.get(state.key) is state:
             del self.by_key[state.key]
         if state.crowd is not None:
@@ -306,11 +311,11 @@ class Carryover:
             if not waiting:
                 self.dependents.pop(other.uid, None)
 
-    def _shape(self, record: PodGroup, former: GroupState | None) -> GroupShape:
+    def _shape(self, record: PodGroup, former: GroupState | None, priority: int) -> GroupShape:
         """A record that did not change keeps its spec from snapshot to snapshot."""
         if former is not None and former.record.spec is record.spec:
             return former.given_shape
-        return self._shapes.of(record.spec)
+        return self._shapes.of(record.spec, priority)
 
     def _scopes_of(self, record: PodGroup) -> tuple[str, ...]:
         """One for all groups that are summed in the same scopes."""
@@ -331,9 +336,36 @@ class Carryover:
             return
         if not group.bare and group.status.pledge.stands and group.phase not in TERMINAL:
             self.claimants[group.uid] = group
+        if group.given_shape.has_choice and _may_still_choose(group):
+            self._with_choice[group.uid] = group
+            group.leave_out(self._left_out(session, group))
         if parking.still_sleeps(group):
             self.busy.discard(group.key)
         else:
+            self._line_up(session, group)
+
+    def _left_out(self, session: Session, group: GroupState) -> tuple[str, ...]:
+        """Return the tasks of a group whose pods no node would take if it were empty."""
+        tasks = tuple(
+            shape.task.name for shape in group.tasks if not session.is_taken_when_empty(shape)
+        )
+        return tasks if len(tasks) < len(group.tasks) else ()
+
+    def _follow_nodes(self, session: Session) -> None:
+        """Nodes have come, gone or changed: gangs of groups that wait may choose other pods."""
+        if self._nodes_version == self.machines.version:
+            return
+        self._nodes_version = self.machines.version
+        for group in list(self._with_choice.values()):
+            left_out = self._left_out(session, group)
+            if left_out == group.left_out:
+                continue
+            if group.crowd is None:
+                group.leave_out(left_out)
+                continue
+            # Its crowd knows it by what it asks for.
+            self._leave_crowd(group)
+            group.leave_out(left_out)
             self._line_up(session, group)
 
     def _line_up(self, session: Session, group: GroupState) -> None:
@@ -450,6 +482,17 @@ def limits_of(session: Session, ready: Amounts) -> dict[str, Amounts]:
     for namespace in sorted(of_namespaces):
         limits[namespace_scope(namespace)] = hard_limit(of_namespaces[namespace])
     return limits
+
+
+def _may_still_choose(group: GroupState) -> bool:
+    """Whether a group's gang is not fixed: nothing is reserved for it, or, in a described world, it
+    has been admitted without a word about that and has no pods on nodes yet.
+    """
+    if group.is_external or group.phase in TERMINAL:
+        return False
+    if group.phase == PodGroupPhase.PENDING:
+        return not group.reserved
+    return not group.status.left_out and not any(group.placed.values())
 
 
 def _forgotten_at(group: GroupState) -> int:

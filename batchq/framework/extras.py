@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
+from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.framework.gangs import node_for, pending_pods
 from batchq.framework.growth import over_limit_with
@@ -18,6 +19,8 @@ from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import beyond
 
+_RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
+
 
 def waits_behind(session: Session, group: GroupState) -> bool:
     """Whether more pods of the group would overtake the head of a strict queue, which comes
@@ -27,6 +30,19 @@ def waits_behind(session: Session, group: GroupState) -> bool:
     """
     head = session.strict_heads.get(group.queue)
     return head is not None and session.group_key(head) < session.group_key(group)
+
+
+def is_drained(group: GroupState) -> bool:
+    """Return whether a group runs, has pods left, and holds nothing: none of its pods is on a node,
+    and its gang lacks none. It stands in line again, with its next pod as a gang of one.
+    """
+    return (
+        group.phase in _RUNS
+        and group.is_elastic
+        and not group.is_external
+        and not group.charge()
+        and not group.has_all_placed
+    )
 
 
 def waiting_extras(session: Session, group: GroupState) -> Iterator[Pod | int]:

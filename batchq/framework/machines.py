@@ -31,6 +31,8 @@ class Machines:
         self.known: Amounts = {}
         #: What the cluster could ever have: rule 1 asks for every group.
         self.could_have: Amounts = {}
+        #: Shape of a pod -> whether any of the nodes that are open would take it, were it empty.
+        self.taken_when_empty: dict[tuple[object, ...], bool] = {}
         self._seen: tuple[object, ...] = ()
         #: Until when nobody falls silent who does not by now.
         self._until: int | None = None
@@ -57,6 +59,7 @@ class Machines:
         known = known_resources(self.nodes.values(), now_ms, settings)
         if anew or before != after or known != self.known:
             self.version += 1
+            self.taken_when_empty = {}
             self.known = known
         self.ready = total(node.total for node in self.nodes.values() if node.ready)
         self.could_have = scaled(self.known, settings.overcommit)

@@ -121,8 +121,10 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         admission=group.status.admission + 1,
         reserved_at=_reserved_at(group, now_ms) if reservation else None,
         reservation=reservation,
+        left_out=group.left_out,
         in_queue_at=now_ms,
         started_at=None,
+        rests_at=None,
         unknown_at=None,
         backoff_until=None,
         reasons=(),
@@ -162,7 +164,12 @@ def _reserved_at(group: GroupState, now_ms: int) -> int:
 
 def reserve(statement: Statement, group: GroupState, message: str) -> None:
     """Without a reservation -> with one: what it asks for is nobody else's from now on."""
-    statement.set_status(group, reserved_at=statement.session.now_ms, reservation=group.reservation)
+    statement.set_status(
+        group,
+        reserved_at=statement.session.now_ms,
+        reservation=group.reservation,
+        left_out=group.left_out,
+    )
     set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
     statement.say(intents.ReserveQuota(group=group.key))
 
@@ -171,6 +178,8 @@ def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) ->
     """Bring pods into being, Pending, for the current admission."""
     pods = pods_of(group, ordinals)
     if pods:
+        if group.status.left_out != group.left_out:
+            statement.set_status(group, left_out=group.left_out)
         statement.put_pods(group, pods)
         names = tuple([pod_name(pod) for pod in pods])
         statement.say(intents.CreatePods(group=group.key, pods=names))
@@ -206,8 +215,10 @@ def roll_back(
         phase=PodGroupPhase.PENDING,
         reserved_at=None,
         reservation={},
+        left_out=(),
         in_queue_at=None,
         started_at=None,
+        rests_at=None,
         unknown_at=None,
         claim=stopped(status.claim, reason, now_ms),
         reported=final_reports(status) if group.is_elastic else {},
@@ -308,6 +319,21 @@ def _runs_since(group: GroupState, now_ms: int) -> int:
     return min(now_ms, max(started[group.min_member - 1], status.in_queue_at or 0))
 
 
+def rest(statement: Statement, group: GroupState) -> None:
+    """Let the walltime of a group rest that runs without a pod on any node."""
+    statement.set_status(group, rests_at=statement.session.now_ms)
+
+
+def wake(statement: Statement, group: GroupState) -> None:
+    """Let the walltime of a group go on: the time for which it rested does not count."""
+    status, now_ms = group.status, statement.session.now_ms
+    rested_ms = now_ms - (status.rests_at if status.rests_at is not None else now_ms)
+    since = status.started_at
+    statement.set_status(
+        group, rests_at=None, started_at=None if since is None else since + rested_ms
+    )
+
+
 def finish(
     statement: Statement,
     group: GroupState,
@@ -357,6 +383,8 @@ def expire(statement: Statement, group: GroupState) -> None:
 
 def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
     """Pending -> Bound: the next attempt, on `node`."""
+    if group.status.rests_at is not None:
+        wake(statement, group)
     bound = _bound(statement, pod.status, node)
     pod_then = Pod(metadata=pod.metadata, spec=pod.spec, status=bound)
     statement.put_pod(group, pod_then)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from batchq.api.lifecycle import PodPhase
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
 from batchq.framework.machines import is_known
@@ -74,12 +73,11 @@ def fits_on_empty_nodes(session: Session, gang: Sequence[tuple[TaskShape, int]])
 
 
 def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
-    """minMember pods, less those that succeeded, in the order in which they are placed.
+    """Return the pods that a group's gang still lacks, in the order in which they are placed.
 
     Each task's minAvailable first, both parts by pod priority and task.
     """
-    succeeded = sum(pod.status.phase == PodPhase.SUCCEEDED for pod in group.current())
-    chosen = group.choose(group.min_member - succeeded, group.unfinished())
+    chosen = group.lacks_for_gang()
     counts = {shape.task.name: count for shape, count in zip(group.tasks, chosen, strict=True)}
     first: list[tuple[TaskShape, int]] = []
     rest: list[tuple[TaskShape, int]] = []

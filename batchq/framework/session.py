@@ -44,6 +44,9 @@ Key = tuple[Any, ...]
 
 _key_of = attrgetter("key")
 
+#: Of so many shapes it is remembered whether empty nodes would take them.
+_MOST_SHAPES = 10_000
+
 #: Whose refusals the session's own are.
 SESSION = "session"
 
@@ -186,6 +189,7 @@ class Session:
         machines = carried.machines
         self.nodes = machines.nodes
         self.machines_version = machines.version
+        self._taken_when_empty = machines.taken_when_empty
         #: What all ready nodes have together, and all that were seen within a day, ready or not.
         self.ready_resources = machines.ready
         self.known_resources = machines.known
@@ -216,6 +220,22 @@ class Session:
             if verdict is not None:
                 return verdict
         return None
+
+    def is_taken_when_empty(self, shape: TaskShape) -> bool:
+        """Return whether any ready, uncordoned node would take a pod of this shape, were it empty.
+
+        Looked up once for each shape and set of nodes.
+        """
+        known = self._taken_when_empty.get(shape.shape)
+        if known is None:
+            if len(self._taken_when_empty) >= _MOST_SHAPES:
+                self._taken_when_empty.clear()
+            known = self._taken_when_empty[shape.shape] = any(
+                self.refused_by(shape, NodeState(node.record, ready=True)) is None
+                for node in self.nodes.values()
+                if node.open
+            )
+        return known
 
     def score(self, shape: TaskShape, node: NodeState) -> int:
         """The weighted sum of the plugins' scores; higher is better."""

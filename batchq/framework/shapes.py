@@ -29,6 +29,8 @@ class TaskShape:
     gated: bool = False
     #: What its pods say that they ask for, as they are made: the same object of all of them.
     stated: Amounts = field(default_factory=dict)
+    #: The priority of its pods: what the template states, else the group's.
+    priority: int = 0
 
     @property
     def ordinals(self) -> range:
@@ -40,9 +42,9 @@ class TaskShape:
 class GroupShape:
     """A group's tasks, and what an admission of it reserves.
 
-    `reservation` is, per dimension, the larger of minResources and minMember pods' requests, pods
-    without gates first, as those are what would run. An external group has as many `replicas` as
-    its tasks say, and at least minMember.
+    `reservation` is, per dimension, the larger of minResources and the requests of its gang, the
+    first minMember of its pods in the order of `choose`. An external group has as many `replicas`
+    as its tasks say, and at least minMember.
     """
 
     spec: PodGroupSpec
@@ -66,6 +68,11 @@ class GroupShape:
     #: Whether a gate in a template holds any pod back.
     gated: bool = False
 
+    @property
+    def has_choice(self) -> bool:
+        """Whether different pods could make up its gang: of several tasks, not all are needed."""
+        return len(self.tasks) > 1 and self.replicas > self.min_member
+
 
 class Shapes:
     """The shapes of specs, one for all that ask for the same; whatever they are to run."""
@@ -74,19 +81,21 @@ class Shapes:
         self._gates_hold = gates_hold
         self._known: dict[tuple[object, ...], GroupShape] = {}
 
-    def of(self, spec: PodGroupSpec) -> GroupShape:
-        """The shape of a spec."""
+    def of(self, spec: PodGroupSpec, priority: int) -> GroupShape:
+        """The shape of a spec, in a group of this priority."""
+        states_priority = any(task.template.priority is not None for task in spec.tasks)
         key = (
             spec.min_member,
             spec.controller,
             tuple(spec.min_resources.items()),
             tuple(map(_key_of_task, spec.tasks)),
+            priority if states_priority else None,
         )
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            known = self._known[key] = shape_of(spec, gates_hold=self._gates_hold)
+            known = self._known[key] = shape_of(spec, priority, gates_hold=self._gates_hold)
         return known
 
 
@@ -104,12 +113,13 @@ def _key_of_task(task: Task) -> tuple[object, ...]:
         tuple(template.node_selector.items()),
         template.tolerations,
         template.scheduling_gates,
+        template.priority,
     )
 
 
-def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
-    """Work a spec out."""
-    tasks = shapes_of(spec.tasks, gates_hold=gates_hold)
+def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) -> GroupShape:
+    """Work a spec out, for a group of this priority."""
+    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold)
     replicas = sum(task.replicas for task in spec.tasks)
     min_member = spec.min_member or max(1, replicas)
     if spec.controller == "external":
@@ -136,16 +146,19 @@ def shape_of(spec: PodGroupSpec, *, gates_hold: bool = True) -> GroupShape:
     )
 
 
-def with_left(shape: GroupShape, left: Sequence[int]) -> GroupShape:
-    """The shape with what is reserved for pods of which so many of each task are left."""
+def with_left(shape: GroupShape, left: Sequence[int], last: Collection[str] = ()) -> GroupShape:
+    """Return the shape with what is reserved when so many pods of each task are `left`, and pods of
+    the tasks in `last` are chosen last.
+    """
     tasks, spec = shape.tasks, shape.spec
-    of_pods = total(
-        times(task.requests, count)
-        for task, count in zip(tasks, choose(tasks, shape.min_member, left), strict=True)
-    )
+    chosen = choose(tasks, shape.min_member, left, last=last)
+    of_pods = total(times(task.requests, count) for task, count in zip(tasks, chosen, strict=True))
     reservation = named(larger(spec.min_resources, of_pods))
     claim = (tuple(reservation.items()), shape.min_member, shape.replicas, spec.controller)
-    pods = tuple((one.shape, one.task.replicas, one.task.min_available) for one in tasks)
+    pods = tuple(
+        (one.shape, one.task.replicas, one.task.min_available, count)
+        for one, count in zip(tasks, chosen, strict=True)
+    )
     return replace(
         shape,
         reservation=reservation,
@@ -160,20 +173,27 @@ def choose(
     tasks: tuple[TaskShape, ...],
     count: int,
     left: Sequence[int],
+    *,
+    least: Sequence[int] | None = None,
     last: Collection[str] = (),
 ) -> list[int]:
-    """How many pods of each task make up `count` of those that are `left`.
-
-    Each task's minAvailable first, then tasks in order; gated ones, and those in `last`, last.
+    """Return how many pods of each task make up `count` of those that are `left`, in the order of
+    a gang: each task's `least` (absent: its minAvailable) first, then by pod priority and task;
+    pods of gated tasks, and of those in `last`, only where there are not enough others.
     """
+    if least is None:
+        least = [shape.task.min_available for shape in tasks]
     if len(tasks) == 1:
-        return [min(left[0], max(count, tasks[0].task.min_available))]
-    chosen = [
-        min(shape.task.min_available, there) for shape, there in zip(tasks, left, strict=True)
-    ]
+        return [min(left[0], max(count, least[0]))]
+    chosen = [min(needed, there) for needed, there in zip(least, left, strict=True)]
     rest = count - sum(chosen)
     places = sorted(
-        range(len(tasks)), key=lambda place: tasks[place].gated or tasks[place].task.name in last
+        range(len(tasks)),
+        key=lambda place: (
+            tasks[place].gated or tasks[place].task.name in last,
+            -tasks[place].priority,
+            place,
+        ),
     )
     for place in places:
         more = max(0, min(rest, left[place] - chosen[place]))
@@ -182,8 +202,10 @@ def choose(
     return chosen
 
 
-def shapes_of(tasks: tuple[Task, ...], *, gates_hold: bool = True) -> tuple[TaskShape, ...]:
-    """Each task's requests and shape, and where its pods begin."""
+def shapes_of(
+    tasks: tuple[Task, ...], priority: int = 0, *, gates_hold: bool = True
+) -> tuple[TaskShape, ...]:
+    """Each task's requests and shape, and where its pods begin, in a group of this priority."""
     shapes, first = [], 0
     for place, task in enumerate(tasks):
         template = task.template
@@ -194,6 +216,7 @@ def shapes_of(tasks: tuple[Task, ...], *, gates_hold: bool = True) -> tuple[Task
             template.tolerations,
         )
         gated = gates_hold and bool(template.scheduling_gates)
-        shapes.append(TaskShape(task, place, first, requests, shape, gated, stated))
+        own = priority if template.priority is None else template.priority
+        shapes.append(TaskShape(task, place, first, requests, shape, gated, stated, own))
         first += task.replicas
     return tuple(shapes)

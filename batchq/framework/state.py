@@ -7,7 +7,7 @@ change by putting the old value back. Only Statements change a place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +63,10 @@ class GroupState:
         "in_line_at",
         "is_over",
         "key",
+        "left_out",
         "line_key",
         "min_member",
+        "next_pod",
         "placed",
         "pods",
         "priority",
@@ -96,8 +98,11 @@ class GroupState:
         self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
         #: What follows from its spec alone; `shape` heeds gates of single pods, too.
         self.given_shape = self.shape = shape = shape or shape_of(
-            record.spec, gates_hold=gates_hold
+            record.spec, priority, gates_hold=gates_hold
         )
+        #: The tasks of which its gang takes pods only where there are not enough others: no node
+        #: would take them if it were empty. Fixed at admission.
+        self.left_out: tuple[str, ...] = ()
         #: Whether scheduling gates mean anything: the plugin `gates` is on.
         self.gates_hold = gates_hold
         self.key = key_of(record)
@@ -118,8 +123,8 @@ class GroupState:
         if pods:
             self.pods = {pod.metadata.uid: pod for pod in pods}
             self._count_all([(pod, 1) for pod in pods if _counts(pod)])
-            if self._gated_pods:
-                self.shape = with_left(shape, self.ungated())
+        if self._gated_pods or record.status.left_out:
+            self.leave_out(record.status.left_out)
         #: What the snapshot has of its pods.
         self.given_pods = pods
         #: Whether it is nothing but a record that waits, by that record.
@@ -128,6 +133,8 @@ class GroupState:
         self.steady = not self.bare and only_runs(record)
         #: Whether it has ended and holds nothing, so that only its time to be forgotten comes.
         self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
+        #: What its next pod asks for, while it runs and stands in line with nothing but that.
+        self.next_pod: Amounts | None = None
         #: Those who wait as it does, if it is one of them (batchq.framework.crowds).
         self.crowd: Crowd | None = None
         #: The state of the world in which it was found settled, and until when.
@@ -183,8 +190,10 @@ class GroupState:
 
     @property
     def reservation(self) -> Amounts:
-        """What an admission reserves: the larger of minResources and minMember pods' requests."""
-        return self.shape.reservation
+        """What an admission reserves: the larger of minResources and its gang's requests; of a
+        group that runs and stands in line, what its next pod asks for.
+        """
+        return self.shape.reservation if self.next_pod is None else self.next_pod
 
     @property
     def reserved(self) -> bool:
@@ -215,21 +224,53 @@ class GroupState:
 
     # Its pods --------------------------------------------------------------------------------
 
-    def choose(self, count: int, left: Sequence[int]) -> list[int]:
-        """How many pods of each task make up `count` of those that are `left`.
+    def leave_out(self, tasks: tuple[str, ...]) -> None:
+        """Let its gang take pods of these tasks only where there are not enough others."""
+        self.left_out = tasks
+        self.shape = with_left(self.given_shape, self.ungated(), tasks)
 
-        Each task's minAvailable first, then tasks in order; but those whose gates were opened
-        since the group was admitted come last: it has pods of others for minMember already.
+    def choose(
+        self, count: int, left: Sequence[int], *, least: Sequence[int] | None = None
+    ) -> list[int]:
+        """Return how many pods of each task make up `count` of those that are `left`, in the order
+        of its gang (`batchq.framework.shapes.choose`).
+
+        Pods of tasks whose gates were opened since the group was admitted come last: it has pods
+        of others for minMember already.
         """
-        if not self.status.opened_gates:
-            return choose(self.tasks, count, left)
-        since = self.status.in_queue_at
-        late = {
-            one.task
-            for one in self.status.opened_gates
-            if one.task and since is not None and one.at > since
-        }
-        return choose(self.tasks, count, left, late)
+        last: Collection[str] = self.left_out
+        if self.status.opened_gates:
+            since = self.status.in_queue_at
+            last = {
+                one.task
+                for one in self.status.opened_gates
+                if one.task and since is not None and one.at > since
+            }.union(last)
+        return choose(self.tasks, count, left, least=least, last=last)
+
+    def lacks_for_gang(self) -> list[int]:
+        """Return how many unfinished pods of each task its gang still lacks to be complete: each
+        task's minAvailable less that task's succeeded pods, and minMember less all that succeeded.
+
+        A group that does not run yet needs one pod at least, whatever succeeded before it had to
+        leave.
+        """
+        ended: Counter[str] = Counter()
+        succeeded: Counter[str] = Counter()
+        for pod in self.current():
+            if self.is_final(pod):
+                ended[pod.spec.task] += 1
+                succeeded[pod.spec.task] += pod.status.phase == PodPhase.SUCCEEDED
+        left = [
+            max(0, there - ended[shape.task.name])
+            for shape, there in zip(self.tasks, self.ungated(), strict=True)
+        ]
+        least = [
+            max(0, shape.task.min_available - succeeded[shape.task.name]) for shape in self.tasks
+        ]
+        runs = self.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
+        count = max(0 if runs else 1, self.min_member - succeeded.total())
+        return self.choose(count, left, least=least)
 
     def unfinished(self) -> list[int]:
         """How many pods of each task are to run still: neither gated nor ended for good, those not

@@ -13,11 +13,11 @@ from batchq.framework.state import GroupState
 
 
 def wanted_ordinals(group: GroupState) -> list[int]:
-    """The ordinals that an admitted group lacks, to have min(minMember, unfinished) pods to run.
+    """Return the ordinals of the pods that an admitted group's gang lacks, and that do not exist.
 
-    Each task's minAvailable first, then tasks in order; pods that ended for good stay ended, and
-    others take their place, as they do of gated ones. An external group lacks none: whoever runs it
-    makes its pods.
+    In the gang's order (`GroupState.choose`). Pods that ended for good stay ended, and others take
+    their place, as they do of gated ones. An external group lacks none: its consumer makes its
+    pods.
     """
     if group.is_external:
         return []
@@ -30,7 +30,7 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     taken = _taken(group)
     there = Counter(pod.spec.task for pod in group.current() if _may_run(group, pod))
     missing = []
-    wanted = group.choose(group.min_member, group.unfinished())
+    wanted = group.lacks_for_gang()
     for shape, count in zip(group.tasks, wanted, strict=True):
         lacks = count - there[shape.task.name]
         for ordinal in shape.ordinals:

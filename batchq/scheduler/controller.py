@@ -23,8 +23,10 @@ from batchq.framework.moves import (
     lose,
     move_group,
     requeue,
+    rest,
     roll_back,
     stop_leftovers,
+    wake,
 )
 from batchq.framework.pledges import clock_stands, keep_rooms
 from batchq.framework.session import Session
@@ -50,6 +52,8 @@ from batchq.scheduler.timers import (
     walltime_over_at,
 )
 from batchq.scheduler.unschedulable import leave_where_impossible
+
+_RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 
 def settle(session: Session) -> None:
@@ -201,10 +205,22 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
         _stop_overdue_pods(statement, group)
     enough = progress.running + progress.succeeded >= group.min_member
     _follow_pods(statement, group, enough=enough)
+    _let_walltime_rest(statement, group)
     if group.phase != PodGroupPhase.IN_QUEUE:
         remaining = remaining_reservation(group, progress)
         if remaining != group.status.reservation:
             statement.set_status(group, reservation=remaining)
+
+
+def _let_walltime_rest(statement: Statement, group: GroupState) -> None:
+    """A group with pods left and none on a node stands in line again, and its walltime rests."""
+    if group.record.spec.walltime is None or group.is_array:
+        return
+    rests = group.phase in _RUNS and not group.held and not group.has_all_placed
+    if rests and group.status.rests_at is None:
+        rest(statement, group)
+    elif not rests and group.status.rests_at is not None:
+        wake(statement, group)
 
 
 def _settle_external(statement: Statement, group: GroupState) -> None:

@@ -77,8 +77,8 @@ class Progress(Struct, frozen=True):
 
 
 def remaining_reservation(group: GroupState, progress: Progress) -> Amounts:
-    """From Running on: never more than before, nor than min(minMember, unfinished) pods ask for,
-    gated ones aside: they are not what runs.
+    """Return what a group that runs still reserves: never more than before, nor than what its gang
+    still lacks (`GroupState.lacks_for_gang`) asks for.
     """
     shape = group.shape
     is_as_admitted = (
@@ -89,12 +89,8 @@ def remaining_reservation(group: GroupState, progress: Progress) -> Amounts:
     if is_as_admitted and not shape.spec.min_resources:
         # It reserves what its pods ask for, and none of them has ended.
         return group.status.reservation
-    left = [
-        max(0, there - progress.finished_by_task.get(shape.task.name, 0))
-        for shape, there in zip(group.tasks, group.ungated(), strict=True)
-    ]
-    chosen = group.choose(group.min_member, left)
+    lacks = group.lacks_for_gang()
     asked = total(
-        times(shape.requests, count) for shape, count in zip(group.tasks, chosen, strict=True)
+        times(shape.requests, count) for shape, count in zip(group.tasks, lacks, strict=True)
     )
     return named(smaller(group.status.reservation, asked))

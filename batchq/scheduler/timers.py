@@ -66,7 +66,7 @@ def requeue_due_at(session: Session, group: GroupState, pod: Pod) -> int:
 def walltime_over_at(group: GroupState) -> int | None:
     """When a group's time is over; an array's pods have their own."""
     walltime, started_at = group.record.spec.walltime, group.status.started_at
-    if walltime is None or started_at is None:
+    if walltime is None or started_at is None or group.status.rests_at is not None:
         return None
     if group.is_array and not group.is_external:
         return None

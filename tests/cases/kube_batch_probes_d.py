@@ -44,10 +44,9 @@ ENTRIES = (
     Entry(
         "probe: D06 higher priority ready job keeps winning over lower unready (priority tier"
         " first)",
-        DIFFERS,
-        "gangs come first, also the less important one; pods beyond minMember go to the groups of"
-        " a queue in turns (rule: allocate)",
-        ("0s bind a: 2 on n1, b: 2 on n1", "end a Running 2, b Running 2"),
+        SAME,
+        "",
+        ("0s bind a: 4 on n1", "end a Running 4, b InQueue (Unschedulable)"),
         _played,
     ),
     Entry(

@@ -183,14 +183,15 @@ def test_pods_whose_gate_opens_later_take_nobodys_place() -> None:
 
 def test_what_is_reserved_is_for_the_pods_that_would_run() -> None:
     world = (
-        node("n1", 2),
+        node("n1", 8),
         queue("default"),
         group("g", minMember=2, tasks=[task("big", 1, "data", cpu=4), task("a", 2)]),
     )
     came = outcome(*world, config="actions: [enqueue]", cycles=1)
     assert came.queues["default"].reserved["cpu"] == "2"
-    ignored = outcome(*world, config=WITHOUT_PLUGIN)
-    assert reasons(ignored, "g") == ["ExceedsMaxQuota"]
+    ignored = outcome(*world, config=WITHOUT_PLUGIN, cycles=1)
+    assert admitted(ignored) == [(0, ["default/g"])]
+    assert set(ignored.cycles[0].bound) == {"default/g-big-0", "default/g-a-0", "default/g-a-1"}
 
 
 def test_what_is_reserved_leaves_out_single_pods_with_gates() -> None:

@@ -7,7 +7,7 @@ import re
 
 from tests.tidy.source import LIBRARY, files, nodes, parsed, place, python_files, told
 
-MOST_LINES = 500
+MOST_LINES = 800
 VAGUE_WORDS = {"manager", "managers", "helper", "helpers", "util", "utils", "handler", "misc"}
 
 
@@ -22,7 +22,7 @@ def test_a_name_falls_into_its_words() -> None:
     assert words_of("utility") == {"utility"}
 
 
-def test_a_module_fits_in_five_hundred_lines() -> None:
+def test_a_module_has_at_most_800_lines() -> None:
     long = [
         f"{place(path)}: {count} lines"
         for path in python_files()

@@ -342,7 +342,7 @@ def test_limits_hold_in_the_session_too_when_no_plugin_tells_of_them() -> None:
 def test_pods_beyond_min_member_go_by_their_priority_before_their_task() -> None:
     tasks = (a_task("low", 2), a_task("high", 2, priority=9))
     decided = decide(a_node(cpu=3), a_group("g", tasks=tasks, min_member=1))
-    assert list(decided.bound) == ["default/g-low-0", "default/g-high-0", "default/g-high-1"]
+    assert list(decided.bound) == ["default/g-high-0", "default/g-high-1", "default/g-low-0"]
 
 
 def test_a_task_that_a_limit_stops_does_not_stop_the_others_of_its_group() -> None:

@@ -1,0 +1,209 @@
+"""Which pods make up a gang, what a group that runs keeps for the rest of it, and whose pods beyond
+it come first.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    bound,
+    group,
+    node,
+    opens,
+    outcome,
+    phases,
+    priority,
+    queue,
+    timeline,
+)
+
+STRICT = ["StrictFIFO", "Backfill"]
+
+
+def task(name: str, replicas: int, cpu: int, **template: object) -> Manifest:
+    return {"name": name, "replicas": replicas, "template": {"requests": {"cpu": cpu}, **template}}
+
+
+# --- The gang ------------------------------------------------------------------------------------
+
+
+def test_a_gang_takes_the_pods_of_the_highest_priority_first() -> None:
+    came = outcome(
+        node("n1", 2),
+        group("g", minMember=2, tasks=[task("low", 2, 1), task("high", 2, 1, priority=5)]),
+    )
+    assert bound(came) == [(0, {"default/g-high-0": "n1", "default/g-high-1": "n1"})]
+
+
+def test_a_pod_without_a_priority_has_that_of_its_group() -> None:
+    came = outcome(
+        priority("urgent", 10),
+        node("n1", 1),
+        group(
+            "g",
+            minMember=1,
+            priorityClassName="urgent",
+            tasks=[task("stated", 1, 1, priority=5), task("plain", 1, 1)],
+        ),
+    )
+    assert bound(came) == [(0, {"default/g-plain-0": "n1"})]
+
+
+def test_a_gang_leaves_out_a_task_that_no_node_would_ever_take() -> None:
+    came = outcome(
+        node("n1", 4),
+        group(
+            "g",
+            minMember=2,
+            tasks=[task("gpu", 2, 1, nodeSelector={"gpu": "yes"}), task("cpu", 2, 1)],
+        ),
+    )
+    assert bound(came) == [(0, {"default/g-cpu-0": "n1", "default/g-cpu-1": "n1"})]
+    assert phases(came)["g"] == "Running"
+
+
+def test_a_gang_takes_such_a_task_in_when_a_node_for_it_has_come() -> None:
+    came = outcome(
+        node("n1", 4),
+        group(
+            "g",
+            minMember=2,
+            schedulingGates=[{"name": "data"}],
+            tasks=[task("gpu", 2, 1, nodeSelector={"gpu": "yes"}), task("cpu", 2, 1)],
+        ),
+        timeline(
+            {
+                "at": "5s",
+                "apply": {**node("n2", 4), "metadata": {"name": "n2", "labels": {"gpu": "yes"}}},
+            },
+            opens(10, "g", "data"),
+        ),
+    )
+    placed = {pod for _, pods in bound(came) for pod in pods}
+    assert {"default/g-gpu-0", "default/g-gpu-1"} <= placed
+
+
+# --- What a group that runs keeps ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_an_array_gives_its_room_to_a_head_that_has_come_in_before_it(strategy: str) -> None:
+    """Its gate is opened while the array runs: the head starts when the running pods have ended,
+    and the rest of the array after it.
+    """
+    came = outcome(
+        node("n1", 2),
+        queue("default", strategy={"type": strategy}),
+        group("head", 1, 2, runtime="30s", created=0, schedulingGates=[{"name": "data"}]),
+        group("array", 3, 1, runtime="60s", created=1, minMember=1),
+        timeline(opens(10, "head", "data")),
+    )
+    assert admitted(came) == [(0, ["default/array"]), (60, ["default/head"])]
+    assert phases(came) == {"head": "Completed", "array": "Completed"}
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_group_that_waited_for_another_starts_when_the_array_before_it_drains(
+    strategy: str,
+) -> None:
+    came = outcome(
+        node("n1", 2),
+        queue("default", strategy={"type": strategy}),
+        group("a", 1, 1, runtime="10s", created=0),
+        group("b", 1, 2, runtime="10s", created=1, dependsOn=[{"name": "a"}]),
+        group("array", 6, 1, runtime="60s", created=2, minMember=1),
+    )
+    assert phases(came) == {"a": "Completed", "b": "Completed", "array": "Completed"}
+
+
+def test_an_array_keeps_nothing_for_pods_beyond_those_it_needs() -> None:
+    """One pod is done and the other fits nowhere: the node is free for others."""
+    came = outcome(
+        node("n1", 2),
+        group(
+            "array",
+            created=0,
+            minMember=1,
+            tasks=[
+                task("done", 1, 1, annotations={"batchq/runtime": "10s"}),
+                task("nowhere", 1, 1, nodeSelector={"gpu": "yes"}),
+            ],
+        ),
+        group("whole", 1, 2, created=5, runtime="10s"),
+    )
+    assert admitted(came) == [(0, ["default/array"]), (10, ["default/whole"])]
+    assert phases(came)["whole"] == "Completed"
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_nothing_waits_for_a_pod_of_an_array_that_no_node_would_ever_take(strategy: str) -> None:
+    came = outcome(
+        node("n1", 2),
+        queue("default", strategy={"type": strategy}),
+        group(
+            "array",
+            created=0,
+            minMember=1,
+            tasks=[
+                task("done", 1, 1, annotations={"batchq/runtime": "10s"}),
+                task("nowhere", 1, 1, nodeSelector={"gpu": "yes"}),
+            ],
+        ),
+        group("whole", 1, 2, created=5, runtime="10s"),
+    )
+    assert phases(came) == {"array": "Running", "whole": "Completed"}
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_the_rest_of_a_drained_array_keeps_its_place_before_a_younger_group(strategy: str) -> None:
+    """Its pods ended while an older group held the room; then its next pod comes first."""
+    came = outcome(
+        node("n1", 2),
+        queue("default", strategy={"type": strategy}),
+        group("head", 1, 2, runtime="30s", created=0, schedulingGates=[{"name": "data"}]),
+        group("array", 3, 1, runtime="60s", created=1, minMember=1),
+        group("young", 1, 2, runtime="10s", created=2),
+        timeline(opens(10, "head", "data")),
+    )
+    assert [(at, list(pods)) for at, pods in bound(came)] == [
+        (0, ["default/array-t-0", "default/array-t-1"]),
+        (60, ["default/head-t-0"]),
+        (90, ["default/array-t-2"]),
+        (150, ["default/young-t-0"]),
+    ]
+
+
+# --- Pods beyond the gang ------------------------------------------------------------------------
+
+
+def test_pods_beyond_the_gang_go_by_priority_in_their_queue() -> None:
+    came = outcome(
+        priority("urgent", 10),
+        node("n1", 6),
+        group("low", 6, 1, created=0, minMember=1),
+        group("high", 6, 1, created=1, minMember=1, priorityClassName="urgent"),
+    )
+    pods = [pod for _, placed in bound(came) for pod in placed]
+    assert sum(pod.startswith("default/high") for pod in pods) == 5
+    assert sum(pod.startswith("default/low") for pod in pods) == 1
+
+
+def test_the_walltime_of_an_elastic_group_rests_while_it_has_no_pod_on_a_node() -> None:
+    """Its pods run for 40 s in all, with a walltime of 50 s; a head comes between them for 60 s."""
+    came = outcome(
+        node("n1", 2),
+        queue("default", strategy={"type": "StrictFIFO"}),
+        group("head", 1, 2, runtime="60s", created=0, schedulingGates=[{"name": "data"}]),
+        group(
+            "elastic",
+            created=1,
+            minMember=2,
+            walltime="50s",
+            tasks=[task("t", 3, 1, annotations={"batchq/runtime": "20s"})],
+        ),
+        timeline(opens(10, "head", "data")),
+    )
+    assert phases(came) == {"head": "Completed", "elastic": "Completed"}

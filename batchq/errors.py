@@ -3,6 +3,7 @@
     BatchqError                 exit code
     ├── InvalidInput                 1     a manifest, a file or a value is wrong
     ├── PluginFailed                 1     a plugin of others raised where nothing can be refused
+    ├── EndlessSessions              1     sessions at one instant undo each other for ever
     ├── UsageError                   2     the command line is wrong
     ├── NotFound                     6
     ├── Conflict                     8     the object is not in a state that allows this
@@ -37,6 +38,12 @@ class InvalidInput(BatchqError):
 
 class PluginFailed(BatchqError):
     """A plugin of others raised where its answer cannot be taken for a refusal: in an order."""
+
+    exit_code = 1
+
+
+class EndlessSessions(BatchqError):
+    """Simulated sessions at one instant that undo each other for ever."""
 
     exit_code = 1
 

@@ -13,8 +13,6 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pledge, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
-from batchq.api.resources import Amounts
-from batchq.api.transaction import queue_scope
 from batchq.framework.checks import evicts_late, holds_off
 from batchq.framework.claiming import Claimants, GangClaim
 from batchq.framework.classes import may_evict
@@ -121,12 +119,11 @@ def _walks(session: Session, claimants: Claimants) -> dict[str, Walk]:
 
 
 def choose_anew(
-    session: Session, action: str, serve: Callable[[Session, GroupState, Amounts], None]
+    session: Session, action: str, serve: Callable[[Session, GroupState], None]
 ) -> None:
     """Pledges of this action under which nobody has been evicted yet: their victims are chosen as
     if for the first time, since what the policies say may have changed. Once its checks give
-    leave, the claimant has them evicted by this. `serve` is told, too, what the claimant's queue
-    holds with what is pledged to it.
+    leave, the claimant has them evicted by this.
     """
     if session.binding_refused is not None:
         return
@@ -139,6 +136,9 @@ def choose_anew(
         and evicts_late(session, group)
         and awaits_victims(session, group)
     ]
+    if waiting:
+        # Asked before any of them gives up its pledge: what it asks for is part of the demand.
+        deserved_of_queues(session)
     for group in sorted(waiting, key=session.group_key):
         _choose_anew(session, group, action, serve)
 
@@ -147,16 +147,15 @@ def _choose_anew(
     session: Session,
     group: GroupState,
     action: str,
-    serve: Callable[[Session, GroupState, Amounts], None],
+    serve: Callable[[Session, GroupState], None],
 ) -> None:
     before, said, decided = group.status, list(session.intents), len(session.joined)
-    held = dict(session.ledger.sums.get(queue_scope(group.queue), {}))
     with Statement(session) as statement:
         withdraw_pledge(statement, group)
         statement.commit()
     session.refusals.pop(group.uid, None)
     if not _has_room_by_now(session, group, action) and may_evict(session, group):
-        serve(session, group, held)
+        serve(session, group)
     with Statement(session) as statement:
         if group.reserved or is_admitted(group):
             _go_on(statement, group, before, said)

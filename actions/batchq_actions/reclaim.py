@@ -54,7 +54,7 @@ class Reclaim:
         def serve_gang(session: Session, group: GroupState) -> None:
             _serve_gang(session, group, borrowers)
 
-        choose_anew(session, self.name, lambda session, group, _: serve_gang(session, group))
+        choose_anew(session, self.name, serve_gang)
         hopes = partial(_hopes, session, borrowers)
         serve_claimants(session, gang_claimants(session, hopes), serve_gang)
         serve_claimants(

@@ -159,9 +159,11 @@ def _place(group: GroupState, pod: Pod) -> int:
 
 
 def _has_just_begun(group: GroupState, before: PodGroupStatus) -> bool:
+    """Of a group that trials have touched: whether anything of that has stayed."""
     if before.pledge.stands:
         return not group.status.pledge.stands
-    return before.phase == PodGroupPhase.PENDING
+    has_reserved = group.reserved and before.reserved_at is None
+    return before.phase == PodGroupPhase.PENDING and (group.phase != before.phase or has_reserved)
 
 
 class Pool:

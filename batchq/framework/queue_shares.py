@@ -3,9 +3,9 @@
 What the root deserves (what it states, else the ready, uncordoned nodes) is shared out level by
 level, each dimension by itself. A child that states what it deserves has exactly that; the others
 share the rest by weight, each capped by its demand and its capability, with what is guaranteed to
-it as floor. Demand of a leaf: its ledger, the Pending groups in line, and what admitted groups'
-pods without a node ask for beyond their promise; of a queue above, the sum over its children of
-min(demand, capability).
+it as floor. Demand of a leaf: its ledger, the Pending groups in line, what admitted groups' pods
+without a node ask for beyond their promise, and what claimants ask for beside the victims that they
+are counted with; of a queue above, the sum over its children of min(demand, capability).
 
 Demand is added up once a session. Only admissions raise it, by what their groups ask for beyond
 what they reserve; evictions leave it alone, for who is evicted asks for as much again.
@@ -24,6 +24,7 @@ from batchq.api.resources import Amounts, minus, plus, total
 from batchq.api.transaction import POD_GROUPS, namespace_scope, queue_scope
 from batchq.framework.crowds import Crowd
 from batchq.framework.line import blockers, is_of_crowd, waits_in_line
+from batchq.framework.pledges import counted_with_victims, standing_pledges
 from batchq.framework.session import Session
 from batchq.framework.shares import APART, Part, Share, share_of, water_fill
 from batchq.framework.state import GroupState, QueueState, is_admitted
@@ -225,6 +226,9 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
         # Asked first: those of others are many, and have no pods.
         if not group.is_external and is_admitted(group) and group.queue in asked:
             asked[group.queue].append(_asked_beyond_promise(group))
+    for group, _ in standing_pledges(session):
+        if group.queue in asked:
+            asked[group.queue].append(counted_with_victims(session, group))
     let_in = _let_in(session)
     demands = {}
     for name, queue in session.queues.items():

@@ -1,7 +1,8 @@
 """The loop: what is due, then sessions until one changes nothing, then on to the next instant.
 
 At one instant, in this order: pods end, graces end, timers (the scheduler's own, seen by the
-sessions), steps of the Timeline; then sessions, at most ten. Idle time is skipped.
+sessions), steps of the Timeline; then sessions, until one decides nothing: more than ten are an
+error. Idle time is skipped.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
 from batchq.scheduler.timers import next_due_at
 from batchq.sim.clock import CountedIds, VirtualClock, whole_second
+from batchq.sim.endless import endless_sessions
 from batchq.sim.execution import Execution
 from batchq.sim.founding import found, overbooked
 from batchq.sim.invariants import Watch
@@ -52,7 +54,8 @@ def play(
 ) -> Played:
     """Read a world, and let it run until nothing can change any more, or for `cycles` sessions.
 
-    Raises InvalidInput for whatever is wrong with the file, in one sentence.
+    Raises InvalidInput for whatever is wrong with the file, in one sentence, and EndlessSessions
+    where the sessions at one instant undo each other.
     """
     scheduler = assemble(config)
     world = read_world(text, source)
@@ -68,6 +71,9 @@ def play(
 
 class Stage:
     """One world while it plays; owns its clock, its store and what is left of its Timeline."""
+
+    #: More sessions at one instant are an error.
+    most_at_once = MOST_SESSIONS_AT_ONCE
 
     def __init__(self, world: World, scheduler: Scheduler) -> None:
         self._start_at = world.start_at
@@ -89,7 +95,10 @@ class Stage:
         self._execution.start_bound()
 
     def run(self, most: int, *, bounded: bool) -> Played:
-        """Play on until nothing is due any more, or for `most` sessions in all."""
+        """Play on until nothing is due any more, or for `most` sessions in all.
+
+        Raises EndlessSessions where those at one instant do not come to an end.
+        """
         report: CycleReport | None = None
         due_at: int | None = self._clock.now_ms()
         while due_at is not None and len(self._stories) < most:
@@ -118,7 +127,8 @@ class Stage:
 
     def _settle(self, most: int) -> CycleReport:
         """Sessions at this instant, until one decides nothing; the last one's report."""
-        for _ in range(MOST_SESSIONS_AT_ONCE):
+        began = len(self._stories)
+        while True:
             report = self._cycle.run_once()
             self._refused += len(report.commit.refused)
             # Where what was too much fits by now, only a limit that falls again counts as a cut.
@@ -129,8 +139,9 @@ class Stage:
             self._execution.start_bound()
             self._outside.take_away()
             if not report.intents or len(self._stories) >= most:
-                break
-        return report
+                return report
+            if len(self._stories) - began >= self.most_at_once:
+                raise endless_sessions(self._stories[began:])
 
     def _next_due_at(self, report: CycleReport) -> int | None:
         """The next instant at which anything is due: never before now."""

@@ -65,7 +65,11 @@ TABLE: dict[str, Row] = {
     "K25/1": same(admit=["b1-pending"], pending={"a2-pending": "WaitingForQuota"}),
     "K25/2": same(pending={"a2-pending": "WaitingForQuota", "b1-pending": "WaitingForQuota"}),
     "K25/3": same(pending={"a2-pending": "WaitingForQuota", "b1-pending": "WaitingForQuota"}),
-    "K27": same(pending={"incoming": "WaitingForQuota"}),
+    "K27": differs(
+        preempt={"a1": "preempt"},
+        pending={"incoming": "WaitingForPreemption"},
+        starts=["incoming"],
+    ),
     "K28": same(admit=["guaranteed"], pending={"best-effort": "WaitingForQuota"}),
     "K30": differs(
         preempt={"wl-rest-admitted": "reclaim"},

@@ -278,23 +278,22 @@ def test_in_a_namespace_without_its_victims_a_claimant_counts_in_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "held", "wanted", "goes"),
+    ("policy", "others", "goes"),
     [
-        ({}, 3, 4, ["l-t-0", "l-t-1", "l-t-2"]),
-        ({}, 4, 5, []),
-        ({"borrowing": 0}, 4, 5, ["l-t-0", "l-t-1", "l-t-2", "l-t-3"]),
-        ({"borrowing": -1}, 4, 5, []),
+        ({}, 3, ["l-t-0", "l-t-1", "l-t-2", "l-t-3"]),
+        ({}, 4, []),
+        ({"borrowing": 0}, 4, []),
     ],
-    ids=["ends at deserved", "would end above", "may borrow", "may not from these"],
+    ids=["the fifth is idle", "the fifth is another queue's", "which lends nothing"],
 )
-def test_a_queue_that_would_end_above_deserved_preempts_only_as_borrowing_allows(
-    policy: Manifest, held: int, wanted: int, goes: list[str]
+def test_what_a_preemptor_borrows_beside_its_own_victims_must_be_idle(
+    policy: Manifest, others: int, goes: list[str]
 ) -> None:
-    """Another queue holds the rest but one."""
+    """Its queue deserves 4, all of which it can take from its own; it asks for 5."""
     mine = taker("q", deserved={"cpu": 4}, **({"preemption": policy} if policy else {}))
-    others = runs("o", 7 - held, queue="b")
-    world = [mine, taker("b", deserved={"cpu": 4}), *runs("l", held, queue="q"), *others]
-    assert gone(node("n1", 8), *world, group("hi", wanted, queue="q", **HI)) == goes
+    held = [*runs("l", 4, queue="q"), *runs("o", others, queue="b")]
+    world = [mine, taker("b", deserved={"cpu": 4}), *held]
+    assert gone(node("n1", 8), *world, group("hi", 5, queue="q", **HI)) == goes
 
 
 def test_a_victim_without_a_process_makes_room_at_once() -> None:

@@ -101,6 +101,8 @@ class PatientWatch(Watch):
 class DoubtfulStage(Stage):
     """A stage on which commits are refused in part, for a while."""
 
+    most_at_once = Stage.most_at_once + COMMITS_IN_DOUBT
+
     def __init__(self, world: World, scheduler: Scheduler, seed: int) -> None:
         super().__init__(world, scheduler)
         store = Reluctant(self.store, random.Random(seed))

@@ -1,0 +1,59 @@
+"""Sessions at one instant that undo each other end the run, and say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from batchq.api.reasons import Leaving
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.errors import EndlessSessions
+from batchq.framework.moves import admit, create_pods, roll_back
+from batchq.framework.session import Session
+from batchq.framework.statement import Statement
+from batchq.framework.wanted import wanted_ordinals
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from tests.sim.worlds import group, node
+
+
+class ToAndFro:
+    """An action that admits what waits, and sends away what was admitted."""
+
+    name = "to-and-fro"
+
+    def execute(self, session: Session) -> None:
+        """Once a session, for every group."""
+        for one in session.in_order():
+            with Statement(session) as statement:
+                if one.reserved:
+                    roll_back(statement, one, Leaving.PREEMPTED)
+                else:
+                    admit(statement, one, reservation=one.reservation)
+                    create_pods(statement, one, wanted_ordinals(one))
+                statement.commit()
+
+
+def stage_of(*actions: Any) -> Stage:
+    scheduler = replace(assemble(read_config("", "config")), actions=actions)
+    text = yaml.safe_dump_all([node("n1", 4), group("g", 1)])
+    return Stage(read_world(text, "world"), scheduler)
+
+
+def test_sessions_that_undo_each_other_are_an_error_that_names_both_decisions() -> None:
+    with pytest.raises(EndlessSessions) as caught:
+        stage_of(ToAndFro()).run(100, bounded=True)
+    assert caught.value.message == (
+        "at 0s sessions do not come to an end (10 so far): one decides that default/g is InQueue,"
+        " a later one that default/g goes back to Pending (Preempted)"
+    )
+    assert caught.value.exit_code == 1
+
+
+def test_a_run_that_is_asked_for_fewer_sessions_ends_after_these() -> None:
+    played = stage_of(ToAndFro()).run(7, bounded=False)
+    assert len(played.outcome.cycles) == 7

@@ -3,7 +3,9 @@
 For each Backfill queue whose head is blocked: the head has a reservation, at the earliest time at
 which everything that is known to end has left it enough. Those behind it, in the queue's order or
 shortest walltime first, are admitted and placed at once if they fit now, and either end before that
-time or leave enough beside the head: EASY (Lifka 1995). With `reservations: all` every waiting
+time or leave enough beside the head: EASY (Lifka 1995). Time and room are those of all limits and
+of single nodes: the head has the room of its gang on certain nodes then, and what would still be
+there leaves it. With `reservations: all` every waiting
 group has a reservation, each beside those before it: conservative backfilling (Mu'alem and
 Feitelson 2001). What has no walltime may only use what is left beside the head for ever.
 
@@ -15,13 +17,13 @@ takes the room.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import merge
 from itertools import dropwhile, islice
 from operator import itemgetter
-from typing import TypeAlias
 
-from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod, Strategy
 from batchq.api.quantity import PODS
 from batchq.api.resources import Amounts, describe
@@ -31,8 +33,9 @@ from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import growth_with, over_limit_with
 from batchq.framework.line import blockers, is_kept_out, waits_in_line
 from batchq.framework.moves import admit, bind, create_pods, reserve
+from batchq.framework.nodetimes import Room
 from batchq.framework.placement import find_node
-from batchq.framework.pledges import gives_way_to
+from batchq.framework.pledges import gives_way_to, room_of
 from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Key, Session
@@ -111,12 +114,12 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
         if started is None:
             turns.drop(name)
             continue
-        group, length, growth = started
+        group, length, growth = started.group, started.length, started.growth
         for table in (known, *(line.plan for line in lines.values())):
             if growth is None:
-                table.started(group, length)
+                table.started(group, length, started.room)
             else:
-                table.grown(group, growth, length)
+                table.grown(group, growth, length, started.room)
         if growth is None:
             note_admission(session, group)
         if group is lines[name].head:
@@ -249,8 +252,16 @@ def length_of(session: Session, group: GroupState) -> int | None:
     return group.record.spec.walltime
 
 
-#: A group that has just been admitted, for how long, and None; or by how much it has grown.
-_Started: TypeAlias = tuple[GroupState, int | None, Amounts | None]
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A group that has just been admitted, or has grown by so much: for how long, and the room of
+    the pods that were bound for that, by node.
+    """
+
+    group: GroupState
+    length: int | None
+    room: Room
+    growth: Amounts | None = None
 
 
 def _go_ahead(session: Session, line: _Line, known: Timetable) -> Iterator[_Started]:
@@ -262,26 +273,48 @@ def _go_ahead(session: Session, line: _Line, known: Timetable) -> Iterator[_Star
     plan, now_ms = line.plan, session.now_ms
     length = length_of(session, line.head)
     if line.start == now_ms and _admit(session, line, line.head, length, known):
-        yield line.head, length, None
+        yield _Started(line.head, length, _room_of(line.head))
         return
     for group in line.behind:
         length = length_of(session, group)
         if not line.for_all:
             if plan.fits_now(group, length) and _admit(session, line, group, length, known):
-                yield group, length, None
+                yield _Started(group, length, _room_of(group))
             continue
         start = plan.slot(group, length)
         if start is None:
             # Like a head without a start: whatever goes past it may delay it.
             return
         if start == now_ms and _admit(session, line, group, length, known):
-            yield group, length, None
+            yield _Started(group, length, _room_of(group))
             continue
         session.reservations[group.uid] = start
         plan.book(group, start, length)
     for group in _growing(session, line):
-        for length, growth in _grow(session, line, group, known):
-            yield group, length, growth
+        yield from _grow(session, line, group, known)
+
+
+def _room_of(group: GroupState) -> Room:
+    """What the pods of a group that was just admitted have on nodes."""
+    return room_of(
+        pod
+        for pod in group.pods.values()
+        if pod.status.phase in ON_NODE and not pod.status.terminating
+    )
+
+
+@contextmanager
+def _withheld(session: Session, room: Room) -> Iterator[None]:
+    """For a while, nodes have so much less free: it is booked for others."""
+    for name, amounts in room.items():
+        session.nodes[name].take(amounts)
+        session.node_changes.append(name)
+    try:
+        yield
+    finally:
+        for name, amounts in room.items():
+            session.nodes[name].give(amounts)
+            session.node_changes.append(name)
 
 
 def _admit(
@@ -300,7 +333,8 @@ def _admit(
             admit(statement, group, reservation=group.reservation)
             create_pods(statement, group, wanted_ordinals(group))
             if not group.is_external:
-                bind_until_ready(session, statement, group)
+                with _withheld(session, _booked_beside(line, group, length)):
+                    bind_until_ready(session, statement, group)
                 if not session.group_ready(group):
                     return False
         statement.commit()
@@ -309,6 +343,11 @@ def _admit(
         session.asides.pop(group.uid, None)
         session.refuse(group, waits_for)
     return True
+
+
+def _booked_beside(line: _Line, group: GroupState, length: int | None) -> Room:
+    """What is booked for others on nodes while a group would be there: for the head, nothing."""
+    return {} if group is line.head else line.plan.booked_until(length)
 
 
 # --- More pods of groups that run -----------------------------------------------------------------
@@ -330,11 +369,9 @@ def _growing(session: Session, line: _Line) -> list[GroupState]:
     return sorted(groups, key=session.group_key)
 
 
-def _grow(
-    session: Session, line: _Line, group: GroupState, known: Timetable
-) -> Iterator[tuple[int | None, Amounts]]:
-    """Bind more pods of a group, as long as they delay nobody; for how long, and how much more it
-    is charged by each. A task of which one pod does not fit is left.
+def _grow(session: Session, line: _Line, group: GroupState, known: Timetable) -> Iterator[_Started]:
+    """Bind more pods of a group, as long as they delay nobody. A task of which one pod does not fit
+    is left.
     """
     refused: set[str] = set()
     length = _pods_length(session, group)
@@ -343,9 +380,9 @@ def _grow(
         if shape.task.name in refused:
             continue
         growth = growth_with(session, group, shape)
-        fits = line.plan.has_room_now(group, growth, length)
-        if fits and _bind_extra(session, line, group, extra, length, known):
-            yield length, growth
+        fits = line.plan.has_room_now(group, shape, growth, length)
+        if fits and (room := _bind_extra(session, line, group, extra, length, known)):
+            yield _Started(group, length, room, growth)
             continue
         refused.add(shape.task.name)
         if all(one.task.name in refused for one in group.tasks if not one.gated):
@@ -367,18 +404,20 @@ def _bind_extra(
     extra: Pod | int,
     length: int | None,
     known: Timetable,
-) -> bool:
+) -> Room:
+    """The room of the pod that was bound; none, if none was."""
     shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
     end = None if length is None else session.now_ms + length
-    node = find_node(session, shape)
+    with _withheld(session, line.plan.booked_until(length)):
+        node = find_node(session, shape)
     with session.ledger.regarding(_heads_in_the_way(session, line, end, known)):
         if node is None or over_limit_with(session, group, shape):
-            return False
+            return {}
     with Statement(session) as statement:
         pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
-        bind(statement, group, pod, node.name)
+        pod = bind(statement, group, pod, node.name)
         statement.commit()
-    return True
+    return room_of([pod])
 
 
 # --- What others' heads have set aside ------------------------------------------------------------

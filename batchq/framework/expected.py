@@ -16,8 +16,7 @@ A queue's strategy decides what may go past whom:
   delay the head by nothing.
 
 Whatever is said holds for what is known now: walltimes are upper bounds, so most start earlier;
-whoever comes and is served first, evictions, and rooms that nodes have only in pieces make it
-later. Limits are asked, not single nodes.
+whoever comes and is served first and evictions make it later. Limits are asked, and single nodes.
 """
 
 from __future__ import annotations

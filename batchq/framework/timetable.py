@@ -7,8 +7,10 @@ start and end that was booked. A *column* has the sum of one scope in one dimens
 columns come into being when somebody asks, and a booking moves those that there are. So a look at
 a group costs its own limits times the steps, whoever else waits.
 
-A group fits in an interval when at each of its steps every limit takes its claim beside the sum.
-What is set aside for heads of other queues is no matter here: it holds now, not in times to come.
+A group fits in an interval when at each of its steps every limit takes its claim beside the sum,
+and nodes take its gang (`batchq.framework.nodetimes`): a booking takes its gang's room on nodes,
+too. On one machine the sums say that already. What is set aside for heads of other queues is no
+matter here: it holds now, not in times to come.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
 from batchq.framework.forecast import End, carry_out, ends
 from batchq.framework.growth import claim_of, keeps_guarantees
 from batchq.framework.ledger import LedgerView
+from batchq.framework.nodetimes import Gang, NodeTimetable, Room, is_one_machine, nodes_decide
+from batchq.framework.placement import gang_of
 from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 
@@ -46,13 +51,20 @@ class Timetable:
         self._session = session
         #: Of now; asked even while another one stands in the session for a moment.
         self._ledger = session.ledger
-        self._moves = list(_falls(session, ends(session) if known is None else known))
+        known = ends(session) if known is None else known
+        self._moves = list(_falls(session, known))
         self._at = sorted({session.now_ms, *(at for at, *_ in self._moves)})
         self._columns: dict[Key, list[int]] = {}
         self._asked: dict[tuple[object, ...], _Limits | None] = {}
         #: Parent queue and dimension -> what is guaranteed to its children and not used.
         self._unused: dict[Key, list[int]] = {}
         self._own = _of_who_waits(session, self._moves)
+        #: What nodes say; None where the sums say the same. Who is charged still while it waits is
+        #: left out of the sums, and its pods are on nodes all the same.
+        self._nodes: NodeTimetable | None = None
+        if nodes_decide(session) and (self._own or not is_one_machine(session)):
+            self._nodes = NodeTimetable(session, known)
+        self._gangs: dict[tuple[object, ...], Gang] = {}
 
     def beside(self) -> Timetable:
         """Another one that starts out like this: what is booked there is not booked here."""
@@ -62,7 +74,8 @@ class Timetable:
         other._at = list(self._at)
         other._columns = {key: column.copy() for key, column in self._columns.items()}
         other._asked, other._unused = {}, {}
-        other._own = self._own
+        other._own, other._gangs = self._own, self._gangs
+        other._nodes = None if self._nodes is None else self._nodes.beside()
         return other
 
     # Asking -----------------------------------------------------------------------------------
@@ -73,6 +86,17 @@ class Timetable:
         """The earliest instant (not before a given one) from which on a group fits for so long
         (None: for ever); None if there is none.
         """
+        at = self._slot_of_sums(group, length, not_before)
+        while at is not None and self._nodes is not None and not group.is_external:
+            later = self._nodes.slot(self._gang(group), length, at)
+            if later is None or later == at:
+                return later
+            at = self._slot_of_sums(group, length, later)
+        return at
+
+    def _slot_of_sums(
+        self, group: GroupState, length: int | None, not_before: int | None
+    ) -> int | None:
         first = 0 if not_before is None else self._step_at(max(not_before, self._at[0]))
         limits = self._limits_of(group)
         if limits is None:
@@ -96,12 +120,38 @@ class Timetable:
     def fits_now(self, group: GroupState, length: int | None) -> bool:
         """Whether a group fits from now on for so long (None: for ever)."""
         limits = self._limits_of(group)
-        return limits is not None and self._lasts(group, limits, claim_of(group), length)
+        if limits is None or not self._lasts(group, limits, claim_of(group), length):
+            return False
+        if self._nodes is None or group.is_external:
+            return True
+        return self._nodes.fits_now(self._gang(group), self._end(length))
 
-    def has_room_now(self, group: GroupState, growth: Amounts, length: int | None) -> bool:
-        """Whether an admitted group can be charged so much more from now on, for so long."""
+    def has_room_now(
+        self, group: GroupState, shape: TaskShape, growth: Amounts, length: int | None
+    ) -> bool:
+        """Whether an admitted group can have one more pod of this shape from now on, for so long;
+        `growth` is what it is charged more for that.
+        """
         limits = self._beside(group, growth, self._shared)
-        return limits is not None and self._lasts(group, limits, growth, length)
+        if limits is None or not self._lasts(group, limits, growth, length):
+            return False
+        return self._nodes is None or self._nodes.fits_now([(shape, 1)], self._end(length))
+
+    def booked_until(self, length: int | None) -> Room:
+        """Node -> what is free there at this moment, and booked for others in so long a time."""
+        return {} if self._nodes is None else self._nodes.booked_until(self._end(length))
+
+    def _end(self, length: int | None) -> int | None:
+        return None if length is None else self._at[0] + length
+
+    def _gang(self, group: GroupState) -> Gang:
+        """The pods that a group has to place at once."""
+        if group.pods or len(group.tasks) > 1:
+            return gang_of(self._session, group)
+        gang = self._gangs.get(group.shape.alike)
+        if gang is None:
+            gang = self._gangs[group.shape.alike] = gang_of(self._session, group)
+        return gang
 
     def _lasts(
         self, group: GroupState, limits: _Limits, wanted: Amounts, length: int | None
@@ -117,28 +167,43 @@ class Timetable:
 
     def book(self, group: GroupState, start: int, length: int | None) -> None:
         """Let a group that waits have its claim from `start` on, for so long (None: for ever)."""
-        for first, last, amounts in self._beyond_its_own(group, start, length):
-            self._moves.append((first, group.uid, group.scopes, amounts))
-            if last is not None:
-                self._moves.append((last, group.uid, group.scopes, _less(amounts)))
-            self._raise(group.scopes, amounts, first, last)
+        self._book_sums(group, start, length)
+        if self._nodes is not None and not group.is_external:
+            end = None if length is None else start + length
+            self._nodes.book(self._gang(group), start, end)
 
-    def started(self, group: GroupState, length: int | None) -> None:
-        """A group has just been admitted: the ledger has its charge already, until it ends."""
+    def started(self, group: GroupState, length: int | None, room: Room) -> None:
+        """A group has just been admitted: the ledger has its charge already, until it ends, and
+        nodes have its pods.
+        """
         now = self._at[0]
-        self.book(group, now, length)
+        self._book_sums(group, now, length)
         _, _, amounts = next(self._beyond_its_own(group, now, length))
         self._moves.append((now, group.uid, group.scopes, _less(amounts)))
+        self._hold(room, length)
 
-    def grown(self, group: GroupState, growth: Amounts, length: int | None) -> None:
-        """A group's charge has just grown by so much: the ledger has it already, until it ends."""
-        now = self._at[0]
-        end = None if length is None else now + length
+    def grown(self, group: GroupState, growth: Amounts, length: int | None, room: Room) -> None:
+        """A group's charge has just grown by so much: the ledger has it already, until it ends,
+        and nodes have its pod.
+        """
+        now, end = self._at[0], self._end(length)
+        self._hold(room, length)
         if end is not None:
             self._moves.append((end, group.uid, group.scopes, _less(growth)))
         self._raise(group.scopes, growth, now, end)
 
     # ------------------------------------------------------------------------------------------
+
+    def _hold(self, room: Room, length: int | None) -> None:
+        if self._nodes is not None:
+            self._nodes.hold(room, self._at[0], self._end(length))
+
+    def _book_sums(self, group: GroupState, start: int, length: int | None) -> None:
+        for first, last, amounts in self._beyond_its_own(group, start, length):
+            self._moves.append((first, group.uid, group.scopes, amounts))
+            if last is not None:
+                self._moves.append((last, group.uid, group.scopes, _less(amounts)))
+            self._raise(group.scopes, amounts, first, last)
 
     def _beyond_its_own(
         self, group: GroupState, start: int, length: int | None

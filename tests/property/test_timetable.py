@@ -13,7 +13,10 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.framework.forecast import carry_out, ends
 from batchq.framework.growth import over_any_limit
+from batchq.framework.placement import gang_of
+from batchq.framework.pledges import kept_room, standing_pledges
 from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.timetable import Timetable
@@ -103,14 +106,44 @@ def waiting(session: Session) -> list[GroupState]:
 def fits_at_each_step(session: Session, group: GroupState) -> list[tuple[int, bool]]:
     """(instant, whether rules 2 to 4 hold from then to the next), by letting ends happen."""
     former, session.ledger.aside = session.ledger.aside, {}
+    gang = gang_of(session, group)
     with Statement(session) as trial:
-        found = [(session.now_ms, not over_any_limit(session, group))]
+        found = [(session.now_ms, _holds(session, group, gang))]
         for at, together in groupby(ends(session), key=lambda end: end.at):
             for end in together:
                 carry_out(trial, end)
-            found.append((at, not over_any_limit(session, group)))
+            found.append((at, _holds(session, group, gang)))
     session.ledger.aside = former
     return found
+
+
+def _holds(session: Session, group: GroupState, gang: list[tuple[TaskShape, int]]) -> bool:
+    """Whether limits and nodes take a group as they are, less what is kept for claimants."""
+    if over_any_limit(session, group):
+        return False
+    free = {name: dict(node.free) for name, node in session.nodes.items() if node.open}
+    for _, pledge in standing_pledges(session):
+        for name, room in kept_room(session, pledge).items():
+            for resource, units in room.items():
+                free[name][resource] -= units
+    return _can_place([shape.requests for shape, count in gang for _ in range(count)], free)
+
+
+def _can_place(pods: list[dict[str, int]], free: dict[str, dict[str, int]]) -> bool:
+    """Whether there is any way to place all of these pods."""
+    if not pods:
+        return True
+    first, rest = pods[0], pods[1:]
+    for node in free.values():
+        if all(units <= node.get(name, 0) for name, units in first.items()):
+            for name, units in first.items():
+                node[name] -= units
+            placed = _can_place(rest, free)
+            for name, units in first.items():
+                node[name] += units
+            if placed:
+                return True
+    return False
 
 
 def slot_by_hand(steps: list[tuple[int, bool]], length: int | None) -> int | None:

@@ -153,8 +153,9 @@ def test_one_that_is_admitted_and_does_not_run_ends_its_walltime_from_now() -> N
         *running("r2", 2, on="n2"),
         group("i", 1, 3, walltime="100s", status={"phase": "InQueue", "reservedAt": 0}),
     ]
-    assert ahead(*world, job("head", 4, 50), job("f", 1, 101)) == []
-    assert ahead(*world, job("head", 4, 50), job("f", 1, 100)) == ["f"]
+    head = group("head", 2, 2, walltime="50s")
+    assert ahead(*world, head, job("f", 1, 101)) == []
+    assert ahead(*world, head, job("f", 1, 100)) == ["f"]
 
 
 def test_who_is_let_past_in_the_same_session_ends_its_walltime_from_now() -> None:

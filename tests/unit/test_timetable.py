@@ -12,10 +12,20 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.framework.moves import admit
 from batchq.framework.session import Session
+from batchq.framework.settings import Settings
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.timetable import Timetable
-from tests.builders import a_group, a_node, a_queue, a_quota, a_running_group, a_snapshot, amounts
+from tests.builders import (
+    a_group,
+    a_node,
+    a_queue,
+    a_quota,
+    a_running_group,
+    a_snapshot,
+    a_task,
+    amounts,
+)
 
 NOW = 100_000
 MINUTE = 60_000
@@ -24,6 +34,12 @@ MINUTE = 60_000
 def opened(*objects: Any) -> Session:
     """A session at NOW that has decided nothing."""
     return assemble(SchedulerConfig()).open(a_snapshot(*objects), NOW)
+
+
+def by_sums(*objects: Any) -> Session:
+    """The same, of a scheduler that places no pods: it goes by sums."""
+    config = SchedulerConfig(actions=("enqueue", "backfill"))
+    return assemble(config).open(a_snapshot(*objects), NOW)
 
 
 def running(name: str, cpu: int, ends_at: int | None, **more: Any) -> tuple[Any, ...]:
@@ -121,7 +137,7 @@ def test_who_has_started_counts_until_its_end_whether_or_not_anything_was_asked_
         admit(statement, started, reservation=started.reservation)
         statement.commit()
     for table in (asked, unasked):
-        table.started(started, MINUTE)
+        table.started(started, MINUTE, {})
         assert table.slot(of(session, "h"), MINUTE) == NOW + MINUTE
 
 
@@ -145,13 +161,20 @@ def left(name: str, cpu: int, queue: str = "default") -> tuple[PodGroup, Pod]:
     return group, structs.replace(pod, status=status)
 
 
-def test_a_group_does_not_wait_for_its_own_pods() -> None:
-    assert slot(a_node(cpu=4), *left("g", 4)) == NOW
+def test_by_sums_a_group_does_not_wait_for_its_own_pods() -> None:
+    session = by_sums(a_node(cpu=4), *left("g", 4))
+    assert Timetable(session).slot(of(session, "g"), MINUTE) == NOW
 
 
 def test_nor_where_anything_is_guaranteed_to_others() -> None:
     siblings = (a_queue("s", guarantee=amounts(cpu=1)), a_queue("q"))
-    assert slot(a_node(cpu=4), *siblings, *left("g", 3, queue="q")) == NOW
+    session = by_sums(a_node(cpu=4), *siblings, *left("g", 3, queue="q"))
+    assert Timetable(session).slot(of(session, "g"), MINUTE) == NOW
+
+
+def test_on_nodes_it_waits_until_its_own_pods_have_ended() -> None:
+    assert slot(a_node(cpu=4), *left("g", 4)) == NOW + 30_000
+    assert slot(a_node(cpu=8), *left("g", 4)) == NOW
 
 
 def test_others_wait_for_them() -> None:
@@ -162,7 +185,7 @@ def test_what_it_holds_still_is_part_of_what_is_booked_for_it() -> None:
     """Of five cpus it holds two, and is to have three: two are left, before and after."""
     group, pod = left("back", 2)
     group = structs.replace(group, spec=structs.replace(group.spec, min_resources=amounts(cpu=3)))
-    session = opened(a_node(cpu=5), group, pod, a_group("g", cpu=2), a_group("h", cpu=3))
+    session = by_sums(a_node(cpu=5), group, pod, a_group("g", cpu=2), a_group("h", cpu=3))
     table = Timetable(session)
     table.book(of(session, "back"), NOW, MINUTE)
     assert table.slot(of(session, "g"), MINUTE) == NOW
@@ -173,7 +196,7 @@ def test_its_pods_count_until_they_end_and_what_is_booked_from_its_start() -> No
     """Two until its pod has ended, none until its start, three from then on."""
     group, pod = left("back", 2)
     group = structs.replace(group, spec=structs.replace(group.spec, min_resources=amounts(cpu=3)))
-    session = opened(a_node(cpu=5), group, pod, a_group("g", cpu=3), a_group("h", cpu=5))
+    session = by_sums(a_node(cpu=5), group, pod, a_group("g", cpu=3), a_group("h", cpu=5))
     table = Timetable(session)
     table.book(of(session, "back"), NOW + 2 * MINUTE, MINUTE)
     assert table.slot(of(session, "g"), MINUTE) == NOW
@@ -182,7 +205,74 @@ def test_its_pods_count_until_they_end_and_what_is_booked_from_its_start() -> No
 
 
 def test_nor_does_it_count_twice_where_its_time_is_over_before_its_pods_have_ended() -> None:
-    session = opened(a_node(cpu=5), *left("back", 3), a_group("g", cpu=2))
+    session = by_sums(a_node(cpu=5), *left("back", 3), a_group("g", cpu=2))
     table = Timetable(session)
     table.book(of(session, "back"), NOW, 10_000)
     assert table.slot(of(session, "g"), MINUTE) == NOW
+
+
+# --- Nodes ----------------------------------------------------------------------------------------
+
+
+def test_what_is_free_in_pieces_is_no_room_for_one_pod() -> None:
+    """One cpu is free on each node; on n1 the rest ends at 400 s, on n2 at 300 s."""
+    world = [a_node("n1", cpu=4), a_node("n2", cpu=4)]
+    world += [*running("a", 3, 400_000, node="n1"), *running("b", 3, 300_000, node="n2")]
+    assert slot(*world, a_group("g", cpu=2)) == 300_000
+    assert slot(*world, a_group("g", 2, cpu=1)) == NOW
+    assert slot(*world, a_group("g", 2, cpu=4)) == 400_000
+
+
+def test_no_sum_of_nodes_makes_room_for_what_no_node_has() -> None:
+    world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 1, 300_000)]
+    assert slot(*world, a_group("g", cpu=5)) is None
+
+
+def test_a_cordoned_node_takes_nobody_however_much_is_free_there() -> None:
+    world = [a_node("n1", cpu=4), a_node("n2", cpu=4, cordoned=True), *running("r", 3, 300_000)]
+    assert slot(*world, a_group("g", cpu=4)) == 300_000
+
+
+def test_nodes_that_a_selector_leaves_out_are_no_room() -> None:
+    world = [a_node("n1", cpu=4), a_node("n2", cpu=4, labels={"gpu": "no"})]
+    world += running("r", 3, 300_000, node="n1")
+    task = a_task("w", 1, requests={"cpu": 2}, node_selector={"gpu": "no"})
+    assert slot(*world, a_group("g", tasks=(task,))) == NOW
+    task = a_task("w", 1, requests={"cpu": 2}, node_selector={"gpu": "yes"})
+    assert slot(*world, a_group("g", tasks=(task,))) is None
+
+
+def test_a_booking_takes_room_on_nodes_that_others_leave_to_it() -> None:
+    """At 300 s both nodes are whole: for `head`, and one for another."""
+    session = opened(
+        a_node("n1", cpu=4),
+        a_node("n2", cpu=4),
+        *running("a", 4, 300_000, node="n1"),
+        *running("b", 2, 300_000, node="n2"),
+        a_group("head", cpu=4),
+        a_group("g", cpu=2),
+        a_group("h", cpu=4),
+    )
+    table = Timetable(session)
+    table.book(of(session, "head"), 300_000, None)
+    assert table.booked_until(200_000) == {}
+    assert table.slot(of(session, "h"), None) == 300_000
+    assert table.fits_now(of(session, "g"), None)
+    table.book(of(session, "h"), 300_000, None)
+    assert table.booked_until(200_001) == {"n2": amounts(cpu=2)}
+    assert table.fits_now(of(session, "g"), 200_000)
+    assert not table.fits_now(of(session, "g"), 200_001)
+
+
+def test_of_pods_of_several_sizes_the_largest_find_their_nodes_first_if_need_be() -> None:
+    """In the order written, small ones would leave no node for the large one."""
+    tasks = (a_task("small", 4, requests={"cpu": 1}), a_task("large", 1, requests={"cpu": 4}))
+    world = [a_node("n1", cpu=4), a_node("n2", cpu=4)]
+    assert slot(*world, a_group("g", tasks=tasks)) == NOW
+
+
+def test_where_more_is_promised_than_machines_have_sums_decide() -> None:
+    config = SchedulerConfig(settings=Settings(overcommit=1500))
+    world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 4, None), a_group("g", cpu=6)]
+    session = assemble(config).open(a_snapshot(*world), NOW)
+    assert Timetable(session).slot(of(session, "g"), MINUTE) == NOW

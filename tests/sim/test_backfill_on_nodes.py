@@ -1,0 +1,82 @@
+"""Reservations in time are of nodes, too: what goes past a head leaves it the nodes it waits for.
+
+Nodes have four cpus each. What runs is told with its node and when it ends by its walltime.
+"""
+
+from __future__ import annotations
+
+from tests.sim.test_backfill import CONSERVATIVE, EASY, NO_EVICTIONS, ahead, job
+from tests.sim.test_evictions import running
+from tests.sim.worlds import Manifest, bound, group, node, outcome, pod
+
+
+def where(*manifests: Manifest) -> dict[str, tuple[int, str]]:
+    """When each pod is bound, and to which node, in a world that is played to its end."""
+    came = outcome(*manifests, config=NO_EVICTIONS)
+    return {
+        name.removeprefix("default/").removesuffix("-t-0"): (at, on)
+        for at, pods in bound(came)
+        for name, on in pods.items()
+    }
+
+
+def nodes(count: int) -> list[Manifest]:
+    return [node(f"n{place}", 4) for place in range(1, count + 1)]
+
+
+def held(name: str, cpu: int, on: str, until_s: int) -> list[Manifest]:
+    """A group that runs on one node until its time is over."""
+    return running(name, 1, cpu=cpu, on=on, walltime=f"{until_s}s", grace="0s")
+
+
+def test_a_follower_goes_to_a_node_that_the_head_does_not_wait_for() -> None:
+    """Most is free on n1, which is the head's at 100 s; the sums have room for both then."""
+    world = [EASY, *nodes(2), *held("r", 2, "n1", 100), *held("s", 3, "n2", 1_000)]
+    came = where(*world, job("head", 4, 50), job("f", 1, 500))
+    assert came == {"f": (0, "n2"), "head": (100, "n1")}
+
+
+def test_a_follower_that_only_the_heads_node_takes_has_to_end_in_time() -> None:
+    """At 100 s six cpus are free, in pieces but for n1: the head's four are there alone."""
+    world = [EASY, *nodes(3), *held("r", 2, "n1", 100), *held("u", 1, "n2", 100)]
+    world += [*held("s", 3, "n2", 1_000), *held("t", 3, "n3", 1_000)]
+    assert ahead(*world, job("head", 4, 50), job("f", 2, 101)) == []
+    assert ahead(*world, job("head", 4, 50), job("f", 2, 100)) == ["f"]
+
+
+def test_a_head_of_whole_nodes_starts_when_so_many_are_empty() -> None:
+    """By the sums there would be eight cpus at 100 s; two empty nodes are there at 300 s."""
+    world = [EASY, *nodes(3), *held("r", 4, "n1", 100), *held("s", 3, "n2", 300)]
+    world += held("t", 1, "n3", 1_000)
+    head = group("head", 2, 4, walltime="50s")
+    assert ahead(*world, head, job("f", 1, 301)) == ["f"]
+    assert ahead(*world, head, job("f", 3, 1_000)) == ["f"]
+    assert ahead(*world, head, job("f", 3, 300), job("g", 1, 300)) == ["f", "g"]
+    assert ahead(*world, head, job("f", 3, 300), job("g", 1, 301)) == ["f"]
+
+
+def test_a_head_that_no_node_takes_before_something_without_walltime_ends_is_strict() -> None:
+    world = [EASY, *nodes(2), *running("r", 1, on="n1"), *running("s", 1, on="n2")]
+    world += held("t", 3, "n1", 100)
+    assert ahead(*world, job("head", 4, 50), job("f", 1, 10)) == []
+
+
+def test_with_reservations_for_all_each_has_nodes_of_its_own() -> None:
+    """`a` is to have n1 at 100 s, `b` n2 at 200 s; one cpu is free until then, on each."""
+    world = [CONSERVATIVE, *nodes(2), *held("r", 3, "n1", 100), *held("s", 3, "n2", 200)]
+    world += [job("a", 4, 150), job("b", 4, 50)]
+    assert ahead(*world, job("f", 1, 100), job("g", 1, 200)) == ["f", "g"]
+    assert where(*world, job("f", 1, 200)) == {"f": (0, "n2"), "a": (100, "n1"), "b": (200, "n2")}
+    assert ahead(*world, job("f", 1, 201)) == []
+
+
+def test_an_array_that_runs_grows_only_on_nodes_that_the_head_does_not_wait_for() -> None:
+    """The head is to have n1 at 100 s; a pod of the array takes 500 s."""
+    array = group(
+        "a", 3, 1, minMember=1, walltime="500s", status={"phase": "Running", "reservedAt": 0}
+    )
+    world = [EASY, *nodes(2), *held("r", 2, "n1", 100), *held("s", 2, "n2", 1_000)]
+    world += [job("head", 4, 50), array]
+    world += [pod("a-t-0", "a", 0, phase="Running", node="n2", startedAt=0)]
+    came = outcome(*world, cycles=1, config=NO_EVICTIONS)
+    assert bound(came) == [(0, {"default/a-t-1": "n2"})]

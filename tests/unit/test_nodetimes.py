@@ -1,0 +1,54 @@
+"""What is free on nodes in times to come: windows that move on, one sentence each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchq.framework.forecast import ends
+from batchq.framework.nodetimes import NodeTimetable
+from batchq.framework.placement import gang_of
+from tests.builders import a_group, a_node, amounts
+from tests.unit.test_timetable import NOW, of, opened, running
+
+WHOLE = amounts(cpu=4)
+
+
+def two_nodes(*more: Any) -> tuple[NodeTimetable, Any]:
+    """n1 is full until 200 s, n2 is empty; and a gang of two whole nodes."""
+    world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 4, 200_000), *more]
+    session = opened(*world, a_group("g", 2, cpu=4))
+    return NodeTimetable(session, ends(session)), gang_of(session, of(session, "g"))
+
+
+def test_a_window_that_moves_on_sees_what_is_booked_at_its_end() -> None:
+    table, gang = two_nodes()
+    table.hold({"n2": WHOLE}, 250_000, 300_000)
+    assert table.slot(gang, 50_000, NOW) == 200_000
+    assert table.slot(gang, 50_001, NOW) == 300_000
+
+
+def test_whether_it_fits_now_is_asked_for_each_length_by_itself() -> None:
+    table, _ = two_nodes()
+    session = opened(a_node("n1", cpu=4), a_group("one", cpu=4))
+    one = gang_of(session, of(session, "one"))
+    table.hold({"n2": WHOLE}, 250_000, None)
+    assert table.fits_now(one, 250_000)
+    assert not table.fits_now(one, 250_001)
+    assert not table.fits_now(one, None)
+    assert table.fits_now(one, 249_000)
+
+
+def test_what_is_held_from_now_on_is_seen_by_those_who_asked_before() -> None:
+    table, gang = two_nodes()
+    assert table.fits_now(gang[:0], None)
+    one = [(gang[0][0], 1)]
+    assert table.fits_now(one, None)
+    table.hold({"n2": WHOLE}, NOW, 150_000)
+    assert not table.fits_now(one, None)
+    assert table.slot(one, None, NOW) == 150_000
+
+
+def test_a_node_that_is_not_there_is_no_matter() -> None:
+    table, gang = two_nodes()
+    table.hold({"n9": WHOLE}, NOW, None)
+    assert table.slot(gang, None, NOW) == 200_000

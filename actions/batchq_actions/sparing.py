@@ -16,13 +16,15 @@ from batchq.api.quantity import describe_quantity
 from batchq.api.times import format_instant
 from batchq.framework.claiming import waits_for_more_than_room
 from batchq.framework.classes import may_evict
-from batchq.framework.hygiene import is_protected, protection_ends_at
+from batchq.framework.hygiene import NEVER, is_protected, protection_ends_at
 from batchq.framework.search import Claim, find_victims, send_off
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
 from batchq.framework.statement import Statement
 from batchq.framework.taking import evicted_recently, exceeds_budget
 
+#: The point at which minRuntime alone protects.
+_PREEMPTABLE = "preemptable"
 #: Plugin -> what is true of the groups that it refuses.
 _OF_WHOM = {
     "priority": "not of lower priority",
@@ -93,13 +95,21 @@ def _refusals(session: Session, point: str, claim: Claim, spared: list[Victim]) 
 
 def _why(session: Session, point: str, claimant: GroupState, victim: Victim) -> str:
     """What the first who refuses says."""
-    if is_protected(session, victim.group):
-        until = protection_ends_at(session, victim.group) or session.now_ms
-        return f"protected by minRuntime until {format_instant(until)}"
+    if is_protected(session, victim, point):
+        return _protection(session, victim, point)
     for entry in session.points[point]:
         if entry.function(session, claimant, victim) is False:
             return _OF_WHOM.get(entry.plugin, f"refused by plugin {entry.plugin}")
     return "outside of what the action may take"
+
+
+def _protection(session: Session, victim: Victim, point: str) -> str:
+    """Which of the two rules protects for longer, and until when."""
+    until = protection_ends_at(session, victim, point)
+    if until == protection_ends_at(session, victim, _PREEMPTABLE):
+        return f"protected by minRuntime until {format_instant(until)}"
+    when = f" until {format_instant(until)}" if until < NEVER else ""
+    return f"protected{when} by what reclaim took before"
 
 
 def _why_not_enough(

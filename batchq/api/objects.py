@@ -337,7 +337,9 @@ class Evictions(Value, frozen=True):
     """What preempt and reclaim have cost a group so far.
 
     `lost`: resource-seconds of work (units of the resource times seconds) that were thrown away.
-    `recent`: instant -> pods, for as long as the eviction budget looks back.
+    `recent`: instant -> pods, for as long as the eviction budget looks back. `longest_run`: of the
+    runs that reclaim took from the group, in milliseconds; `longest_pod_runs`: of an elastic
+    group's pods, by ordinal.
     """
 
     groups: int = 0
@@ -348,6 +350,8 @@ class Evictions(Value, frozen=True):
     last_by: str = ""
     last_reason: str = ""
     last_at: Instant | None = None
+    longest_run: Duration = 0
+    longest_pod_runs: dict[str, int] = {}
 
 
 class PodGroupStatus(Value, frozen=True):

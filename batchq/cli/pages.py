@@ -204,7 +204,9 @@ def _evictions(view: GroupView) -> str:
     lost = tables.lost_text(count.lost)
     last = f"; the last {count.last_reason} for {count.last_by}" if count.last_by else ""
     spent = f"; lost {lost}" if lost else ""
-    return f"{whole}{counted(count.pods, 'pod')} in all{spent}{last}"
+    again = format_duration(2 * count.longest_run)
+    safe = f"; safe from reclaim until it has run for {again}" if count.longest_run else ""
+    return f"{whole}{counted(count.pods, 'pod')} in all{spent}{last}{safe}"
 
 
 def _pods_in_words(view: GroupView) -> str:

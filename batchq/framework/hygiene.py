@@ -1,48 +1,176 @@
-"""A group that has only just started is no victim, so that everybody gets something done.
+"""Which runs are protected from preempt and reclaim, and until when.
 
-It is protected while it is Running or Unknown and now < startedAt + `minRuntime` (a setting of
-scheduler.yaml, 0s by default, the same for all queues). One that is InQueue and does not run yet
-loses no work, and is not protected. `Session.vote` asks this before any plugin, so that it holds
-whichever of them are on. What else keeps evictions within bounds, the budget per window, counts
-decisions and not victims; so the actions hold it.
+Two rules, both counted from the start of a run: a group's, or a pod's where pods are taken singly
+(of an array, or beyond minMember).
 
-After Slurm's PreemptExemptTime, whose effect is the same; kube-batch and Kueue have none, and see
-the same groups start and stop in turns. The clock wakes what was refused: batchq.scheduler.timers
-asks for the instants at which protection ends.
+- `minRuntime`, a setting of scheduler.yaml (0s by default, the same for all queues): a younger run
+  is no victim. After Slurm's PreemptExemptTime; kube-batch and Kueue have none, and see the same
+  groups start and stop in turns. What has not started loses no work, and is not protected.
+- What reclaim has cost protects from reclaim: a run is not taken before it has lasted twice as long
+  as the longest that reclaim took from the same group or pod. So the runs that are taken at least
+  double, the work lost is bounded by the work done, and a job of n seconds is reclaimed at most
+  log2(n) + 1 times. A run counts as a second at least. Preempt, stops and drains do not heed this.
+
+`Session.vote` asks this before any plugin, so that it holds whichever of them are on. The eviction
+budget, which limits decisions and not victims, is held by the actions. The clock wakes what was
+refused: batchq.scheduler.timers asks for the instants at which protection ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from batchq.api.lifecycle import PodGroupPhase
+from msgspec import structs
+
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.times import SECOND
 
 if TYPE_CHECKING:
+    from batchq.api.objects import Evictions, Pod
     from batchq.framework.session import Session
-    from batchq.framework.state import GroupState
+    from batchq.framework.state import GroupState, Victim
 
+RECLAIM = "reclaim"
+_RECLAIMABLE = "reclaimable"
+#: A group remembers the longest runs of so many pods.
+MOST_RUNS = 10_000
+#: So many new entries are made before those of pods that have ended for good are looked for.
+_TIDIED_EVERY = 256
+#: After all instants: how long a run that has not started is protected is not known.
+NEVER = 2**63 - 1
 _HAS_RUN = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 
-def is_protected(session: Session, group: GroupState) -> bool:
-    """Whether nothing of a group may be evicted by preempt or reclaim yet."""
-    until = protection_ends_at(session, group)
-    return until is not None and session.now_ms < until
+def is_protected(session: Session, victim: Victim, point: str) -> bool:
+    """Whether a victim may not be taken yet by those who ask at this extension point."""
+    return protection_ends_at(session, victim, point) > session.now_ms
 
 
-def protected_until(session: Session) -> Iterator[int]:
-    """The instants at which groups may become victims, past ones included."""
-    if session.settings.min_runtime_ms == 0:
+def protection_ends_at(session: Session, victim: Victim, point: str) -> int:
+    """Until when a victim is protected, past or not; 0 if nothing protects it, and NEVER if it is
+    and has not started.
+
+    A whole group is protected while any of its pods is that would be taken along.
+    """
+    group, least_ms = victim.group, session.settings.min_runtime_ms
+    costs = group.status.evictions if point == _RECLAIMABLE else None
+    if not least_ms and (costs is None or not (costs.longest_run or costs.longest_pod_runs)):
+        return 0
+    taken_ms = costs.longest_run if costs is not None else 0
+    ends = [0]
+    if victim.whole and not group.is_array:
+        ends.append(_group_ends_at(session, group, least_ms, taken_ms))
+        # The gang's time counts for the pods that leave with it.
+        least_ms = 0
+    runs = costs.longest_pod_runs if costs is not None else {}
+    if least_ms or runs:
+        ends += _pods_end_at(session, group, victim.pods, least_ms, runs)
+    return max(ends)
+
+
+def instants(session: Session, group: GroupState) -> Iterator[int]:
+    """When runs of a group cease to be protected, as far as that is still to come."""
+    least_ms, costs = session.settings.min_runtime_ms, group.status.evictions
+    if not (least_ms or costs.longest_run or costs.longest_pod_runs):
         return
-    for group in session.busy():
-        if (until := protection_ends_at(session, group)) is not None:
-            yield until
+    runs: list[tuple[int | None, int]] = []
+    if not group.is_array and group.phase in _HAS_RUN:
+        runs.append((group.status.started_at, costs.longest_run))
+    if group.is_elastic:
+        runs += [
+            (pod.status.started_at, costs.longest_pod_runs.get(_ordinal(group, pod), 0))
+            for pod in group.pods.values()
+            if _may_be_taken(pod)
+        ]
+    for started_at, taken_ms in runs:
+        for span_ms in (least_ms, 2 * taken_ms):
+            if started_at is not None and started_at + span_ms > session.now_ms:
+                yield started_at + span_ms
 
 
-def protection_ends_at(session: Session, group: GroupState) -> int | None:
-    """Until when a group is no victim, past or not; None if nothing protects it."""
-    min_runtime_ms, started_at = session.settings.min_runtime_ms, group.status.started_at
-    if min_runtime_ms == 0 or started_at is None or group.phase not in _HAS_RUN:
-        return None
-    return started_at + min_runtime_ms
+def _group_ends_at(session: Session, group: GroupState, least_ms: int, taken_ms: int) -> int:
+    started_at = group.status.started_at if group.phase in _HAS_RUN else None
+    if started_at is None and not taken_ms:
+        return 0
+    bound = [
+        pod.status.bound_at or 0
+        for pod in (() if started_at is not None else group.current())
+        if pod.status.phase in ON_NODE
+    ]
+    return _run_ends_at(session, started_at, min(bound, default=None), least_ms, taken_ms)
+
+
+def _pods_end_at(
+    session: Session, group: GroupState, pods: Iterable[Pod], least_ms: int, runs: dict[str, int]
+) -> Iterator[int]:
+    for pod in pods:
+        if _may_be_taken(pod):
+            taken_ms = runs.get(_ordinal(group, pod), 0) if runs else 0
+            started_at, bound_at = pod.status.started_at, pod.status.bound_at
+            yield _run_ends_at(session, started_at, bound_at, least_ms, taken_ms)
+
+
+def _may_be_taken(pod: Pod) -> bool:
+    """Whether it holds a node, and has not been told to stop."""
+    return pod.status.phase in ON_NODE and not pod.status.terminating
+
+
+def _run_ends_at(
+    session: Session, started_at: int | None, bound_at: int | None, least_ms: int, taken_ms: int
+) -> int:
+    """Until when one run is protected; 0: it is not."""
+    if started_at is not None:
+        return started_at + max(least_ms, 2 * taken_ms)
+    # What this session itself has bound is taken back, and costs nothing.
+    waits_to_start = bound_at is not None and bound_at < session.now_ms
+    return NEVER if taken_ms and waits_to_start else 0
+
+
+# --- What reclaim takes ---------------------------------------------------------------------------
+
+
+def with_group_run(group: GroupState, now_ms: int) -> Evictions:
+    """What evictions have cost a group, if reclaim now takes it whole.
+
+    Of an array each pod is taken by itself: see `with_pod_run`.
+    """
+    spent, started_at = group.status.evictions, group.status.started_at
+    on_node = any(pod.status.phase in ON_NODE for pod in group.current())
+    if group.is_array or (started_at is None and not on_node):
+        return spent
+    run_ms = _length(started_at, now_ms)
+    return spent if run_ms <= spent.longest_run else structs.replace(spent, longest_run=run_ms)
+
+
+def with_pod_run(group: GroupState, pod: Pod, now_ms: int) -> Evictions:
+    """What evictions have cost an elastic group, if reclaim now takes one of its pods."""
+    spent, ordinal = group.status.evictions, _ordinal(group, pod)
+    run_ms = _length(pod.status.started_at, now_ms)
+    if run_ms <= spent.longest_pod_runs.get(ordinal, 0):
+        return spent
+    runs = {**spent.longest_pod_runs, ordinal: run_ms}
+    if len(runs) % _TIDIED_EVERY == 0:
+        runs = _tidied(group, runs)
+    return structs.replace(spent, longest_pod_runs=runs)
+
+
+def _length(started_at: int | None, now_ms: int) -> int:
+    """Of a run, in milliseconds. A second at least: no run could be twice as long as nothing."""
+    return max(1 * SECOND, 0 if started_at is None else now_ms - started_at)
+
+
+def _tidied(group: GroupState, runs: dict[str, int]) -> dict[str, int]:
+    """Without pods that have ended for good, and as much of it as one record holds.
+
+    A record of a million entries would be written and sent again at each change of its group. Those
+    that have lost least are forgotten, and may lose as much once more.
+    """
+    final = {_ordinal(group, pod) for pod in group.current() if group.is_final(pod)}
+    kept = [ordinal for ordinal in runs if ordinal not in final]
+    longest = sorted(kept, key=lambda ordinal: (-runs[ordinal], int(ordinal)))[:MOST_RUNS]
+    return {ordinal: runs[ordinal] for ordinal in sorted(longest, key=int)}
+
+
+def _ordinal(group: GroupState, pod: Pod) -> str:
+    return str(group.shape_of(pod).first + pod.spec.index)

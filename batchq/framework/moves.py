@@ -26,6 +26,7 @@ from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe
 from batchq.framework.checks import cleared
 from batchq.framework.eligibility import pause_ms
+from batchq.framework.hygiene import RECLAIM, with_group_run, with_pod_run
 from batchq.framework.pledges import end_pledge
 from batchq.framework.pods import pod_name, pods_of
 from batchq.framework.session import Session
@@ -202,6 +203,8 @@ def roll_back(
     session = statement.session
     status, settings, now_ms = group.status, session.settings, session.now_ms
     changes: dict[str, object] = {}
+    if action == RECLAIM:
+        changes["evictions"] = with_group_run(group, now_ms)
     if reason in _NEW_QUEUE_TIME:
         changes["queue_time"] = now_ms
     if reason in _BACKS_OFF:
@@ -456,6 +459,8 @@ def evict(
     if pod.status.terminating:
         return
     now_ms = statement.session.now_ms
+    if action == RECLAIM and group.is_elastic:
+        statement.set_status(group, evictions=with_pod_run(group, pod, now_ms))
     status = _set(pod.status, terminating=True, terminating_at=now_ms, reason=str(reason))
     statement.put_pod(group, _set(pod, status=status))
     statement.say(

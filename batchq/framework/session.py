@@ -278,7 +278,7 @@ class Session:
 
         Who has only just started is none, whichever plugins are on.
         """
-        if is_protected(self, victim.group):
+        if is_protected(self, victim, point):
             return False
         agreed = False
         for entry in self.points[point]:

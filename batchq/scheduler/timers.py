@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
+from batchq.framework import hygiene
 from batchq.framework.checks import instants, names_in
 from batchq.framework.contact import binding_held_until, since
 from batchq.framework.eligibility import pause_ms
-from batchq.framework.hygiene import protected_until
 from batchq.framework.pledges import clock_stands
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -107,7 +107,6 @@ def _of_world(session: Session) -> list[int]:
         for node in session.nodes.values()
         if node.ready and node.record.status.heartbeat is not None
     ]
-    due += protected_until(session)
     if (held_until := binding_held_until(session)) is not None:
         due.append(held_until)
     for clock in session.plugin_clocks:
@@ -158,6 +157,7 @@ def clocks_of(session: Session, group: GroupState) -> list[int]:
     if session.settings.eviction_budget is not None:
         # When evictions leave the window of the budget, others may follow them.
         due += [int(at) + session.settings.eviction_window_ms for at in status.evictions.recent]
+    due += hygiene.instants(session, group)
     for pod in group.pods.values():
         due += _of_pod(session, group, pod)
     return due

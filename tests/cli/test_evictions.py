@@ -179,13 +179,18 @@ def test_describe_says_why_it_was_sent_back_how_often_and_what_was_lost(
         stage,
         "x",
         conditions=(evicted("Preempted", TOOK),),
-        evictions=Evictions(groups=2, pods=5, lost=amounts(cpu=7800, memory="16Gi")),
+        evictions=Evictions(
+            groups=2, pods=5, lost=amounts(cpu=7800, memory="16Gi"), longest_run=600_000
+        ),
     )
     lines = batchq("describe", "x").lines
     [told] = [line for line in lines if line.startswith("Evicted:")]
     assert told.partition(":")[2].strip().startswith(f"Preempted: {TOOK} (")
     [cost] = [line for line in lines if line.startswith("Evictions:")]
-    assert cells(cost)[1] == "2 times whole, 5 pods in all; lost cpu 2h10m, memory 16Gi·s"
+    assert cells(cost)[1] == (
+        "2 times whole, 5 pods in all; lost cpu 2h10m, memory 16Gi·s;"
+        " safe from reclaim until it has run for 20m"
+    )
     data = json.loads(batchq("describe", "x", "-o", "json").out)
     assert (data["evicted"]["reason"], data["evicted"]["message"]) == ("Preempted", TOOK)
     assert data["evictions"] == {

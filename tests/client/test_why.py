@@ -9,7 +9,9 @@ import pytest
 from msgspec import json, structs
 
 from batchq.api.objects import (
+    Evictions,
     PodGroup,
+    PodGroupStatus,
 )
 from batchq.api.reasons import Waiting
 from batchq.assembly import assemble
@@ -321,6 +323,19 @@ def test_who_has_only_just_started_is_protected() -> None:
     assert spared(world, "b") == {
         "preempt": ("1 group is protected by minRuntime until 1970-01-01T00:26:40Z",)
     }
+
+
+def test_what_reclaim_has_cost_is_named() -> None:
+    costly = PodGroupStatus(evictions=Evictions(longest_run=30 * MINUTE))
+    world = crowded(
+        a_queue("mine", deserved={"cpu": 4000}, preemption=RECLAIMS),
+        a_queue("theirs"),
+        runs=(structs.replace(asks("a", queue="theirs", requests={"cpu": 4}), status=costly),),
+        waits=asks("b", queue="mine", requests={"cpu": 2}),
+    )
+    assert spared(world, "b")["reclaim"] == (
+        "1 group is protected until 1970-01-01T01:16:40Z by what reclaim took before",
+    )
 
 
 def test_a_queue_above_what_it_deserves_takes_nothing_back() -> None:

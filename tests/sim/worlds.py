@@ -147,6 +147,13 @@ evicted = _each(lambda cycle: [(item.pod, item.reason) for item in cycle.evicted
 pledged = _each(lambda cycle: cycle.pledged)
 
 
+def starts(outcome: Outcome) -> dict[str, int]:
+    """Pod -> when it was bound last. The namespace default is left out."""
+    return {
+        pod.removeprefix("default/"): cycle.time for cycle in outcome.cycles for pod in cycle.bound
+    }
+
+
 def story(outcome: Outcome) -> list[str]:
     """Everything that was decided, one line for each sort in a session: `30 bound g-t-0, g-t-1`.
     The namespace default is left out.

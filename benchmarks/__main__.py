@@ -13,6 +13,7 @@ ALL = (
     "endtoend",
     "submission",
     "traces",
+    "easynodes",
     "queues",
     "commits",
     "agents",

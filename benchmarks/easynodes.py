@@ -1,0 +1,211 @@
+"""EASY on 100 nodes: gangs of 1 to 64 whole nodes beside jobs that share one, with walltimes that
+hold. Is the start that the head of the line was promised ever missed, and what does it cost to
+count its room on nodes and not in sums?
+
+The jobs are those of a log of Lublin's model (256 processors), or of any other in the Standard
+Workload Format: a job of four processors and more takes whole nodes of four cpus, a smaller one as
+many cpus of one node. Requests are one to three times the run times. Arrivals are drawn together
+until the machine is asked for `LOAD` of what it has.
+
+The daemon's sessions play the load in virtual time. Beside them stands a plain simulator
+(`tests/traces/easynodes.py`), with the head's room counted on nodes, and in sums alone.
+
+BATCHQ_BENCH_JOBS=300 plays only so many jobs; BATCHQ_TRACES names the folder of the logs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from batchq.api.objects import (
+    Metadata,
+    Node,
+    NodeSpec,
+    PodGroup,
+    PodGroupSpec,
+    PodTemplate,
+    Queue,
+    QueueSpec,
+    Strategy,
+    Task,
+)
+from batchq.api.times import SECOND
+from batchq.assembly import assemble
+from batchq.daemon import garbage
+from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot
+from batchq.scheduler.scheduler import Scheduler
+from batchq.sim.workload.load import Arrival, Load
+from batchq.sim.workload.policies import POLICY_CONFIG
+from batchq.sim.workload.stage import Stage
+from batchq_actions.backfill import reservations_of
+from benchmarks.table import report
+from tests.harness.traces import trace_folder
+from tests.traces.easynodes import NodeJob, NodeMachine
+from tests.traces.oracle import Job, read_log
+
+LOG = "lublin_256"
+NODES, CPUS = 100, 4
+LOAD = 0.85
+_MOST_JOBS = 2_000
+_EXACT, _LOOSE = "exact", "1 to 3 times"
+TITLES = [
+    *("walltimes", "jobs", "who", "mean wait s", "to ledger-only"),
+    *("heads", "promises missed", "latest s", "real s"),
+]
+
+
+def main() -> None:
+    most = int(os.environ.get("BATCHQ_BENCH_JOBS", _MOST_JOBS))
+    path = trace_folder() / f"{LOG}.swf.gz"
+    if not path.is_file():
+        print(f"\neasynodes: there is no {path}; BATCHQ_TRACES may name another folder")
+        return
+    rows: list[list[object]] = []
+    for walltimes in (_EXACT, _LOOSE):
+        rows += compare(jobs_of(read_log(path, most)[1], loose=walltimes == _LOOSE), walltimes)
+    report("easynodes", TITLES, rows, notes=[__doc__.split("\n\n")[0].replace("\n", " ")])
+
+
+def jobs_of(log: Sequence[Job], *, loose: bool) -> list[NodeJob]:
+    """The log's jobs on nodes: whole ones, or a part of one."""
+    dice = random.Random("easynodes")
+    found = []
+    for job in log:
+        whole = job.procs >= CPUS
+        pods, cpu = (job.procs // CPUS, CPUS) if whole else (1, job.procs)
+        estimate = int(job.run * dice.choice((1, 1.5, 2, 3))) if loose else job.run
+        found.append(NodeJob(job.number, job.submit, job.run, estimate, pods, cpu))
+    first = found[0].submit
+    spread = max(1, found[-1].submit - first)
+    work = sum(job.pods * job.cpu * job.run for job in found)
+    factor = work / (LOAD * NODES * CPUS * spread)
+    return [job._replace(submit=int((job.submit - first) * factor)) for job in found]
+
+
+def compare(jobs: Sequence[NodeJob], walltimes: str) -> list[list[object]]:
+    """A row for batchq, for the plain simulator on nodes, and for it in sums."""
+    began = time.perf_counter()
+    garbage.leave_alone()
+    starts, promised = play(jobs)
+    garbage.as_usual()
+    runs = [("batchq", starts, promised, time.perf_counter() - began)]
+    for title, ledger_only in (("plain, on nodes", False), ("plain, ledger-only", True)):
+        began = time.perf_counter()
+        machine = NodeMachine(NODES, CPUS, ledger_only=ledger_only)
+        found = machine.play(jobs)
+        runs.append((title, found, machine.promised, time.perf_counter() - began))
+    beside = mean_wait_s(jobs, runs[-1][1])
+    rows: list[list[object]] = []
+    for title, found, heads, took_s in runs:
+        late = missed(found, heads)
+        wait_s = mean_wait_s(jobs, found)
+        rows.append(
+            [
+                *(walltimes, len(jobs), title, wait_s, wait_s / max(1.0, beside)),
+                *(len(heads), len(late), max(late, default=0), took_s),
+            ]
+        )
+    return rows
+
+
+def mean_wait_s(jobs: Sequence[NodeJob], starts: Mapping[int, int]) -> float:
+    """Seconds from submission to start, on average."""
+    return sum(starts[job.number] - job.submit for job in jobs) / max(1, len(jobs))
+
+
+def missed(starts: Mapping[int, int], promised: Mapping[int, int]) -> list[int]:
+    """By how many seconds each head started later than it was promised first, of those that did."""
+    return [starts[number] - at for number, at in promised.items() if starts[number] > at]
+
+
+def play(jobs: Sequence[NodeJob]) -> tuple[dict[int, int], dict[int, int]]:
+    """Job -> its start, and job -> the start that it was promised first as the head of the line;
+    by the daemon's sessions.
+    """
+    load = _load(jobs)
+    stage = _Stage(load)
+    stage.run(per_event=False, tell=None)
+    starts = {
+        job.number: job.start_s for job in stage.schedule("", 0.0).jobs if job.start_s is not None
+    }
+    numbers = {str(place): one.number for place, one in enumerate(load.arrivals)}
+    return starts, {numbers[uid]: at for uid, at in stage.promises.first_s.items()}
+
+
+@dataclass
+class Promises:
+    """Group's uid -> the start, in seconds, that it was promised when it first headed its line."""
+
+    first_s: dict[str, int] = field(default_factory=dict)
+
+    def note(self, session: Session) -> None:
+        """Look at the head of the line in a session that has decided."""
+        for head in session.strict_heads.values():
+            if head.uid not in self.first_s and head.status.phase == "Pending":
+                at = reservations_of(session).get(head.uid)
+                if at is not None:
+                    self.first_s[head.uid] = at // SECOND
+
+
+@dataclass(frozen=True)
+class _Noted(Scheduler):
+    """A scheduler whose promises are noted."""
+
+    promises: Promises = field(default_factory=Promises)
+
+    def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
+        session = super().decide(snapshot, now_ms)
+        self.promises.note(session)
+        return session
+
+
+class _Stage(Stage):
+    """A stage on which the promises to heads are noted."""
+
+    def __init__(self, load: Load) -> None:
+        super().__init__(load, POLICY_CONFIG, watch=False)
+        scheduler = assemble(POLICY_CONFIG)
+        noted = _Noted(scheduler.actions, scheduler.plugins, scheduler.settings)
+        self.promises = noted.promises
+        self._cycle.go_by(noted)
+
+
+def _load(jobs: Sequence[NodeJob]) -> Load:
+    strategy = Strategy(type="Backfill", order="fcfs", reservations="1")
+    ordered = sorted(jobs, key=lambda job: (job.submit, job.number))
+    return Load(
+        title=f"{LOG} on {NODES} nodes",
+        capacity=NODES * CPUS,
+        nodes=tuple(
+            Node(metadata=Metadata(name=f"n{k:03}"), spec=NodeSpec(resources={"cpu": CPUS * 1000}))
+            for k in range(NODES)
+        ),
+        queues=(Queue(metadata=Metadata(name="default"), spec=QueueSpec(strategy=strategy)),),
+        arrivals=tuple(_arrival(job) for job in ordered),
+    )
+
+
+def _arrival(job: NodeJob) -> Arrival:
+    template = PodTemplate(requests={"cpu": job.cpu * 1000})
+    spec = PodGroupSpec(
+        walltime=job.estimate * SECOND,
+        tasks=(Task(name="job", replicas=job.pods, template=template),),
+    )
+    metadata = Metadata(name=f"job-{job.number}", namespace="default")
+    return Arrival(
+        at_s=job.submit,
+        group=PodGroup(metadata=metadata, spec=spec),
+        run_s=job.run,
+        number=job.number,
+        tenant="default",
+        size=job.pods * job.cpu,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""EASY on nodes: the start that a head was promised holds; in sums alone it does not."""
+
+from __future__ import annotations
+
+import random
+
+from benchmarks.easynodes import missed, play
+from tests.traces.easynodes import NodeJob, NodeMachine
+
+
+def jobs(seed: int, count: int, *, nodes: int, cpu: int) -> list[NodeJob]:
+    """Gangs of whole nodes beside jobs that share one; run times hold their estimates."""
+    dice = random.Random(seed)
+    found, submit = [], 0
+    for number in range(count):
+        submit += dice.randint(0, 40)
+        run = dice.randint(1, 300)
+        whole = dice.random() < 0.5
+        pods, cpus = (dice.randint(1, nodes // 2), cpu) if whole else (1, dice.randint(1, cpu - 1))
+        found.append(NodeJob(number, submit, run, run * dice.choice((1, 2, 3)), pods, cpus))
+    return found
+
+
+def test_a_plain_easy_on_nodes_keeps_its_promises_and_one_in_sums_does_not() -> None:
+    late = {True: 0, False: 0}
+    for seed in range(20):
+        load = jobs(seed, 60, nodes=6, cpu=4)
+        for ledger_only in late:
+            machine = NodeMachine(6, 4, ledger_only=ledger_only)
+            starts = machine.play(load)
+            assert len(starts) == 60
+            late[ledger_only] += len(missed(starts, machine.promised))
+    assert late[False] == 0
+    assert late[True] > 0
+
+
+def test_a_head_starts_on_its_nodes_no_later_than_it_was_promised() -> None:
+    """The daemon's own sessions, 100 nodes of 4 cpus, half of the jobs ask for whole nodes."""
+    load = jobs(7, 250, nodes=100, cpu=4)
+    starts, promised = play(load)
+    assert len(starts) == 250
+    assert len(promised) > 20
+    assert missed(starts, promised) == []

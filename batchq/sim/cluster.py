@@ -125,6 +125,7 @@ class Cluster:
             self.clock.jump_to(max(at, self.clock.now_ms()))
             act()
             self._judge.look(self.server)
+            self._judge.look_at_processes(self.server, self._truth.processes())
         self._check_what_is_left()
         return Ended(
             phases={

@@ -7,7 +7,7 @@ machine given more than it has. Here is judged what the server holds, and what i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from batchq.api.facts import Fact
 from batchq.api.lifecycle import (
@@ -27,7 +27,7 @@ from batchq.framework.ledger import holders_in_store
 from batchq.framework.settings import Settings
 from batchq.framework.state import GroupState
 from batchq.sim.invariants import check_charge, check_gang, oversubscribed, recount
-from batchq.sim.machines import Machine
+from batchq.sim.machines import Machine, Process
 from batchq.sim.server import Server
 
 _MOVES = {"PodGroup": allowed(POD_GROUP_MOVES), "Pod": allowed(POD_MOVES)}
@@ -125,6 +125,25 @@ class Judge:
         over = oversubscribed(server.store)
         if over and not self._forgot:
             raise InvariantBroken(f"nodes are given more than they have: {over}")
+
+    def look_at_processes(self, server: Server, processes: Iterable[tuple[str, Process]]) -> None:
+        """After an event: no process runs whose pod has ended. Raises InvariantBroken.
+
+        A server that was restored from an older copy may have to find out first what runs.
+        """
+        if self._forgot:
+            return
+        for machine, process in processes:
+            uid, attempt = process.attempt
+            pod = server.store.get("Pod", uid)
+            if not isinstance(pod, Pod):
+                raise InvariantBroken(f"{process.place} runs on {machine}, and its pod is gone")
+            status = pod.status
+            if (status.attempt, status.node) != (attempt, machine) or status.phase not in ON_NODE:
+                raise InvariantBroken(
+                    f"attempt {attempt} of {full_name(pod)} runs on {machine}, and the pod is"
+                    f" {status.phase} in attempt {status.attempt} on {status.node}"
+                )
 
     def _look_at_ledger(self, server: Server) -> None:
         store = server.store

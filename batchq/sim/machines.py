@@ -6,6 +6,7 @@ by, a machine that runs more than it has.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
@@ -99,6 +100,10 @@ class Truth:
                 f"{process.attempt} goes on on {machine.name} while {other.attempt} runs on {where}"
             )
         self._running[process.place] = (machine.name, process)
+
+    def processes(self) -> Iterator[tuple[str, Process]]:
+        """Everything that runs now, and on which machine."""
+        return iter(self._running.values())
 
     @property
     def running(self) -> int:

@@ -6,7 +6,16 @@ from typing import get_args
 
 import pytest
 
+from batchq.api.lifecycle import PodPhase
+from batchq.api.transaction import Transaction, Write
+from batchq.errors import InvariantBroken
+from batchq.framework.settings import Settings
 from batchq.sim import drama
+from batchq.sim.clock import VirtualClock
+from batchq.sim.judge import Judge
+from batchq.sim.machines import Process
+from batchq.sim.server import Server
+from tests.builders import a_group, a_pod
 from tests.faults.dramas import drama_of
 from tests.faults.play import failures_of, play
 
@@ -31,6 +40,26 @@ def test_groups_take_each_others_room_within_a_queue_and_between_queues_in_some_
         if {"Preempted", "Reclaimed"} <= met:
             return
     pytest.fail(f"pods of {SEEDS} seeds were told to stop, but only for {sorted(met)}")
+
+
+def test_a_process_that_outlives_its_pod_is_noticed() -> None:
+    clock = VirtualClock(0)
+    server = Server(clock, witness=lambda _1, _2, _3, commit: commit(), bell=lambda _: None)
+    pod = a_pod(a_group("g"), phase=PodPhase.SUCCEEDED, node="n1")
+    uid = pod.metadata.uid
+    written = Write(kind="Pod", key=uid, value=pod, expect=0)
+    server.store.commit([Transaction(subject="default/g", writes=(written,))], request_id="1")
+    process = Process(
+        attempt=(uid, 1),
+        group_uid="g",
+        place=("g", "w", 0),
+        requests={},
+        ends_at=1_000,
+        exit_code=0,
+        stops_in_ms=0,
+    )
+    with pytest.raises(InvariantBroken, match="attempt 1 of default/g-w-0 runs on n1, and the pod"):
+        Judge(Settings()).look_at_processes(server, [("n1", process)])
 
 
 def test_a_seed_tells_the_same_story_each_time() -> None:

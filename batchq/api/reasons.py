@@ -21,6 +21,7 @@ class Waiting(StrEnum):
     MISCONFIGURED = "Misconfigured"
     QUEUE_NOT_FOUND = "QueueNotFound"
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
+    EXCEEDS_CAPACITY = "ExceedsCapacity"
     QUEUE_STOPPED = "QueueStopped"
     SUSPENDED = "Suspended"
     SCHEDULING_GATED = "SchedulingGated"
@@ -63,6 +64,10 @@ class Finish(StrEnum):
     DEPENDENCY_NEVER_MET = "DependencyNeverMet"
     CANCELLED = "Cancelled"
 
+
+#: What no waiting helps, as things are: the request itself, a limit that somebody has stated, or
+#: the machines that there are.
+NEVER_FITS = frozenset({Waiting.MISCONFIGURED, Waiting.EXCEEDS_MAX_QUOTA, Waiting.EXCEEDS_CAPACITY})
 
 _RANK = {reason: place for place, reason in enumerate(Waiting)}
 

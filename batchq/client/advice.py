@@ -21,7 +21,7 @@ from batchq.client.deciding import Deciding
 from batchq.client.outcomes import Advice, GroupPlan, Outcome, group_plan, victims
 from batchq.client.supposing import supposed
 from batchq.framework.checks import names_in
-from batchq.framework.placement import largest_node
+from batchq.framework.feasibility import largest_node
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
 

@@ -11,12 +11,13 @@ from msgspec import Struct
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod
-from batchq.api.reasons import Leaving, Verdict, Waiting, ranked
+from batchq.api.reasons import NEVER_FITS, Leaving, Verdict, ranked
 from batchq.api.resources import Amounts, of_pod, plus, times
 from batchq.framework.checks import are_honoured, open_checks
+from batchq.framework.feasibility import why_no_known_node
 from batchq.framework.forecast import Forecast, forecast
 from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.placement import gang_of, why_no_known_node
+from batchq.framework.placement import gang_of
 from batchq.framework.pledges import victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -113,7 +114,6 @@ class Victim(Struct, frozen=True, kw_only=True):
     lost: Amounts
 
 
-_NEVER = frozenset({Waiting.EXCEEDS_MAX_QUOTA, Waiting.MISCONFIGURED})
 _ACTIONS = {str(Leaving.PREEMPTED): "preempt", str(Leaving.RECLAIMED): "reclaim"}
 
 
@@ -214,7 +214,7 @@ def _starts(group: GroupState) -> bool:
 def _outcome(
     session: Session, group: GroupState, awaits: Awaiting | None, verdicts: tuple[Verdict, ...]
 ) -> Outcome:
-    if group.phase in TERMINAL or any(verdict.reason in _NEVER for verdict in verdicts):
+    if group.phase in TERMINAL or any(verdict.reason in NEVER_FITS for verdict in verdicts):
         return Outcome.NEVER
     evicts = bool(_taken_from(session, group.key))
     # Who has to pass checks yet does not start for that others have gone.

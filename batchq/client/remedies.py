@@ -21,8 +21,9 @@ from batchq.framework.checks import PLUGIN as CHECKS
 from batchq.framework.checks import open_checks, refused_with, retry_at
 from batchq.framework.dependencies import DependencyState, dependency_state
 from batchq.framework.eligibility import stops_of
+from batchq.framework.feasibility import largest_node, why_no_known_node
 from batchq.framework.panel import GATES
-from batchq.framework.placement import gang_of, largest_node, why_no_known_node
+from batchq.framework.placement import gang_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
@@ -94,6 +95,12 @@ def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
     if any(shape.requests.get(resource, 0) > largest for shape in group.tasks):
         return f"ask for less {resource}: at most {most} in all, and {on_one} a pod, can ever fit"
     return f"ask for less {resource}: at most {most} can ever fit"
+
+
+def _exceeds_machines(session: Session, group: GroupState, verdict: Verdict) -> str:
+    if verdict.limit is None:
+        return _what_would_fit(session, group)
+    return _exceeds(session, group, verdict)
 
 
 def _nobody_offers(resource: str) -> str:
@@ -295,6 +302,7 @@ _REMEDIES: dict[Waiting, _Remedy] = {
     Waiting.MISCONFIGURED: _misconfigured,
     Waiting.QUEUE_NOT_FOUND: _queue_not_found,
     Waiting.EXCEEDS_MAX_QUOTA: _exceeds,
+    Waiting.EXCEEDS_CAPACITY: _exceeds_machines,
     Waiting.QUEUE_STOPPED: _stopped,
     Waiting.SUSPENDED: _suspended,
     Waiting.SCHEDULING_GATED: _gated,

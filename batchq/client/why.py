@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.objects import Condition
-from batchq.api.reasons import UNSEEN, Verdict, Waiting
+from batchq.api.reasons import NEVER_FITS, UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
 from batchq.client.backfilling import Backfilling, backfilling_of
@@ -38,7 +38,7 @@ from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.scheduler.scheduler import Scheduler
 
-_IMPOSSIBLE = (Waiting.MISCONFIGURED, Waiting.QUEUE_NOT_FOUND, Waiting.EXCEEDS_MAX_QUOTA)
+_IMPOSSIBLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
 _TAKERS = ("preempt", "reclaim")
 _NOT_CONFIGURED = "the scheduler is configured without this action"
 _LACKS_ROOM = (

@@ -26,14 +26,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
+from batchq.framework.feasibility import why_no_known_node
 from batchq.framework.forecast import PASSES, UNKNOWN_VICTIMS, ends, not_before_of
 from batchq.framework.growth import claim_of
 from batchq.framework.ledger import LedgerView
 from batchq.framework.line import blockers, standing_aside, waits_in_line
-from batchq.framework.placement import gang_of, why_no_known_node
+from batchq.framework.placement import gang_of
 from batchq.framework.pledges import awaits_victims
 from batchq.framework.queue_shares import fair_shares
 from batchq.framework.session import Session
@@ -45,7 +46,6 @@ from batchq.framework.turns import Turns
 #: So many groups are planned, unless somebody asks for another number.
 MOST_PLANNED = 1_000
 
-_NEVER = (Waiting.EXCEEDS_MAX_QUOTA, Waiting.MISCONFIGURED)
 #: Who refuses without numbers what the plan knows about: those ahead in line, and claimants.
 _ABOUT_THE_LINE = ("enqueue", "pledge")
 
@@ -234,7 +234,7 @@ class _Plan:
         if awaits_victims(session, group):
             return None
         for verdict in blockers(session, group):
-            if verdict.reason in _NEVER or _is_riddle(verdict):
+            if verdict.reason in NEVER_FITS or _is_riddle(verdict):
                 return verdict
         return None
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import GroupClaim, Pledge, Pod
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.times import SECOND
 from batchq.framework.checks import are_honoured, retry_at
 from batchq.framework.growth import over_any_limit
@@ -114,7 +114,7 @@ def _firm(session: Session, group: GroupState) -> Verdict | None:
     never = (
         verdict
         for verdict in session.refusals_at("admissible", group)
-        if verdict.reason in (Waiting.EXCEEDS_MAX_QUOTA, Waiting.MISCONFIGURED)
+        if verdict.reason in NEVER_FITS
     )
     return firm[0] if firm else next(never, None)
 

@@ -44,14 +44,11 @@ def over_limit(
             continue
         seen = ledger.without(group, scope, resource)
         if seen + need > limit:
-            of_cluster = scope == CLUSTER
             heads = ", ".join(ledger.set_aside(group, scope, resource))
             verdicts.append(
                 Verdict(
                     plugin=plugin,
-                    reason=(
-                        Waiting.WAITING_FOR_RESOURCES if of_cluster else Waiting.WAITING_FOR_QUOTA
-                    ),
+                    reason=_reason_at(scope),
                     subject=title_of(scope),
                     resource=resource,
                     need=need,
@@ -62,6 +59,11 @@ def over_limit(
                 )
             )
     return verdicts
+
+
+def _reason_at(scope: str) -> Waiting:
+    """Machines are lacking in the cluster; any other limit is one that somebody has stated."""
+    return Waiting.WAITING_FOR_RESOURCES if scope == CLUSTER else Waiting.WAITING_FOR_QUOTA
 
 
 def over_guarantees(
@@ -78,7 +80,7 @@ def over_guarantees(
     return [
         Verdict(
             plugin=plugin,
-            reason=Waiting.WAITING_FOR_RESOURCES,
+            reason=_reason_at(found.scope),
             subject=title_of(found.scope),
             resource=resource,
             need=need,

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from batchq.api.facts import PROTOCOL_ANNOTATION
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Node
 from batchq.api.resources import Amounts, scaled, total
@@ -17,6 +20,19 @@ from batchq.framework.state import GroupState, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class KnownNodes:
+    """The nodes that were seen within a day, as if all were there, empty and not cordoned.
+
+    `answers`: what was found of them (batchq.framework.feasibility), good while they stay so.
+    """
+
+    __slots__ = ("answers", "nodes")
+
+    def __init__(self, nodes: Iterable[NodeState]) -> None:
+        self.nodes = {node.name: _when_empty(node.record) for node in nodes}
+        self.answers: dict[tuple[object, ...], str] = {}
 
 
 class Machines:
@@ -33,7 +49,9 @@ class Machines:
         self.could_have: Amounts = {}
         #: Shape of a pod -> whether any of the nodes that are open would take it, were it empty.
         self.taken_when_empty: dict[tuple[object, ...], bool] = {}
+        self._when_empty: KnownNodes | None = None
         self._seen: tuple[object, ...] = ()
+        self._settings = Settings()
         #: Until when nobody falls silent who does not by now.
         self._until: int | None = None
         self._now_ms = 0
@@ -44,10 +62,10 @@ class Machines:
         same = len(self._seen) == 3 and self._seen[0] is seen[0] and self._seen[1:] == seen[1:]
         if same and self._now_ms <= now_ms and (self._until is None or now_ms < self._until):
             return False
-        self._seen, self._now_ms = seen, now_ms
+        self._seen, self._settings, self._now_ms = seen, settings, now_ms
         records = sorted(snapshot.nodes, key=lambda node: node.metadata.name)
         anew = not self._are_as_before(records)
-        before = [(node.record.metadata.labels, node.ready) for node in self.nodes.values()]
+        before = [_judged_by(node) for node in self.nodes.values()]
         if anew:
             self.nodes = {one.metadata.name: NodeState(one, ready=False) for one in records}
         for record, node in zip(records, self.nodes.values(), strict=True):
@@ -55,17 +73,26 @@ class Machines:
             node.ready = is_heard(snapshot, record, now_ms, settings.node_timeout_ms)
             heartbeat, timeout_ms = record.status.heartbeat, settings.node_timeout_ms
             node.heard = is_ready(record.status.ready, heartbeat, now_ms, timeout_ms)
-        after = [(node.record.metadata.labels, node.ready) for node in self.nodes.values()]
+        after = [_judged_by(node) for node in self.nodes.values()]
         known = known_resources(self.nodes.values(), now_ms, settings)
         if anew or before != after or known != self.known:
             self.version += 1
             self.taken_when_empty = {}
             self.known = known
+            self._when_empty = None
         self.ready = total(node.total for node in self.nodes.values() if node.ready)
         self.could_have = scaled(self.known, settings.overcommit)
         later = (at for at in _instants(snapshot, records, settings) if at > now_ms)
         self._until = min(later, default=None)
         return anew
+
+    def when_empty(self) -> KnownNodes:
+        """The known nodes as if they were empty: the same until the version rises."""
+        if self._when_empty is None:
+            nodes, settings = self.nodes.values(), self._settings
+            known = (node for node in nodes if is_known(node, self._now_ms, settings))
+            self._when_empty = KnownNodes(known)
+        return self._when_empty
 
     def count(self, groups: Iterable[GroupState]) -> None:
         """Take what the pods of these groups have on nodes; on nodes that are new."""
@@ -91,6 +118,17 @@ class Machines:
             and (one is node.record or one.spec is node.record.spec or one.spec == node.record.spec)
             for one, node in zip(records, self.nodes.values(), strict=True)
         )
+
+
+def _judged_by(node: NodeState) -> tuple[object, ...]:
+    """What of a node decides what may be put on it, beside its spec."""
+    meta = node.record.metadata
+    return (meta.labels, meta.annotations.get(PROTOCOL_ANNOTATION), node.ready)
+
+
+def _when_empty(record: Node) -> NodeState:
+    spec = structs.replace(record.spec, unschedulable=False)
+    return NodeState(structs.replace(record, spec=spec), ready=True)
 
 
 def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:

@@ -10,11 +10,8 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import structs
-
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.machines import is_known
 from batchq.framework.pods import pod_of
 from batchq.framework.ranking import Judge, ShapeRanking
 from batchq.framework.session import Ranking, Session
@@ -69,7 +66,7 @@ def fits_on_empty_nodes(session: Session, gang: Sequence[tuple[TaskShape, int]])
         for node in session.nodes.values()
         if node.ready
     }
-    return all(_take(session, shape, nodes, count) for shape, count in gang)
+    return all(take_best(session, shape, nodes, count) for shape, count in gang)
 
 
 def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
@@ -97,7 +94,9 @@ def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:
     return sorted(shapes, key=lambda shape: session.pod_key(group, pod_of(group, shape.first)))
 
 
-def _take(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int) -> bool:
+def take_best(
+    session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int
+) -> bool:
     """Let `count` pods of a shape take the best of these nodes, one by one; False if one cannot."""
     if not count:
         return True
@@ -120,17 +119,17 @@ def _take(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], co
 
 def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
     """One verdict out of every node's refusal: `0/3 nodes fit: 2 insufficient cpu, 1 cordoned`."""
-    detail, fitting = _how_many_fit(session, shape, session.nodes.values())
+    detail, fitting = count_fitting(session, shape, session.nodes.values())
     if fitting and session.binding_refused is not None:
         return session.binding_refused
     passing = _most_free(session, shape)
     return Verdict(plugin="allocate", reason=Waiting.UNSCHEDULABLE, detail=detail, passing=passing)
 
 
-def _how_many_fit(
+def count_fitting(
     session: Session, shape: TaskShape, nodes: Iterable[NodeState]
 ) -> tuple[str, int]:
-    """In words, with what the others say; and as a number."""
+    """How many nodes take a pod of a shape: in words, with what the others say; and as a number."""
     refusals = [session.refused_by(shape, node) for node in nodes]
     counts = Counter(refusal.detail for refusal in refusals if refusal is not None)
     parts = ", ".join(f"{count} {text}" for text, count in sorted(counts.items()))
@@ -157,51 +156,3 @@ def why_not_on_empty_nodes(session: Session, gang: list[tuple[TaskShape, int]]) 
             return explain_no_node(session, shape).detail
     pods = sum(count for _, count in gang)
     return f"{pods} pods do not fit together on empty nodes"
-
-
-# --- Ever, by all nodes that are known ------------------------------------------------------------
-
-
-def why_no_known_node(session: Session, gang: Sequence[tuple[TaskShape, int]]) -> str:
-    """Why these pods would not fit on the nodes that were seen within a day, if all of them were
-    there, empty and not cordoned; '' if they would, or if no node is known.
-    """
-    nodes = _known_nodes(session)
-    if not nodes or all(_take(session, shape, nodes, count) for shape, count in gang):
-        return ""
-    for shape, _ in gang:
-        detail, fitting = _how_many_fit(session, shape, _known_nodes(session).values())
-        if not fitting:
-            return "; ".join(part for part in (detail, _oversize(session, shape)) if part)
-    pods = sum(count for _, count in gang)
-    return f"{pods} pods do not fit together on empty nodes"
-
-
-def largest_node(session: Session, resource: str) -> int:
-    """The most of a resource that one node has, of those seen within a day."""
-    nodes = session.nodes.values()
-    known = (node for node in nodes if is_known(node, session.now_ms, session.settings))
-    return max((node.total.get(resource, 0) for node in known), default=0)
-
-
-def _known_nodes(session: Session) -> dict[str, NodeState]:
-    return {
-        node.name: NodeState(
-            structs.replace(
-                node.record, spec=structs.replace(node.record.spec, unschedulable=False)
-            ),
-            ready=True,
-        )
-        for node in session.nodes.values()
-        if is_known(node, session.now_ms, session.settings)
-    }
-
-
-def _oversize(session: Session, shape: TaskShape) -> str:
-    """What a pod needs more of than any node has, in the first such dimension."""
-    for resource, need in shape.requests.items():
-        most = largest_node(session, resource)
-        if most < need:
-            needs, has = (describe_quantity(resource, units) for units in (need, most))
-            return f"a pod needs {resource} {needs}, and the largest node has {has}"
-    return ""

@@ -187,6 +187,7 @@ class Session:
     def adopt(self, carried: Carryover) -> None:
         """Take over what the session before has left, put right; for the Carryover."""
         machines = carried.machines
+        self.machines = machines
         self.nodes = machines.nodes
         self.machines_version = machines.version
         self._taken_when_empty = machines.taken_when_empty

@@ -156,8 +156,8 @@ class GroupState:
 
     @property
     def asks(self) -> tuple[object, ...]:
-        """Equal for groups of which the limits ask the same."""
-        return (self.queue, self.namespace, self.priority, *self.shape.claim)
+        """Equal for groups that the limits and the nodes are asked the same of."""
+        return (self.queue, self.namespace, self.priority, *self.shape.alike)
 
     @property
     def namespace(self) -> str:

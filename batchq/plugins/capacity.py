@@ -2,10 +2,12 @@
 
 Rule 1: reservation <= what the queue and each queue above it could ever hold: its capability, and
 what its parent may hold (of the root: its capability, else the nodes seen within a day, ready or
-not, x overcommit) less what is guaranteed to its siblings. Rule 3: ledger + reservation <=
-capability for each of these queues, groups <= maxPodGroups, and what siblings are guaranteed and
-do not use is left to them. Rule 4: the cluster's ledger + reservation <= ready resources x
-overcommit. Rule 1 refuses out of line, loudly and never for good; rules 3 and 4 in line.
+not, x overcommit) less what is guaranteed to its siblings; and these nodes would take the gang if
+they were empty. A stated limit refuses as ExceedsMaxQuota, machines as ExceedsCapacity. Rule 3:
+ledger + reservation <= capability for each of these queues, groups <= maxPodGroups, and what
+siblings are guaranteed and do not use is left to them. Rule 4: the cluster's ledger + reservation
+<= ready resources x overcommit. Rule 1 refuses out of line, loudly and never for good; rules 3 and
+4 in line, a stated limit as WaitingForQuota, machines as WaitingForResources.
 Woken when a charge falls, a queue changes, or a node comes. Kueue's nominalQuota, borrowingLimit
 and lendingLimit come to the same sums; Volcano's capacity plugin, too, checks queue and ancestors.
 
@@ -22,8 +24,10 @@ from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.framework.feasibility import why_no_known_node
 from batchq.framework.growth import claim_of, over_guarantees, over_limit
 from batchq.framework.parking import LiftedBy
+from batchq.framework.placement import gang_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT
@@ -38,7 +42,10 @@ class Capacity:
     goes_by_limits = True
     #: Beside what never fits it refuses what the ledger's own limits do.
     adds_no_limit = True
-    lifted_by: ClassVar[LiftedBy] = {Waiting.EXCEEDS_MAX_QUOTA: frozenset()}
+    lifted_by: ClassVar[LiftedBy] = {
+        Waiting.EXCEEDS_MAX_QUOTA: frozenset(),
+        Waiting.EXCEEDS_CAPACITY: frozenset(),
+    }
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
         return self._never(session, group) or self._over(session, group)
@@ -53,8 +60,7 @@ class Capacity:
             if not session.ledger.unused:
                 # Nothing is guaranteed to anybody.
                 continue
-            in_cluster = not group.is_external
-            beside = _beside_siblings(session, queue, left, in_cluster=in_cluster)
+            beside, of_machines = _beside_siblings(session, group, queue, left)
             left = plus(left, _guaranteed_beside(session, queue))
             subject = f"queue {queue}, beside what its siblings are guaranteed,"
             verdicts += never_fits(
@@ -63,15 +69,35 @@ class Capacity:
                 plugin=self.name,
                 subject=subject,
                 absent=None,
+                of_machines=of_machines,
                 detail=partial(
                     _who_is_guaranteed, session, group.chain[group.chain.index(queue) :]
                 ),
             )
         if group.is_external or not session.nodes:
             return verdicts
-        could = _UNBOUNDED | session.could_have
-        subject = "the cluster, with every node that was seen within a day,"
-        return verdicts + never_fits(group, could, plugin=self.name, subject=subject, absent=0)
+        return [*verdicts, *self._beyond_machines(session, group)]
+
+    def _beyond_machines(self, session: Session, group: GroupState) -> list[Verdict]:
+        """Whether it asks for more than all machines together have, or than each of them."""
+        claim = claim_of(group)
+        beyond = never_fits(
+            group,
+            _UNBOUNDED | session.could_have,
+            plugin=self.name,
+            subject="the cluster, with every node that was seen within a day,",
+            absent=0,
+            of_machines=claim,
+        )
+        if beyond or group.reserved or "allocate" not in session.actions:
+            # Where nothing is put on nodes, sums are all that counts; and what has reserved goes
+            # back as unschedulable if the nodes are others when its checks have passed.
+            return beyond
+        why = why_no_known_node(session, gang_of(session, group))
+        if not why:
+            return []
+        detail = f"not even empty nodes take it: {why}"
+        return [Verdict(plugin=self.name, reason=Waiting.EXCEEDS_CAPACITY, detail=detail)]
 
     def _over(self, session: Session, group: GroupState) -> list[Verdict]:
         claim = claim_of(group)
@@ -111,9 +137,12 @@ def _who_is_guaranteed(session: Session, chain: tuple[str, ...], resource: str) 
     return f"guaranteed are {', '.join(shown)}{more}" if shown else ""
 
 
-def _beside_siblings(session: Session, queue: str, left: Amounts, *, in_cluster: bool) -> Amounts:
+def _beside_siblings(
+    session: Session, group: GroupState, queue: str, left: Amounts
+) -> tuple[Amounts, set[str]]:
     """The most that a group below could ever hold beside what is guaranteed to others: to siblings
-    of the queue, and `left` to those of queues further down.
+    of the queue, and `left` to those of queues further down; and the dimensions in which machines,
+    and no stated limit, bound that.
 
     Only where something bounds what is above it: a stated capability, and at the top, for groups
     that need nodes, the cluster. A queue never has less than its own guarantee.
@@ -121,16 +150,17 @@ def _beside_siblings(session: Session, queue: str, left: Amounts, *, in_cluster:
     tree = session.tree
     parent = tree.parent_of.get(queue)
     if parent is None:
-        return {}
-    above = session.ledger.limits.get(queue_scope(parent), {})
-    if parent == ROOT and in_cluster and session.nodes:
-        above = session.could_have | above
+        return {}, set()
+    above = stated = session.ledger.limits.get(queue_scope(parent), {})
+    if parent == ROOT and not group.is_external and session.nodes:
+        above = session.could_have | stated
     own, others = tree.guarantee(queue), plus(_guaranteed_beside(session, queue), left)
-    return {
+    most = {
         name: max(above[name] - units, own.get(name, 0) - left.get(name, 0))
         for name, units in others.items()
         if units and name in above
     }
+    return most, most.keys() - stated.keys()
 
 
 def _no_node(plugin: str, known: int) -> Verdict:

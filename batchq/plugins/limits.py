@@ -1,8 +1,8 @@
-"""What the quota and capacity plugins share: rule 1, what no amount of waiting helps."""
+"""What the plugins about limits share: rule 1, what no amount of waiting helps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from batchq.api.quantity import PODS
 from batchq.api.reasons import Verdict, Waiting
@@ -18,11 +18,13 @@ def never_fits(
     plugin: str,
     subject: str,
     absent: int | None,
+    of_machines: Collection[str] = (),
     detail: Callable[[str], str] = lambda resource: "",
 ) -> list[Verdict]:
     """Rule 1: what no amount of waiting helps; `absent` is the limit of an unnamed dimension.
 
-    `detail` says where the limit of a resource comes from, if its subject does not.
+    The limits are stated ones but for the dimensions `of_machines`. `detail` says where the limit
+    of a resource comes from, if its subject does not.
     """
     verdicts = []
     for resource, need in claim_of(group).items():
@@ -32,7 +34,11 @@ def never_fits(
         verdicts.append(
             Verdict(
                 plugin=plugin,
-                reason=Waiting.EXCEEDS_MAX_QUOTA,
+                reason=(
+                    Waiting.EXCEEDS_CAPACITY
+                    if resource in of_machines
+                    else Waiting.EXCEEDS_MAX_QUOTA
+                ),
                 subject=subject,
                 resource=resource,
                 need=need,

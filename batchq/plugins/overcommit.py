@@ -17,7 +17,8 @@ two limits the smaller holds. So this plugin only tightens: to promise cpu twice
 minMember go by the store's limits alone.
 
 Refuses in line, and what never fits (with every node that was seen within a day, ready or not) out
-of line as ExceedsMaxQuota. Woken when a charge falls, a queue changes, or a node comes.
+of line: for machines as ExceedsCapacity, for a queue as ExceedsMaxQuota. Woken when a charge falls,
+a queue changes, or a node comes.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Overcommit:
                 plugin=self.name,
                 subject=f"overcommit of {title_of(bound.scope)}",
                 absent=None,
+                of_machines=bound.ever if bound.scope == CLUSTER else (),
             )
         ]
         return never or [

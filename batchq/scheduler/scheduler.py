@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import NEVER_FITS, Verdict
 from batchq.framework.carryover import Carryover
 from batchq.framework.extension import Standing
 from batchq.framework.instrument import Instrument
@@ -125,5 +125,5 @@ def _never(session: Session, group: GroupState) -> list[Verdict]:
     return [
         verdict
         for verdict in session.refusals_at("admissible", group)
-        if not session.nodes or verdict.reason in (Waiting.EXCEEDS_MAX_QUOTA, Waiting.MISCONFIGURED)
+        if not session.nodes or verdict.reason in NEVER_FITS
     ]

@@ -77,7 +77,7 @@ _ENQUEUE = (
         DIFFERS,
         "pods do not exist before InQueue and are no way round the ledger (rules: lifecycle,"
         " ledger)",
-        ("end a Pending (ExceedsMaxQuota)",),
+        ("end a Pending (ExceedsCapacity)",),
         world(node("n1", 4), group("a", 2, minResources={"cpu": 8})),
     ),
     Entry(
@@ -99,7 +99,7 @@ _ENQUEUE = (
         "enqueue first: overcommit exceeded",
         SAME,
         "",
-        ("end a Pending (ExceedsMaxQuota)",),
+        ("end a Pending (ExceedsCapacity)",),
         world(node("n1", 10), _at_least("a", "12010m"), config=_OVERCOMMIT),
     ),
     Entry(
@@ -259,7 +259,7 @@ _NOT_RUN = (
         "not run: #686/#847 1",
         SAME,
         "",
-        ("0s bind pg2: 1 on n1", "end pg1 Pending (ExceedsMaxQuota), pg2 Running 1"),
+        ("0s bind pg2: 1 on n1", "end pg1 Pending (ExceedsCapacity), pg2 Running 1"),
         world(
             node("n1", 2, memory="4Gi"),
             group("pg1", 2, cpu=2, created=0),

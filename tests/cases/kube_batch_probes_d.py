@@ -110,7 +110,7 @@ ENTRIES = (
         "probe: D13b request 4010m does not fit 4000m",
         SAME,
         "",
-        ("end a Pending (ExceedsMaxQuota)",),
+        ("end a Pending (ExceedsCapacity)",),
         _played,
     ),
     Entry(

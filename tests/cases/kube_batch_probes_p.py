@@ -39,7 +39,7 @@ ENTRIES = (
         "probe: P02b same but small job created first",
         SAME,
         "",
-        ("0s bind pg2: 1 on n1", "end pg1 Pending (ExceedsMaxQuota), pg2 Running 1"),
+        ("0s bind pg2: 1 on n1", "end pg1 Pending (ExceedsCapacity), pg2 Running 1"),
         _played,
     ),
     Entry(

@@ -102,10 +102,7 @@ ENTRIES = (
         " and 492)",
         (
             "0s bind job2: 1 on a1 1 on a2 1 on a3 1 on b1 1 on b2 1 on b3",
-            "0s requeue job1 (Unschedulable)",
-            "10s requeue job1 (Unschedulable)",
-            "30s requeue job1 (Unschedulable)",
-            "end job1 Pending (BackingOff), job2 Running 6",
+            "end job1 Pending (ExceedsCapacity), job2 Running 6",
         ),
         _played,
     ),
@@ -116,10 +113,7 @@ ENTRIES = (
         " and 492)",
         (
             "0s bind job2: 1 on a1 1 on a2 1 on a3 1 on b1 1 on b2 1 on b3",
-            "0s requeue job1 (Unschedulable)",
-            "10s requeue job1 (Unschedulable)",
-            "30s requeue job1 (Unschedulable)",
-            "end job1 Pending (BackingOff), job2 Running 6",
+            "end job1 Pending (ExceedsCapacity), job2 Running 6",
         ),
         _played,
     ),

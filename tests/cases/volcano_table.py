@@ -22,7 +22,7 @@ TABLE: dict[str, Row] = {
         waits={"ns1/pga": "WaitingForQuota"}, phase={"ns1/pga": "Pending", "ns1/pgb": "InQueue"}
     ),
     "OVC-1": same(enqueueable=True),
-    "OVC-3": same(enqueueable=False, reason="ExceedsMaxQuota"),
+    "OVC-3": same(enqueueable=False, reason="ExceedsCapacity"),
     "OVC-4": differs(enqueueable=False, reason="ExceedsMaxQuota"),
     "RQ-1": same(enqueueable=True),
     "RQ-3": same(enqueueable=True),
@@ -35,9 +35,9 @@ TABLE: dict[str, Row] = {
     "PROP-6": differs(binds={"ns1/p2": "n2"}, waits={"ns1/pg3": "WaitingForResources"}),
     "PROP-7": same(first=["ns1/pa1", "ns1/pa2", "ns1/pa3"], second=["ns1/pgb-t1-0"]),
     "ALL-1": same(binds={"c1/p2": "n1"}),
-    "ALL-3": same(waits={"c1/pg1": "BackingOff"}),
+    "ALL-3": same(waits={"c1/pg1": "ExceedsCapacity"}),
     "ALL-4": same(binds={"c1/p1": "n1", "c1/p2": "n1"}),
-    "ALL-6": same(binds={"c1/p2": "n1"}, waits={"c1/pg1": "ExceedsMaxQuota"}),
+    "ALL-6": same(binds={"c1/p2": "n1"}, waits={"c1/pg1": "ExceedsCapacity"}),
     "PRE-1": same(binds={"c1/preemptor1": "n1"}),
     "PRE-3": same(
         evict=["c1/preemptee1"],

@@ -182,7 +182,7 @@ Evicted:
 Do not start:
   POD GROUP     UNDER           WHY
   default/held  live, new.yaml  Suspended: the group is suspended
-  default/wide  live, new.yaml  ExceedsMaxQuota: needs cpu 9, and the cluster, with every node \
+  default/wide  live, new.yaml  ExceedsCapacity: needs cpu 9, and the cluster, with every node \
 that was seen within a day, allows at most 4
 
 Sums:

@@ -113,11 +113,13 @@ def test_what_is_larger_than_every_node_could_never_start(batchq: Batchq, occupi
     occupied.furnish(a_node("n2", cpu=4))
     done = batchq("plan", "--name", "x", "--cpus", "10", "--", "true")
     assert done.code == 5
-    assert done.lines[3:5] == [
+    assert done.lines[3:7] == [
         "Would:     never start, as queues, quotas and nodes are",
+        "",
+        "Why:",
         (
-            "Ever:      no: not even empty nodes take it: task main: 0/2 nodes fit: 2 insufficient"
-            " cpu; a pod needs cpu 10, and the largest node has 8"
+            "  1. ExceedsCapacity  not even empty nodes take it: task main: 0/2 nodes fit: 2"
+            " insufficient cpu; a pod needs cpu 10, and the largest node has 8"
         ),
     ]
     assert done.lines[-1] == "  asking for cpu 4 instead of 10, it would start now"
@@ -125,7 +127,7 @@ def test_what_is_larger_than_every_node_could_never_start(batchq: Batchq, occupi
 
 
 TOO_LARGE = (
-    "  1. ExceedsMaxQuota  needs cpu 9, and the cluster, with every node that was seen within a"
+    "  1. ExceedsCapacity  needs cpu 9, and the cluster, with every node that was seen within a"
     " day, allows at most 8"
 )
 

@@ -111,7 +111,7 @@ def test_an_interrupted_wait_ends_with_130(stage: Stage, server: Server, batchq:
     with process:
         assert process.stdout is not None
         # The first line is said from inside the wait.
-        assert process.stdout.readline().startswith("x: Pending: ExceedsMaxQuota")
+        assert process.stdout.readline().startswith("x: Pending: ExceedsCapacity")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 130

@@ -55,7 +55,9 @@ def test_what_no_empty_node_takes_never_starts_and_is_promised_no_room() -> None
     plan = plan_on(there, a_request(cpu=5))
     [group] = plan.groups
     assert (plan.exit_code, group.earliest_start, group.after) == (5, None, ())
-    assert group.never == (
+    [verdict] = group.blockers
+    assert verdict.reason == "ExceedsCapacity"
+    assert verdict.message() == (
         "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
         " cpu 5, and the largest node has 4"
     )
@@ -96,8 +98,9 @@ def test_what_would_never_start_behind_its_gate_says_so() -> None:
     assert plan.exit_code == 5
     assert advices(plan) == [
         (
-            "once gate a is open, it could never start: not even empty nodes take it: task w: 0/2"
-            " nodes fit: 2 insufficient cpu; a pod needs cpu 7, and the largest node has 4"
+            "once gate a is open, it could never start: ExceedsCapacity, not even empty nodes take"
+            " it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs cpu 7, and the largest"
+            " node has 4"
         )
     ]
 

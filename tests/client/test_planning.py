@@ -137,17 +137,19 @@ def test_what_no_node_takes_never_starts_and_says_why() -> None:
     there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=3))
     plan = plan_on(there, a_request(cpu=4))
     group = only(plan)
-    assert (plan.outcome, group.phase, group.position) == (Outcome.NEVER, "InQueue", None)
+    assert (plan.outcome, group.phase, group.position) == (Outcome.NEVER, "Pending", None)
     [verdict] = group.blockers
-    assert verdict.reason == "Unschedulable"
-    assert verdict.message().startswith("task w: 0/2 nodes fit: 2 insufficient cpu")
+    assert verdict.reason == "ExceedsCapacity"
+    assert verdict.message().startswith(
+        "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu"
+    )
     assert advices(plan) == ["asking for cpu 3 instead of 4, it would start now"]
 
 
 def test_what_exceeds_everything_never_starts() -> None:
     plan = plan_of(a_request(cpu=9))
     assert (plan.outcome, plan.exit_code) == (Outcome.NEVER, 5)
-    assert only(plan).blockers[0].reason == "ExceedsMaxQuota"
+    assert only(plan).blockers[0].reason == "ExceedsCapacity"
 
 
 def test_never_is_worse_than_waiting_and_waiting_worse_than_evicting() -> None:

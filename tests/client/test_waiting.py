@@ -133,7 +133,7 @@ def test_time_runs_out_with_the_reason_why(stage: Stage) -> None:
     with pytest.raises(WaitTimedOut) as caught:
         stage.client.wait(["x"], timeout_s=0.1)
     assert caught.value.message.startswith(
-        "PodGroup default/x is Pending after 0s (ExceedsMaxQuota: needs cpu 9, and the cluster"
+        "PodGroup default/x is Pending after 0s (ExceedsCapacity: needs cpu 9, and the cluster"
     )
 
 

@@ -41,12 +41,17 @@ TOLD = {
         "create queue nowhere (`batchq apply -f FILE`), or submit it anew to one that is there",
     ),
     "huge": (
-        Waiting.EXCEEDS_MAX_QUOTA,
+        Waiting.EXCEEDS_CAPACITY,
         (
             "needs cpu 100, and the cluster, with every node that was seen within a day, allows at"
             " most 80"
         ),
         "ask for less cpu: at most 40 can ever fit, on the largest node",
+    ),
+    "over": (
+        Waiting.EXCEEDS_MAX_QUOTA,
+        "needs cpu 2, and queue full allows at most 1",
+        "ask for less cpu: at most 1 can ever fit",
     ),
     "stopped": (
         Waiting.QUEUE_STOPPED,
@@ -389,7 +394,7 @@ def test_siblings_guarantees_are_named() -> None:
     world.turn()
     [reason] = world.why("b").reasons
     assert (reason.reason, reason.message) == (
-        Waiting.EXCEEDS_MAX_QUOTA,
+        Waiting.EXCEEDS_CAPACITY,
         (
             "needs cpu 3, and queue mine, beside what its siblings are guaranteed, allows at"
             " most 2; guaranteed are theirs cpu 6"

@@ -49,7 +49,7 @@ def test_who_is_larger_than_every_node_is_not_told_to_wait_for_others(
     world.settle()
     assert remedies(world, "w7") == [
         (
-            "WaitingForResources",
+            "ExceedsCapacity",
             (
                 "ask for at most cpu 4 a pod, which is what the largest node has, or start a worker"
                 " that has more"
@@ -66,17 +66,16 @@ def test_who_is_larger_than_every_node_is_not_told_to_wait_for_others(
     assert row_of(world.why("w7"))["everPossible"] is False
 
 
-def test_who_is_sent_back_for_its_size_is_not_told_that_it_stands_in_line_again(
+def test_who_is_larger_than_every_node_is_never_admitted_and_sent_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = two_nodes_of_four()
     world.add(asks("w7", requests={"cpu": 7}))
-    world.turn()
-    admitted = world.why("w7")
-    assert (admitted.phase, admitted.ever[:9]) == ("InQueue", "not even ")
-    assert printed(world, "w7", capsys)["Ever"].startswith("no: not even empty nodes take it")
     world.settle()
-    assert [reason for reason, _ in remedies(world, "w7")] == ["BackingOff"]
+    told = world.why("w7")
+    assert (told.phase, told.ever[:9]) == ("Pending", "not even ")
+    assert printed(world, "w7", capsys)["Ever"].startswith("no: not even empty nodes take it")
+    assert [reason for reason, _ in remedies(world, "w7")] == ["ExceedsCapacity"]
     assert remedies(world, "w7")[0][1].startswith("ask for at most cpu 4 a pod")
     assert "Room by" not in printed(world, "w7", capsys)
 
@@ -90,7 +89,7 @@ def test_one_remedy_is_told_once() -> None:
     world.run(asks("runs", queue="full", requests={"cpu": 3}))
     world.add(asks("w7", queue="full", requests={"cpu": 7}))
     world.settle()
-    assert [bool(remedy) for _, remedy in remedies(world, "w7")] == [True, False]
+    assert [bool(remedy) for _, remedy in remedies(world, "w7")] == [True]
 
 
 def test_a_cordoned_node_and_one_that_is_away_may_still_take_it() -> None:
@@ -115,7 +114,7 @@ def test_a_gang_that_does_not_fit_together_may_start_with_fewer_pods() -> None:
     )
     assert remedies(world, "three") == [
         (
-            "BackingOff",
+            "ExceedsCapacity",
             "let it start with fewer pods (minMember) or smaller ones, or start more workers",
         )
     ]
@@ -126,7 +125,7 @@ def test_a_gang_is_told_what_it_and_one_of_its_pods_may_ask_for() -> None:
     world.add(asks("gang", requests={"cpu": 5}, replicas=2))
     world.settle()
     assert remedies(world, "gang") == [
-        ("ExceedsMaxQuota", "ask for less cpu: at most 8 in all, and 4 a pod, can ever fit")
+        ("ExceedsCapacity", "ask for less cpu: at most 8 in all, and 4 a pod, can ever fit")
     ]
 
 
@@ -135,7 +134,7 @@ def test_what_no_node_has_is_said_to_be_offered_by_nobody() -> None:
     world.add(asks("g", requests={"cpu": 1, "gpu": 1}))
     world.settle()
     assert remedies(world, "g") == [
-        ("ExceedsMaxQuota", "no node offers gpu: ask for none, or start a worker that does")
+        ("ExceedsCapacity", "no node offers gpu: ask for none, or start a worker that does")
     ]
 
 
@@ -145,7 +144,7 @@ def test_who_matches_no_node_is_told_of_labels() -> None:
     world.settle()
     assert remedies(world, "picky") == [
         (
-            "BackingOff",
+            "ExceedsCapacity",
             (
                 "let nodes take its pods (`batchq nodes -o wide`: taints, labels), or start a"
                 " worker that would"

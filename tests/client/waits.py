@@ -192,6 +192,7 @@ def waiting() -> list[PodGroup]:
         asks("misconfigured", priority_class_name="urgent"),
         asks("lost", queue="nowhere"),
         asks("huge", requests={"cpu": 100}),
+        asks("over", queue="full", requests={"cpu": 2}),
         asks("stopped", queue="held"),
         asks("suspended", suspend=True),
         asks("gated", scheduling_gates=(SchedulingGate(name="data-ready"),)),

@@ -22,7 +22,10 @@ def test_of_very_many_reasons_the_most_fundamental_are_kept(stack: Stack) -> Non
     stack.turn()
     kept = stack.group("greedy")
     # Refused by the queue and by the cluster, in each of sixty resources.
-    assert [reason.reason for reason in kept.status.reasons] == ["ExceedsMaxQuota"] * 64
+    assert [str(reason.reason) for reason in kept.status.reasons] == [
+        *["ExceedsMaxQuota"] * 60,
+        *["ExceedsCapacity"] * 4,
+    ]
     stack.turn()
     assert stack.group("greedy").metadata.revision == kept.metadata.revision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from batchq.api.objects import Node, PodGroup, PodTemplate, Retry, Task
 from batchq.api.transaction import CLUSTER
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.framework.settings import Settings
 from batchq.scheduler.effects import transactions_of
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_node, a_queue, a_quota
@@ -59,7 +61,7 @@ def test_a_waiting_group_of_ten_thousand_pods_is_one_record(
     before = _stored(raw)
     for _ in range(5):
         stack.turn()
-    assert stack.group("huge").status.reasons[0].reason == "ExceedsMaxQuota"
+    assert stack.group("huge").status.reasons[0].reason == "ExceedsCapacity"
     assert _stored(raw) == before
     assert stack.pods() == []
 
@@ -114,8 +116,12 @@ def test_a_group_that_no_longer_fits_goes_back_and_its_pods_with_it(stack: Stack
     assert {pod.spec.pod_group for pod in stopped} == {"second"}
 
 
-def test_a_group_that_fits_on_no_node_backs_off_longer_each_time(stack: Stack) -> None:
-    stack.ready(a_node("n1", cpu=3), a_node("n2", cpu=3))
+def test_a_group_that_fits_on_no_node_backs_off_longer_each_time(
+    make_stack: Callable[..., Stack],
+) -> None:
+    # Where more is promised than there is, groups are admitted without a look at nodes.
+    stack = make_stack(SchedulerConfig(settings=Settings(overcommit=2000)))
+    stack.ready(a_node("n1", cpu=3), a_node("n2", cpu=4, cordoned=True))
     stack.apply(_group("wide", 1, cpu=4))
     pauses = []
     for _ in range(4):

@@ -22,6 +22,7 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Transaction, Write
 from batchq.config.model import SchedulerConfig
+from batchq.framework.settings import Settings
 from batchq.scheduler.closing import MOST_WRITTEN
 from batchq.scheduler.cycle import CycleReport
 from batchq.store.memory import MemoryStore
@@ -46,8 +47,8 @@ def _gated(name: str, **spec: Any) -> PodGroup:
     return _group(name, scheduling_gates=(SchedulingGate(name="data"),), **spec)
 
 
-def _stack() -> Stack:
-    stack = Stack(MemoryStore(), SchedulerConfig())
+def _stack(config: SchedulerConfig | None = None) -> Stack:
+    stack = Stack(MemoryStore(), config or SchedulerConfig())
     stack.apply(a_queue())
     stack.ready(a_node(cpu=4))
     return stack
@@ -252,11 +253,13 @@ def test_a_group_sleeps_while_it_is(why: str) -> None:
 
 
 def test_a_group_that_backs_off_sleeps_until_its_time_has_come() -> None:
-    stack = _stack()
+    # Where more is promised than there is, groups are admitted without a look at nodes.
+    stack = _stack(SchedulerConfig(settings=Settings(overcommit=2000)))
+    stack.ready(a_node("away", cpu=4, labels={"zone": "b"}, cordoned=True))
     picky = a_group("picky", tasks=(a_task(command=("true",), node_selector={"zone": "b"}),))
     stack.apply(picky)
     reports = stack.until_idle()
-    # Admitted, and sent back since no node has that label: it pauses for 10 s.
+    # Admitted, and sent back since the one node with that label takes nothing: it pauses for 10 s.
     told = [type(intent).__name__ for report in reports for intent in report.intents]
     assert told == ["AdmitGroup", "CreatePods", "SetReasons", "RollBack", "SetReasons"]
     stack.turn()

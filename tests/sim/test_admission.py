@@ -84,7 +84,7 @@ def test_one_who_waits_for_its_turn_says_so() -> None:
     )
     assert reasons(came, "large") == ["WaitingForResources"]
     assert reasons(came, "small") == ["WaitingForTurn"]
-    assert reasons(came, "huge") == ["ExceedsMaxQuota"]
+    assert reasons(came, "huge") == ["ExceedsCapacity"]
 
 
 def test_the_more_important_group_goes_first() -> None:

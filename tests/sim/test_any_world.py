@@ -123,13 +123,16 @@ def test_what_can_end_ends(manifests: list[Manifest]) -> None:
         if item.phase not in ("Completed", "Failed")
         for reason in item.reasons
     }
-    assert left <= {"ExceedsMaxQuota", "BackingOff", "Unschedulable", "WaitingForResources",
-                    "DependencyNotMet", "WaitingForTurn", "WaitingForQuota"}  # fmt: skip
+    assert left <= {"ExceedsMaxQuota", "ExceedsCapacity", "BackingOff", "Unschedulable",
+                    "WaitingForResources", "DependencyNotMet", "WaitingForTurn",
+                    "WaitingForQuota"}  # fmt: skip
     if len(outcome.cycles) < MOST_SESSIONS:
         blocked = {
             key for key, item in outcome.podgroups.items()
             if item.phase not in ("Completed", "Failed")
-            and {r.reason for r in item.reasons}.isdisjoint({"ExceedsMaxQuota", "DependencyNotMet"})
+            and {r.reason for r in item.reasons}.isdisjoint(
+                {"ExceedsMaxQuota", "ExceedsCapacity", "DependencyNotMet"}
+            )
         }  # fmt: skip
         assert blocked == set()
         assert all(scope == "capacity" for scope in stage.store.ledger() if "objects" not in scope)

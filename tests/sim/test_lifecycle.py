@@ -8,6 +8,7 @@ from tests.sim.worlds import (
     Manifest,
     admitted,
     bound,
+    cordoned,
     created,
     evicted,
     finished,
@@ -26,10 +27,12 @@ from tests.sim.worlds import (
 
 
 def test_what_no_empty_node_takes_rolls_back_with_a_growing_pause() -> None:
+    # Where more is promised than there is, groups are admitted without a look at nodes.
     came = outcome(
-        node("n1", 2), node("n2", 2), group("big", cpu=3, runtime="1s"),
+        *(node("n1", 2), cordoned("n2", 3), group("big", cpu=3, runtime="1s")),
         timeline({"at": "60s", "apply": node("n3", 3)}),
-    )  # fmt: skip
+        config="overcommit: 2",
+    )
     assert requeued(came) == [
         (0, [("default/big", "Unschedulable")]),
         (10, [("default/big", "Unschedulable")]),
@@ -60,10 +63,11 @@ def test_what_does_not_start_in_time_rolls_back_with_a_growing_pause() -> None:
 def test_a_roll_back_for_its_own_sake_costs_the_place_in_line() -> None:
     came = outcome(
         node("n1", 2),
-        node("n2", 2),
+        cordoned("n2", 3),
         group("big", cpu=3, created=0),
         group("second", created=5, suspend=True),
         group("third", created=10, suspend=True),
+        config="overcommit: 2",
         cycles=2,
     )
     # Back at 10, it stands where somebody who came then would.

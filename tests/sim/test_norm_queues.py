@@ -125,7 +125,7 @@ def test_a_cordoned_node_is_deserved_by_nobody_but_counts_for_what_is_admitted()
     unready = manifest("Node", "n3", {"resources": {"cpu": 4}}, status={"ready": False})
     came = came_of(
         *(node("n1", 4), cordoned, unready, queue("a")),
-        *(group("fits", 1, 4, queue="a"), group("too-large", 1, 5, queue="a")),
+        *(group("fits", 1, 4, queue="a"), group("too-large", 5, 1, queue="a")),
     )
     assert deserved(came) == {"a": "4"}
     assert came.podgroups["default/too-large"].reasons[0].message == (

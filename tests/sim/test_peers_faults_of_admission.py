@@ -227,4 +227,4 @@ def test_a_thousandth_of_a_cpu_too_many_is_too_many() -> None:
         config=ALL,
     )
     assert admitted(came) == [(0, ["default/exact"])]
-    assert reasons(came, "four") == ["ExceedsMaxQuota"]
+    assert reasons(came, "four") == ["ExceedsCapacity"]

@@ -97,25 +97,27 @@ def test_of_very_many_that_wait_for_their_checks_none_lets_the_next_one_pass() -
 
 
 def test_machines_that_come_for_a_reserved_group_are_there_when_it_starts() -> None:
-    """With an overcommit, which lets it reserve more than there is yet."""
+    """With an overcommit, which lets it reserve more than is free yet."""
     came = outcome_until(
         20,
         node("n1", 4),
         *PROVISIONS,
-        group("g", 8, queue="cloud"),
+        group("runs", 4),
+        group("g", 4, queue="cloud"),
         timeline(
             {"at": "9s", "apply": node("n2", 4)},
             answers(10, "g", "machines", "True"),
         ),
         config="overcommit: 2",
     )
-    assert (reserved(came), admitted(came)) == ([(0, ["default/g"])], [(10, ["default/g"])])
-    assert [(at, len(pods)) for at, pods in bound(came)] == [(10, 8)]
+    assert reserved(came)[-1] == (0, ["default/runs", "default/g"])
+    assert admitted(came) == [(0, ["default/runs"]), (10, ["default/g"])]
+    assert [(at, len(pods)) for at, pods in bound(came)] == [(0, 4), (10, 4)]
 
 
 def test_without_an_overcommit_nothing_is_reserved_beyond_what_there_is() -> None:
     came = outcome_until(20, node("n1", 4), *PROVISIONS, group("g", 8, queue="cloud"))
-    assert (reserved(came), reasons(came, "g")) == ([], ["ExceedsMaxQuota"])
+    assert (reserved(came), reasons(came, "g")) == ([], ["ExceedsCapacity"])
 
 
 @pytest.mark.parametrize("nodes", [[], [node("n1", 4)]])

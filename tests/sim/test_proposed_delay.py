@@ -12,6 +12,7 @@ from tests.sim.worlds import (
     answers,
     bound,
     check,
+    cordoned,
     created,
     group,
     node,
@@ -114,12 +115,21 @@ def test_quotas_may_add_up_to_more_than_the_cluster_has() -> None:
         group("all", 8, namespace="red", runtime="5s"),
     )
     assert [(at, len(pods)) for at, pods in bound(came)] == [(0, 8)]
-    assert reasons(came, "wide", "blue")[0] == "BackingOff"
+    assert reasons(came, "wide", "blue")[0] == "ExceedsCapacity"
 
 
 def test_what_no_node_takes_is_pending_and_its_pods_are_gone() -> None:
     """Not InQueue, in which it would be tried again at once."""
-    came = outcome_until(35, node("n1", 2), node("n2", 2), group("wide", cpu=3))
+    came = outcome_until(
+        35, node("n1", 2), cordoned("n2", 3), group("wide", cpu=3), config="overcommit: 2"
+    )
     assert of(came, "wide").phase == "Pending"
     assert reasons(came, "wide")[0] == "BackingOff"
     assert [at for at, _ in created(came)] == [0, 10, 30]
+
+
+def test_what_no_node_could_ever_take_has_no_pods_at_all() -> None:
+    came = outcome(node("n1", 2), node("n2", 2), group("wide", cpu=3))
+    assert of(came, "wide").phase == "Pending"
+    assert reasons(came, "wide") == ["ExceedsCapacity"]
+    assert created(came) == []

@@ -6,7 +6,7 @@ import json
 
 from batchq.sim.report import as_json
 from batchq.sim.table import as_table
-from tests.sim.worlds import group, node, of, outcome, queue, timeline
+from tests.sim.worlds import cordoned, group, node, of, outcome, queue, timeline
 
 WORLD = (node("n1", "1500m", memory="1Gi"), group("a"), group("b"))
 
@@ -77,7 +77,10 @@ def test_groups_and_queues_are_told_with_every_key() -> None:
 
 def test_what_is_reserved_and_not_yet_held_is_told_apart() -> None:
     told = outcome(
-        node("n1", 2), node("n2", 2), group("a", 1, cpu=3, minResources={"gpu": 0}), cycles=1
+        *(node("n1", 2), node("n2", 2), cordoned("n3", 3)),
+        group("a", 1, cpu=3, minResources={"gpu": 0}),
+        config="overcommit: 2",
+        cycles=1,
     )
     stands = told.queues["default"]
     assert stands.reserved == {"cpu": "3", "pods": "1"}
@@ -131,7 +134,8 @@ def test_cycles_ends_early_when_nothing_is_due_any_more() -> None:
 
 
 def test_a_world_that_never_settles_ends_after_a_thousand_sessions() -> None:
-    came = outcome(node("n1", 2), node("n2", 2), group("a", cpu=3))
+    # Where more is promised than there is, groups are admitted without a look at nodes.
+    came = outcome(node("n1", 2), cordoned("n2", 3), group("a", cpu=3), config="overcommit: 2")
     assert len(came.cycles) == 1000
 
 
@@ -145,9 +149,9 @@ def test_a_group_that_has_just_come_back_says_why_it_stays() -> None:
 def test_a_group_that_no_session_has_looked_at_since_says_so() -> None:
     came = outcome(
         node("n1", 1),
-        node("n2", 1),
+        cordoned("n2", 2),
         group("a", cpu=2),
-        config="{backoffFirst: 1ms}",
+        config="{backoffFirst: 1ms, overcommit: 2}",
         cycles=2,
     )
     assert [reason.reason for reason in of(came, "a").reasons] == ["BackingOff"]

@@ -26,6 +26,11 @@ def node(name: str, cpu: Any = 4, **resources: Any) -> Manifest:
     return manifest("Node", name, {"resources": {"cpu": cpu, **resources}})
 
 
+def cordoned(name: str, cpu: Any = 4) -> Manifest:
+    """A node that takes no new pods."""
+    return manifest("Node", name, {"resources": {"cpu": cpu}, "unschedulable": True})
+
+
 def queue(name: str, **spec: Any) -> Manifest:
     return manifest("Queue", name, spec)
 

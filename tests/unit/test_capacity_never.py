@@ -23,7 +23,7 @@ def test_a_queue_of_the_top_is_bound_by_the_cluster_less_what_its_siblings_are_g
     done = decide(*world, a_group("g", cpu=7, queue="a"), a_group("h", cpu=6, queue="a"))
     assert done.admitted == ["default/h"]
     assert said(done) == (
-        ["ExceedsMaxQuota"],
+        ["ExceedsCapacity"],
         (
             "needs cpu 7, and queue a, beside what its siblings are guaranteed, allows at most 6;"
             " guaranteed are b cpu 2"
@@ -33,9 +33,9 @@ def test_a_queue_of_the_top_is_bound_by_the_cluster_less_what_its_siblings_are_g
 
 def test_nodes_that_may_come_back_count() -> None:
     world = (a_node(cpu=4), a_node("n2", cpu=4, ready=False), a_queue("a"), B_HAS_2)
-    done = decide(*world, a_group("g", cpu=6, queue="a"), a_group("h", cpu=7, queue="a"))
+    done = decide(*world, a_group("g", 6, queue="a"), a_group("h", 7, queue="a"))
     assert done.reasons("g") == ["WaitingForResources"]
-    assert done.reasons("h") == ["ExceedsMaxQuota"]
+    assert done.reasons("h") == ["ExceedsCapacity"]
 
 
 def test_overcommit_counts() -> None:
@@ -43,12 +43,29 @@ def test_overcommit_counts() -> None:
     world = (a_node(cpu=8), a_node("n2", cpu=8, ready=False), a_queue("a"), B_HAS_2)
     done = decide(
         *world,
-        a_group("g", 15, cpu=2, queue="a"),
-        a_group("h", 16, cpu=2, queue="a"),
+        a_group("g", queue="a", min_resources=amounts(cpu=30)),
+        a_group("h", queue="a", min_resources=amounts(cpu=31)),
         config=config,
     )
     assert done.reasons("g") == ["WaitingForResources"]
-    assert done.reasons("h") == ["ExceedsMaxQuota"]
+    assert done.reasons("h") == ["ExceedsCapacity"]
+
+
+def test_overcommit_multiplies_what_there_is_and_no_single_node() -> None:
+    config = SchedulerConfig(settings=Settings(overcommit=2000))
+    world = (a_node(cpu=8), a_node("n2", cpu=8))
+    done = decide(*world, a_group("g", cpu=9), a_group("h", 5, cpu=4), config=config)
+    assert said(done) == (
+        ["ExceedsCapacity"],
+        (
+            "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
+            " cpu 9, and the largest node has 8"
+        ),
+    )
+    assert said(done, "h") == (
+        ["ExceedsCapacity"],
+        "not even empty nodes take it: 5 pods do not fit together on empty nodes",
+    )
 
 
 def test_a_stated_capability_of_the_root_comes_before_the_cluster() -> None:
@@ -77,7 +94,7 @@ def test_what_is_within_the_queue_s_own_guarantee_is_never_too_much_beside_its_s
     )
     done = decide(*world, a_group("g", cpu=6, queue="a"), a_group("h", cpu=7, queue="a"))
     assert done.admitted == ["default/g"]
-    assert done.reasons("h") == ["ExceedsMaxQuota"]
+    assert done.reasons("h") == ["ExceedsCapacity"]
 
 
 def test_a_dimension_that_no_sibling_is_guaranteed_is_free_for_all() -> None:

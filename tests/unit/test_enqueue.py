@@ -150,12 +150,12 @@ def test_a_group_larger_than_every_node_together_is_told_so_and_blocks_nobody() 
         a_group("small", 1, created=2),
     )
     assert decided.admitted == ["default/small"]
-    assert decided.reasons("giant") == ["ExceedsMaxQuota"]
+    assert decided.reasons("giant") == ["ExceedsCapacity"]
 
 
 def test_a_request_for_something_that_no_node_has_can_never_fit() -> None:
     decided = decide(a_node(cpu=8), a_group("fpga", min_resources={"fpga": 1000}))
-    assert decided.reasons("fpga") == ["ExceedsMaxQuota"]
+    assert decided.reasons("fpga") == ["ExceedsCapacity"]
 
 
 def test_without_any_node_groups_wait_for_resources() -> None:
@@ -167,7 +167,7 @@ def test_every_blocker_is_kept_the_most_fundamental_first() -> None:
         a_node(cpu=8),
         a_group("gated", 9, suspend=True, scheduling_gates=(SchedulingGate(name="budget"),)),
     )
-    assert decided.reasons("gated") == ["ExceedsMaxQuota", "Suspended", "SchedulingGated"]
+    assert decided.reasons("gated") == ["ExceedsCapacity", "Suspended", "SchedulingGated"]
 
 
 def test_a_group_in_a_missing_queue_says_so_and_names_the_queues_there_are() -> None:

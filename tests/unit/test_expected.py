@@ -242,7 +242,7 @@ def test_who_is_suspended_too_large_or_in_no_queue_has_no_start() -> None:
     )
     assert {name: (one.at, one.why.partition(":")[0]) for name, one in found.items()} == {
         "suspended": (None, "Suspended"),
-        "huge": (None, "ExceedsMaxQuota"),
+        "huge": (None, "ExceedsCapacity"),
         "lost": (None, "QueueNotFound"),
     }
 
@@ -341,7 +341,9 @@ def test_whom_no_node_ever_takes_has_no_start_and_takes_no_room() -> None:
     ]
     found = told(*world)
     assert found["wide"].at is None
-    assert found["wide"].why.startswith("no node takes it: task w: 0/2 nodes fit")
+    assert found["wide"].why.startswith(
+        "ExceedsCapacity: not even empty nodes take it: task w: 0/2 nodes fit"
+    )
     assert [found[name].at for name in "abc"] == [0, 9_000, 18_000]
 
 

@@ -111,7 +111,7 @@ def test_without_enqueue_what_could_never_fit_waits_all_the_same() -> None:
         config=SchedulerConfig(actions=("allocate",)),
     )
     assert decided.admitted == []
-    assert decided.reasons("giant") == ["ExceedsMaxQuota"]
+    assert decided.reasons("giant") == ["ExceedsCapacity"]
     assert decided.reasons("torn") == ["Misconfigured"]
 
 

@@ -63,13 +63,13 @@ def test_what_never_fits_is_told_and_holds_nobody_up() -> None:
         a_queue(strict=True),
         a_node(cpu=4),
         a_node("n2", cpu=4, ready=False),
-        asking("never", cpu=5),
+        a_group("never", 2, cpu=3),
         asking("later", cpu=4),
         asking("small", cpu=1),
     )
     done = decided(*world, factor=0.5)
-    assert done.reasons("never") == ["ExceedsMaxQuota", "WaitingForResources"]
-    assert done.message("never") == ("needs cpu 5, and overcommit of the cluster allows at most 4")
+    assert done.reasons("never") == ["ExceedsCapacity", "WaitingForResources"]
+    assert done.message("never") == ("needs cpu 6, and overcommit of the cluster allows at most 4")
     assert done.reasons("later") == ["WaitingForResources"]
     assert done.reasons("small") == ["WaitingForTurn"]
 

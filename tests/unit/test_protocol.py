@@ -38,11 +38,12 @@ def test_pods_are_bound_to_a_node_whose_protocol_is(whose: str, protocol: str | 
 def test_nothing_is_bound_to_a_node_that_speaks_another_protocol(protocol: str) -> None:
     decided = decide(a_group("g"), a_node_that_speaks(protocol))
     assert decided.bound == {}
-    assert "Unschedulable" in decided.reasons("g")
+    assert decided.reasons("g") == ["ExceedsCapacity"]
 
 
 def test_the_reason_says_which_protocols() -> None:
     decided = decide(a_group("g"), a_node_that_speaks("7"))
     assert decided.message("g") == (
-        "task w: 0/1 nodes fit: 1 with an agent of protocol '7', too far from the scheduler's 1"
+        "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol '7', too"
+        " far from the scheduler's 1"
     )

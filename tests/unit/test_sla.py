@@ -95,7 +95,7 @@ def test_it_lets_nobody_past_a_limit() -> None:
     world = (a_node(cpu=1), waits("large", sla="1h", cpu=2), waits("small", created=1))
     done = decided(*world, now_ms=5 * HOUR)
     assert done.admitted == ["default/small"]
-    assert done.reasons("large") == ["ExceedsMaxQuota"]
+    assert done.reasons("large") == ["ExceedsCapacity"]
     full = (a_queue("q", capability={"cpu": 0}), waits("old", sla="1h", queue="q"), a_node(cpu=4))
     assert decided(*full, now_ms=5 * HOUR).admitted == []
 

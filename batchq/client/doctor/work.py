@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.limits import capacity_of
 from batchq.api.objects import Condition, Pod, PodGroup, full_name
-from batchq.api.reasons import Leaving, Waiting
+from batchq.api.reasons import NEVER_FITS, Leaving, Waiting
 from batchq.api.resources import Amounts, describe, larger, of_pod
 from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
@@ -22,7 +22,7 @@ PATIENCE_MS = 1 * MINUTE
 HOPELESS_MS = 10 * MINUTE
 #: So many times in a row a group may be rolled back before somebody is told.
 OFTEN = 3
-_HOPELESS = frozenset({Waiting.MISCONFIGURED, Waiting.EXCEEDS_MAX_QUOTA, Waiting.QUEUE_NOT_FOUND})
+_HOPELESS = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
 
 _SEE_LOG = "see the leader's log (`batchq scheduler --status` names it), and `leader` above"
 

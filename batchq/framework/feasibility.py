@@ -1,0 +1,168 @@
+"""Whether nodes could ever take a gang: rule 1, node by node.
+
+Asked of the nodes that were seen within a day, as if all of them were there, empty and not
+cordoned. The answer follows from what the pods ask for and from the nodes alone, so it is kept for
+as long as the nodes stay as they are: a backlog costs one look for each shape, not for each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from batchq.api.quantity import describe_quantity
+from batchq.api.resources import Amounts, larger, times
+from batchq.framework.atonce import takes_for
+from batchq.framework.machines import is_known
+from batchq.framework.placement import count_fitting, take_best
+from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import NodeState
+
+#: Pods by shape, in the order in which they are placed.
+Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
+
+#: How failures of plugins at this point are named.
+_AT_PREDICATE = " at predicate"
+#: So many answers are remembered.
+_MOST_KNOWN = 10_000
+#: Nodes are asked about so many at a time: mostly the first few take the gang.
+_AT_ONCE = 64
+#: How full a node is, is told in so many parts of what the largest node has.
+_PARTS = 1_000_000
+
+
+def why_no_known_node(session: Session, gang: Gang) -> str:
+    """Why these pods would not fit on the nodes that were seen within a day, if all of them were
+    there, empty and not cordoned; '' if they would, or if no node is known.
+    """
+    known = session.machines.when_empty()
+    asked = tuple((shape.task.name, shape.shape, count) for shape, count in gang)
+    answer = known.answers.get(asked)
+    if answer is None:
+        answer = _why_not(session, gang, known.nodes)
+        if any(failed.endswith(_AT_PREDICATE) for failed in session.failures):
+            # A plugin that raised has said nothing of the nodes.
+            return ""
+        if len(known.answers) >= _MOST_KNOWN:
+            known.answers.clear()
+        known.answers[asked] = answer
+    return answer
+
+
+def largest_node(session: Session, resource: str) -> int:
+    """The most of a resource that one node has, of those seen within a day."""
+    nodes = session.nodes.values()
+    known = (node for node in nodes if is_known(node, session.now_ms, session.settings))
+    return max((node.total.get(resource, 0) for node in known), default=0)
+
+
+def _why_not(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> str:
+    if not nodes or _fit(session, gang, nodes):
+        return ""
+    for shape, _ in gang:
+        detail, fitting = count_fitting(session, shape, nodes.values())
+        if not fitting:
+            oversize = _oversize(shape, _largest(nodes.values()))
+            return "; ".join(part for part in (detail, oversize) if part)
+    pods = sum(count for _, count in gang)
+    return f"{pods} pods do not fit together on empty nodes"
+
+
+def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
+    """Whether the nodes take a gang: in its order, each pod on the best node; or the largest pods
+    first, each on the fullest node that takes it. Nothing stays on the nodes.
+    """
+    counts: dict[tuple[object, ...], int] = {}
+    for shape, count in gang:
+        counts[shape.shape] = counts.get(shape.shape, 0) + count
+    one_of_each = {shape.shape: shape for shape, _ in gang}
+    alone = (
+        _slots(session, shape, nodes, counts[key]) >= counts[key]
+        for key, shape in one_of_each.items()
+    )
+    if not all(alone):
+        return False
+    if len(one_of_each) == 1:
+        return True
+    used = _copies(nodes)
+    if all(take_best(session, shape, used, count) for shape, count in gang):
+        return True
+    used, largest = _copies(nodes), _largest(nodes.values())
+    by_size = sorted(one_of_each.values(), key=lambda shape: -_size(shape, largest))
+    return all(_take_fullest(session, shape, used, counts[shape.shape]) for shape in by_size)
+
+
+def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], most: int) -> int:
+    """How many pods of one shape fit on the nodes; counts up to `most`."""
+    takers = [takes_for(entry, session, shape) for entry in session.points["predicate"]]
+    there, found = list(nodes.values()), 0
+    for start in range(0, len(there), _AT_ONCE):
+        some = there[start : start + _AT_ONCE]
+        for takes in takers:
+            some = [node for node, taken in zip(some, takes(some), strict=True) if taken]
+        found += sum(_slots_on(shape, node) for node in some)
+        if found >= most:
+            return most
+    return found
+
+
+def _slots_on(shape: TaskShape, node: NodeState) -> int:
+    return min(node.free.get(name, 0) // units for name, units in shape.requests.items())
+
+
+def _take_fullest(
+    session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int
+) -> bool:
+    """Let `count` pods of a shape go to the fullest nodes that take them, ties by name; False if
+    some find none. A node that takes one stays the fullest until it takes no more.
+    """
+    some = list(nodes.values())
+    for entry in session.points["predicate"]:
+        taken = takes_for(entry, session, shape)(some)
+        some = [node for node, is_taken in zip(some, taken, strict=True) if is_taken]
+    largest = _largest(nodes.values())
+    some.sort(key=lambda node: (_free_part(shape, node, largest), node.name))
+    for node in some:
+        here = min(count, _slots_on(shape, node))
+        node.take(times(shape.requests, here))
+        count -= here
+        if not count:
+            return True
+    return False
+
+
+def _size(shape: TaskShape, largest: Amounts) -> int:
+    """The largest of a pod's requests, in parts of what the largest node has of that."""
+    return max(
+        units * _PARTS // max(1, largest.get(name, 0)) for name, units in shape.requests.items()
+    )
+
+
+def _free_part(shape: TaskShape, node: NodeState, largest: Amounts) -> int:
+    """What is free on a node of all that a pod names, in the same parts."""
+    return sum(
+        node.free.get(name, 0) * _PARTS // max(1, largest.get(name, 0)) for name in shape.requests
+    )
+
+
+def _largest(nodes: Iterable[NodeState]) -> Amounts:
+    """Of each resource, the most that one node has."""
+    found: Amounts = {}
+    for node in nodes:
+        found = larger(found, node.total)
+    return found
+
+
+def _copies(nodes: Mapping[str, NodeState]) -> dict[str, NodeState]:
+    return {name: NodeState(node.record, ready=True) for name, node in nodes.items()}
+
+
+def _oversize(shape: TaskShape, largest: Amounts) -> str:
+    """What a pod needs more of than any node has, in the first such dimension."""
+    for resource, need in shape.requests.items():
+        most = largest.get(resource, 0)
+        if most < need:
+            needs, has = (describe_quantity(resource, units) for units in (need, most))
+            return f"a pod needs {resource} {needs}, and the largest node has {has}"
+    return ""

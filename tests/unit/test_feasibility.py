@@ -1,0 +1,64 @@
+"""Rule 1 node by node: asked once for each shape and state of the nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchq.framework import feasibility
+from tests.builders import a_group, a_node, a_task, decide
+
+
+def _gang(*cpus: int) -> Any:
+    tasks = tuple(
+        a_task(f"t{place}", 1, requests={"cpu": cpu}) for place, cpu in enumerate(cpus, start=1)
+    )
+    return a_group("g", tasks=tasks)
+
+
+def test_the_largest_pods_are_tried_first_where_the_gangs_order_does_not_fit() -> None:
+    # In order, the pod of 2 takes the emptier node, which the pod of 4 needs.
+    done = decide(a_node(cpu=4), a_node("n2", cpu=3), _gang(2, 4, 1))
+    assert "ExceedsCapacity" not in done.reasons("g")
+
+
+def test_a_gang_of_several_shapes_that_fits_in_no_order_exceeds_the_capacity() -> None:
+    done = decide(a_node(cpu=4), a_node("n2", cpu=4), _gang(3, 3, 2))
+    assert done.reasons("g") == ["ExceedsCapacity"]
+    assert done.message("g") == (
+        "not even empty nodes take it: 3 pods do not fit together on empty nodes"
+    )
+
+
+def test_many_groups_of_one_shape_are_one_look_at_the_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = []
+    judge = feasibility._why_not
+
+    def counted(*arguments: Any) -> str:
+        looked.append(1)
+        return judge(*arguments)
+
+    monkeypatch.setattr(feasibility, "_why_not", counted)
+    groups = [a_group(f"g{number}", cpu=6, namespace=f"ns{number}") for number in range(50)]
+    done = decide(a_node(cpu=4), a_node("n2", cpu=4), *groups)
+    assert {str(found) for one in groups for found in _reasons(done, one)} == {"ExceedsCapacity"}
+    assert len(looked) == 1
+
+
+def _reasons(done: Any, group: Any) -> list[str]:
+    return [str(one) for one in done.reasons(group.metadata.name, group.metadata.namespace)]
+
+
+def test_groups_that_ask_for_as_much_in_other_pods_are_told_apart() -> None:
+    done = decide(
+        *(a_node(cpu=4), a_node("n2", cpu=4)),
+        a_group("one", cpu=6),
+        a_group("two", 2, cpu=3),
+        a_group("picky", tasks=(a_task("w", 2, requests={"cpu": 3}, node_selector={"a": "b"}),)),
+    )
+    assert done.admitted == ["default/two"]
+    assert done.reasons("one") == ["ExceedsCapacity"]
+    assert done.reasons("picky") == ["ExceedsCapacity"]

@@ -19,23 +19,27 @@ from batchq.framework.classes import may_evict
 from batchq.framework.crowds import Crowd, Walk
 from batchq.framework.line import blockers, is_of_crowd, standing_aside
 from batchq.framework.moves import roll_back
+from batchq.framework.outranked import rank_of, sparing_pledges
 from batchq.framework.pledges import (
     awaits_victims,
+    has_lost_room,
     resume_pledge,
     standing_pledges,
-    withdraw_pledge,
 )
 from batchq.framework.queue_shares import deserved_of_queues, note_admission
-from batchq.framework.search import Claim, Decision, find_victims
+from batchq.framework.search import Claim, Decision, find_victims, lose_pledge
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, Victim, is_admitted
+from batchq.framework.state import GroupState, Victim
 from batchq.framework.statement import Statement
 from batchq.framework.taking import carry_out, evicted_recently, exceeds_budget
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
+from batchq_actions.rules import POINTS, propose
 
 _BUDGET = "hygiene"
 _NOBODY_LEFT = "those that were to make room for it can no longer be taken"
+_NO_NODE_LEFT = "a node on which room was made for it is gone, and there is no other"
+_OUTRANKED = "those that were to make room for it make room for a group that comes before it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,10 @@ class _FromNobody(GangClaim):
         """Nobody."""
         return False
 
+    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+        """Nothing that others count on."""
+        return False
+
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """However much its queue holds then: nobody has given anything for it."""
         return True
@@ -56,7 +64,7 @@ class _FromNobody(GangClaim):
 def serve_claimants(
     session: Session,
     claimants: Claimants,
-    serve: Callable[[Session, GroupState], None],
+    serve: Callable[[Session, GroupState], object],
 ) -> None:
     """The queue with the lowest share first, looked at anew after each; groups in order.
 
@@ -68,7 +76,7 @@ def serve_claimants(
         return
     # Asked before anybody is evicted: what queues deserve does not change by that.
     deserved_of_queues(session)
-    session.undoable = None
+    session.undoable = session.standing_by_rank = None
     failed: set[Any] = set()
     turns = Turns(session, walks)
     # Those along which somebody was passed over.
@@ -118,58 +126,96 @@ def _walks(session: Session, claimants: Claimants) -> dict[str, Walk]:
     }
 
 
-def choose_anew(
-    session: Session, action: str, serve: Callable[[Session, GroupState], None]
-) -> None:
-    """Pledges of this action under which nobody has been evicted yet: their victims are chosen as
-    if for the first time, since what the policies say may have changed. Once its checks give
-    leave, the claimant has them evicted by this.
+def serve_gang(session: Session, group: GroupState, *, action: str) -> bool:
+    """Let an action make room for a gang, if its rules and the policies allow; whether it has."""
+    found = propose(session, group, action)
+    return found is not None and let_happen(session, *found, action=action)
+
+
+def choose_anew(session: Session, action: str) -> None:
+    """Choose the victims of this action's pledges anew where what they count on has changed.
+
+    Where nobody has been evicted yet, the policies may have: these are chosen as if for the first
+    time, and once its checks give leave the claimant has them evicted by this. Where a node of
+    its room is lost or cordoned, what its victims leave is no use to it.
     """
     if session.binding_refused is not None:
         return
-    session.undoable = None
+    session.undoable = session.standing_by_rank = None
     waiting = [
         group
         for group, pledge in standing_pledges(session)
-        if pledge.action == action
-        and pledge.expires is None
-        and evicts_late(session, group)
-        and awaits_victims(session, group)
+        if pledge.action == action and _counts_on_what_has_changed(session, group)
     ]
     if waiting:
         # Asked before any of them gives up its pledge: what it asks for is part of the demand.
         deserved_of_queues(session)
     for group in sorted(waiting, key=session.group_key):
-        _choose_anew(session, group, action, serve)
+        before = group.status
+        if not before.pledge.stands or group.uid in session.decided.served(session):
+            # It has been outranked by one of those before it.
+            continue
+        with Statement(session) as statement:
+            lose_pledge(statement, group)
+            statement.commit()
+        if not before.pledge.extra:
+            _choose_again(session, group, before, [action])
 
 
-def _choose_anew(
-    session: Session,
-    group: GroupState,
-    action: str,
-    serve: Callable[[Session, GroupState], None],
+def _counts_on_what_has_changed(session: Session, group: GroupState) -> bool:
+    if has_lost_room(session, group.status.pledge):
+        return True
+    return (
+        group.status.pledge.expires is None
+        and evicts_late(session, group)
+        and awaits_victims(session, group)
+    )
+
+
+def _choose_again(
+    session: Session, group: GroupState, before: PodGroupStatus, actions: list[str]
 ) -> None:
-    before, said, decided = group.status, list(session.intents), len(session.joined)
-    with Statement(session) as statement:
-        withdraw_pledge(statement, group)
-        statement.commit()
+    """Victims for a gang that has lost its pledge: it keeps the reservation that it had, by others
+    or by none, or gives it up.
+    """
+    said, decided = list(session.intents), len(session.joined)
     session.refusals.pop(group.uid, None)
-    if not _has_room_by_now(session, group, action) and may_evict(session, group):
-        serve(session, group)
+    found = _has_room_by_now(session, group, before.pledge.action)
+    if not found and may_evict(session, group):
+        # It had victims of its own, and leaves those of others to them if it still finds some.
+        with sparing_pledges(session):
+            found = any(serve_gang(session, group, action=action) for action in actions)
+        found = found or any(serve_gang(session, group, action=action) for action in actions)
     with Statement(session) as statement:
-        if group.reserved or is_admitted(group):
+        if found:
             _go_on(statement, group, before, said)
             if group.status is before and session.intents == said:
                 # As it was: nothing has been decided, and it may be a victim itself.
                 del session.joined[decided:]
-        elif any(verdict.plugin == _BUDGET for verdict in session.refusals.get(group.uid, ())):
+        elif _is_put_off(session, group) and group.uid not in session.decided.all(session):
             statement.put_status(group, before)
             resume_pledge(statement, group, before.pledge)
         else:
             statement.put_status(group, structs.replace(before, pledge=Pledge()))
             statement.say(intents.EndPledge(group=group.key))
-            roll_back(statement, group, Leaving.CAPACITY_CUT, _NOBODY_LEFT)
+            _give_up(statement, group, before.pledge)
         statement.commit()
+
+
+def _is_put_off(session: Session, group: GroupState) -> bool:
+    """Whether only the budget is against it."""
+    return any(verdict.plugin == _BUDGET for verdict in session.refusals.get(group.uid, ()))
+
+
+def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
+    """What it counted on is somebody else's, or gone."""
+    session = statement.session
+    if group.uid in session.decided.all(session):
+        roll_back(statement, group, Leaving.PREEMPTED, _OUTRANKED)
+    elif has_lost_room(session, pledge):
+        roll_back(statement, group, Leaving.NODE_LOST, _NO_NODE_LEFT)
+    else:
+        roll_back(statement, group, Leaving.CAPACITY_CUT, _NOBODY_LEFT)
 
 
 def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:
@@ -196,7 +242,7 @@ def _go_on(
     if structs.replace(new, made_at=old.made_at, owed=old.owed) == old:
         statement.put_status(group, before)
         return
-    statement.set_status(group, reserved_at=before.reserved_at)
+    statement.set_status(group, reserved_at=before.reserved_at, reservation=before.reservation)
     if not new.stands:
         statement.say(intents.EndPledge(group=group.key))
 
@@ -231,7 +277,15 @@ def let_happen(session: Session, claim: Claim, decision: Decision, *, action: st
     gave_way = (*(taken.victim for taken in decision.undone), *decision.victims)
     for victim in gave_way:
         _tell_whom_it_made_way_for(session, victim.group, claim.claimant)
+    for taken in sorted(decision.outranked, key=lambda one: rank_of(one.victim.group)):
+        if not taken.former[0].pledge.extra:
+            _choose_again(session, taken.victim.group, taken.former[0], _claiming(session))
     return True
+
+
+def _claiming(session: Session) -> list[str]:
+    """The configured actions that make room, in their order."""
+    return [name for name in session.actions if name in POINTS]
 
 
 def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: GroupState) -> None:

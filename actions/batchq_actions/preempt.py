@@ -3,39 +3,38 @@
 Claimants are gangs that wait for nothing but room. Victims are of the same queue: pods beyond
 minMember of groups of at most the claimant's priority (of an array: lower only), then whole groups
 of strictly lower priority. What the claimant takes beside their room must be idle; so its queue may
-end above what it deserves. The formulation follows Kueue's preemption within a ClusterQueue;
+end above what it deserves. Where these do not suffice, borrowers of other queues may complete them
+(`batchq_actions.rules`). The formulation follows Kueue's preemption within a ClusterQueue;
 kube-batch's faults that it avoids are listed in docs/faults.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from batchq.api.names import counted
-from batchq.framework.claiming import GangClaim, Wish, gang_claimants
+from batchq.framework.claiming import Wish, gang_claimants
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, Victim
-from batchq_actions.claims import choose_anew, serve_claimants, try_claim
+from batchq.framework.state import GroupState
+from batchq_actions.claims import choose_anew, serve_claimants, serve_gang
+from batchq_actions.rules import POINTS, PREEMPT, WithinQueue, has_victims
 from batchq_actions.sparing import claims_nothing, why_spared
-
-POINT = "preemptable"
 
 
 class Preempt:
     """Victims of the claimant's own queue."""
 
-    name = "preempt"
+    name = PREEMPT
 
     def execute(self, session: Session) -> None:
-        choose_anew(session, self.name, _serve)
+        choose_anew(session, self.name)
         if _all_are_equal(session):
             return
         claimants = gang_claimants(session, partial(_hopes, session))
         # Where nobody has victims, nobody has to work out what queues deserve.
-        if claimants.crowds or any(_has_victims(session, group) for group in claimants.groups):
-            serve_claimants(session, claimants, _serve)
+        if claimants.crowds or any(has_victims(session, group) for group in claimants.groups):
+            serve_claimants(session, claimants, partial(serve_gang, action=self.name))
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
         """Why nobody of its own queue makes way for a group; for people who ask."""
@@ -46,27 +45,19 @@ class Preempt:
             return [f"queue {queue.name} takes nothing from its own (preemption.withinQueue Never)"]
         if why := claims_nothing(session, group):
             return [why]
-        if not _has_victims(session, group):
+        if not has_victims(session, group):
             return [_who_is_there(session, group)]
-        return why_spared(session, WithinQueue(group), POINT, [group.queue])
+        return why_spared(session, WithinQueue(group), POINTS[PREEMPT], [group.queue])
 
 
 def _hopes(session: Session, name: str) -> Callable[[Wish], bool] | None:
-    """See `_has_victims`: for whoever waits in a queue."""
+    """See `has_victims`: for whoever waits in a queue."""
     holding = session.ledger.holding.get(name)
     if not holding or session.queues[name].record.spec.preemption.within_queue == "Never":
         return None
     lowest = min(group.priority for group in holding.values())
     growing = {one.priority for one in holding.values() if one.is_elastic and not one.is_array}
     return lambda wish: wish.priority > lowest or wish.priority in growing
-
-
-def _serve(session: Session, group: GroupState) -> None:
-    queue = session.queues.get(group.queue)
-    if queue is None or queue.record.spec.preemption.within_queue == "Never":
-        return
-    if _has_victims(session, group):
-        try_claim(session, WithinQueue(group), [group.queue], action=Preempt.name)
 
 
 def _who_is_there(session: Session, group: GroupState) -> str:
@@ -90,27 +81,3 @@ def _all_are_equal(session: Session) -> bool:
         for holding in session.ledger.holding.values()
         for one in holding.values()
     )
-
-
-def _has_victims(session: Session, claimant: GroupState) -> bool:
-    """Whether anything at all could be taken: most of the time, nothing can."""
-    return any(
-        other.priority < claimant.priority
-        or (other.is_elastic and not other.is_array and other.priority == claimant.priority)
-        for other in session.ledger.holding.get(claimant.queue, {}).values()
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class WithinQueue(GangClaim):
-    """A gang's claim on its own queue. What the queue borrows beside that is idle, and may be."""
-
-    def may_take(self, session: Session, victim: Victim) -> bool:
-        """Of the same queue, and agreed by the policies."""
-        return victim.group.queue == self.claimant.queue and session.vote(
-            POINT, self.claimant, victim
-        )
-
-    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Wherever its queue ends: nobody else has given anything for it."""
-        return True

@@ -12,31 +12,34 @@ reclaim evicted for ever (docs/faults.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import queue_scope
-from batchq.framework.claiming import (
-    ExtraClaim,
-    GangClaim,
-    Wish,
-    elastic_claimants,
-    gang_claimants,
-)
+from batchq.framework.borrowers import borrowers_of
+from batchq.framework.claiming import ExtraClaim, Wish, elastic_claimants, gang_claimants
 from batchq.framework.extras import waiting_extras
+from batchq.framework.outranked import pledged_in
 from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.search import Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
 from batchq.framework.taking import exceeds
-from batchq_actions.borrowers import Borrowers
-from batchq_actions.claims import choose_anew, let_happen, serve_claimants, try_claim
+from batchq_actions.claims import choose_anew, let_happen, serve_claimants, serve_gang
+from batchq_actions.rules import (
+    POINTS,
+    PREEMPT,
+    RECLAIM,
+    FromOthers,
+    GangFromOthers,
+    may_reclaim,
+)
 from batchq_actions.sparing import claims_nothing, ends_above_text, why_spared
 
-POINT = "reclaimable"
+POINT = POINTS[RECLAIM]
 #: So many pods of one group claim in one session at most; the next goes on.
 _MOST_EXTRAS = 1_000
 
@@ -44,24 +47,16 @@ _MOST_EXTRAS = 1_000
 class Reclaim:
     """Victims of other queues."""
 
-    name = "reclaim"
+    name = RECLAIM
 
     def execute(self, session: Session) -> None:
         if len(session.queues) < 2:
             return
-        borrowers = Borrowers(session, POINT)
-
-        def serve_gang(session: Session, group: GroupState) -> None:
-            _serve_gang(session, group, borrowers)
-
-        choose_anew(session, self.name, serve_gang)
-        hopes = partial(_hopes, session, borrowers)
-        serve_claimants(session, gang_claimants(session, hopes), serve_gang)
-        serve_claimants(
-            session,
-            elastic_claimants(session),
-            lambda _, group: _serve_extras(session, group, borrowers),
-        )
+        choose_anew(session, self.name)
+        hopes = partial(_hopes, session)
+        serve = partial(serve_gang, action=self.name)
+        serve_claimants(session, gang_claimants(session, hopes), serve)
+        serve_claimants(session, elastic_claimants(session), _serve_extras)
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
         """Why nobody of other queues gives back to a group; for people who ask."""
@@ -73,47 +68,45 @@ class Reclaim:
         if why := claims_nothing(session, group):
             return [why]
         need = minus(group.reservation, session.ledger.charged(group))
-        if not _may_reclaim(session, group, need, group.reservation):
+        if not may_reclaim(session, group, need, group.reservation):
             return list(_where_it_ends(session, group, need))
-        queues = Borrowers(session, POINT).others(group.queue)
+        queues = borrowers_of(session, POINT).others(group.queue)
         if not queues:
             return ["no other queue holds more than it deserves"]
         claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
         return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
 
 
-def _hopes(session: Session, borrowers: Borrowers, name: str) -> Callable[[Wish], bool] | None:
-    """See `_may_reclaim`: for whoever waits in a queue."""
+def _hopes(session: Session, name: str) -> Callable[[Wish], bool] | None:
+    """See `may_reclaim`: for whoever waits in a queue."""
     policy = session.queues[name].record.spec.preemption
-    if policy.reclaim == "Never" or not borrowers.are_there(name):
+    if policy.reclaim == "Never" or not borrowers_of(session, POINT).are_there(name):
         return None
     if policy.borrowing != "Never":
         return lambda wish: True
     deserved, scope = deserved_of_queues(session).get(name, {}), queue_scope(name)
+    given = pledged_in(session, name)
     room = {
-        resource: deserved[resource] - session.ledger.used(scope, resource)
+        resource: deserved[resource] - session.ledger.used(scope, resource) + given.get(resource, 0)
         for resource in comparable(session, deserved)
     }
-    return lambda wish: all(
-        units <= room[resource] for resource, units in wish.asks.items() if resource in room
+    lowest = _lowest_to_give(session, name)
+    return lambda wish: (
+        (lowest is not None and wish.priority >= lowest)
+        or all(units <= room[resource] for resource, units in wish.asks.items() if resource in room)
     )
 
 
-def _serve_gang(session: Session, group: GroupState, borrowers: Borrowers) -> None:
-    need = minus(group.reservation, session.ledger.charged(group))
-    if not _may_reclaim(session, group, need, group.reservation):
-        return
-    if borrowers.are_there(group.queue):
-        claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
-        try_claim(session, claim, borrowers.givers(group.queue), action=Reclaim.name)
-
-
-def _may_reclaim(session: Session, group: GroupState, need: Amounts, asked: Amounts) -> bool:
-    """Whether its queue takes anything back at all, and could end as it has to."""
-    queue = session.queues.get(group.queue)
-    if queue is None or queue.record.spec.preemption.reclaim == "Never":
-        return False
-    return not _ends_above(session, group.queue, need, asked) or _borrows(session, group)
+def _lowest_to_give(session: Session, name: str) -> int | None:
+    """The lowest priority in a queue whose own groups may complete what others give back; None
+    where they may not.
+    """
+    if PREEMPT not in session.actions:
+        return None
+    if session.queues[name].record.spec.preemption.within_queue == "Never":
+        return None
+    holding = session.ledger.holding.get(name, {})
+    return min((group.priority for group in holding.values()), default=None)
 
 
 def _where_it_ends(session: Session, group: GroupState, need: Amounts) -> Iterator[str]:
@@ -134,64 +127,15 @@ def _keepers(session: Session, queues: list[str]) -> list[str]:
     ]
 
 
-def _borrows(session: Session, group: GroupState) -> bool:
-    return session.queues[group.queue].record.spec.preemption.borrowing != "Never"
-
-
-def _ends_above(session: Session, queue: str, need: Amounts, asked: Iterable[str]) -> bool:
-    """Whether a queue would hold more than it deserves in a dimension that is asked for."""
-    deserved = deserved_of_queues(session).get(queue, {})
-    scope = queue_scope(queue)
-    return any(
-        name in deserved and session.ledger.used(scope, name) + need.get(name, 0) > deserved[name]
-        for name in comparable(session, asked)
-    )
-
-
-class _FromOthers:
-    """The rule of both claims; `need` is the growth of the claimant's queue."""
-
-    claimant: GroupState
-    need: Amounts
-    asked: Amounts
-
-    def may_take(self, session: Session, victim: Victim) -> bool:
-        """Of another queue, agreed by the policies, and not while borrowing but as allowed."""
-        group = victim.group
-        if group.queue == self.claimant.queue:
-            return False
-        if not self._is_within(session, victim) and not self._may_borrow(session, victim):
-            return False
-        return session.vote(POINT, self.claimant, victim)
-
-    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Looked at with each victim: what others hold does not change where this one ends."""
-        return True
-
-    def _is_within(self, session: Session, victim: Victim) -> bool:
-        mine, _ = session.tree.divide(self.claimant.queue, victim.group.queue)
-        return not any(_ends_above(session, name, self.need, self.asked) for name in mine)
-
-    def _may_borrow(self, session: Session, victim: Victim) -> bool:
-        most = session.queues[self.claimant.queue].record.spec.preemption.borrowing
-        priority = victim.group.priority
-        return most != "Never" and priority < self.claimant.priority and priority <= most
-
-
-@dataclass(frozen=True)
-class GangFromOthers(_FromOthers, GangClaim):
-    need: Amounts
-    asked: Amounts
-
-
 # --- Pods beyond minMember ------------------------------------------------------------------------
 
 
-def _serve_extras(session: Session, group: GroupState, borrowers: Borrowers) -> None:
+def _serve_extras(session: Session, group: GroupState) -> None:
     """As many pods as the rule allows, in one decision.
 
     What works for some pods works for fewer, so the largest number is found by halving.
     """
+    borrowers = borrowers_of(session, POINT)
     claims = _growing_claims(session, group)
     if not claims or not borrowers.are_there(group.queue):
         return
@@ -217,7 +161,7 @@ def _growing_claims(session: Session, group: GroupState) -> list[ExtrasFromOther
     for count, extra in enumerate(waiting_extras(session, group), start=1):
         shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
         asked = plus(asked, shape.requests)
-        if not _may_reclaim(session, group, asked, asked) or count > _MOST_EXTRAS:
+        if not may_reclaim(session, group, asked, asked) or count > _MOST_EXTRAS:
             break
         claims.append(ExtrasFromOthers(group, count, asked, asked, lacks))
     return claims
@@ -233,7 +177,7 @@ def _lacks(session: Session, group: GroupState) -> Amounts:
 
 
 @dataclass(frozen=True)
-class ExtrasFromOthers(_FromOthers, ExtraClaim):
+class ExtrasFromOthers(FromOthers, ExtraClaim):
     """`lacks`: no whole group that is larger may go for single pods."""
 
     need: Amounts

@@ -13,6 +13,8 @@ from typing import Any
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
+from batchq.framework.checks import holds_off
+from batchq.framework.outranked import rank_of
 from batchq.framework.queue_shares import share_of_queue
 from batchq.framework.session import Session
 from batchq.framework.shares import Share
@@ -196,7 +198,7 @@ class Pool:
             entries = [
                 (victim_key(group), 0, Victim(group, tuple(self._stoppable(group)), whole=True))
                 for group in self._groups(name)
-                if not self._is_pledged(group)
+                if not self._is_pledged(group) and not self._counts_on_what_is_taken(group)
             ]
             if entries:
                 entries.sort(key=lambda entry: entry[:2])
@@ -238,6 +240,16 @@ class Pool:
             pod.metadata.uid in pledged and not pod.status.terminating
             for pod in group.pods.values()
         )
+
+    def _counts_on_what_is_taken(self, group: GroupState) -> bool:
+        """Whether a group has victims of its own that are not for the claimant, which may not have
+        anything evicted yet: these were told to stop, or the group comes before the claimant and
+        would take them over again.
+        """
+        pledge = group.status.pledge
+        if not pledge.stands or not holds_off(self._session, self._claimant):
+            return False
+        return pledge.expires is not None or rank_of(group) < rank_of(self._claimant)
 
     def _in_order(
         self, heaps: dict[str, list[tuple[Any, int, Victim]]], ask: Ask

@@ -24,7 +24,7 @@ from batchq.framework.placement import gang_of, slots_for
 from batchq.framework.pledges import enter_room
 from batchq.framework.search import Fit, fit_of
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.state import GroupState, Victim, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
 
@@ -235,6 +235,10 @@ class ExtraClaim:
 
     claimant: GroupState
     count: int
+
+    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+        """Single pods leave to others what these count on."""
+        return False
 
     def needs_nobody(self, session: Session) -> bool:
         """What fits without victims was bound by allocate, or soon is."""

@@ -44,7 +44,16 @@ _HAS_RUN = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 def is_protected(session: Session, victim: Victim, point: str) -> bool:
     """Whether a victim may not be taken yet by those who ask at this extension point."""
+    if _stops_already(victim):
+        return False
     return protection_ends_at(session, victim, point) > session.now_ms
+
+
+def _stops_already(victim: Victim) -> bool:
+    """Whether it was told to stop for another claimant: nothing more is lost with it."""
+    if not victim.pods:
+        return not victim.group.reserved
+    return all(pod.status.terminating for pod in victim.pods)
 
 
 def protection_ends_at(session: Session, victim: Victim, point: str) -> int:

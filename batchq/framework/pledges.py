@@ -186,6 +186,12 @@ def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
     return {node: room for node, room in rooms.items() if room and node in session.nodes}
 
 
+def has_lost_room(session: Session, pledge: Pledge) -> bool:
+    """Whether a node on which room is kept or awaited is gone, lost or cordoned."""
+    nodes = (session.nodes.get(name) for name in pledge.room)
+    return any(node is None or not node.open for node in nodes)
+
+
 # --- Rooms and moves --------------------------------------------------------------------------
 
 

@@ -5,6 +5,9 @@
 Victims leave the state one by one, as if their processes had ended; after each the claimant is
 tried against the limits and the nodes. What proves not to be needed is filled back, what was
 chosen last first. The idea, and the fill-back, are Kueue's (preemption.go, `minimalPreemptions`).
+
+Before victims come the pledges of claimants that stand behind this one: it may take them over
+(batchq.framework.outranked). What their victims were told already ends anyway.
 """
 
 from __future__ import annotations
@@ -17,20 +20,21 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts
 from batchq.framework.candidates import Pool, ending, undoable
+from batchq.framework.outranked import outranked_by, told_and_untold
 from batchq.framework.pledges import (
-    counts_on_others,
     end_pledge,
     keep_room_anew,
     leaves_whole,
     resume_pledge,
     room_of,
     victims_left,
+    withdraw_pledge,
 )
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
 from batchq.framework.statement import Statement
 
-Kind = Literal["undo", "ending", "pod", "group"]
+Kind = Literal["undo", "ending", "pledge", "pod", "group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,11 @@ class Claim(Protocol):
     def may_take(self, session: Session, victim: Victim) -> bool:
         """The action's own rule and the policies' votes, now."""
 
+    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+        """Whether it may count what another claimant's victims, told to stop, leave as its own;
+        asked while these are pledged to nobody.
+        """
+
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Whether the action may let it end like this, once the claimant fits."""
 
@@ -78,7 +87,8 @@ class Claim(Protocol):
 class Decision:
     """Victims that suffice, none of them spare.
 
-    `undone`: what this session had done and takes back; `ending`: pods that stop anyway.
+    `undone`: what this session had done and takes back; `ending`: pods that stop anyway;
+    `outranked`: claimants behind this one whose pledges it takes over.
     """
 
     room: dict[str, Amounts]
@@ -86,21 +96,25 @@ class Decision:
     undone: list[Taken]
     ending: list[Victim]
     victims: list[Victim]
+    outranked: list[Taken] = field(default_factory=list)
 
 
-def find_victims(session: Session, claim: Claim, queues: list[str]) -> Decision | None:
-    """The victims in these queues that let the claimant have what it claims; None if they would
-    not suffice, or if what stops anyway will. Nothing in the session has changed afterwards.
+def find_victims(
+    session: Session, claim: Claim, queues: list[str], completing: list[str] | None = None
+) -> Decision | None:
+    """The victims in these queues that let the claimant have what it claims, completed by others
+    of the queues `completing`; None if they would not suffice, or if what stops anyway will.
+    Nothing in the session has changed afterwards.
     """
     if claim.needs_nobody(session):
         return Decision(room={}, plan={}, undone=[], ending=[], victims=[])
     session.leaving = session.debts.leaving(session)
     try:
         with Statement(session) as trial:
-            decision = _Trial(session, trial, claim).run(queues)
+            decision = _Trial(session, trial, claim).run([queues, completing or []])
         session.leaving = {}
-        spare = decision is not None and decision.victims and _fits_when_victims_end(session, claim)
-        return None if spare else decision
+        takes = decision is not None and (decision.victims or decision.outranked)
+        return None if takes and _fits_when_victims_end(session, claim) else decision
     finally:
         session.lacking, session.leaving = frozenset(), {}
 
@@ -139,8 +153,8 @@ class _Trial:
         self._taken: list[Taken] = []
         self._fit = Fit(fits=False)
 
-    def run(self, queues: list[str]) -> Decision | None:
-        if not self._is_enough() and not self._take_until_enough(queues):
+    def run(self, stages: list[list[str]]) -> Decision | None:
+        if not self._is_enough() and not self._take_until_enough(stages):
             return None
         self._fill_back()
         return self._decision()
@@ -153,31 +167,56 @@ class _Trial:
         return self._fit.fits and self._claim.ends_well(self._session, self._victims())
 
     def _victims(self) -> list[Victim]:
-        return [taken.victim for taken in self._taken if taken.kind in ("pod", "group")]
+        return [taken.victim for taken in self._taken if taken.kind in ("undo", "pod", "group")]
 
-    def _take_until_enough(self, queues: list[str]) -> bool:
+    def _take_until_enough(self, stages: list[list[str]]) -> bool:
+        queues = [name for stage in stages for name in stage]
         for victim, whole in undoable(self._session, self._claim.claimant, queues):
             if self._claim.may_take(self._session, victim):
                 self._take("undo", victim, put_back if whole else unbind)
                 if self._is_enough():
                     return True
+        if self._take_what_ends():
+            return True
+        for other in outranked_by(self._session, self._claim.claimant):
+            if self._take_over(other) and (self._take_what_ends() or self._is_enough()):
+                return True
+        for stage in stages:
+            passes = 0
+            while stage and passes <= self._pledges_ended():
+                passes += 1
+                pool = Pool(self._session, self._claim.claimant, stage)
+                if self._take_from(pool) or (self._pledges_ended() and self._take_what_ends()):
+                    return True
+        return False
+
+    def _take_what_ends(self) -> bool:
+        """Count on all that stops anyway, and is pledged to nobody; whether it is enough."""
         stopping = ending(self._session)
         for group, pod in stopping:
             self._take("ending", Victim(group, (pod,), whole=False), _drop)
-        if stopping and self._is_enough():
-            return True
-        passes = 0
-        while passes <= self._pledges_ended():
-            passes += 1
-            if self._take_from(Pool(self._session, self._claim.claimant, queues)):
+        return bool(stopping) and self._is_enough()
+
+    def _take_over(self, other: GroupState) -> bool:
+        """Let another claimant lose its pledge, if its victims are for this one to take, too."""
+        session, pledge = self._session, other.status.pledge
+        taken = Taken("pledge", Victim(other, (), whole=True), (other.status, dict(other.pods)))
+        with Statement(session) as attempt:
+            lose_pledge(attempt, other)
+            session.leaving = session.debts.leaving(session)
+            told, untold = told_and_untold(session, pledge)
+            if self._claim.may_take_over(session, other, told) and all(
+                self._claim.may_take(session, victim) for victim in untold
+            ):
+                self._taken.append(taken)
+                attempt.keep_in(self._statement)
                 return True
+        session.leaving = session.debts.leaving(session)
         return False
 
     def _pledges_ended(self) -> int:
         """How many of those taken counted on victims of their own, who are anybody's by that."""
-        return sum(
-            taken.kind == "group" and counts_on_others(taken.former[0]) for taken in self._taken
-        )
+        return sum(taken.kind == "group" and taken.former[0].pledge.stands for taken in self._taken)
 
     def _take_from(self, pool: Pool) -> bool:
         for victim in pool.extras(self._may_take):
@@ -208,8 +247,8 @@ class _Trial:
             return
         fit, last = self._fit, self._taken[-1]
         for taken in reversed(self._taken[:]):
-            is_needed = taken is last and taken.kind != "ending"
-            if is_needed or self._is_part_of_a_group(taken):
+            is_needed = taken is last and taken.kind not in ("ending", "pledge")
+            if is_needed or self._is_part_of_a_group(taken) or self._is_counted_on(taken):
                 continue
             spare = self._taken
             self._taken = [other for other in spare if other is not taken]
@@ -229,6 +268,19 @@ class _Trial:
             for other in self._taken
         )
 
+    def _is_counted_on(self, taken: Taken) -> bool:
+        """Whether victims of a pledge that was taken over, or of a group that was taken, are."""
+        status = taken.former[0]
+        if taken.kind not in ("pledge", "group") or not status.pledge.stands:
+            return False
+        holds, groups = status.pledge.holds, status.pledge.groups
+        return any(
+            (other.kind == "group" and other.victim.group.uid in groups)
+            or any(pod.metadata.uid in holds for pod in other.victim.pods)
+            for other in self._taken
+            if other is not taken
+        )
+
     def _decision(self) -> Decision:
         whole = {t.victim.group.uid for t in self._taken if t.kind == "group"}
         return Decision(
@@ -236,6 +288,7 @@ class _Trial:
             plan=self._fit.plan,
             undone=[taken for taken in self._taken if taken.kind == "undo"],
             ending=[taken.victim for taken in self._taken if taken.kind == "ending"],
+            outranked=[taken for taken in self._taken if taken.kind == "pledge"],
             victims=[
                 self._with_all_its_pods(taken.victim) if taken.kind == "group" else taken.victim
                 for taken in self._taken
@@ -293,6 +346,14 @@ def send_off(statement: Statement, victim: Victim) -> None:
     for uid, pod in list(group.pods.items()):
         if pod.status.phase in ON_NODE and not pod.status.terminating:
             statement.drop_pod(group, uid)
+
+
+def lose_pledge(statement: Statement, claimant: GroupState) -> None:
+    """A claimant counts on nobody any more, and has nothing reserved but what its pods hold."""
+    if claimant.status.pledge.extra:
+        end_pledge(statement, claimant)
+    else:
+        withdraw_pledge(statement, claimant)
 
 
 def _former(session: Session, group: GroupState) -> tuple[PodGroupStatus, dict[str, Pod]]:

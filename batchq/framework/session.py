@@ -37,6 +37,7 @@ from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, NodeState, QueueState, Victim
 
 if TYPE_CHECKING:
+    from batchq.framework.borrowers import Borrowers
     from batchq.framework.noderows import NodeRows
     from batchq.framework.queue_shares import FairShares
 
@@ -109,6 +110,11 @@ class Session:
         self.first_intent = 0
         #: What of that the present action could take back (batchq.framework.candidates).
         self.undoable: dict[str, list[Any]] | None = None
+        #: Which queues hold more than they deserve, once asked.
+        self.borrowers: Borrowers | None = None
+        #: Claimants with a pledge, by rank, as the present action found them
+        #: (batchq.framework.outranked).
+        self.standing_by_rank: list[GroupState] | None = None
         #: Queue -> its head that all others of the queue wait for, if there is one now.
         self.strict_heads: dict[str, GroupState] = {}
         #: Group's uid -> from when on room is kept for it, in milliseconds, as backfill has found.
@@ -377,6 +383,7 @@ class Session:
         self._carried.end()
         # They know the session: left here, both were a cycle, which only the collector frees.
         self.rankings.clear()
+        self.borrowers = None
 
     def anybody_sleeps(self) -> bool:
         """Whether what anybody was told may be older than this session."""

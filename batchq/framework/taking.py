@@ -22,14 +22,19 @@ from batchq.framework.claiming import ExtraClaim, GangClaim, start_gang
 from batchq.framework.extras import start_extras
 from batchq.framework.moves import evict, reserve, roll_back
 from batchq.framework.pledges import counts_on_others, make_pledge
-from batchq.framework.search import Claim, Decision, Taken, put_back, unbind
+from batchq.framework.search import Claim, Decision, Taken, lose_pledge, put_back, unbind
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
 from batchq.framework.statement import Statement
 
 #: So much longer than the longest grace a claimant waits for its victims.
 PATIENCE_MS = 1 * MINUTE
-_REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED}
+REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED}
+
+
+def action_against(claimant: GroupState, victim: GroupState) -> str:
+    """By which action a victim goes, whichever has chosen it: within a queue, or between two."""
+    return "preempt" if victim.queue == claimant.queue else "reclaim"
 
 
 def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -> None:
@@ -37,19 +42,23 @@ def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -
     claimant = claim.claimant
     with Statement(session) as statement:
         _take_back(statement, decision.undone)
+        for taken in decision.outranked:
+            lose_pledge(statement, taken.victim.group)
         # Its checks may have it that nobody is evicted before they have passed.
         waits = bool(decision.victims) and holds_off(session, claimant)
         for victim in decision.victims:
             # Who counts on others itself, and has nothing but a reservation, hands these over now.
             if not waits or counts_on_others(victim.group.status):
-                _evict(statement, claimant, victim, action)
+                _evict(statement, claimant, victim)
         left = _still_there(decision)
         if left or _claims_left(decision) or waits:
             _promise(statement, claim, decision, left, action, waits=waits)
         else:
             _start(statement, claim)
         statement.commit()
-    groups = (claimant, *(victim.group for victim in (*decision.victims, *decision.ending)))
+    outranked = [taken.victim for taken in decision.outranked]
+    gave = (*outranked, *decision.victims, *decision.ending)
+    groups = (claimant, *(victim.group for victim in gave))
     uids = (*(group.uid for group in groups), *_owed_before(session, decision))
     session.joined.append(tuple(dict.fromkeys(uids)))
 
@@ -119,14 +128,15 @@ def _is_about(
 # --- Victims ------------------------------------------------------------------------------------
 
 
-def _evict(statement: Statement, claimant: GroupState, victim: Victim, action: str) -> None:
+def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
     session, group = statement.session, victim.group
+    action = action_against(claimant, group)
     former = (session.former or {}).get(group.uid)
     if victim.whole and former is not None and any(_is_new(pod, former[1]) for pod in victim.pods):
         _forget(statement, group)
     stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]
     running = [pod for pod in stopped if pod.status.phase in ON_NODE]
-    reason, by = _REASONS[action], claimant.key
+    reason, by = REASONS[action], claimant.key
     _note_cost(statement, group, running, whole=victim.whole, by=by, reason=reason)
     if victim.whole:
         message = f"{_WHY[action]} {by} of queue {claimant.queue}, priority {claimant.priority}"

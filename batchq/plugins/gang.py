@@ -49,7 +49,8 @@ class Gang:
 def _stays_a_gang(victim: Victim) -> bool:
     """Whether the group still has all that it needs when these pods have left."""
     group = victim.group
-    leaving = Counter(pod.spec.task for pod in victim.pods)
+    # Those that were told to stop are not counted as placed any more.
+    leaving = Counter(pod.spec.task for pod in victim.pods if not pod.status.terminating)
     if sum(group.placed.values()) - leaving.total() < group.min_member:
         return False
     least = {shape.task.name: shape.task.min_available for shape in group.tasks}

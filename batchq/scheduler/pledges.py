@@ -17,8 +17,8 @@ from batchq.framework.pledges import end_pledge, leaves_whole, standing_pledges,
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
+from batchq.framework.taking import REASONS, action_against
 
-_REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED, "": Leaving.PREEMPTED}
 _LATE = "the victims that it was promised the room of did not end in time"
 
 
@@ -50,14 +50,15 @@ def _follow(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
         # Nobody has been evicted yet: the action chooses its victims anew.
         return
     for group, pods in left:
+        # A described world need not say of what kind its pledge is.
+        action = action_against(claimant, group) if pledge.action else ""
+        reason = REASONS.get(action, Leaving.PREEMPTED)
         if leaves_whole(pledge, group):
-            reason = _REASONS[pledge.action]
             message = f"made room for {claimant.key}"
-            roll_back(statement, group, reason, message, by=claimant.key, action=pledge.action)
+            roll_back(statement, group, reason, message, by=claimant.key, action=action)
             continue
         for pod in pods:
-            reason = _REASONS[pledge.action]
-            evict(statement, group, pod, reason, by=claimant.key, action=pledge.action)
+            evict(statement, group, pod, reason, by=claimant.key, action=action)
     if not left and pledge.made_at is not None:
         _start_clock(statement, claimant, pledge)
 

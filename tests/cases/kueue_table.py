@@ -33,7 +33,11 @@ TABLE: dict[str, Row] = {
         preempt={"c2-mid": "reclaim"}, pending={"in": "WaitingForPreemption"}, starts=["in"]
     ),
     "K07": same(pending={"in": "WaitingForQuota"}),
-    "K09": differs(pending={"in": "WaitingForQuota"}),
+    "K09": same(
+        preempt={"c1-low": "preempt", "c2-low": "reclaim"},
+        pending={"in": "WaitingForPreemption"},
+        starts=["in"],
+    ),
     "K10/1": same(
         preempt={"a-best-effort-low": "reclaim"},
         pending={"in": "WaitingForPreemption"},

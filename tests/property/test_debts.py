@@ -37,7 +37,7 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
         return found(session, *rest)  # type: ignore[arg-type]
 
     found = search.find_victims
-    for module in ("batchq_actions.claims", "batchq_actions.reclaim"):
+    for module in ("batchq_actions.claims", "batchq_actions.reclaim", "batchq_actions.rules"):
         monkeypatch.setattr(f"{module}.find_victims", find_victims)
     for seed in SEEDS:
         assert failure_of(seed) is None

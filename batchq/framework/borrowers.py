@@ -16,8 +16,15 @@ from batchq.framework.tree import ROOT
 _RULE = "proportion"
 
 
+def borrowers_of(session: Session, point: str) -> Borrowers:
+    """The borrowers of a session, followed from when they are first asked for."""
+    if session.borrowers is None:
+        session.borrowers = Borrowers(session, point)
+    return session.borrowers
+
+
 class Borrowers:
-    """Owned by one action of one session; looks at what has moved since it was asked last."""
+    """Owned by a session; looks at what has moved since it was asked last."""
 
     def __init__(self, session: Session, point: str) -> None:
         self._session = session

@@ -1,0 +1,217 @@
+"""A pledge passes on to a claimant that comes before its holder: by priority, queue time, uid.
+
+So nobody is started only to be evicted for a group that waited already.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    answers,
+    applies,
+    check,
+    evicted,
+    group,
+    node,
+    outcome,
+    phases,
+    pledged,
+    pod,
+    priority,
+    queue,
+    requeued,
+    reserved,
+    taker,
+    timeline,
+)
+
+CLASSES = [priority(*one) for one in (("mid", 5), ("high", 10), ("top", 20))]
+LATE = check("late", preemptionPolicy="AfterCheckPassedOrOnDemand")
+
+
+def runs(
+    name: str, pods: int = 4, *, on: str = "n1", grace: str = "30s", **spec: object
+) -> list[Manifest]:
+    """A group of pods of a cpu each that all run on one node."""
+    status = {"phase": "Running", "reservedAt": 0}
+    each = [
+        pod(f"{name}-t-{index}", name, index, phase="Running", node=on, startedAt=0)
+        for index in range(pods)
+    ]
+    return [group(name, pods, status=status, grace=grace, **spec), *each]
+
+
+def claims(name: str, pods: int, prio: str = "", **spec: object) -> Manifest:
+    """A group that runs for 20 s once it has room."""
+    prioritized = {"priorityClassName": prio} if prio else {}
+    return group(name, pods, runtime="20s", **prioritized, **spec)
+
+
+def pods_of(name: str, pods: int = 4) -> list[str]:
+    return [f"default/{name}-t-{index}" for index in range(pods)]
+
+
+def test_a_preemptor_that_is_outranked_is_not_started_only_to_be_killed() -> None:
+    """The victims were told at 5 and end at 35; nobody waits for a second grace."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low"),
+        timeline(applies(5, claims("hi", 4, "high")), applies(10, claims("urgent", 4, "top"))),
+    )
+    assert [(at, sorted(pod for pod, _ in gone)) for at, gone in evicted(came)] == [
+        (5, pods_of("low"))
+    ]
+    assert [(at, who) for at, who in pledged(came)] == [
+        (5, {"default/hi": pods_of("low")}),
+        (10, {"default/urgent": pods_of("low")}),
+    ]
+    assert requeued(came) == [
+        (5, [("default/low", "Preempted")]),
+        (10, [("default/hi", "Preempted")]),
+    ]
+    assert admitted(came)[:2] == [(35, ["default/urgent"]), (55, ["default/hi"])]
+
+
+def test_the_outranked_preemptor_chooses_other_victims_in_the_same_write() -> None:
+    """The one that comes first starts first; each group is evicted once."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        node("n2", 4),
+        *runs("low"),
+        *runs("other", on="n2", priorityClassName="mid"),
+        timeline(applies(5, claims("hi", 4, "high")), applies(10, claims("urgent", 4, "top"))),
+    )
+    assert pledged(came) == [
+        (5, {"default/hi": pods_of("low")}),
+        (10, {"default/urgent": pods_of("low"), "default/hi": pods_of("other")}),
+    ]
+    assert [at for at, _ in evicted(came)] == [5, 10]
+    assert ("default/hi", "Preempted") not in [one for _, left in requeued(came) for one in left]
+    assert admitted(came)[:2] == [(35, ["default/urgent"]), (40, ["default/hi"])]
+
+
+def test_an_equal_that_came_later_takes_nothing_over() -> None:
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low"),
+        timeline(applies(5, claims("hi", 4, "high")), applies(10, claims("later", 4, "high"))),
+    )
+    assert pledged(came) == [(5, {"default/hi": pods_of("low")})]
+    assert admitted(came)[:2] == [(35, ["default/hi"]), (55, ["default/later"])]
+
+
+def test_an_equal_that_has_waited_for_longer_comes_first_once_it_may_start() -> None:
+    """It was suspended when the other one was promised the room."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low"),
+        claims("first", 4, "high", suspend=True),
+        timeline(applies(5, claims("second", 4, "high")), {"at": "10s", "resume": "default/first"}),
+    )
+    assert admitted(came)[:2] == [(35, ["default/first"]), (55, ["default/second"])]
+    assert [at for at, _ in evicted(came)] == [5]
+
+
+def test_a_claimant_that_fits_beside_the_holder_leaves_its_pledge_alone() -> None:
+    """What one large victim leaves is enough for both."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 8),
+        *runs("low", 8),
+        timeline(applies(5, claims("hi", 4, "high")), applies(10, claims("urgent", 4, "top"))),
+    )
+    assert admitted(came)[0] == (35, ["default/hi", "default/urgent"])
+    assert requeued(came) == [(5, [("default/low", "Preempted")])]
+
+
+def test_a_pledge_between_queues_passes_on_by_priority_and_not_by_share() -> None:
+    """Both queues are within what they deserve, and `theirs` has only 4 to give."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 8),
+        taker("a", deserved={"cpu": 4}),
+        taker("c", deserved={"cpu": 4}),
+        queue("theirs", deserved={"cpu": 0}),
+        queue("stays", deserved={"cpu": 0}, reclaimable=False),
+        *runs("lent", queue="theirs"),
+        *runs("kept", queue="stays"),
+        timeline(
+            applies(5, claims("one", 4, "mid", queue="a")),
+            applies(10, claims("two", 4, "top", queue="c")),
+        ),
+    )
+    assert pledged(came) == [
+        (5, {"default/one": pods_of("lent")}),
+        (10, {"default/two": pods_of("lent")}),
+    ]
+    assert admitted(came)[:2] == [(35, ["default/two"]), (55, ["default/one"])]
+
+
+def test_what_was_given_back_to_another_queue_is_not_taken_by_those_who_borrowed_it() -> None:
+    """The more important group of the borrowers' queue would have to give it back at once."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        taker("a", deserved={"cpu": 4}),
+        taker("theirs", deserved={"cpu": 0}),
+        *runs("lent", queue="theirs"),
+        timeline(
+            applies(5, claims("one", 4, queue="a")),
+            applies(10, claims("two", 4, "top", queue="theirs")),
+        ),
+    )
+    assert pledged(came) == [(5, {"default/one": pods_of("lent")})]
+    assert admitted(came)[:2] == [(35, ["default/one"]), (55, ["default/two"])]
+
+
+# --- Pledges under which nobody is evicted yet ----------------------------------------------------
+
+
+@pytest.mark.parametrize("of", ["c", "theirs"], ids=["third queue", "victims' queue"])
+def test_a_pledge_that_evicts_nobody_yet_does_not_block_a_more_important_group(of: str) -> None:
+    """Its check stays open for half an hour."""
+    came = outcome(
+        *CLASSES,
+        LATE,
+        node("n1", 8),
+        taker("a", deserved={"cpu": 4}, admissionChecks=["late"]),
+        taker("c", deserved={"cpu": 4}),
+        queue("theirs", deserved={"cpu": 0}),
+        queue("stays", deserved={"cpu": 0}, reclaimable=False),
+        *runs("lent", queue="theirs", grace="10s"),
+        *runs("kept", queue="stays"),
+        timeline(
+            applies(5, claims("one", 4, queue="a")),
+            applies(10, claims("two", 4, "top", queue=of)),
+        ),
+        cycles=8,
+    )
+    assert reserved(came)[:2] == [(5, ["default/one"]), (10, ["default/two"])]
+    assert admitted(came)[0] == (20, ["default/two"])
+
+
+def test_a_claimant_that_may_evict_nobody_yet_leaves_told_victims_to_the_one_that_has() -> None:
+    """What these leave would only lie idle until its check has passed."""
+    came = outcome(
+        *CLASSES,
+        LATE,
+        node("n1", 4),
+        queue("q"),
+        queue("late", admissionChecks=["late"]),
+        *runs("low", queue="q"),
+        timeline(
+            applies(5, claims("hi", 4, "high", queue="q")),
+            applies(10, claims("urgent", 4, "top", queue="late")),
+            answers(600, "urgent", "late", "True"),
+        ),
+        cycles=12,
+    )
+    assert admitted(came)[0] == (35, ["default/hi"])
+    assert phases(came)["hi"] == "Completed"

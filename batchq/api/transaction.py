@@ -67,7 +67,8 @@ class Write(Struct, frozen=True, kw_only=True):
     `expect` is the revision the writer saw: 0 for "must not exist", None for "whatever it is"
     (only together with `fence`). `fence`, where given, must equal the stored object's own
     (`fence_of`): the group's uid, admission and attempt. The phase may change only along the
-    lifecycle's table. `value` None deletes; its metadata's revision is set by the store.
+    lifecycle's table. `value` None deletes, or with `expect` 0 writes nothing: it is a condition,
+    that there is no such object. The revision in the value's metadata is set by the store.
     """
 
     kind: str
@@ -75,6 +76,11 @@ class Write(Struct, frozen=True, kw_only=True):
     expect: int | None
     value: Object | None
     fence: str = ""
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether nothing is written: the object must not be there, and that is all."""
+        return self.expect == 0 and self.value is None
 
 
 class Charge(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from batchq.changes.editing import (
     update,
 )
 from batchq.changes.gates import open_all_gates, open_gate
+from batchq.changes.podnames import check_apart, rivals
 from batchq.changes.records import put_node
 from batchq.changes.refusals import explain_refusal
 from batchq.changes.tree import first_contradiction, settled
@@ -38,6 +39,7 @@ __all__ = [
     "Overpromised",
     "apply",
     "cancel",
+    "check_apart",
     "check_same",
     "concerns",
     "cordon",
@@ -55,6 +57,7 @@ __all__ = [
     "release_check",
     "renew_check",
     "resume",
+    "rivals",
     "set_check",
     "set_quota",
     "set_stop_policy",

@@ -24,6 +24,7 @@ from batchq.api.objects import (
 from batchq.api.transaction import Event, Transaction, Write
 from batchq.changes.groups import bind_dependencies, check_references, checks_for, circular
 from batchq.changes.lookup import title
+from batchq.changes.podnames import check_apart, must_not_be_there, rivals
 from batchq.changes.records import object_charge
 from batchq.errors import Conflict
 from batchq.ports import Store
@@ -48,6 +49,8 @@ class Arrivals:
         self._groups: dict[str, str] = {}
         #: Queue and priority class of a group that was accepted -> the checks of the queue.
         self._accepted: dict[tuple[str, str], tuple[str, ...]] = {}
+        #: Those that were found to be there whose names begin those of other groups' pods, by key.
+        self._rivals: dict[str, PodGroup] = {}
         #: The names to suggest instead of one that is not there, asked for once: by mistakes only.
         self._neighbours: dict[str, Sequence[Object]] = {}
 
@@ -56,6 +59,7 @@ class Arrivals:
         self._lists.clear()
         self._classes.clear()
         self._accepted.clear()
+        self._rivals.clear()
 
     # --- groups that others depend on ---------------------------------------------------------
 
@@ -88,6 +92,28 @@ class Arrivals:
         """What was not there may have come since."""
         for key in [key for key, uid in self._groups.items() if not uid]:
             del self._groups[key]
+
+    # --- groups whose pods could be called like others' -----------------------------------------
+
+    def note_rivals(self, groups: Iterable[Object]) -> None:
+        """These groups are there: what comes is held against them."""
+        for group in groups:
+            if isinstance(group, PodGroup):
+                # No more than what their pods are called by.
+                slim = PodGroup(metadata=group.metadata, spec=group.spec)
+                self._rivals[key_of(group)] = slim
+
+    def free_names(self, group: PodGroup) -> tuple[Write, ...]:
+        """As `podnames.free_names`, without asking the store: of whom nothing is known must not be
+        there when the group is written.
+
+        Raises Rejected.
+        """
+        keys = rivals(group)
+        for key in keys:
+            if key in self._rivals:
+                check_apart(group, self._rivals[key])
+        return tuple(must_not_be_there(key) for key in keys if key not in self._rivals)
 
     # --- as a Reader ----------------------------------------------------------------------------
 
@@ -174,7 +200,7 @@ class Arrivals:
         event = Event(kind="PodGroup", key=key, reason="Submitted", message=message, at=now_ms)
         return Transaction(
             subject=f"PodGroup {key}",
-            writes=(Write(kind="PodGroup", key=key, expect=0, value=new),),
+            writes=(Write(kind="PodGroup", key=key, expect=0, value=new), *self.free_names(new)),
             charges=(object_charge(new),),
             events=(event,),
         )

@@ -47,6 +47,7 @@ from batchq.changes.groups import (
     with_checks,
 )
 from batchq.changes.lookup import find, title
+from batchq.changes.podnames import free_names
 from batchq.changes.records import object_charge, put, remove
 from batchq.changes.tree import parents_first, settled
 from batchq.errors import Conflict, Rejected
@@ -91,7 +92,8 @@ def create(
     new = structs.replace(new, status=structs.replace(new.status, submitted_by=by))
     who = f" by {by}" if by else ""
     event = _event(new, "Submitted", now_ms, f"to queue {new.spec.queue}{who}")
-    return put(reader, new, expect=0, event=event, charges=(object_charge(new),))
+    transaction = put(reader, new, expect=0, event=event, charges=(object_charge(new),))
+    return _with_free_names(reader, new, transaction)
 
 
 def update(
@@ -138,7 +140,23 @@ def update(
         of_gates = opening_events(new, stored, now_ms=now_ms, by=by)
     transaction = put(reader, new, expect=revision, event=event)
     transaction = structs.replace(transaction, events=(*transaction.events, *of_gates))
+    if isinstance(new, PodGroup) and isinstance(stored, PodGroup) and _other_pods(stored, new):
+        transaction = _with_free_names(reader, new, transaction)
     return transaction if in_part else settled(reader, transaction)
+
+
+def _other_pods(before: PodGroup, after: PodGroup) -> bool:
+    """Whether an edit could give a group pods of other names."""
+    return before.spec.tasks != after.spec.tasks
+
+
+def _with_free_names(reader: Reader, group: PodGroup, transaction: Transaction) -> Transaction:
+    """The transaction, on the condition that no other group's pods have the names of this one's.
+
+    Raises Rejected if such a group is there.
+    """
+    conditions = free_names(reader, group)
+    return structs.replace(transaction, writes=(*transaction.writes, *conditions))
 
 
 def apply(

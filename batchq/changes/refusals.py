@@ -22,6 +22,11 @@ def explain_refusal(refusal: Refusal) -> BatchqError:
     match answer.word:
         case Word.LIMIT:
             return _over_limit(subject, answer)
+        case Word.CONFLICT if _forbids(transaction, answer):
+            return Conflict(
+                f"{subject}: {answer.subject} is there, whose pods could have the same names",
+                hint="somebody else has just created it; try again",
+            )
         case Word.CONFLICT if _creates(transaction, answer):
             return Conflict(
                 f"{answer.subject} exists already",
@@ -57,6 +62,14 @@ def _over_limit(subject: str, answer: Answer) -> Rejected:
     return Rejected(
         f"{subject}: {where} allows at most {limit_text} of {answer.resource}, has {seen_text} in"
         f" use, and {need} more was asked for"
+    )
+
+
+def _forbids(transaction: Transaction, answer: Answer) -> bool:
+    """Whether it was refused for an object that must not be there, beside what it writes."""
+    return any(
+        write.is_condition and f"{write.kind} {write.key}" == answer.subject
+        for write in transaction.writes
     )
 
 

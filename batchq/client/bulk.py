@@ -25,7 +25,7 @@ from msgspec import structs
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
-from batchq.changes import Arrivals, check_same, explain_refusal, taken
+from batchq.changes import Arrivals, check_same, explain_refusal, rivals, taken
 from batchq.client.accepting import Accepted, Existing, Outcome, Refused, Tally
 from batchq.client.drafts import Draft, Drafts
 from batchq.client.groups import Submitted, default_name
@@ -351,6 +351,9 @@ class Submission(Iterator[Outcome]):
                     item.outcome = Refused(place=item.place, error=explain_refusal(refusal))
                 refusal = next(refusals, None)
         if in_conflict:
+            self._learn_rivals(
+                [item for item, refusal in in_conflict if _is_of_another(item, refusal)]
+            )
             there = self._stored([item for item, _ in in_conflict])
             for item, one in in_conflict:
                 self._settle_conflict(item, there.get(key_of(item.group)), one)
@@ -358,15 +361,34 @@ class Submission(Iterator[Outcome]):
     def _suppose(self, flight: _Flight) -> None:
         """What would become of each, were it sent."""
         there = self._stored([item for item, _ in flight.sent])
+        self._learn_rivals([item for item, _ in flight.sent])
         for item, transaction in flight.sent:
             key = key_of(item.group)
+            problem = self._bears_the_names_of_others(item)
             if key in there:
                 self._decide(item, there[key], taken(there[key]))
+            elif problem is not None:
+                item.outcome = Refused(place=item.place, error=problem)
             elif self._arrivals.is_noted(key):
                 # By an earlier request, which would be stored, and be Pending.
                 item.outcome = Refused(place=item.place, error=taken(item.group))
             else:
                 self._accept(item, transaction)
+                self._arrivals.note_rivals([item.group])
+
+    def _learn_rivals(self, items: Sequence[_Item]) -> None:
+        """Look up which of the groups are there whose pods could be called like those of these."""
+        keys = list(dict.fromkeys(key for item in items for key in rivals(item.group)))
+        if keys:
+            with self._asking():
+                self._arrivals.note_rivals(self._store.get_many("PodGroup", keys).values())
+
+    def _bears_the_names_of_others(self, item: _Item) -> Rejected | None:
+        try:
+            self._arrivals.free_names(item.group)
+        except Rejected as problem:
+            return problem
+        return None
 
     def _accept(self, item: _Item, transaction: Transaction) -> None:
         group = transaction.writes[0].value
@@ -440,6 +462,11 @@ def _call(method: WeakMethod[Callable[[], None]]) -> None:
     bound = method()
     if bound is not None:
         bound()
+
+
+def _is_of_another(item: _Item, refusal: Refusal) -> bool:
+    """Whether it was refused for a group that is there beside it."""
+    return refusal.answer.subject != f"PodGroup {key_of(item.group)}"
 
 
 def _keys_needed(group: PodGroup) -> list[str]:

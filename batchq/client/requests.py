@@ -73,6 +73,8 @@ class Overlay:
     def record(self, transaction: Transaction) -> None:
         """See the transaction's writes from now on."""
         for write in transaction.writes:
+            if write.is_condition:
+                continue
             self._over[write.kind, write.key] = write.value
             if write.kind == "Queue":
                 self._queues = None
@@ -221,13 +223,20 @@ def merged(transactions: Sequence[Transaction]) -> Transaction:
     """All of them as one: all happen or none does."""
     if len(transactions) == 1:
         return transactions[0]
+    writes = [write for transaction in transactions for write in transaction.writes]
+    written = {(write.kind, write.key) for write in writes if not write.is_condition}
+    conditions = {(write.kind, write.key): write for write in writes if write.is_condition}
     # A later limit of one scope was worked out with the earlier objects in sight.
     limits: dict[str, Limit] = {
         limit.scope: limit for transaction in transactions for limit in transaction.limits
     }
     return Transaction(
         subject=f"the request of {len(transactions)} objects",
-        writes=tuple(write for transaction in transactions for write in transaction.writes),
+        writes=(
+            *(write for write in writes if not write.is_condition),
+            # What one of them creates was looked at when that one was checked.
+            *(write for place, write in conditions.items() if place not in written),
+        ),
         charges=tuple(charge for transaction in transactions for charge in transaction.charges),
         limits=tuple(limits.values()),
         deliveries=tuple(one for transaction in transactions for one in transaction.deliveries),

@@ -14,9 +14,9 @@ from msgspec import Struct, structs
 
 from batchq.api import validate
 from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, key_of, kind_of
-from batchq.changes import first_contradiction
+from batchq.changes import check_apart, first_contradiction, rivals
 from batchq.config.documents import Document, read_documents
-from batchq.errors import InvalidInput
+from batchq.errors import InvalidInput, Rejected
 from batchq.sim.clock import whole_second
 from batchq.sim.runtime import check_runtimes
 from batchq.sim.timeline import KIND, Step, read_steps
@@ -72,6 +72,7 @@ def read_world(text: str | bytes, source: str) -> World:
         objects.append(obj)
         places[kind_of(obj), key_of(obj)] = _place_of(document)
     _check_queues(objects, places)
+    _check_pod_names(objects, places)
     return World(
         objects=tuple(obj for obj in objects if not isinstance(obj, PodGroup)),
         groups=tuple(obj for obj in objects if isinstance(obj, PodGroup)),
@@ -111,6 +112,25 @@ def _check_queues(objects: Iterable[Object], places: Mapping[tuple[str, str], st
         name, problem = contradiction
         where = places["Queue", name]
         raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint)
+
+
+def _check_pod_names(objects: Iterable[Object], places: Mapping[tuple[str, str], str]) -> None:
+    """No two groups may have pods of one name.
+
+    Raises InvalidInput.
+    """
+    before: dict[str, PodGroup] = {}
+    for group in objects:
+        if not isinstance(group, PodGroup):
+            continue
+        for other in rivals(group):
+            try:
+                if other in before:
+                    check_apart(group, before[other])
+            except Rejected as problem:
+                where = places["PodGroup", key_of(group)]
+                raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
+        before[key_of(group)] = group
 
 
 def _described_pod(document: Document, pod: Pod) -> DescribedPod:

@@ -179,6 +179,8 @@ class MemoryStore:
 
     def _apply(self, transaction: Transaction, weighed: Weighed) -> None:
         for write in transaction.writes:
+            if write.is_condition:
+                continue
             self._revision += 1
             if write.value is None:
                 self._shelf.remove(write.kind, write.key)

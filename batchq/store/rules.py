@@ -84,8 +84,6 @@ def _check_write(transaction: Transaction, write: Write) -> None:
     if write.expect is None and not write.fence:
         raise _broken(transaction, f"writes {write.kind} {write.key} without comparing anything")
     if write.value is None:
-        if write.expect == 0:
-            raise _broken(transaction, f"deletes {write.kind} {write.key}, which must not exist")
         return
     if kind_of(write.value) != write.kind or key_of(write.value) != write.key:
         raise _broken(transaction, f"writes another object as {write.kind} {write.key}")

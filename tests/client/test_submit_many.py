@@ -465,3 +465,42 @@ def test_what_comes_from_a_slow_source_does_not_wait_for_a_full_batch(
     heard: list[Tally] = []
     stage.client.submit_many(lines(3), progress=heard.append).all()
     assert [tally.submitted for tally in heard] == [1, 2, 3]
+
+
+# --- names of pods --------------------------------------------------------------------------------
+
+
+def alike() -> list[Submitted]:
+    """Two groups, the pods of both of which would be called a-b-main-0; and one beside them."""
+    task = a_task("b-main", command=("true",))
+    return [a_group("a", tasks=(task,)), a_line("c"), a_line("a-b")]
+
+
+_REFUSED = (
+    "PodGroup default/a-b: pods of its task main would be called a-b-main-0 and so on, as pods of"
+    " task b-main of PodGroup default/a are"
+)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_of_two_groups_whose_pods_would_be_called_alike_the_second_is_refused(
+    stage: Stage, dry_run: bool
+) -> None:
+    outcomes = list(stage.client.submit_many(alike(), dry_run=dry_run))
+    assert told(outcomes) == ["a", "c", _REFUSED]
+    assert [one.metadata.name for one in stored(stage)] == ([] if dry_run else ["a", "c"])
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_one_whose_pods_would_be_called_like_those_that_are_there_is_refused(
+    stage: Stage, dry_run: bool
+) -> None:
+    first, *others = alike()
+    assert told(list(stage.client.submit_many([first]))) == ["a"]
+    assert told(list(stage.client.submit_many(others, dry_run=dry_run))) == ["c", _REFUSED]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_group_whose_name_others_begin_with_keeps_nobody_from_being_stored(stage: Stage) -> None:
+    assert told(list(stage.client.submit_many([a_line("g")]))) == ["g"]
+    assert told(list(stage.client.submit_many(lines(25)))) == [f"g-{n}" for n in range(25)]

@@ -34,6 +34,16 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         "only a pod on a node can be terminating",
     ),
     "a group twice": ([group("a"), group("a")], "PodGroup default/a is given twice"),
+    "pods of two groups with one name": (
+        [
+            group("a", tasks=[{"name": "b-t", "template": {"requests": {"cpu": 1}}}]),
+            group("a-b"),
+        ],
+        (
+            "PodGroup default/a-b: pods of its task t would be called a-b-t-0 and so on, as pods of"
+            " task b-t of PodGroup default/a are"
+        ),
+    ),
     "a uid twice": ([group("a", uid="7"), group("b", uid="7")], "uid 7 is given twice"),
     "a uid that is a place": ([group("a"), group("b", uid="1")], "uid 1 is given twice"),
     "two default priority classes": (

@@ -41,7 +41,9 @@ local function append(stream, most, ...)
   return redis.call('XADD', stream, 'MAXLEN', '~', most, ...)
 end
 
-local function apply_write(rest, place, kind, key, _, _, phase, fence, stop, is_kept)
+local function apply_write(rest, place, kind, key, expect, _, phase, fence, stop, is_kept)
+  -- To delete what must not be there is a condition, and writes nothing.
+  if expect == '0' and is_kept == '' then return end
   revision = revision + 1
   local number, head, value = text(revision), '', ''
   if is_kept ~= '' then

@@ -285,9 +285,14 @@ def test_who_deserves_it_takes_it_back_and_that_is_counted(tmp_path: Path) -> No
     log = tmp_path / "taken.swf"
     # User 1 has all four processors, of which two are user 2's, who waits for the grace of 30 s.
     log.write_text(log_text([(1, 0, 100, 4, 1), (2, 10, 20, 2, 2)]))
-    done = run("simulate", str(log), "--by", "user", "--starts", "-")
-    assert done.lines == ["job,submit,start", "1,0,60", "2,10,40"]
-    told = json.loads(run("simulate", str(log), "--by", "user", "-o", "json").out)
+    queues = tmp_path / "queues.yaml"
+    queues.write_text(
+        "apiVersion: batchq/v1\nkind: Queue\nmetadata: {name: default}\n"
+        "spec: {preemption: {reclaim: Any}}\n"
+    )
+    asked = ("simulate", str(log), "--by", "user", "--queues", str(queues))
+    assert run(*asked, "--starts", "-").lines == ["job,submit,start", "1,0,60", "2,10,40"]
+    told = json.loads(run(*asked, "-o", "json").out)
     assert (told["evictions"], told["makespan_s"]) == (1, 160)
     assert [one["evictions"] for one in told["tenants"]] == [1, 0]
 

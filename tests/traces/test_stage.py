@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from msgspec import structs
 
 from batchq.errors import InvalidInput
 from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
 from batchq.sim.workload.stage import Stage, play_load
+from tests.builders import RECLAIMS
 from tests.traces.loads import a_load, job, played, starts
 
 
@@ -103,13 +105,16 @@ def test_per_event_each_end_has_a_pass_of_its_own() -> None:
 
 def test_who_was_evicted_runs_again_from_the_start() -> None:
     """Both queues deserve two of four cpus; the first took all before the second came."""
-    schedule = played(
-        a_load(
-            job(1, 0, 2, 100, queue="a"),
-            job(2, 1, 2, 100, queue="a"),
-            job(3, 10, 2, 20, queue="b"),
-        )
+    load = a_load(
+        job(1, 0, 2, 100, queue="a"),
+        job(2, 1, 2, 100, queue="a"),
+        job(3, 10, 2, 20, queue="b"),
     )
+    queues = [
+        structs.replace(queue, spec=structs.replace(queue.spec, preemption=RECLAIMS))
+        for queue in load.queues
+    ]
+    schedule = played(structs.replace(load, queues=tuple(queues)))
     # The youngest is told to stop at 10, is gone with its grace at 40, and starts again at 60.
     first, second, third = schedule.jobs
     assert (first.start_s, first.end_s, first.evictions) == (0, 100, 0)

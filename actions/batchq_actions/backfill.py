@@ -5,9 +5,12 @@ which everything that is known to end has left it enough. Those behind it, in th
 shortest walltime first, are admitted and placed at once if they fit now, and either end before that
 time or leave enough beside the head: EASY (Lifka 1995). Time and room are those of all limits and
 of single nodes: the head has the room of its gang on certain nodes then, and what would still be
-there leaves it. With `reservations: all` every waiting
-group has a reservation, each beside those before it: conservative backfilling (Mu'alem and
-Feitelson 2001). What has no walltime may only use what is left beside the head for ever.
+there leaves it. With `reservations: all` every waiting group has a reservation, each beside those
+before it: conservative backfilling (Mu'alem and Feitelson 2001). What has no walltime may only use
+what is left beside the head for ever.
+
+What is set aside for heads binds the groups of other queues; those that no head of their own queue
+holds back go ahead, too, where they delay none of these heads.
 
 Nothing of a plan is kept: the next session makes a new one, by what is known then. Ends may come
 earlier than walltimes say, never later; so a reservation moves forward only as long as nobody else
@@ -23,10 +26,9 @@ from heapq import merge
 from itertools import dropwhile, islice
 from operator import itemgetter
 
-from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
-from batchq.api.quantity import PODS
-from batchq.api.resources import Amounts, describe
+from batchq.api.resources import Amounts, describe, larger
 from batchq.framework.crowds import Crowd, Line
 from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
@@ -39,13 +41,17 @@ from batchq.framework.pledges import gives_way_to, room_of
 from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Key, Session
-from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.timetable import Timetable
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
 from batchq.framework.wanted import wanted_ordinals
+from batchq_actions.otherheads import OtherHeads, length_of, still_waits
+from batchq_actions.zerorequests import place_what_asks_for_nothing
+
+#: Of a queue without a head so many groups are tried past what is set aside for others, a session.
+MOST_TRIED = 1_000
 
 
 class Backfill:
@@ -54,10 +60,9 @@ class Backfill:
     name = "backfill"
 
     def execute(self, session: Session) -> None:
-        lines = _blocked_lines(session)
-        if lines:
-            _fill(session, lines)
-        _place_what_asks_for_nothing(session)
+        if session.binding_refused is None:
+            _fill(session, _blocked_lines(session))
+        place_what_asks_for_nothing(session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class _Line:
     tried, and what is booked for whom; with `for_all` not for the head alone.
     """
 
+    queue: str
     head: GroupState
     start: int
     behind: list[GroupState]
@@ -75,21 +81,14 @@ class _Line:
 
 def _blocked_lines(session: Session) -> dict[str, GroupState]:
     """Queue -> its head, of Backfill queues; where all groups stand in one line, the root's."""
-    if session.binding_refused is not None:
-        return {}
     heads = {
         name: head
         for name, head in session.strict_heads.items()
-        if _strategy(session, head).type == "Backfill" and _still_waits(head)
+        if _strategy(session, head).type == "Backfill" and still_waits(head)
     }
     if heads and not session.points["queueOrder"]:
         return {ROOT: next(iter(heads.values()))}
     return heads
-
-
-def _still_waits(group: GroupState) -> bool:
-    """Whether nobody has made room for it meanwhile."""
-    return group.phase == PodGroupPhase.PENDING and not group.reserved
 
 
 def _strategy(session: Session, group: GroupState) -> Strategy:
@@ -99,36 +98,51 @@ def _strategy(session: Session, group: GroupState) -> Strategy:
 def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     """The queue with the lowest share first, looked at anew after each admission."""
     tried = {name: head for name, head in heads.items() if _anybody_may_start(session, name, head)}
-    if not tried:
+    unheaded = [name for name in _unheaded(session) if name not in heads]
+    if not tried and not unheaded:
         return
-    known = Timetable(session)
+    turn = _Turn(session, Timetable(session))
     lines = {
         name: line
         for name, head in tried.items()
-        if (line := _line_of(session, name, head, known)) is not None
+        if (line := _line_of(session, name, head, turn.known)) is not None
     }
-    admissions = {name: _go_ahead(session, line, known) for name, line in lines.items()}
-    turns = Turns(session, lines)
+    admissions = {name: _go_ahead(turn, line) for name, line in lines.items()}
+    admissions |= {name: _go_between(turn, name) for name in unheaded}
+    turns = Turns(session, admissions)
     while (name := turns.next()) is not None:
         started = next(admissions[name], None)
         if started is None:
             turns.drop(name)
             continue
+        turn.note(started, [line.plan for line in lines.values()])
+        if name in lines and started.group is lines[name].head:
+            following = _after_head(session, name, started.group, turn.known)
+            if following is None:
+                turns.drop(name)
+                continue
+            lines[name] = following
+            admissions[name] = _go_ahead(turn, following)
+
+
+class _Turn:
+    """One turn of the action: what is known of times to come, and of heads of other queues."""
+
+    def __init__(self, session: Session, known: Timetable) -> None:
+        self.session, self.known = session, known
+        self.others = OtherHeads(session, known)
+
+    def note(self, started: _Started, plans: Sequence[Timetable]) -> None:
+        """Let all that is planned follow a start."""
         group, length, growth = started.group, started.length, started.growth
-        for table in (known, *(line.plan for line in lines.values())):
+        for table in (self.known, *plans):
             if growth is None:
                 table.started(group, length, started.room)
             else:
                 table.grown(group, growth, length, started.room)
         if growth is None:
-            note_admission(session, group)
-        if group is lines[name].head:
-            following = _after_head(session, name, group, known)
-            if following is None:
-                turns.drop(name)
-                continue
-            lines[name] = following
-            admissions[name] = _go_ahead(session, following, known)
+            note_admission(self.session, group)
+        self.others.somebody_started()
 
 
 def _anybody_may_start(session: Session, name: str, head: GroupState) -> bool:
@@ -141,6 +155,14 @@ def _anybody_may_start(session: Session, name: str, head: GroupState) -> bool:
         or next(_behind(session, name, head, awake=True), None) is not None
         or any(group.is_elastic and is_admitted(group) for group in session.busy())
     )
+
+
+def _unheaded(session: Session) -> list[str]:
+    """The queues whose groups wait for what is set aside for others, and maybe for nothing else."""
+    if not session.points["queueOrder"]:
+        return []
+    asides = session.ledger.aside
+    return [name for name in session.queues if any(other != name for other in asides)]
 
 
 def reservations_of(session: Session) -> dict[str, int]:
@@ -185,20 +207,24 @@ def _line_of(session: Session, name: str, head: GroupState, known: Timetable) ->
     if strategy.order == "shortest":
         # Sorting is stable: equal lengths stay in the order of the line.
         behind.sort(key=lambda group: _shortest_first(group.record.spec.walltime))
-    return _Line(head, start, behind, plan, for_all=strategy.reservations == "all")
+    return _Line(head.queue, head, start, behind, plan, for_all=strategy.reservations == "all")
 
 
 def _after_head(session: Session, name: str, head: GroupState, known: Timetable) -> _Line | None:
     """The line behind a head that has just been admitted: the next of them is the head."""
+    following = _next_head(session, name, head)
+    return None if following is None else _line_of(session, name, following, known)
+
+
+def _next_head(session: Session, name: str, head: GroupState) -> GroupState | None:
+    """A head has just been admitted: the next in its line is the head from now on."""
     session.reservations.pop(head.uid, None)
     session.ledger.drop_aside(head)
     following = next(_behind(session, name, head), None)
-    if following is None:
-        return None
-    for queue, former in session.strict_heads.items():
-        if former is head:
+    for queue, former in list(session.strict_heads.items()):
+        if former is head and following is not None:
             session.strict_heads[queue] = following
-    return _line_of(session, name, following, known)
+    return following
 
 
 def _behind(
@@ -220,7 +246,7 @@ def _behind(
     for group in behind:
         if name == ROOT and _strategy(session, group).type == "StrictFIFO":
             return
-        if _still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
+        if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
             yield group
 
 
@@ -241,17 +267,6 @@ def _shortest_first(walltime: int | None) -> tuple[bool, int]:
     return (walltime is None, walltime or 0)
 
 
-def length_of(session: Session, group: GroupState) -> int | None:
-    """How long a group holds what it reserves, if it is admitted now; None: nobody knows.
-
-    The pods of an array end one by one, and others take their place. Who has leave to wait for
-    will start later than now.
-    """
-    if group.is_array or (_still_waits(group) and session.refusals_at("permit", group)):
-        return None
-    return group.record.spec.walltime
-
-
 @dataclass(frozen=True, slots=True)
 class _Started:
     """A group that has just been admitted, or has grown by so much: for how long, and the room of
@@ -264,34 +279,62 @@ class _Started:
     growth: Amounts | None = None
 
 
-def _go_ahead(session: Session, line: _Line, known: Timetable) -> Iterator[_Started]:
+def _go_ahead(turn: _Turn, line: _Line) -> Iterator[_Started]:
     """Each group of a line that starts now; then more pods of groups that run, one by one.
 
     The head itself is the last one, if all that keeps it is what is set aside for another queue's
-    head, and it ends before that starts: who is behind it stands behind another head then.
+    head, which it does not delay: who is behind it stands behind another head then.
     """
-    plan, now_ms = line.plan, session.now_ms
-    length = length_of(session, line.head)
-    if line.start == now_ms and _admit(session, line, line.head, length, known):
+    session, plan = turn.session, line.plan
+    now_ms, length = session.now_ms, length_of(session, line.head)
+    if line.start == now_ms and _admit(turn, line.queue, line.head, length):
         yield _Started(line.head, length, _room_of(line.head))
         return
     for group in line.behind:
         length = length_of(session, group)
         if not line.for_all:
-            if plan.fits_now(group, length) and _admit(session, line, group, length, known):
+            if plan.fits_now(group, length) and _admit(turn, line.queue, group, length, plan):
                 yield _Started(group, length, _room_of(group))
             continue
         start = plan.slot(group, length)
         if start is None:
             # Like a head without a start: whatever goes past it may delay it.
             return
-        if start == now_ms and _admit(session, line, group, length, known):
+        if start == now_ms and _admit(turn, line.queue, group, length, plan):
             yield _Started(group, length, _room_of(group))
             continue
         session.reservations[group.uid] = start
         plan.book(group, start, length)
     for group in _growing(session, line):
-        yield from _grow(session, line, group, known)
+        yield from _grow(turn, line, group)
+
+
+def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
+    """Each group of a queue that starts now though something is set aside for heads of others; of
+    a StrictFIFO queue the head, and the next head after it.
+    """
+    session, known = turn.session, turn.known
+    head = session.strict_heads.get(name)
+    while head is not None and still_waits(head):
+        length = length_of(session, head)
+        if not known.fits_now(head, length) or not _admit(turn, name, head, length):
+            return
+        yield _Started(head, length, _room_of(head))
+        head = _next_head(session, name, head)
+    for group in islice(_in_line(session, name), MOST_TRIED) if head is None else ():
+        length = length_of(session, group)
+        if known.fits_now(group, length) and _admit(turn, name, group, length):
+            session.ledger.drop_aside(group)
+            yield _Started(group, length, _room_of(group))
+
+
+def _in_line(session: Session, name: str) -> Iterator[GroupState]:
+    """Those of a queue who wait in line, but for those that a full limit keeps out anyway."""
+    line = session.queues[name].line
+    tried = [crowd for crowd in line.crowds.values() if not is_kept_out(session, crowd)]
+    for group in _after(session, (), line, tried):
+        if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
+            yield group
 
 
 def _room_of(group: GroupState) -> Room:
@@ -318,11 +361,18 @@ def _withheld(session: Session, room: Room) -> Iterator[None]:
 
 
 def _admit(
-    session: Session, line: _Line, group: GroupState, length: int | None, known: Timetable
+    turn: _Turn,
+    queue: str,
+    group: GroupState,
+    length: int | None,
+    plan: Timetable | None = None,
 ) -> bool:
-    """Admit and place a group, or let it reserve and wait for leave; False if it cannot be now."""
-    end = None if length is None else session.now_ms + length
-    with session.ledger.regarding(_heads_in_the_way(session, line, end, known)):
+    """Admit and place a group, or let it reserve and wait for leave; False if it cannot be now.
+    `plan` has what is booked for others of its queue.
+    """
+    session = turn.session
+    others = turn.others.in_the_way(queue, lambda beside: beside.fits_now(group, length))
+    with session.ledger.regarding(others):
         if blockers(session, group):
             return False
     waits_for = session.refusals_at("permit", group)
@@ -333,7 +383,7 @@ def _admit(
             admit(statement, group, reservation=group.reservation)
             create_pods(statement, group, wanted_ordinals(group))
             if not group.is_external:
-                with _withheld(session, _booked_beside(line, group, length)):
+                with _withheld(session, _booked_beside(turn, queue, length, plan)):
                     bind_until_ready(session, statement, group)
                 if not session.group_ready(group):
                     return False
@@ -345,9 +395,12 @@ def _admit(
     return True
 
 
-def _booked_beside(line: _Line, group: GroupState, length: int | None) -> Room:
-    """What is booked for others on nodes while a group would be there: for the head, nothing."""
-    return {} if group is line.head else line.plan.booked_until(length)
+def _booked_beside(turn: _Turn, queue: str, length: int | None, plan: Timetable | None) -> Room:
+    """What is booked for others on nodes while a group would be there."""
+    booked = dict(turn.others.booked_until(queue, length))
+    for name, room in (plan.booked_until(length) if plan is not None else {}).items():
+        booked[name] = larger(booked.get(name, {}), room)
+    return booked
 
 
 # --- More pods of groups that run -----------------------------------------------------------------
@@ -369,10 +422,11 @@ def _growing(session: Session, line: _Line) -> list[GroupState]:
     return sorted(groups, key=session.group_key)
 
 
-def _grow(session: Session, line: _Line, group: GroupState, known: Timetable) -> Iterator[_Started]:
+def _grow(turn: _Turn, line: _Line, group: GroupState) -> Iterator[_Started]:
     """Bind more pods of a group, as long as they delay nobody. A task of which one pod does not fit
     is left.
     """
+    session = turn.session
     refused: set[str] = set()
     length = _pods_length(session, group)
     for extra in waiting_extras(session, group):
@@ -381,7 +435,7 @@ def _grow(session: Session, line: _Line, group: GroupState, known: Timetable) ->
             continue
         growth = growth_with(session, group, shape)
         fits = line.plan.has_room_now(group, shape, growth, length)
-        if fits and (room := _bind_extra(session, line, group, extra, length, known)):
+        if fits and (room := _bind_extra(turn, line, group, extra, length)):
             yield _Started(group, length, room, growth)
             continue
         refused.add(shape.task.name)
@@ -398,19 +452,18 @@ def _pods_length(session: Session, group: GroupState) -> int | None:
 
 
 def _bind_extra(
-    session: Session,
-    line: _Line,
-    group: GroupState,
-    extra: Pod | int,
-    length: int | None,
-    known: Timetable,
+    turn: _Turn, line: _Line, group: GroupState, extra: Pod | int, length: int | None
 ) -> Room:
     """The room of the pod that was bound; none, if none was."""
+    session = turn.session
     shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
-    end = None if length is None else session.now_ms + length
-    with _withheld(session, line.plan.booked_until(length)):
+    growth = growth_with(session, group, shape)
+    with _withheld(session, _booked_beside(turn, line.queue, length, line.plan)):
         node = find_node(session, shape)
-    with session.ledger.regarding(_heads_in_the_way(session, line, end, known)):
+    others = turn.others.in_the_way(
+        line.queue, lambda beside: beside.has_room_now(group, shape, growth, length)
+    )
+    with session.ledger.regarding(others):
         if node is None or over_limit_with(session, group, shape):
             return {}
     with Statement(session) as statement:
@@ -418,67 +471,3 @@ def _bind_extra(
         pod = bind(statement, group, pod, node.name)
         statement.commit()
     return room_of([pod])
-
-
-# --- What others' heads have set aside ------------------------------------------------------------
-
-
-def _heads_in_the_way(
-    session: Session, line: _Line, end: int | None, known: Timetable
-) -> frozenset[str]:
-    """The heads of other queues that would not have started by then: what is set aside for them
-    binds. What is kept for one's own head is in the plan.
-    """
-    others = [one.head for one in session.ledger.aside.values() if one.head != line.head.uid]
-    return frozenset(
-        uid for uid in others if end is None or not _ends_before(session, uid, end, known)
-    )
-
-
-def _ends_before(session: Session, uid: str, end: int, known: Timetable) -> bool:
-    head = session.groups[uid]
-    start = known.slot(head, length_of(session, head))
-    return start is not None and end <= start
-
-
-# --- Pods that ask for nothing ------------------------------------------------------------------
-
-
-def _place_what_asks_for_nothing(session: Session) -> None:
-    """Pods that take nothing but a place on a node, behind a strict head too; a gang of such pods
-    whole or not at all.
-    """
-    for group in session.busy():
-        if not is_admitted(group) or group.is_external or group.has_all_placed:
-            continue
-        if not _has_free_pods(group) or gives_way_to(session, group) is not None:
-            continue
-        if not session.group_ready(group) and all(map(_asks_for_nothing, group.tasks)):
-            with Statement(session) as statement:
-                bind_until_ready(session, statement, group)
-                if session.group_ready(group):
-                    statement.commit()
-        if session.group_ready(group):
-            _place_free_pods(session, group)
-
-
-def _place_free_pods(session: Session, group: GroupState) -> None:
-    for extra in list(waiting_extras(session, group)) if _has_free_pods(group) else ():
-        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
-        if not _asks_for_nothing(shape):
-            continue
-        node = find_node(session, shape)
-        if node is None or over_limit_with(session, group, shape):
-            return
-        with Statement(session) as statement:
-            pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
-            bind(statement, group, pod, node.name)
-            statement.commit()
-
-
-def _has_free_pods(group: GroupState) -> bool:
-    return any(_asks_for_nothing(shape) for shape in group.tasks)
-
-
-def _asks_for_nothing(shape: TaskShape) -> bool:
-    return not shape.requests.keys() - {PODS}

@@ -17,7 +17,8 @@ from batchq.framework.placement import gang_of, slots_for
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.timetable import Timetable
-from batchq_actions.backfill import length_of, reservations_of
+from batchq_actions.backfill import reservations_of
+from batchq_actions.otherheads import length_of
 
 
 class Backfilling(Struct, frozen=True, kw_only=True, rename="camel"):

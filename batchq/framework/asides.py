@@ -1,47 +1,55 @@
 """What is set aside for a head that waits: others are tested as if it were charged.
 
 Otherwise small groups of other queues, admitted one by one, keep a large head from ever finding
-enough room at once. Kept for the rest of a session, where queues meet: in the cluster and in the
-queues above.
+enough room at once. All that the head asks for is set aside, or nothing: a part of it would be idle
+and let nobody start, the head included. It is all where the head, beside what its queue will still
+hold when it starts by the ends that are known, leaves its queue within what it deserves. Kept for
+the rest of a session, where queues meet: in the cluster and in the queues above.
 """
 
 from __future__ import annotations
 
-from batchq.api.lifecycle import PodGroupPhase
+from collections.abc import Iterator
+
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.quantity import LARGEST
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, minus, smaller
+from batchq.api.resources import Amounts
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.framework.classes import everybody_may_evict, may_evict
+from batchq.framework.hygiene import is_protected
 from batchq.framework.ledger import title_of
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.framework.state import GroupState, Victim, is_admitted
+from batchq.framework.timetable import timetable_of
 
 
 def set_aside(session: Session, head: GroupState) -> None:
-    """For a strict head: what its queue still deserves, against everybody else."""
-    if _lacks_what_is_shared(session, head):
-        amounts = smaller(head.reservation, _undershoot(session, head.queue))
-        session.ledger.put_aside(head, amounts, lambda _: True)
+    """For a strict head, against everybody else."""
+    if _lacks_what_is_shared(session, head) and _stays_within_deserved(session, head):
+        session.ledger.put_aside(head, head.reservation, lambda _: True)
 
 
 def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
     """For a head that others may overtake: only where its queue states what it deserves, against
-    groups that would borrow what it could not, by policy, take back from them, and only if it asks
-    for no more than that.
+    groups that would borrow what it could not, by policy, take back from them; or against all that
+    would borrow, while nothing but a protection keeps it from its victims.
     """
-    if _gets_all_back(session, head) or not _lacks_what_is_shared(session, head):
+    spares = _spares_some(session, head)
+    if not spares and _gets_all_back(session, head):
         return
-    deserved = deserved_of_queues(session).get(head.queue, {})
-    above = minus(head.reservation, deserved)
-    if any(name in deserved for name in comparable(session, above)):
+    if not session.queues[head.queue].record.spec.deserved:
         return
-    amounts = smaller(head.reservation, _undershoot(session, head.queue))
+    if not _lacks_what_is_shared(session, head) or not _stays_within_deserved(session, head):
+        return
+    amounts = head.reservation
     session.ledger.put_aside(
         head,
         amounts,
         lambda group: (
-            _would_borrow(session, group, amounts) and not _gets_back(session, head, group)
+            _would_borrow(session, group, amounts)
+            and (spares or not _gets_back(session, head, group))
         ),
     )
 
@@ -58,9 +66,37 @@ def _is_shared(verdict: Verdict, above: set[str]) -> bool:
     )
 
 
-def _undershoot(session: Session, queue: str) -> Amounts:
-    deserved = deserved_of_queues(session).get(queue, {})
-    return minus(deserved, session.ledger.sums.get(queue_scope(queue), {}))
+def _stays_within_deserved(session: Session, head: GroupState) -> bool:
+    """Whether the head's queue, once it starts, holds no more than it deserves of anything that it
+    asks for.
+    """
+    asked, scope = head.reservation, queue_scope(head.queue)
+    deserved = deserved_of_queues(session).get(head.queue, {})
+    bounds = {
+        name: deserved[name] - asked[name]
+        for name in comparable(session, asked)
+        if name in deserved
+    }
+    if any(units < 0 for units in bounds.values()):
+        return False
+    if all(session.ledger.used(scope, name) <= units for name, units in bounds.items()):
+        return True
+    # Its own groups may end before it starts: by their walltimes, or as it does not start before.
+    table = timetable_of(session)
+    start = table.slot(head, None)
+    return all(
+        min(table.sum_then(scope, name, start), _left_beside(session, head, name)) <= units
+        for name, units in bounds.items()
+    )
+
+
+def _left_beside(session: Session, head: GroupState, name: str) -> int:
+    """The most that anybody could hold beside a head that has started."""
+    limits = [session.ledger.limit(scope, name) for scope in head.scopes]
+    return (
+        min((limit for limit in limits if limit is not None), default=LARGEST)
+        - (head.reservation[name])
+    )
 
 
 def _would_borrow(session: Session, group: GroupState, amounts: Amounts) -> bool:
@@ -88,13 +124,46 @@ def _gets_all_back(session: Session, head: GroupState) -> bool:
 
 
 def everybody_gets_all_back(session: Session) -> bool:
-    """Whether that is so of every head that any queue of this session could have."""
+    """Whether that is so of every head that any queue of this session could have, now."""
     specs = [queue.record.spec for queue in session.queues.values() if queue.record.spec.deserved]
     return not specs or (
         "reclaim" in session.actions
         and session.all_reclaimable
         and all(spec.preemption.reclaim == "Any" for spec in specs)
         and everybody_may_evict(session)
+        and next(_protected(session), None) is None
+    )
+
+
+def _protected(session: Session) -> Iterator[GroupState]:
+    """The groups that reclaim may not take yet, for how short they have run."""
+    for group in session.busy():
+        if is_admitted(group):
+            pods = tuple(pod for pod in group.current() if pod.status.phase in ON_NODE)
+            if pods and is_protected(session, Victim(group, pods, whole=True), "reclaimable"):
+                yield group
+
+
+def _spares_some(session: Session, head: GroupState) -> bool:
+    """Whether a protection alone keeps the head from a group that its queue could reclaim from."""
+    spec = session.queues[head.queue].record.spec
+    if not spec.deserved or spec.preemption.reclaim == "Never":
+        return False
+    return any(
+        group.queue != head.queue
+        and _gets_back(session, head, group)
+        and _is_above_deserved(session, group.queue, head.reservation)
+        for group in _protected(session)
+    )
+
+
+def _is_above_deserved(session: Session, queue: str, amounts: Amounts) -> bool:
+    """Whether a queue holds more than it deserves of anything that is asked for."""
+    deserved = deserved_of_queues(session).get(queue, {})
+    return any(
+        session.ledger.used(queue_scope(queue), name) > deserved[name]
+        for name in comparable(session, amounts)
+        if name in deserved
     )
 
 

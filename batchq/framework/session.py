@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from batchq.framework.borrowers import Borrowers
     from batchq.framework.noderows import NodeRows
     from batchq.framework.queue_shares import FairShares
+    from batchq.framework.timetable import Timetable
 
 Key = tuple[Any, ...]
 
@@ -126,6 +127,8 @@ class Session:
         self.rooms: dict[str, dict[str, Amounts]] = {}
         #: What each queue asks for and deserves, once worked out.
         self.fair_shares: FairShares | None = None
+        #: How far the ledger had moved, and what is charged when from there, once worked out.
+        self.timetable: tuple[int, Timetable] | None = None
         #: Why groups stand aside, once asked (batchq.framework.line).
         self.asides: dict[str, tuple[Verdict, ...]] = {}
         #: What groups that ask for the same were told, and at which version of the ledger.
@@ -384,6 +387,7 @@ class Session:
         # They know the session: left here, both were a cycle, which only the collector frees.
         self.rankings.clear()
         self.borrowers = None
+        self.timetable = None
 
     def anybody_sleeps(self) -> bool:
         """Whether what anybody was told may be older than this session."""

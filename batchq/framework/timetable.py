@@ -313,6 +313,11 @@ class Timetable:
         finally:
             session.ledger = ledger
 
+    def sum_then(self, scope: str, resource: str, instant: int | None) -> int:
+        """The sum of a scope at an instant; None: when all has ended whose end is known."""
+        step = len(self._at) if instant is None else bisect_right(self._at, instant)
+        return self.sum_at(scope, resource, step - 1)
+
     def sum_at(self, scope: str, resource: str, step: int) -> int:
         """The sum of a scope at a step."""
         return self._shared((scope, resource))[step]
@@ -344,6 +349,18 @@ class Timetable:
             for step in range(first, len(column) if last is None else last):
                 now = sums[step]
                 column[step] += max(0, stated - now) - max(0, stated - now + units)
+
+
+def timetable_of(session: Session) -> Timetable:
+    """What is charged when, as things are now: the same one until the ledger moves. For questions
+    only; nothing may be booked there.
+    """
+    known = session.timetable
+    if known is None or known[0] != len(session.ledger.moved):
+        table = Timetable(session)
+        # Working it out moves the ledger, and moves it back.
+        known = session.timetable = (len(session.ledger.moved), table)
+    return known[1]
 
 
 class _LedgerThen(LedgerView):

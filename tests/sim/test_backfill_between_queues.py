@@ -130,17 +130,39 @@ def meeting(deserved: int, *, other: Manifest | None = None) -> list[Manifest]:
 
 
 def test_what_ends_before_the_head_of_another_queue_starts_uses_what_is_set_aside_for_it() -> None:
-    """Set aside for `ha` are all five that are free, from whoever would still be there then."""
+    """Set aside for `ha` are all five that are free, from whoever would be in its way then."""
     assert ahead(*meeting(6), job("fb", 5, 100, queue="b")) == ["fb"]
-    assert ahead(*meeting(6), job("fb", 1, 101, queue="b")) == []
-    assert ahead(*meeting(6), group("fb", 1, 1, queue="b")) == []
+    assert ahead(*meeting(6), job("fb", 5, 101, queue="b")) == []
+    assert ahead(*meeting(6), group("fb", 1, 5, queue="b")) == []
 
 
-def test_beside_what_is_set_aside_for_another_queue_there_is_room_for_longer() -> None:
-    """A queue that deserves three has three set aside; two of the five that are free are left."""
-    assert ahead(*meeting(3), job("fb", 2, 101, queue="b")) == ["fb"]
-    assert ahead(*meeting(3), job("fb", 3, 101, queue="b")) == []
-    assert ahead(*meeting(3), job("fb", 3, 100, queue="b")) == ["fb"]
+def test_for_a_head_above_what_its_queue_deserves_nothing_is_set_aside() -> None:
+    """A queue that deserves three does not keep three of the six that its head wants."""
+    assert ahead(*meeting(3), job("fb", 3, 101, queue="b")) == ["fb"]
+
+
+def test_a_head_goes_ahead_of_that_of_another_queue_if_it_leaves_it_enough() -> None:
+    """Set aside for `ha` are six; at 100 s there are ten, and four are left for `hb` for long."""
+    world = meeting(6)[:-1]
+    assert ahead(*world, job("hb", 4, 1_000, queue="b")) == ["hb"]
+    assert ahead(*world, job("hb", 5, 1_000, queue="b")) == []
+
+
+@pytest.mark.parametrize("strategy", ["BestEffortFIFO", "StrictFIFO"])
+def test_so_does_a_group_of_a_queue_that_is_not_backfilled(strategy: str) -> None:
+    other = queue("b", strategy={"type": strategy}, deserved={"cpu": 4})
+    world = meeting(6, other=other)[:-1]
+    assert ahead(*world, job("hb", 4, 1_000, queue="b")) == ["hb"]
+    assert ahead(*world, job("hb", 5, 100, queue="b")) == ["hb"]
+    assert ahead(*world, job("hb", 5, 101, queue="b"), job("i", 1, 1_000, queue="b")) == (
+        ["i"] if strategy == "BestEffortFIFO" else []
+    )
+
+
+def test_behind_a_strict_head_that_went_ahead_the_next_one_is_the_head() -> None:
+    world = meeting(6, other=queue("b", strategy={"type": "StrictFIFO"}, deserved={"cpu": 4}))[:-1]
+    behind = [job(f"s{at}", 2, 1_000, queue="b") for at in range(3)]
+    assert ahead(*world, *behind, job("short", 1, 10, queue="b")) == ["s0", "s1"]
 
 
 def test_the_head_itself_goes_ahead_of_that_of_another_queue_if_it_ends_in_time() -> None:
@@ -160,7 +182,7 @@ def test_what_is_set_aside_for_a_strict_head_binds_who_would_be_in_its_way() -> 
     strict = queue("a", strategy={"type": "StrictFIFO"}, deserved={"cpu": 6})
     world = [strict if one["metadata"]["name"] == "a" else one for one in meeting(6)]
     assert ahead(*world, job("fb", 5, 100, queue="b")) == ["fb"]
-    assert ahead(*world, job("fb", 1, 101, queue="b")) == []
+    assert ahead(*world, job("fb", 5, 101, queue="b")) == []
 
 
 def test_a_strict_queue_is_not_filled() -> None:

@@ -320,27 +320,56 @@ def test_an_external_group_is_bound_by_the_root_only_where_that_states_a_capabil
     assert reasons(stated, "e13") == ["ExceedsMaxQuota"]
 
 
-def test_a_strict_head_sets_aside_what_its_queue_lacks_to_its_deserved() -> None:
-    """Min(r, max(0, deserved − ledger)) …, for the rest of each pass and asleep or not."""
+def test_a_strict_head_sets_aside_all_that_it_asks_for_or_nothing() -> None:
+    """R, whole, where it stays within its queue's deserved; and nothing otherwise."""
+
+    def past(asks: int) -> list[str]:
+        came = came_of(
+            node("n1", 10),
+            *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
+            *(*running("rs", 2, queue="s"), *running("rb", 5, queue="b")),
+            *(group("head", 1, asks, queue="s"), group("b1", queue="b"), group("b2", queue="b")),
+            timeline({"at": "20s", "apply": group("late", queue="b")}),
+        )
+        return in_order(came)
+
+    assert past(4) == []
+    assert past(5) == ["b1", "b2", "late"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "passes"),
+    [({"walltime": "100s"}, []), ({"walltime": "300s"}, ["b1"]), ({}, ["b1"])],
+    ids=["before the head starts", "after it", "nobody knows when"],
+)
+def test_what_a_queue_will_have_given_back_when_its_head_starts_counts(
+    ends: dict[str, str], passes: list[str]
+) -> None:
+    """With what its queue will still hold when it starts. At 200 s there are nine of ten."""
     came = came_of(
         node("n1", 10),
         *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
-        *(*running("rs", 4, queue="s"), *running("rb", 2, queue="b")),
-        *(group("head", 1, 6, queue="s"), group("b1", queue="b"), group("b2", queue="b")),
-        group("b3", queue="b"),
-        timeline({"at": "20s", "apply": group("late", queue="b")}),
+        *(*running("rs", 1, queue="s", **ends), *running("rb", 6, queue="b", walltime="200s")),
+        *(group("head", 1, 6, queue="s"), group("b1", queue="b")),
+        cycles=1,
     )
-    assert in_order(came) == ["b1", "b2"]
+    assert in_order(came) == passes
 
 
 def test_elastic_binds_of_others_leave_what_a_strict_head_has_set_aside() -> None:
     """Groups and elastic binds of queues tried after it are tested as if that were charged."""
-    came = came_of(
-        node("n1", 10),
-        *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
-        *(*running("el", 3, replicas=20, minMember=1, queue="b"), group("head", 1, 8, queue="s")),
-    )
-    assert binds(came) == ["el-t-3"]
+
+    def grows(asks: int) -> list[str]:
+        came = came_of(
+            node("n1", 10),
+            *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
+            *running("el", 5, replicas=7, minMember=1, queue="b"),
+            group("head", 1, asks, queue="s"),
+        )
+        return binds(came)
+
+    assert grows(6) == []
+    assert grows(7) == ["el-t-5", "el-t-6"]
 
 
 def test_a_strict_head_that_its_own_queue_refuses_sets_nothing_aside() -> None:
@@ -454,7 +483,8 @@ def test_who_waits_for_what_is_set_aside_wakes_when_it_no_longer_is(
     came = came_of(
         node("n1", 10),
         *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
-        *(*running("rb", 4, queue="b"), group("head", 1, 7, queue="s"), group("b1", queue="b")),
+        *(queue("c", weight=0), *running("rb", 3, queue="b"), *running("rc", 2, queue="c")),
+        *(group("head", 1, 6, queue="s"), group("b1", queue="b")),
         timeline({"at": "10s", **step}),
     )
     assert admitted(came) == [(10, ["default/b1"])], why

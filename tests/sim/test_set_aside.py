@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sim.test_evictions import ALL, running
 from tests.sim.worlds import admitted, evicted, group, manifest, node, outcome, queue, timeline
 
@@ -77,3 +79,37 @@ def test_what_a_queue_held_before_it_had_others_below_it_is_its_demand_still() -
     )
     assert came.queues["a"].deserved["cpu"] == "4"
     assert evicted(came) == []
+
+
+# --- All or nothing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
+def test_no_part_of_what_a_head_asks_for_is_kept_idle(strategy: str) -> None:
+    """`wide` asks for more than its queue deserves: what is free serves the other queue."""
+    came = outcome(
+        node("n1", 8),
+        queue("a", strategy={"type": strategy}, deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 4}),
+        *running("r", 1, queue="b"),
+        *running("s", 2, queue="a"),
+        group("wide", 1, 8, queue="a", walltime="10s"),
+        *(group(f"b{at}", queue="b") for at in range(6)),
+        config="actions: [enqueue, allocate, backfill]",
+    )
+    assert admitted(came) == [(0, [f"default/b{at}" for at in range(5)])]
+
+
+def test_a_head_that_may_not_take_its_victims_yet_keeps_others_from_borrowing_more() -> None:
+    """`r` has run for too short to be reclaimed; `late` would be the next that is too young."""
+    came = outcome(
+        node("n1", 6),
+        queue("a", deserved={"cpu": 3}, preemption={"reclaim": "Any"}),
+        queue("b", deserved={"cpu": 3}),
+        *running("r", 1, cpu=5, queue="b", grace="0s"),
+        group("head", 1, 3, queue="a"),
+        group("late", 1, 1, queue="b"),
+        config=f"{ALL}\nminRuntime: 60s",
+    )
+    assert admitted(came)[0][0] == 60
+    assert evicted(came) == [(60, [("default/r-t-0", "Reclaimed")])]

@@ -6,7 +6,15 @@ from batchq.api.intents import SetReasons
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Condition, Dependency, PodGroupStatus, SchedulingGate
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, decide
+from tests.builders import (
+    a_group,
+    a_node,
+    a_priority,
+    a_queue,
+    a_quota,
+    a_running_group,
+    decide,
+)
 
 
 def test_the_group_that_came_first_is_admitted_first() -> None:
@@ -66,23 +74,29 @@ def test_a_strict_head_held_back_only_by_its_namespace_is_passed() -> None:
 
 
 def test_a_strict_head_sets_aside_what_its_queue_deserves_from_other_queues() -> None:
+    """Both queues deserve four of eight; two are free, and the head wants four."""
     objects = (
         a_node(cpu=8),
-        a_queue("runs"),
         a_queue("other"),
-        a_group("runs", 4, queue="runs", created=0),
-        a_group("head", 8, queue="strict", created=1),
-        a_group("one", 3, queue="other", created=2),
-        a_group("two", 1, queue="other", created=3),
+        *a_running_group("runs", 6, queue="other"),
+        a_group("head", 4, queue="strict", created=1),
+        a_group("one", 1, queue="other", created=2),
     )
-    assert decide(a_queue("strict"), *objects).admitted == [
-        "default/one",
-        "default/runs",
-        "default/two",
-    ]
-    held_back = decide(a_queue("strict", strict=True), *objects)
-    assert "default/head" not in held_back.admitted
-    assert len(held_back.admitted) < 3
+    assert decide(a_queue("strict"), *objects).admitted == ["default/one"]
+    assert decide(a_queue("strict", strict=True), *objects).admitted == []
+
+
+def test_for_a_head_above_what_its_queue_deserves_nothing_is_set_aside() -> None:
+    """A part of what it asks for would be idle, and let nobody start."""
+    objects = (
+        a_node(cpu=8),
+        a_queue("other"),
+        *a_running_group("runs", 2, queue="other"),
+        *a_running_group("mine", 1, queue="strict"),
+        a_group("head", 8, queue="strict", created=1),
+        *(a_group(f"next{at}", 1, queue="other", created=2) for at in range(6)),
+    )
+    assert len(decide(a_queue("strict", strict=True), *objects).admitted) == 5
 
 
 def test_what_a_pass_admits_counts_for_the_order_of_queues_in_the_same_pass() -> None:

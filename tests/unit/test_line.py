@@ -167,9 +167,9 @@ def test_a_head_refused_by_the_cluster_and_its_namespace_sets_aside_too() -> Non
         a_queue("strict", strict=True),
         a_queue("other"),
         a_quota("team", cpu=8),
-        *a_running_group("runs", 2, queue="other", namespace="team"),
-        a_group("head", 8, queue="strict", namespace="team", created=1),
-        a_group("next", 4, queue="other", created=2),
+        *a_running_group("runs", 6, queue="other", namespace="team"),
+        a_group("head", 4, queue="strict", namespace="team", created=1),
+        a_group("next", 1, queue="other", created=2),
     )
     assert decided.reasons("head", "team") == ["WaitingForQuota", "WaitingForResources"]
     assert decided.admitted == []
@@ -192,19 +192,20 @@ def _bound_beside_a_strict_head(queue: str) -> int:
         a_queue("other"),
         array,
         a_pod(array, phase=PodPhase.RUNNING, node="n1", bound_at=0, started_at=0),
-        a_group("head", 8, queue="strict", created=1),
+        *a_running_group("runs", 4, queue="other"),
+        a_group("head", 4, queue="strict", created=1),
     )
     assert decided.reasons("head") == ["WaitingForResources"]
     return len(decided.bound)
 
 
 def test_what_is_set_aside_binds_elastic_pods_of_other_queues() -> None:
-    # Both deserve four: the array may have all but what the strict queue deserves.
-    assert _bound_beside_a_strict_head("other") == 3
+    # Both deserve four: the array may have nothing of the three that are free.
+    assert _bound_beside_a_strict_head("other") == 0
 
 
 def test_what_is_set_aside_binds_no_elastic_pods_of_its_own_queue() -> None:
-    assert _bound_beside_a_strict_head("strict") == 7
+    assert _bound_beside_a_strict_head("strict") == 3
 
 
 def test_who_is_refused_for_what_is_set_aside_is_told_so() -> None:
@@ -212,12 +213,12 @@ def test_who_is_refused_for_what_is_set_aside_is_told_so() -> None:
         a_node(cpu=8),
         a_queue("strict", strict=True),
         a_queue("other"),
-        *a_running_group("runs", 2, queue="other"),
-        a_group("head", 8, queue="strict", created=1),
-        a_group("next", 4, queue="other", created=2),
+        *a_running_group("runs", 6, queue="other"),
+        a_group("head", 4, queue="strict", created=1),
+        a_group("next", 1, queue="other", created=2),
     )
     assert decided.message("next") == (
-        "needs cpu 4, and the cluster has 2 free (6 of 8 in use);"
+        "needs cpu 1, and the cluster has 0 free (10 of 8 in use);"
         " part of that is set aside for the head of strict"
     )
 

@@ -28,10 +28,12 @@ check: $(VENV)/.installed-test  ## format, lint, types and architecture, without
 bench: $(VENV)/.installed-test  ## the benchmarks, each beside something else
 	$(BIN)/python -m benchmarks
 
-swarm: $(VENV)/.installed-test  ## thousands of random worlds, 500 kills on a live stack, slow tests
+swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kills on a live stack, slow tests
 	HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
 	$(BIN)/python -m tests.faults --seeds 10000
 	$(BIN)/python -m tests.worlds --seeds 5000
+	$(BIN)/python -m tests.worlds --wide --seeds 5000
+	$(BIN)/python -m tests.days --days 200
 	$(BIN)/python -m tests.swarm --kills 500
 	$(BIN)/pytest -m slow tests/e2e
 

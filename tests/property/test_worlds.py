@@ -23,6 +23,13 @@ def test_no_seed_breaks_a_rule_of_preempt_and_reclaim(first: int) -> None:
     assert [f"python -m tests.worlds --seed {one.seed}: {one.why}" for one in failures] == []
 
 
+@pytest.mark.parametrize("first", range(0, 15, 5))
+def test_nothing_waits_in_a_busy_world_that_could_start(first: int) -> None:
+    seeds = range(first, first + 5)
+    failures = [one for one in failures_of(seeds, processes=1, wide=True) if one]
+    assert [f"python -m tests.worlds --wide --seed {one.seed}: {one.why}" for one in failures] == []
+
+
 def test_the_worlds_are_such_that_both_actions_evict_pods_and_whole_groups() -> None:
     met = set()
     for seed in range(40):

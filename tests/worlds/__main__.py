@@ -6,6 +6,9 @@
     python -m tests.worlds --seed 1234 --write DIR the smallest world that still shows what is
                                                    wrong, as DIR/world.yaml and DIR/scheduler.yaml,
                                                    for `batchq simulate`
+    python -m tests.worlds --wide --seeds 5000     the busy worlds of these seeds: what users and
+                                                   machines do within some minutes; with --seed,
+                                                   too
 
 Exit code 0 if every rule held in every seed, 1 if not; each failure names the command that
 replays it.
@@ -26,7 +29,15 @@ from batchq.config.load import read_config
 from batchq.sim.run import Stage
 from batchq.sim.world import read_world
 from tests.worlds.making import Described
-from tests.worlds.play import MOST_SESSIONS, failure_of_world, failures_of, smaller, world_of
+from tests.worlds.play import (
+    MOST_SESSIONS,
+    failure_of_wide,
+    failure_of_world,
+    failures_of,
+    smaller,
+    world_of,
+)
+from tests.worlds.wide import MOST_SESSIONS_OF_WIDE, wide_world
 
 _MOST_SHOWN = 30
 
@@ -38,22 +49,24 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="replay this one, and tell its story")
     parser.add_argument("--write", type=Path, help="where to write its smallest world")
+    parser.add_argument("--wide", action="store_true", help="the busy worlds of the seeds")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     if asked.seed is not None:
-        return _replay(asked.seed, asked.write)
+        return _replay(asked.seed, asked.write, wide=asked.wide)
     return _swarm(asked)
 
 
-def _replay(seed: int, folder: Path | None) -> int:
-    world = world_of(seed)
-    found = failure_of_world(world)
+def _replay(seed: int, folder: Path | None, *, wide: bool) -> int:
+    world = wide_world(seed) if wide else world_of(seed)
+    find = failure_of_wide if wide else failure_of_world
+    found = find(world)
     if folder is not None:
-        world = smaller(world)
+        world = smaller(world, find)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "world.yaml").write_text(world.text)
         (folder / "scheduler.yaml").write_text(world.config_text)
-    _tell_story(world)
+    _tell_story(world, MOST_SESSIONS_OF_WIDE if wide else MOST_SESSIONS)
     if found is None:
         _tell(f"seed {seed}: every rule holds")
         return 0
@@ -61,10 +74,10 @@ def _replay(seed: int, folder: Path | None) -> int:
     return 1
 
 
-def _tell_story(world: Described) -> None:
+def _tell_story(world: Described, most: int) -> None:
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
     stage = Stage(read_world(world.text, f"seed {world.seed}"), scheduler)
-    for cycle in stage.run(MOST_SESSIONS, bounded=True).outcome.cycles:
+    for cycle in stage.run(most, bounded=True).outcome.cycles:
         told = {what: value for what, value in to_builtins(cycle).items() if value}
         _tell(" ".join(f"{what}={value}" for what, value in told.items()))
 
@@ -73,13 +86,13 @@ def _swarm(asked: argparse.Namespace) -> int:
     seeds = range(asked.first, asked.first + asked.seeds)
     began = time.monotonic()
     failed = 0
-    for found in failures_of(seeds, processes=asked.processes):
+    for found in failures_of(seeds, processes=asked.processes, wide=asked.wide):
         if found is None:
             continue
         failed += 1
         if failed <= _MOST_SHOWN:
             _tell(f"seed {found.seed}: {found.why}")
-            _tell(f"    python -m tests.worlds --seed {found.seed}")
+            _tell(f"    python -m tests.worlds{' --wide' * asked.wide} --seed {found.seed}")
     took_s = time.monotonic() - began
     _tell(
         f"{asked.seeds} seeds from {asked.first}, {failed} failed, in {took_s:.1f} s"

@@ -47,7 +47,11 @@ def with_checks(world: Described) -> Described:
     groups = [(0, one) for one in manifests if one["kind"] == "PodGroup"]
     if not any("podgroups" in one["spec"].get("hard", ()) for one in manifests):
         # Else one that comes later may be refused, and a step about it would mean nothing.
-        groups += [(_at(step), step["apply"]) for step in steps if "apply" in step]
+        groups += [
+            (_at(step), step["apply"])
+            for step in steps
+            if step.get("apply", {}).get("kind") == "PodGroup"
+        ]
     for since, group in groups:
         steps += _answers(dice, _asked(queues, group["spec"]["queue"]), group, since, answers)
     manifests += [_check(dice, name) for name in CHECKS if dice.random() < 0.99]

@@ -6,8 +6,9 @@ import multiprocessing
 import random
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from msgspec import Struct, structs
 
@@ -28,14 +29,18 @@ from tests.worlds.check_rules import (
 from tests.worlds.checking import with_checks
 from tests.worlds.crashes import DoubtfulStage
 from tests.worlds.fair import fair_world, shares_have_converged
+from tests.worlds.instants import Instants
 from tests.worlds.making import Described, described
 from tests.worlds.rules import AFTER_EVERY_SESSION, AT_REST, Broken, Course
 from tests.worlds.traces import state_of
+from tests.worlds.wide import MOST_SESSIONS_OF_WIDE, wide_world
 
 #: Sessions of a world; long before its end nobody may be evicted any more.
 MOST_SESSIONS = 50
 QUIET_SESSIONS = 12
 MOST_REFUSED = 2
+#: Whether the first worlds, too, are judged by what waits when an instant is over.
+AT_REST_TOO = False
 
 
 class Failure(Struct, frozen=True):
@@ -51,6 +56,7 @@ class Judged(Scheduler):
     """A scheduler that is looked at after every session."""
 
     course: Course = field(default_factory=lambda: Course(static=False))
+    instants: Instants | None = None
     last: list[Session] = field(default_factory=list)
 
     def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
@@ -60,6 +66,8 @@ class Judged(Scheduler):
         for rule in (*AFTER_EVERY_SESSION, *AFTER_EVERY_SESSION_WITH_CHECKS):
             rule(before, after)
         self.course.follow(before, after)
+        if self.instants is not None:
+            self.instants.follow(after)
         return after
 
 
@@ -88,23 +96,30 @@ class Traceless:
                 raise Broken(f"{self.name} decided nothing and changed {what}: {after[what]}")
 
 
-def judged(world: Described) -> Judged:
-    """The scheduler that the world asks for, under observation."""
-    scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+def judged(world: Described, *, at_rest: bool = True) -> Judged:
+    """The scheduler that the world asks for, under observation; with `at_rest` also of what waits
+    when the sessions of an instant are over.
+    """
+    config = read_config(world.config_text, "scheduler.yaml")
+    scheduler = assemble(config)
     actions = tuple(
         Traceless(action) if action.name in ("preempt", "reclaim") else action
         for action in scheduler.actions
     )
     return Judged(
-        actions, scheduler.plugins, scheduler.settings, course=Course(static=world.static)
+        actions,
+        scheduler.plugins,
+        scheduler.settings,
+        course=Course(static=world.static),
+        instants=Instants(config) if at_rest else None,
     )
 
 
-def play(world: Described) -> Outcome:
+def play(world: Described, most: int = MOST_SESSIONS, *, at_rest: bool = AT_REST_TOO) -> Outcome:
     """Play a world. Raises Broken or InvariantBroken."""
-    scheduler = judged(world)
+    scheduler = judged(world, at_rest=at_rest)
     stage = Stage(read_world(world.text, f"seed {world.seed}"), scheduler)
-    played = stage.run(MOST_SESSIONS, bounded=True)
+    played = stage.run(most, bounded=True)
     # A transaction that both takes and gives may come before one that it counts on; the next
     # session mends that. What is refused again and again was decided against the store's rules.
     if played.refused > MOST_REFUSED:
@@ -113,7 +128,7 @@ def play(world: Described) -> Outcome:
         for rule in (*AT_REST, nobody_waits_whose_checks_have_passed):
             rule(scheduler.last[0])
     course = scheduler.course
-    quiet_from = MOST_SESSIONS - QUIET_SESSIONS
+    quiet_from = most - QUIET_SESSIONS
     # As long as clocks send groups away and these come back, what queues deserve moves to and fro.
     is_still = world.static and not course.last_sent_away
     if is_still and played.exhausted and course.last_eviction > quiet_from:
@@ -124,7 +139,8 @@ def play(world: Described) -> Outcome:
 def play_in_doubt(world: Described) -> None:
     """Play a world in which commits are refused at first. Raises Broken or InvariantBroken."""
     quiet = structs.replace(world, static=False)
-    scheduler = judged(quiet)
+    # What was refused is decided anew, and others may have started in its place.
+    scheduler = judged(quiet, at_rest=False)
     stage = DoubtfulStage(read_world(world.text, f"seed {world.seed}"), scheduler, world.seed)
     played = stage.run(2 * MOST_SESSIONS, bounded=True)
     if not played.exhausted:
@@ -148,8 +164,9 @@ def play_fair(seed: int) -> None:
 
 
 def failure_of_world(world: Described) -> Failure | None:
-    """What is wrong with a world, whatever it is: a swarm goes on with the next one."""
-    try:
+    """What is wrong with a world."""
+
+    def everything() -> None:
         told = play(world)
         if world.seed % 2 == 0:
             play_in_doubt(world)
@@ -157,9 +174,27 @@ def failure_of_world(world: Described) -> Failure | None:
             play_shuffled(world, told)
         if world.seed % 4 == 1:
             play_fair(world.seed)
+
+    return _failure(world.seed, everything)
+
+
+def _failure(seed: int, plays: Callable[[], None]) -> Failure | None:
+    """Whatever is wrong: a swarm goes on with the next one."""
+    try:
+        plays()
     except Exception as wrong:  # a crash anywhere is a finding, as a broken rule is
-        return Failure(world.seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
+        return Failure(seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
     return None
+
+
+def play_wide(world: Described) -> None:
+    """Play a busy world: everything in it ends by itself. Raises Broken or InvariantBroken."""
+    play(world, MOST_SESSIONS_OF_WIDE, at_rest=True)
+
+
+def failure_of_wide(world: Described) -> Failure | None:
+    """What is wrong with a busy world."""
+    return _failure(world.seed, lambda: play_wide(world))
 
 
 def failure_of(seed: int) -> Failure | None:
@@ -167,41 +202,79 @@ def failure_of(seed: int) -> Failure | None:
     return failure_of_world(world_of(seed))
 
 
+def failure_of_wide_seed(seed: int) -> Failure | None:
+    """What is wrong with the busy world of a seed."""
+    try:
+        world = wide_world(seed)
+    except Exception as wrong:  # as in failure_of_world
+        return Failure(seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
+    return failure_of_wide(world)
+
+
 def world_of(seed: int) -> Described:
     """The world of a seed; in most, some queues ask for admission checks."""
     return with_checks(described(seed))
 
 
-def failures_of(seeds: Iterable[int], *, processes: int) -> Iterator[Failure | None]:
+def failures_of(
+    seeds: Iterable[int], *, processes: int, wide: bool = False
+) -> Iterator[Failure | None]:
     """What is wrong with each seed, in order, on so many processes."""
+    find = failure_of_wide_seed if wide else failure_of
     if processes == 1:
-        yield from map(failure_of, seeds)
+        yield from map(find, seeds)
         return
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        yield from pool.imap(failure_of, seeds, chunksize=10)
+        yield from pool.imap(find, seeds, chunksize=10)
 
 
 # --- Smaller worlds -------------------------------------------------------------------------------
 
 
-def smaller(world: Described) -> Described:
-    """As few documents as still show what is wrong with a world that fails."""
-    failure = failure_of_world(world)
+#: What is wrong with a world, if anything.
+Find: TypeAlias = Callable[[Described], Failure | None]
+
+
+def smaller(world: Described, find: Find = failure_of_world) -> Described:
+    """As few documents, and steps of its Timeline, as still show what is wrong with a world."""
+    failure = find(world)
     if failure is None:
         return world
     kind, place = _kind(failure.why), 0
     while place < len(world.manifests):
         left = [*world.manifests[:place], *world.manifests[place + 1 :]]
         attempt = structs.replace(world, manifests=left)
-        try:
-            found = failure_of_world(attempt)
-        except BatchqError:
-            found = None
-        if found is not None and _kind(found.why) == kind:
+        if _shows(attempt, kind, find):
+            world = attempt
+            continue
+        if world.manifests[place]["kind"] == "Timeline":
+            world = _with_fewer_steps(world, place, kind, find)
+        place += 1
+    return world
+
+
+def _with_fewer_steps(world: Described, place: int, kind: str, find: Find) -> Described:
+    step = 0
+    while step < len(world.manifests[place]["spec"]):
+        timeline = world.manifests[place]
+        steps = [*timeline["spec"][:step], *timeline["spec"][step + 1 :]]
+        manifests = [*world.manifests]
+        manifests[place] = {**timeline, "spec": steps}
+        attempt = structs.replace(world, manifests=manifests)
+        if steps and _shows(attempt, kind, find):
             world = attempt
         else:
-            place += 1
+            step += 1
     return world
+
+
+def _shows(world: Described, kind: str, find: Find) -> bool:
+    """Whether a world still shows what is wrong, and not something else."""
+    try:
+        found = find(world)
+    except BatchqError:
+        return False
+    return found is not None and _kind(found.why) == kind
 
 
 def _kind(why: str) -> str:

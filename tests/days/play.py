@@ -1,0 +1,213 @@
+"""Playing a day through the real sessions, looking after every instant, and what it came to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import yaml
+from msgspec import Struct
+
+from batchq.api.lifecycle import TERMINAL, PodPhase
+from batchq.api.objects import Pod, PodGroup, full_name
+from batchq.api.times import SECOND
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.ports import Clock, IdSource
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.sim import podlife
+from batchq.sim.clock import CountedIds
+from batchq.sim.execution import Execution
+from batchq.sim.outside import Outside
+from batchq.sim.report import Outcome
+from batchq.sim.run import Stage
+from batchq.sim.world import World, read_world
+from batchq.store.memory import MemoryStore
+from tests.days.easy import Easy
+from tests.days.making import STRATEGIES, Day, day_of, manifests
+from tests.worlds.instants import Instants
+from tests.worlds.rules import Broken
+
+#: Sessions of a day; it has come to rest long before.
+MOST_SESSIONS = 20_000
+#: An end that is no mistake: a gang that lost a node, and began again, may pass its walltime.
+_MAY_FAIL_FOR = frozenset({"WalltimeExceeded"})
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """What became of a day under one strategy.
+
+    Waits are seconds from when a group waits for nothing but others and room until a pod's first
+    start, on average over the pods; `easy_wait_s` is that of the clairvoyant.
+    """
+
+    seed: int
+    strategy: str
+    groups: int
+    pods: int
+    sessions: int
+    ends: dict[str, int]
+    wait_s: float
+    easy_wait_s: float
+
+
+class Failure(Struct, frozen=True):
+    """A day that went wrong, and how."""
+
+    seed: int
+    strategy: str
+    why: str
+    trace: str
+
+
+class Failing(Execution):
+    """Nodes on which the first attempt of some pods fails; owns which of them have."""
+
+    def __init__(
+        self, store: MemoryStore, clock: Clock, requests: IdSource, fails: Mapping[str, int]
+    ) -> None:
+        super().__init__(store, clock, requests)
+        #: Pod -> after how many seconds.
+        self._fails = dict(fails)
+
+    def end_due(self) -> None:
+        """First the pods that fail by now, then as ever."""
+        now_ms = self._clock.now_ms()
+        for pod in self._on_nodes():
+            at = self._fails_at(pod)
+            if at is not None and at <= now_ms:
+                failed = podlife.end(
+                    pod, PodPhase.FAILED, now_ms=now_ms, exit_code=1, message="exited with 1"
+                )
+                self._write(failed)
+                del self._fails[full_name(pod)]
+        super().end_due()
+
+    def next_end_at(self) -> int | None:
+        """When the next pod ends by itself."""
+        ends = [at for pod in self._on_nodes() if (at := self._fails_at(pod)) is not None]
+        if (at := super().next_end_at()) is not None:
+            ends.append(at)
+        return min(ends, default=None)
+
+    def _fails_at(self, pod: Pod) -> int | None:
+        status, after_s = pod.status, self._fails.get(full_name(pod))
+        if after_s is None or status.started_at is None or self._done_at(pod) is None:
+            return None
+        return status.started_at + after_s * SECOND
+
+
+class _Watched:
+    """A cycle whose sessions are looked at."""
+
+    def __init__(self, cycle: Cycle, instants: Instants) -> None:
+        self._cycle = cycle
+        self._instants = instants
+
+    def run_once(self) -> CycleReport:
+        """One cycle."""
+        report = self._cycle.run_once()
+        if not report.rested:
+            self._instants.follow(report.session)
+        return report
+
+
+class DayStage(Stage):
+    """A stage on which some pods fail, and every session is looked at."""
+
+    def __init__(self, world: World, fails: Mapping[str, int]) -> None:
+        config = read_config("", "config")
+        super().__init__(world, assemble(config))
+        requests = CountedIds(10_000_000)
+        self._execution = Failing(self.store, self._clock, requests, fails)
+        self._outside = Outside(
+            self.store, self._clock, CountedIds(1_000_000), requests, self._execution
+        )
+        self._cycle = _Watched(self._cycle, Instants(config))  # type: ignore[assignment]
+
+
+def play(day: Day, strategy: str) -> Told:
+    """Play a day. Raises Broken if a rule does not hold, or not all has run by the end."""
+    text = yaml.safe_dump_all(manifests(day, strategy), sort_keys=False)
+    fails = {
+        f"{one.key}-t-0": one.fails_after_s for one in day.works if one.fails_after_s is not None
+    }
+    stage = DayStage(read_world(text, f"day {day.seed}"), fails)
+    played = stage.run(MOST_SESSIONS, bounded=True)
+    if played.exhausted:
+        raise Broken(f"the day has not come to rest after {MOST_SESSIONS} sessions")
+    # A group may have ended before its author holds it.
+    refused = [
+        step for step in played.refused_steps if " already and cannot be suspended" not in step
+    ]
+    if refused:
+        raise Broken(f"a step was refused: {refused[0]}")
+    ends = _ends(stage)
+    waits, easy = waits_of(day, played.outcome), Easy(day).play()
+    return Told(
+        seed=day.seed,
+        strategy=strategy,
+        groups=len(day.works),
+        pods=len(waits),
+        sessions=len(played.outcome.cycles),
+        ends=ends,
+        wait_s=sum(waits.values()) / max(1, len(waits)),
+        easy_wait_s=sum(easy.values()) / max(1, len(easy)),
+    )
+
+
+def _ends(stage: Stage) -> dict[str, int]:
+    """How the groups ended, and how many so. Raises Broken for one that has not, or should not."""
+    ends: Counter[str] = Counter()
+    for group in stage.store.list("PodGroup"):
+        assert isinstance(group, PodGroup)
+        phase = group.status.phase
+        if phase not in TERMINAL:
+            waits = "; ".join(one.message() for one in group.status.reasons)
+            raise Broken(f"{full_name(group)} is {phase} when the day is over: {waits}")
+        finished = [one.reason for one in group.status.conditions if one.type == "Finished"]
+        reason = finished[-1] if finished else ""
+        if phase != "Completed" and reason not in _MAY_FAIL_FOR:
+            raise Broken(f"{full_name(group)} is {phase}: {reason}")
+        ends[str(phase) if phase == "Completed" else f"{phase} ({reason})"] += 1
+    return dict(sorted(ends.items()))
+
+
+def waits_of(day: Day, outcome: Outcome) -> dict[tuple[str, int], int]:
+    """(group, place of the pod) -> seconds between ready and its first start."""
+    ended = {name: cycle.time for cycle in outcome.cycles for name in cycle.finished}
+    first: dict[str, int] = {}
+    for cycle in outcome.cycles:
+        for pod in cycle.bound:
+            first.setdefault(pod, cycle.time)
+    found = {}
+    for one in day.works:
+        ready_at = one.ready_at
+        if one.after:
+            ready_at = max(ready_at, ended[f"{one.namespace}/{one.after}"])
+        for index in range(one.pods):
+            start = first.get(f"{one.key}-t-{index}")
+            if start is not None:
+                found[one.key, index] = start - ready_at
+    return found
+
+
+def result_of(asked: tuple[int, str]) -> Told | Failure:
+    """A day of a seed under a strategy, whatever comes of it."""
+    seed, strategy = asked
+    try:
+        return play(day_of(seed), strategy)
+    except Exception as wrong:  # a crash anywhere is a finding, as a broken rule is
+        return Failure(seed, strategy, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
+
+
+def results_of(seeds: Iterable[int], *, processes: int) -> Iterator[Told | Failure]:
+    """Every day under every strategy, in order, on so many processes."""
+    asked = [(seed, strategy) for seed in seeds for strategy in STRATEGIES]
+    if processes == 1:
+        yield from map(result_of, asked)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap(result_of, asked, chunksize=1)

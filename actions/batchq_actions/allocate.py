@@ -195,11 +195,15 @@ def _keep_promises(session: Session) -> None:
     """
     aside, session.ledger.aside = session.ledger.aside, {}
     for group, pledge in list(standing_pledges(session)):
-        if pledge.extra and not awaits_victims(session, group):
-            with Statement(session) as statement:
-                end_pledge(statement, group)
-                pods = sum(room[PODS] for room in pledge.room.values()) // ONE_POD
-                start_extras(statement, group, pods, pledge.plan)
+        if not pledge.extra:
+            continue
+        has_all = not awaits_victims(session, group)
+        with Statement(session) as statement:
+            end_pledge(statement, group)
+            pods = sum(room[PODS] for room in pledge.room.values()) // ONE_POD
+            bound, _ = start_extras(statement, group, pods, pledge.plan)
+            # As soon as they fit without what is still awaited, the pledge ends.
+            if has_all or (pods and len(bound) == pods):
                 statement.commit()
     session.ledger.aside = aside
 

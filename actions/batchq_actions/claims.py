@@ -17,12 +17,15 @@ from batchq.framework.checks import evicts_late, holds_off
 from batchq.framework.claiming import Claimants, GangClaim
 from batchq.framework.classes import may_evict
 from batchq.framework.crowds import Crowd, Walk
+from batchq.framework.growth import over_any_limit
 from batchq.framework.line import blockers, is_of_crowd, standing_aside
 from batchq.framework.moves import roll_back
 from batchq.framework.outranked import rank_of, sparing_pledges
 from batchq.framework.pledges import (
     awaits_victims,
+    end_pledge,
     has_lost_room,
+    hold_room,
     resume_pledge,
     standing_pledges,
 )
@@ -200,6 +203,62 @@ def _choose_again(
             statement.say(intents.EndPledge(group=group.key))
             _give_up(statement, group, before.pledge)
         statement.commit()
+
+
+def end_spare_pledges(session: Session) -> None:
+    """Claimants that fit without the room that they wait for, and that no group in line comes
+    before: what they find now is theirs, and victims that were not told yet go on.
+    """
+    for group in _waiting_for_victims(session):
+        # Asked first, since it costs little: mostly the victims still hold what it would need.
+        if not over_any_limit(session, group) and not _is_preceded(session, group):
+            _end_if_spare(session, group)
+
+
+def end_pledges_still_spare(session: Session) -> list[GroupState]:
+    """The same of the others, once those in line have been served; whose pledges have ended."""
+    return [
+        group
+        for group in _waiting_for_victims(session)
+        if not over_any_limit(session, group) and _end_if_spare(session, group)
+    ]
+
+
+def _waiting_for_victims(session: Session) -> list[GroupState]:
+    """Pending gangs that are promised room, in order."""
+    waiting = [
+        group
+        for group, pledge in standing_pledges(session)
+        if group.phase == PodGroupPhase.PENDING
+        and group.reserved
+        and not pledge.extra
+        and awaits_victims(session, group)
+    ]
+    return sorted(waiting, key=session.group_key)
+
+
+def _end_if_spare(session: Session, group: GroupState) -> bool:
+    fit = GangClaim(group).fit(session)
+    if fit.fits:
+        with Statement(session) as statement:
+            end_pledge(statement, group)
+            statement.commit()
+        session.asides.pop(group.uid, None)
+        hold_room(session, group, fit.room)
+    return fit.fits
+
+
+def _is_preceded(session: Session, group: GroupState) -> bool:
+    """Whether any group waits in a line that comes before this one."""
+    rank = rank_of(group)
+    return any(
+        one.phase == PodGroupPhase.PENDING and not one.reserved and rank_of(one) < rank
+        for queue in session.queues.values()
+        for one in (
+            *queue.line.in_order(),
+            *(crowd.first for crowd in queue.line.crowds.values()),
+        )
+    )
 
 
 def _is_put_off(session: Session, group: GroupState) -> bool:

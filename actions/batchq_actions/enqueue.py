@@ -50,6 +50,7 @@ from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.turns import Turns
 from batchq.framework.wanted import wanted_ordinals
+from batchq_actions.claims import end_pledges_still_spare, end_spare_pledges
 
 #: Strategy -> what those behind a head that waits are told.
 _BEHIND = {
@@ -72,12 +73,15 @@ class Enqueue:
     name = "enqueue"
 
     def execute(self, session: Session) -> None:
+        end_spare_pledges(session)
         _keep_promises(session)
         drained = _drained(session)
         if session.points["queueOrder"]:
             _serve_queues(session, drained)
         else:
             _serve_one_line(session, drained)
+        for group in end_pledges_still_spare(session):
+            _try(session, group)
 
 
 def _drained(session: Session) -> dict[str, list[GroupState]]:

@@ -233,6 +233,15 @@ class Pool:
             and pod.metadata.uid not in self._session.pledged
         ]
 
+    def _has_just_started(self, victim: Victim) -> bool:
+        """Whether a former session has bound any of it at this very instant."""
+        before = (self._session.former or {}).get(victim.group.uid)
+        return any(
+            pod.status.bound_at == self._session.now_ms
+            and (before is None or not _is_new(pod, before[1].get(pod.metadata.uid)))
+            for pod in victim.pods
+        )
+
     def _is_pledged(self, group: GroupState) -> bool:
         """Whether another claimant counts on it, and nobody has been told to stop yet."""
         pledged = self._session.pledged
@@ -259,8 +268,13 @@ class Pool:
             _, _, victim = heapq.heappop(heaps[name])
             if not heaps[name]:
                 del heaps[name]
-            if self._is_there(victim) and ask(victim):
-                yield victim
+            if not self._is_there(victim) or not ask(victim):
+                continue
+            if self._has_just_started(victim):
+                # It is one from the next instant on.
+                self._session.spares_the_new = True
+                continue
+            yield victim
 
     def _next_queue(self, heaps: dict[str, list[tuple[Any, int, Victim]]]) -> str:
         if len(heaps) == 1:

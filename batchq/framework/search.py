@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts
+from batchq.api.transaction import POD_GROUPS
 from batchq.framework.candidates import Pool, ending, undoable
 from batchq.framework.outranked import outranked_by, told_and_untold
 from batchq.framework.pledges import (
@@ -230,7 +231,16 @@ class _Trial:
         return False
 
     def _may_take(self, victim: Victim) -> bool:
+        lacks_place = POD_GROUPS in self._session.lacking
+        if lacks_place and victim.whole and self._is_shared(victim.group):
+            return False
         return self._claim.may_take(self._session, victim)
+
+    def _is_shared(self, group: GroupState) -> bool:
+        """Whether pods of a group are pledged to others: then its place is not free before those
+        others have waited for these, too, and claimants could wait for each other.
+        """
+        return any(uid in self._session.pledged for uid in group.pods)
 
     def _take(self, kind: Kind, victim: Victim, leave: Callable[[Statement, Victim], None]) -> None:
         group = victim.group

@@ -111,6 +111,8 @@ class Session:
         self.first_intent = 0
         #: What of that the present action could take back (batchq.framework.candidates).
         self.undoable: dict[str, list[Any]] | None = None
+        #: Whether a victim was passed over since it has started at this very instant.
+        self.spares_the_new = False
         #: Which queues hold more than they deserve, once asked.
         self.borrowers: Borrowers | None = None
         #: Claimants with a pledge, by rank, as the present action found them

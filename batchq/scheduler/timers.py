@@ -107,6 +107,8 @@ def _of_world(session: Session) -> list[int]:
         for node in session.nodes.values()
         if node.ready and node.record.status.heartbeat is not None
     ]
+    if session.spares_the_new:
+        due.append(session.now_ms + 1)
     if (held_until := binding_held_until(session)) is not None:
         due.append(held_until)
     for clock in session.plugin_clocks:

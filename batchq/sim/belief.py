@@ -266,7 +266,10 @@ class Believed:
             "admission": status.admission or _admission(phase, status.terminating, group),
             "attempt": attempt,
             "failures": status.failures or _failures(phase, attempt),
-            "bound_at": _first(status.bound_at, start_at) if phase in ON_NODE else status.bound_at,
+            # What runs when the story begins was bound before, and not at that very instant.
+            "bound_at": _first(status.bound_at, start_at - (phase == PodPhase.RUNNING))
+            if phase in ON_NODE
+            else status.bound_at,
             "started_at": _first(status.started_at, start_at) if started else status.started_at,
         }
         if status.terminating:

@@ -200,10 +200,11 @@ def test_what_comes_into_its_queue_meanwhile_does_not_cost_a_claimant_what_it_co
         asks("late", deserved={"cpu": 4}),
         queue("other", deserved={"cpu": 6}, preemption={"reclaim": "Never"}),
         *runs("low", 1, 3),
-        *runs("lender", 1, 6, queue="other"),
+        *runs("lender", 1, 2, queue="other"),
+        *runs("stays", 1, 4, queue="other"),
         group("hi", 1, 4, **HI),
         timeline(
-            {"at": "3s", "apply": group("newcomer", 1, 6, **HI)},
+            {"at": "3s", "apply": group("newcomer", 1, 2, **HI)},
             {"at": "3s", "finishPod": "lender-t-0"},
             answers(9, "hi", "late", "True"),
         ),

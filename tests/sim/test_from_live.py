@@ -305,8 +305,9 @@ def test_a_pledge_that_stands_is_kept() -> None:
     top = a_group("top", cpu=4, priority_class_name="high", walltime=HOUR, status=status)
     future = ahead(
         *(a_node(cpu=4), a_priority("high", 10), leaves, structs.replace(pod, status=told), top),
-        # It is there first, and would take the room if it were not kept.
-        a_group("early", cpu=2, created=-5, priority_class_name="high", walltime=HOUR),
+        # It has waited for longer, and would take the room if it were not kept; one of the same
+        # priority would take it over.
+        a_group("early", cpu=2, created=-5, walltime=HOUR),
     )
     assert (starts(future)["top"], future.evictions) == ([29], ())
 

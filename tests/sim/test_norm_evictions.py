@@ -266,9 +266,9 @@ def test_in_a_namespace_without_its_victims_a_claimant_counts_in_full() -> None:
         node("n1", 4),
         quota("team", cpu=4),
         *runs("low", 4),
-        group("hi", 2, namespace="team", **HI),
+        group("hi", 1, 2, namespace="team", **HI),
         timeline(
-            {"at": "5s", "apply": node("n2", 8)},
+            *({"at": "5s", "apply": node(f"small-{place}", 1)} for place in range(8)),
             {"at": "5s", "apply": group("three", 3, namespace="team")},
             {"at": "6s", "apply": group("two", 2, namespace="team")},
         ),

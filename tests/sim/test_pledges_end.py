@@ -1,0 +1,197 @@
+"""When a pledge ends before its victims have, and when its victims are chosen again."""
+
+from __future__ import annotations
+
+from tests.sim.test_pledges_pass_on import CLASSES, LATE, claims, pods_of, runs
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    applies,
+    bound,
+    evicted,
+    group,
+    manifest,
+    node,
+    outcome,
+    phases,
+    pledged,
+    pod,
+    queue,
+    requeued,
+    timeline,
+)
+
+
+def cordoned(name: str, cpu: int = 4) -> Manifest:
+    return manifest("Node", name, {"resources": {"cpu": cpu}, "unschedulable": True})
+
+
+def test_a_preemptor_does_not_wait_beside_free_room() -> None:
+    """Its victims have a minute to stop; a node comes after five seconds."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low", grace="60s"),
+        timeline(applies(5, claims("hi", 4, "high")), applies(10, node("n2", 4))),
+    )
+    assert bound(came)[0] == (10, {f"default/hi-t-{index}": "n2" for index in range(4)})
+
+
+def test_victims_that_were_not_told_yet_are_spared_when_their_claimant_fits_without_them() -> None:
+    came = outcome(
+        *CLASSES,
+        LATE,
+        node("n1", 4),
+        queue("q", admissionChecks=["late"]),
+        *runs("low", queue="q"),
+        timeline(applies(5, claims("hi", 4, "high", queue="q")), applies(10, node("n2", 4))),
+        cycles=12,
+    )
+    assert pledged(came)[0] == (5, {"default/hi": pods_of("low")})
+    assert evicted(came) == []
+    assert phases(came)["low"] == "Running"
+
+
+def test_free_room_goes_to_a_group_in_line_that_comes_before_the_preemptor() -> None:
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low", grace="60s"),
+        timeline(
+            applies(5, claims("hi", 4, "high")),
+            applies(10, node("n2", 4)),
+            applies(10, claims("urgent", 4, "top")),
+        ),
+    )
+    starts = {name: at for at, names in reversed(admitted(came)) for name in names}
+    assert (starts["default/urgent"], starts["default/hi"]) == (10, 30)
+
+
+def test_free_room_goes_to_the_preemptor_before_a_group_that_comes_after_it() -> None:
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low", grace="60s"),
+        timeline(
+            applies(5, claims("hi", 4, "high")),
+            applies(10, node("n2", 4)),
+            applies(10, claims("later", 4)),
+        ),
+    )
+    starts = {name: at for at, names in reversed(admitted(came)) for name in names}
+    assert (starts["default/hi"], starts["default/later"]) == (10, 30)
+
+
+def test_when_a_node_is_cordoned_others_make_room_at_once() -> None:
+    """What the first victims leave there is no use any more."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        node("n2", 4),
+        *runs("low"),
+        *runs("other", on="n2", priorityClassName="mid"),
+        timeline(applies(5, claims("hi", 4, "high")), applies(10, cordoned("n1"))),
+        cycles=20,
+    )
+    assert pledged(came) == [
+        (5, {"default/hi": pods_of("low")}),
+        (10, {"default/hi": pods_of("other")}),
+    ]
+    assert (40, {f"default/hi-t-{index}": "n2" for index in range(4)}) in bound(came)
+
+
+def test_when_the_only_node_is_lost_the_preemptor_gives_its_reservation_back() -> None:
+    """It goes back to its place in line, without a pause, and claims again when a node is there."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low"),
+        timeline(
+            applies(5, claims("hi", 4, "high")),
+            {"at": "10s", "failNode": "n1"},
+            {"at": "100s", "recoverNode": "n1"},
+        ),
+    )
+    assert (10, [("default/hi", "NodeLost")]) in requeued(came)
+    assert admitted(came)[0] == (100, ["default/hi"])
+
+
+# --- A group's place --------------------------------------------------------------------------
+
+
+def test_two_preemptors_do_not_wait_for_each_other_over_one_array() -> None:
+    """The queue may hold 2 groups by then: the array's place is free only when all of it has left,
+    and half of it is another one's already.
+    """
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        queue("q", maxPodGroups=3),
+        *runs("array", minMember=1, queue="q"),
+        timeline(
+            applies(6, group("one", 1, 2, runtime="20s", priorityClassName="high", queue="q")),
+            applies(7, queue("q", maxPodGroups=2)),
+            applies(8, group("two", 1, 2, runtime="20s", priorityClassName="high", queue="q")),
+        ),
+    )
+    assert sum(cycle.time == 8 for cycle in came.cycles) < 4
+    assert [name for _, names in admitted(came) for name in names][:2] == [
+        "default/one",
+        "default/two",
+    ]
+    assert phases(came) == {"array": "Running", "one": "Completed", "two": "Completed"}
+
+
+def test_a_claimant_that_lacks_a_groups_place_takes_a_group_whole() -> None:
+    """Two cpus are idle; the array is taken with all of its pods, and not one by one."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 6),
+        queue("q", maxPodGroups=1),
+        *runs("array", minMember=1, queue="q"),
+        group("in", 1, 1, priorityClassName="high", queue="q"),
+        cycles=1,
+    )
+    assert requeued(came) == [(0, [("default/array", "Preempted")])]
+    assert sorted(name for _, gone in evicted(came) for name, _ in gone) == pods_of("array")
+
+
+# --- One instant ------------------------------------------------------------------------------
+
+
+def test_what_has_started_at_an_instant_is_evicted_at_the_next_one_at_the_earliest() -> None:
+    """Arrays of four queues that take back from one that holds nearly all, pod by pod."""
+    weights = {"a": 2, "b": 2, "c": 3, "d": 1}
+    queues = [
+        queue(name, weight=weight, preemption={"reclaim": "Any"})
+        for name, weight in weights.items()
+    ]
+    nodes = [*["n3"] * 6, *["n2"] * 2, *["n1"] * 4]
+    starts = [2, 0, 3, 0, 1, 0, 3, 1, 3, 0, 1, 0]
+    holds = [
+        pod(f"b-0-t-{index}", "b-0", index, phase="Running", node=on, startedAt=at)
+        for index, (on, at) in enumerate(zip(nodes, starts, strict=True))
+    ]
+    runs_since = {"phase": "Running", "startedAt": 0}
+    came = outcome(
+        node("n1", 5),
+        node("n2", 2),
+        node("n3", 6),
+        *queues,
+        group("b-0", 13, minMember=1, queue="b", grace="0s", status=runs_since),
+        *holds,
+        group("b-1", 13, minMember=1, queue="b", grace="0s"),
+        group("c-0", 13, minMember=1, queue="c", grace="5s"),
+        group("c-1", 13, minMember=1, queue="c", grace="1s", status=runs_since),
+        pod("c-1-t-0", "c-1", phase="Running", node="n1", startedAt=1),
+        group("c-2", 13, minMember=1, queue="c", grace="5s"),
+        group("a-0", 13, minMember=1, queue="a", grace="5s"),
+        group("d-0", 13, minMember=1, queue="d", grace="5s"),
+        group("d-1", 13, minMember=1, queue="d", grace="0s"),
+        group("d-2", 13, minMember=1, queue="d", grace="0s"),
+        cycles=60,
+    )
+    started = {(at, name) for at, pods in bound(came) for name in pods}
+    assert not [
+        (at, name) for at, gone in evicted(came) for name, _ in gone if (at, name) in started
+    ]

@@ -189,6 +189,25 @@ def test_groups_that_pass_a_limit_together_are_all_refused(stage: Stage) -> None
     assert stage.names() == before
 
 
+def test_a_group_whose_pods_would_be_called_like_anothers_is_refused(stage: Stage) -> None:
+    stage.client.apply([_of_task("a", "b-c")])
+    with pytest.raises(Rejected) as caught:
+        stage.client.apply([_of_task("a-b", "c")])
+    assert caught.value.message == (
+        "PodGroup default/a-b: pods of its task c would be called a-b-c-0 and so on, as pods of"
+        " task b-c of PodGroup default/a are"
+    )
+    with pytest.raises(Rejected):
+        stage.client.apply([_of_task("x-y", "z"), _of_task("x", "y-z")])
+    assert [one.metadata.name for one in stage.client.list("PodGroup")] == ["a"]
+    # Those whose names could only have been alike are taken together.
+    stage.client.apply([_of_task("x-y", "z"), _of_task("x", "w"), _of_task("x-y-w", "z")])
+
+
+def _of_task(name: str, task: str) -> PodGroup:
+    return a_group(name, tasks=(a_task(task, command=("true",)),))
+
+
 def test_applying_the_same_again_changes_nothing(stage: Stage) -> None:
     queue = a_queue("a", weight=3)
     assert [one.effect for one in stage.client.apply([queue])] == ["created"]

@@ -253,3 +253,13 @@ def test_a_step_that_contradicts_the_queues_is_refused_and_the_world_goes_on() -
 
 def test_a_world_may_lack_commands() -> None:
     assert outcome(node("n1"), group("a", runtime="1s")).podgroups["default/a"].phase == "Completed"
+
+
+def test_a_group_that_comes_later_and_whose_pods_would_be_called_like_others_is_refused() -> None:
+    later = group("a-b")
+    [refused] = refused_steps(
+        node("n1", 4),
+        group("a", tasks=[{"name": "b-t", "template": {"requests": {"cpu": 1}}}]),
+        timeline({"at": "1s", "apply": later}),
+    )
+    assert "pods of its task t would be called a-b-t-0 and so on" in refused

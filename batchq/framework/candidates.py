@@ -1,8 +1,9 @@
 """Whom a claimant could take, and in which order: what this session did, what ends anyway, victims.
 
 Pods beyond minMember come before whole groups; within each the lowest priority, then the queue with
-the largest share as it is by then, then the youngest start, then uid. Whether a victim may be taken
-is asked of the policies when its turn comes, about the state as it is by then.
+the largest share as it is by then, then the youngest start, then of single pods the highest index
+(the lowest is the one that others wait for: rank 0, the first of a sweep), then uid. Whether a
+victim may be taken is asked of the policies when its turn comes, about the state as it is by then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from batchq.framework.shares import Share
 from batchq.framework.state import GroupState, Victim
 
 Ask = Callable[[Victim], bool]
+#: A victim's place among all, which no other has, and the victim.
+Entry = tuple[tuple[Any, ...], Victim]
 #: Later than any instant in milliseconds.
 _NOT_STARTED = 2**60
 
@@ -70,7 +73,8 @@ def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Vict
         )
         if new and not came_in and _was_ready(session, group, new):
             mine += [
-                (False, victim_key(group, pod), Victim(group, (pod,), whole=False)) for pod in new
+                (False, key, Victim(group, (pod,), whole=False))
+                for key, pod in _in_turn(group, new)
             ]
         elif new or came_in:
             mine.append((True, victim_key(group), Victim(group, tuple(new), whole=True)))
@@ -129,21 +133,21 @@ def start_of(group: GroupState) -> int:
     return _NOT_STARTED + next((at for at in known if at is not None), 0)
 
 
-def victim_key(group: GroupState, pod: Pod | None = None) -> tuple[Any, ...]:
-    """The order of victims of one queue: a group's own pods by their priority, too."""
-    if pod is None:
-        return (group.priority, -start_of(group), group.order, 0)
-    own = (_priority(group, pod), _place(group, pod))
-    return (group.priority, -_start_of_pod(pod), group.order, *own)
+def victim_key(group: GroupState) -> tuple[Any, ...]:
+    """The order of whole groups of one queue."""
+    return (group.priority, -start_of(group), group.order)
 
 
-def _in_turn(group: GroupState, pods: list[Pod]) -> Iterable[tuple[int, Pod]]:
-    """A group's pods in its own order: priority, youngest start, index; with the starts of
-    all of them, the youngest first, by which groups are compared with each other.
+def _in_turn(group: GroupState, pods: list[Pod]) -> Iterable[tuple[tuple[Any, ...], Pod]]:
+    """A group's pods in its own order: lowest priority, youngest start, highest index.
+
+    Each with a key by which it is compared with other groups' pods. These go by start and index
+    alone, so the group's starts and indices are dealt out anew, the first key to the first pod.
     """
-    starts = sorted((_start_of_pod(pod) for pod in pods), reverse=True)
-    pods.sort(key=lambda pod: (_priority(group, pod), -_start_of_pod(pod), _place(group, pod)))
-    return zip(starts, pods, strict=True)
+    ages = {pod.metadata.uid: (-_start_of_pod(pod), -_place(group, pod)) for pod in pods}
+    own = sorted(pods, key=lambda pod: (_priority(group, pod), *ages[pod.metadata.uid]))
+    keys = [(group.priority, *age, group.order) for age in sorted(ages.values())]
+    return zip(keys, own, strict=True)
 
 
 def _start_of_pod(pod: Pod) -> int:
@@ -168,6 +172,10 @@ def _has_just_begun(group: GroupState, before: PodGroupStatus) -> bool:
     return before.phase == PodGroupPhase.PENDING and (group.phase != before.phase or has_reserved)
 
 
+def _key_of(entry: Entry) -> tuple[Any, ...]:
+    return entry[0]
+
+
 class Pool:
     """The victims of some queues, in order; owned by one search."""
 
@@ -178,30 +186,30 @@ class Pool:
 
     def extras(self, ask: Ask) -> Iterator[Victim]:
         """Pods beyond minMember, one at a time; whoever takes one asks for the next."""
-        heaps: dict[str, list[tuple[Any, int, Victim]]] = {}
+        heaps: dict[str, list[Entry]] = {}
         for name in self._queues:
             entries = [
-                ((group.priority, -start, group.order), place, Victim(group, (pod,), whole=False))
+                (key, Victim(group, (pod,), whole=False))
                 for group in self._groups(name)
                 if group.is_elastic
-                for place, (start, pod) in enumerate(_in_turn(group, self._stoppable(group)))
+                for key, pod in _in_turn(group, self._stoppable(group))
             ]
             if entries:
-                entries.sort(key=lambda entry: entry[:2])
+                entries.sort(key=_key_of)
                 heaps[name] = entries
         yield from self._in_order(heaps, ask)
 
     def groups(self, ask: Ask) -> Iterator[Victim]:
         """Whole groups."""
-        heaps: dict[str, list[tuple[Any, int, Victim]]] = {}
+        heaps: dict[str, list[Entry]] = {}
         for name in self._queues:
             entries = [
-                (victim_key(group), 0, Victim(group, tuple(self._stoppable(group)), whole=True))
+                (victim_key(group), Victim(group, tuple(self._stoppable(group)), whole=True))
                 for group in self._groups(name)
                 if not self._is_pledged(group) and not self._counts_on_what_is_taken(group)
             ]
             if entries:
-                entries.sort(key=lambda entry: entry[:2])
+                entries.sort(key=_key_of)
                 heaps[name] = entries
         yield from self._in_order(heaps, ask)
 
@@ -260,12 +268,10 @@ class Pool:
             return False
         return pledge.expires is not None or rank_of(group) < rank_of(self._claimant)
 
-    def _in_order(
-        self, heaps: dict[str, list[tuple[Any, int, Victim]]], ask: Ask
-    ) -> Iterator[Victim]:
+    def _in_order(self, heaps: dict[str, list[Entry]], ask: Ask) -> Iterator[Victim]:
         while heaps:
             name = self._next_queue(heaps)
-            _, _, victim = heapq.heappop(heaps[name])
+            _, victim = heapq.heappop(heaps[name])
             if not heaps[name]:
                 del heaps[name]
             if not self._is_there(victim) or not ask(victim):
@@ -276,7 +282,7 @@ class Pool:
                 continue
             yield victim
 
-    def _next_queue(self, heaps: dict[str, list[tuple[Any, int, Victim]]]) -> str:
+    def _next_queue(self, heaps: dict[str, list[Entry]]) -> str:
         if len(heaps) == 1:
             return next(iter(heaps))
         lowest = min(heap[0][0][0] for heap in heaps.values())
@@ -286,7 +292,7 @@ class Pool:
         shares = {name: share_path(self._session, name) for name in names}
         most = max(shares.values())
         return min(
-            (name for name in names if shares[name] == most), key=lambda name: heaps[name][0][:2]
+            (name for name in names if shares[name] == most), key=lambda name: heaps[name][0][0]
         )
 
     def _is_there(self, victim: Victim) -> bool:

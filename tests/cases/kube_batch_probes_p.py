@@ -128,9 +128,9 @@ ENTRIES = (
         " deserve; kube-batch takes one in each session and never stops (rules: claimants,"
         " reclaim; complaint 565)",
         (
-            "0s evict a1 for b, by reclaim",
+            "0s evict a6 for b, by reclaim",
             "1s bind b: 1 on n1",
-            "1s evict a2 a3 for b, by reclaim",
+            "1s evict a5 a4 for b, by reclaim",
             "2s bind b: 2 on n1",
             "end a Running 3, b Running 3",
         ),
@@ -142,9 +142,9 @@ ENTRIES = (
         "a queue gives back in a dimension that the claimant lacks (rule: reclaim): that nobody"
         " asks for memory does not protect it (complaints 665, 666 and 889)",
         (
-            "0s evict a1 for b, by reclaim",
+            "0s evict a6 for b, by reclaim",
             "1s bind b: 1 on n1",
-            "1s evict a2 a3 for b, by reclaim",
+            "1s evict a5 a4 for b, by reclaim",
             "2s bind b: 2 on n1",
             "end a Running 3, b Running 3",
         ),
@@ -156,9 +156,9 @@ ENTRIES = (
         "as many pods as the rule allows, in one decision instead of one in each session (rule:"
         " claimants)",
         (
-            "0s evict a1 for b, by reclaim",
+            "0s evict a6 for b, by reclaim",
             "1s bind b: 1 on n1",
-            "1s evict a2 a3 for b, by reclaim",
+            "1s evict a5 a4 for b, by reclaim",
             "2s bind b: 2 on n1",
             "end a Running 3, b Running 3",
         ),
@@ -311,14 +311,14 @@ ENTRIES = (
         "probe: P24b preempt picks highest name on tie",
         SAME,
         "",
-        ("0s evict a1 for b, by preempt", "1s bind b: 1 on n1", "end a Running 2, b Running 1"),
+        ("0s evict d1 for b, by preempt", "1s bind b: 1 on n3", "end a Running 2, b Running 1"),
         _played,
     ),
     Entry(
         "probe: P25 reclaim picks random node/victim",
         SAME,
         "the same victim whenever it is asked",
-        ("0s evict a1 for b, by reclaim", "1s bind b: 1 on n1", "end a Running 2, b Running 1"),
+        ("0s evict d1 for b, by reclaim", "1s bind b: 1 on n3", "end a Running 2, b Running 1"),
         _played,
     ),
     Entry(
@@ -327,7 +327,7 @@ ENTRIES = (
         "a gang claims all of its minMember in one decision, or nothing (rule: claimants;"
         " complaints 376 and 446)",
         (
-            "0s evict a1 a2 a3 for b, by reclaim",
+            "0s evict a6 a5 a4 for b, by reclaim",
             "1s bind b: 3 on n1",
             "end a Running 3, b Running 3",
         ),

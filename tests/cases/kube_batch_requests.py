@@ -41,7 +41,7 @@ ENTRIES = (
         "unit: UT reclaim 1",
         SAME,
         "the victim is the first of equals in the order of uids, not a random one",
-        ("0s evict preemptee1 for pg2, by reclaim", "end pg1 Running 2, pg2 InQueue"),
+        ("0s evict preemptee3 for pg2, by reclaim", "end pg1 Running 2, pg2 InQueue"),
         _played,
     ),
     Entry(
@@ -63,7 +63,7 @@ ENTRIES = (
         DIFFERS,
         "one victim, as the request wants: the claimant needs no more than its minMember (rule:"
         " claimants)",
-        ("0s evict preemptee1 for pg2, by preempt", "end pg1 Running 1, pg2 InQueue"),
+        ("0s evict preemptee2 for pg2, by preempt", "end pg1 Running 1, pg2 InQueue"),
         _played,
     ),
     Entry(

@@ -366,9 +366,9 @@ def test_pods_beyond_min_member_are_pledged_and_go_alone() -> None:
         group("hi", 1, 2, **HI),
         timeline(answers(5, "hi", "late", "True")),
     )
-    assert pledged(came) == [(0, {"default/hi": ["default/elastic-t-0", "default/elastic-t-1"]})]
+    assert pledged(came) == [(0, {"default/hi": ["default/elastic-t-3", "default/elastic-t-2"]})]
     assert evicted(came) == [
-        (5, [("default/elastic-t-0", "Preempted"), ("default/elastic-t-1", "Preempted")])
+        (5, [("default/elastic-t-3", "Preempted"), ("default/elastic-t-2", "Preempted")])
     ]
     assert phases(came)["elastic"] == "Running"
     assert admitted(came) == [(15, ["default/hi"])]

@@ -105,7 +105,7 @@ def test_pods_beyond_min_member_go_before_whole_groups() -> None:
         group("hi", 1, priorityClassName="high"),
         config=ALL,
     )
-    assert evicted(came)[0] == (0, [("default/elastic-t-0", "Preempted")])
+    assert evicted(came)[0] == (0, [("default/elastic-t-2", "Preempted")])
     assert phases(came)["elastic"] == "Running"
 
 
@@ -120,7 +120,7 @@ def test_an_elastic_group_gives_pods_to_its_equals() -> None:
     )
     assert evicted(came)[0] == (
         0,
-        [("default/elastic-t-0", "Preempted"), ("default/elastic-t-1", "Preempted")],
+        [("default/elastic-t-3", "Preempted"), ("default/elastic-t-2", "Preempted")],
     )
 
 

@@ -107,7 +107,7 @@ def gone(*manifests: Manifest, config: str = ALL) -> list[str]:
 
 def test_pods_beyond_min_member_of_an_equal_go_before_a_less_important_group() -> None:
     elastic = runs("elastic", 3, minMember=2, prio="high")
-    assert gone(node("n1", 4), *elastic, *runs("low"), group("hi", **HI)) == ["elastic-t-0"]
+    assert gone(node("n1", 4), *elastic, *runs("low"), group("hi", **HI)) == ["elastic-t-2"]
 
 
 def test_pods_beyond_min_member_of_a_more_important_group_stay() -> None:
@@ -138,7 +138,7 @@ def test_extras_go_lowest_priority_first_then_youngest_start() -> None:
     ) == ["x-t-2", "y-t-2"]
     assert gone(
         node("n1", 6), *old, *runs("y", 3, minMember=1, prio="low"), group("hi", 2, **HI)
-    ) == ["y-t-0", "y-t-1"]
+    ) == ["y-t-1", "y-t-2"]
 
 
 def test_equals_of_one_start_go_by_uid_which_is_a_number_if_it_is_a_place() -> None:
@@ -319,8 +319,8 @@ def test_an_action_completes_its_victims_by_those_that_the_other_could_take() ->
     [
         ({}, []),
         ({"minMember": 1}, []),
-        ({"minMember": 2}, ["b0-t-0", "b0-t-1"]),
-        ({"minMember": 1, "prio": "low"}, ["b0-t-0", "b0-t-1"]),
+        ({"minMember": 2}, ["b0-t-6", "b0-t-7"]),
+        ({"minMember": 1, "prio": "low"}, ["b0-t-6", "b0-t-7"]),
     ],
     ids=["equal gang", "equal array", "equal elastic", "lower array"],
 )
@@ -395,7 +395,7 @@ def test_the_claimants_queue_ends_within_deserved_in_every_dimension_requested()
     queues = [taker("a", deserved={"cpu": 4, "gpu": 0}), taker("b", deserved={"cpu": 4, "gpu": 2})]
     world = [node("n1", 8, gpu=2), *queues, *runs("b0", 8, queue="b", minMember=2)]
     assert gone(*world, asks("in", {"cpu": 2, "gpu": 1}, queue="a")) == []
-    assert gone(*world, asks("in", {"cpu": 2}, queue="a")) == ["b0-t-0", "b0-t-1"]
+    assert gone(*world, asks("in", {"cpu": 2}, queue="a")) == ["b0-t-6", "b0-t-7"]
 
 
 def test_not_reclaimable_protects_below_the_common_queue_only() -> None:
@@ -405,7 +405,7 @@ def test_not_reclaimable_protects_below_the_common_queue_only() -> None:
     assert gone(node("n1", 8), halves()[0], above, below, *b0, claim) == []
     common = taker("t", reclaimable=False)
     inside = [taker(name, parent="t", deserved={"cpu": 4}) for name in "ab"]
-    assert gone(node("n1", 8), common, *inside, *b0, claim) == ["b0-t-0", "b0-t-1"]
+    assert gone(node("n1", 8), common, *inside, *b0, claim) == ["b0-t-6", "b0-t-7"]
 
 
 def test_extras_take_whole_groups_no_larger_than_what_their_queue_lacks() -> None:

@@ -266,7 +266,7 @@ def test_neither_of_two_queues_takes_the_cpu_that_both_could_have() -> None:
         config=ALL,
     )
     assert evicted(came) == [
-        (0, [("default/job-a-t-0", "Reclaimed"), ("default/job-a-t-1", "Reclaimed")])
+        (0, [("default/job-a-t-4", "Reclaimed"), ("default/job-a-t-3", "Reclaimed")])
     ]
 
 

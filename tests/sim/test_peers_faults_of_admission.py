@@ -51,7 +51,7 @@ def test_a_waiting_group_reclaims_though_the_cluster_is_full() -> None:
         group("new", 1, queue="two"),
         config=ALL,
     )
-    assert evicted(came) == [(0, [("default/array-t-0", "Reclaimed")])]
+    assert evicted(came) == [(0, [("default/array-t-3", "Reclaimed")])]
     assert (5, ["default/new"]) in admitted(came)
 
 

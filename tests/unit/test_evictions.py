@@ -52,7 +52,7 @@ def test_a_group_that_leaves_whole_owes_the_pods_too_that_were_chosen_before_it_
         *running("victim", 2, "n1", grace="5s", minMember=1),
         group("claimant", 2, priorityClassName="high"),
     ]
-    assert pledged(*world) == [{"default/claimant": ["default/victim-t-0", "default/victim-t-1"]}]
+    assert pledged(*world) == [{"default/claimant": ["default/victim-t-1", "default/victim-t-0"]}]
     assert phases(outcome(*world, config=ALL))["claimant"] == "Running"
 
 

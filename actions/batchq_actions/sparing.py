@@ -16,6 +16,7 @@ from batchq.api.quantity import describe_quantity
 from batchq.api.times import format_instant
 from batchq.framework.claiming import waits_for_more_than_room
 from batchq.framework.classes import may_evict
+from batchq.framework.eligibility import stops_of
 from batchq.framework.hygiene import NEVER, is_protected, protection_ends_at
 from batchq.framework.search import Claim, find_victims, send_off
 from batchq.framework.session import Session
@@ -45,6 +46,9 @@ def claims_nothing(session: Session, group: GroupState) -> str:
     if others := waits_for_more_than_room(session, group):
         reasons = ", ".join(dict.fromkeys(str(verdict.reason) for verdict in others))
         return f"it waits for more than room ({reasons}), which no eviction would end"
+    if stops := stops_of(session, group):
+        name, policy = stops[0]
+        return f"queue {name} is stopped ({policy}), and nothing is evicted for its groups"
     if not may_evict(session, group):
         name = group.record.spec.priority_class_name
         named = f"its priority class {name}" if name else "the default priority class"

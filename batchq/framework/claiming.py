@@ -16,6 +16,7 @@ from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts, of_pod, total
 from batchq.framework.classes import may_evict
 from batchq.framework.crowds import Crowd
+from batchq.framework.eligibility import stops_of
 from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import over_any_limit
@@ -73,9 +74,16 @@ def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
         for group in alone.values()
         if not group.status.pledge.stands
         and _waits_for_room(session, group)
-        and may_evict(session, group)
+        and _may_claim(session, group)
     ]
     return Claimants(groups, *_crowds(session, hopes))
+
+
+def _may_claim(session: Session, group: GroupState) -> bool:
+    """Whether it may take anything from others: by its priority class, and since neither its queue
+    nor one above is stopped, which lets nothing more start in it.
+    """
+    return may_evict(session, group) and not stops_of(session, group)
 
 
 def _crowds(session: Session, hopes: Hopes) -> tuple[list[Crowd], list[Crowd]]:
@@ -224,7 +232,7 @@ def elastic_claimants(session: Session) -> Claimants:
         and session.group_ready(group)
         and not waits_behind(session, group)
         and next(iter(waiting_extras(session, group)), None) is not None
-        and may_evict(session, group)
+        and _may_claim(session, group)
     ]
     return Claimants(groups)
 

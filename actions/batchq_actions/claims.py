@@ -162,7 +162,9 @@ def choose_anew(session: Session, action: str) -> None:
             lose_pledge(statement, group)
             statement.commit()
         if not before.pledge.extra:
-            _choose_again(session, group, before, [action])
+            # What was completed by the other action may be had by that one alone by now.
+            others = [name for name in _claiming(session) if name != action]
+            _choose_again(session, group, before, [action, *others])
 
 
 def _counts_on_what_has_changed(session: Session, group: GroupState) -> bool:

@@ -11,7 +11,7 @@ from batchq.api.objects import Pod
 from batchq.framework.gangs import node_for, pending_pods
 from batchq.framework.growth import over_limit_with
 from batchq.framework.moves import bind, create_pods
-from batchq.framework.placement import tasks_in_order
+from batchq.framework.placement import tasks_in_order, usable_nodes
 from batchq.framework.pods import pod_of, shape_at
 from batchq.framework.session import Key, Session
 from batchq.framework.shapes import TaskShape
@@ -93,15 +93,15 @@ def start_extras(
 
 
 def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) -> frozenset[str]:
-    """The dimensions in which nodes are too full for these pods; all that they ask for, if each
-    dimension by itself would do.
+    """The dimensions in which the nodes that could take these pods are too full for them; all that
+    they ask for, if each dimension by itself would do.
     """
     wanted = list(wanted)
     short = set()
     for shape, count in wanted:
+        nodes = usable_nodes(session, shape)
         for name, units in shape.requests.items():
-            free = (node.free.get(name, 0) for node in session.nodes.values() if node.open)
-            if sum(max(0, one) // units for one in free) < count:
+            if sum(max(0, node.free.get(name, 0)) // units for node in nodes) < count:
                 short.add(name)
     if short:
         return frozenset(short)

@@ -69,6 +69,20 @@ def fits_on_empty_nodes(session: Session, gang: Sequence[tuple[TaskShape, int]])
     return all(take_best(session, shape, nodes, count) for shape, count in gang)
 
 
+def usable_nodes(session: Session, shape: TaskShape) -> list[NodeState]:
+    """The nodes that would take a pod of this shape if they were empty; all that are open, if none
+    would. Worked out once a session.
+    """
+    found = session.usable.get(shape.shape)
+    if found is None:
+        open_nodes = [node for node in session.nodes.values() if node.open]
+        empty = [NodeState(node.record, ready=True) for node in open_nodes]
+        names = {name for _, name in Judge(session, shape).ranks(empty)}
+        usable = [node for node in open_nodes if node.name in names]
+        found = session.usable[shape.shape] = usable or open_nodes
+    return found
+
+
 def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
     """Return the pods that a group's gang still lacks, in the order in which they are placed.
 

@@ -147,6 +147,8 @@ class Session:
         self.node_changes: list[str] = []
         #: Shape -> the nodes that take it, best first (batchq.framework.placement).
         self.rankings: dict[tuple[object, ...], Ranking] = {}
+        #: Shape -> the nodes that would take it if they were empty, once asked.
+        self.usable: dict[tuple[object, ...], list[NodeState]] = {}
         #: The same nodes as columns, where they are many.
         self.node_rows: NodeRows | None = None
         #: Victims' uids (of pods, of external groups) -> the uid of the claimant they are owed to.

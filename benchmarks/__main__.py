@@ -14,6 +14,7 @@ ALL = (
     "submission",
     "traces",
     "easynodes",
+    "reclaim",
     "queues",
     "commits",
     "agents",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from benchmarks import submission, traces
+from benchmarks import reclaim, submission, traces
 from benchmarks.queues import compare, flat, leaves_of, tree
 from tests.harness.server import Server
 
@@ -46,6 +46,31 @@ def test_traces_compares_every_policy_with_a_plain_simulator(tmp_path: Path) -> 
     }
     # First come, first served: the third waits for the second, which waits for the first.
     assert rows[0]["slowdown"] == f"{(1 + (99 + 50) / 50 + (98 + 50) / 50) / 3:.5f}"
+
+
+def test_reclaim_counts_what_evictions_threw_away_and_how_often_they_hit_one_job(
+    tmp_path: Path,
+) -> None:
+    """Two groups on ten processors, of which either deserves five. The first has all of them for
+    100 s, when the second asks for five after 10 s and again after 20 s.
+    """
+    jobs = [(1, 0, 100, 5, 7), (2, 0, 100, 5, 7), (3, 10, 5, 5, 8), (4, 20, 5, 5, 8)]
+    lines = [
+        f"{number} {submit} 0 {run} {procs} -1 -1 {procs} {run} -1 1 1 {group} -1 1 -1 -1 -1"
+        for number, submit, run, procs, group in jobs
+    ]
+    log = tmp_path / "small.swf.gz"
+    log.write_bytes(gzip.compress("\n".join(["; MaxProcs: 10", *lines]).encode()))
+    rows = {
+        name: reclaim.row_of(name, reclaim.played(log, preemption, 4))
+        for name, preemption in reclaim.RUNS.items()
+    }
+    titles = reclaim.TITLES
+    calm, evicting = (dict(zip(titles, row, strict=True)) for row in rows.values())
+    assert [calm[name] for name in ("jobs", "groups", "evictions", "jobs above log2")] == [
+        *(4, 2, 0, 0),
+    ]
+    assert [evicting[name] for name in ("evictions", "most of one job", "its log2")] == [1, 1, 6.6]
 
 
 def test_submission_compares_five_ways_on_one_server() -> None:

@@ -185,12 +185,9 @@ def _choose_again(
     """
     said, decided = list(session.intents), len(session.joined)
     session.refusals.pop(group.uid, None)
-    found = _has_room_by_now(session, group, before.pledge.action)
-    if not found and may_evict(session, group):
-        # It had victims of its own, and leaves those of others to them if it still finds some.
-        with sparing_pledges(session):
-            found = any(serve_gang(session, group, action=action) for action in actions)
-        found = found or any(serve_gang(session, group, action=action) for action in actions)
+    # What is set aside for heads of lines is set aside from what was not reserved before.
+    with session.ledger.regarding(()):
+        found = _finds_room(session, group, before.pledge.action, actions)
     with Statement(session) as statement:
         if found:
             _go_on(statement, group, before, said)
@@ -277,6 +274,20 @@ def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
         roll_back(statement, group, Leaving.NODE_LOST, _NO_NODE_LEFT)
     else:
         roll_back(statement, group, Leaving.CAPACITY_CUT, _NOBODY_LEFT)
+
+
+def _finds_room(session: Session, group: GroupState, former: str, actions: list[str]) -> bool:
+    """By what is free, by victims of its own, or by those of claimants behind it, in this order:
+    it had some, and leaves those of others to them if it still finds any.
+    """
+    if _has_room_by_now(session, group, former):
+        return True
+    if not may_evict(session, group):
+        return False
+    with sparing_pledges(session):
+        if any(serve_gang(session, group, action=action) for action in actions):
+            return True
+    return any(serve_gang(session, group, action=action) for action in actions)
 
 
 def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:

@@ -310,9 +310,12 @@ def gives_way_to(session: Session, group: GroupState) -> GroupState | None:
     """The claimant before which this victim is not admitted again; None if there is none.
 
     Nor before one that is admitted already and waits for the victim's pods to end: these would
-    count as what the victim reserves, and be promised twice.
+    count as what the victim reserves, and be promised twice. A claimant that counts on the end of
+    its own former pods does not wait for itself.
     """
     for claimant in session.ledger.claimants.get(group.uid, {}).values():
+        if claimant is group:
+            continue
         is_pending = PodGroupPhase.PENDING in (claimant.phase, group.phase)
         if is_pending and claimant.status.pledge.stands:
             return claimant

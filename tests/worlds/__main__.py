@@ -26,6 +26,7 @@ from msgspec import to_builtins
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
+from batchq.errors import EndlessSessions
 from batchq.sim.run import Stage
 from batchq.sim.world import read_world
 from tests.worlds.making import Described
@@ -77,7 +78,12 @@ def _replay(seed: int, folder: Path | None, *, wide: bool) -> int:
 def _tell_story(world: Described, most: int) -> None:
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
     stage = Stage(read_world(world.text, f"seed {world.seed}"), scheduler)
-    for cycle in stage.run(most, bounded=True).outcome.cycles:
+    try:
+        cycles = stage.run(most, bounded=True).outcome.cycles
+    except EndlessSessions as endless:
+        _tell(str(endless))
+        return
+    for cycle in cycles:
         told = {what: value for what, value in to_builtins(cycle).items() if value}
         _tell(" ".join(f"{what}={value}" for what, value in told.items()))
 

@@ -20,6 +20,7 @@ from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.framework.asides import (
     everybody_gets_all_back,
+    let_one_exceed,
     set_aside,
     set_aside_from_borrowers,
 )
@@ -78,6 +79,7 @@ class Enqueue:
         drained = _drained(session)
         if session.points["queueOrder"]:
             _serve_queues(session, drained)
+            let_one_exceed(session)
         else:
             _serve_one_line(session, drained)
         for group in end_pledges_still_spare(session):

@@ -376,6 +376,9 @@ class PodGroupStatus(Value, frozen=True):
     unknown_at: Instant | None = None
     finished_at: Instant | None = None
     queue_time: Instant | None = None
+    #: Since when all that the group asks for is set aside, as the head of a queue that has used
+    #: less than its due, though the queue deserves less.
+    set_aside_at: Instant | None = None
     backoff_until: Instant | None = None
     backoff_count: int = 0
     checks: tuple[CheckState, ...] = ()

@@ -15,11 +15,11 @@ import yaml
 from batchq.api import notation
 from batchq.api.names import shown
 from batchq.api.notation import Malformed, mapping_at
-from batchq.api.times import SECOND, format_duration
+from batchq.api.times import SECOND, format_duration, parse_duration
 from batchq.config import plugins as plugins_field
 from batchq.config.documents import Document, read_documents
 from batchq.config.expansion import Expansion, lacks
-from batchq.config.model import EvictionBudget, SchedulerConfig, SchedulerFile
+from batchq.config.model import EvictionBudget, Fairness, SchedulerConfig, SchedulerFile
 from batchq.config.plugins import Plugins, read_plugins, write_expansion, write_plugins
 from batchq.config.words import check_known, check_name, check_once
 from batchq.errors import InvalidInput
@@ -27,7 +27,11 @@ from batchq.framework.settings import Settings
 
 _LISTS = ("actions", "plugins", "pluginConfig")
 _PLAIN = SchedulerFile.__struct_encode_fields__
-_NUMBERS = tuple(name for name in SchedulerFile.__struct_fields__ if name != "eviction_budget")
+_NUMBERS = tuple(
+    name for name in SchedulerFile.__struct_fields__ if name not in ("eviction_budget", "fairness")
+)
+#: Of `fairness.halfLife`: what was used is no matter.
+_OFF = "off"
 #: Keys of other programs' files, and what to do with such a file.
 _ELSEWHERE = {"tiers": "`batchq config convert FILE` makes a batchq file of a kube-batch one"}
 
@@ -108,6 +112,7 @@ def as_written(config: SchedulerConfig, expansion: Expansion | None = None) -> d
     if plain.eviction_budget is not None:
         both = frozenset(EvictionBudget.__struct_encode_fields__)
         fields["evictionBudget"] = notation.write(plain.eviction_budget, always=both)
+    fields["fairness"] = {"halfLife": plain.fairness.half_life}
     return {
         "actions": list(config.actions),
         **fields,
@@ -176,6 +181,8 @@ def _check_field(name: str, value: object, known: Known | None) -> None:
                 _check_settings(plugin, settings, known)
         case "evictionBudget":
             _check_budget(notation.read(SchedulerFile, {name: value}).eviction_budget)
+        case "fairness":
+            _half_life(notation.read(SchedulerFile, {name: value}).fairness)
         case _:
             read = notation.read(SchedulerFile, {name: value})
             field = SchedulerFile.__struct_fields__[_PLAIN.index(name)]
@@ -204,6 +211,20 @@ def _check_budget(budget: EvictionBudget | None) -> None:
         raise Malformed(("evictionBudget", "window"), text)
 
 
+def _half_life(fairness: Fairness) -> int | None:
+    """In milliseconds; None: off. Raises Malformed."""
+    path, written = ("fairness", "halfLife"), fairness.half_life
+    if written == _OFF:
+        return None
+    try:
+        half_life_ms = parse_duration(written)
+    except ValueError as problem:
+        raise Malformed(path, f"{problem}, or {_OFF}") from None
+    if half_life_ms < SECOND:
+        raise Malformed(path, f"expected at least 1s, or {_OFF}, found {shown(written)}")
+    return half_life_ms
+
+
 def _check_least(name: str, found: int, written: object) -> None:
     least = _LEAST_MS.get(name, 0)
     if found < least:
@@ -226,6 +247,7 @@ def _settings(written: Mapping[str, object]) -> Settings:
         **{_setting(name): getattr(plain, name) for name in _NUMBERS},
         eviction_budget=None if budget is None else budget.pods,
         eviction_window_ms=Settings().eviction_window_ms if budget is None else budget.window,
+        half_life_ms=_half_life(plain.fairness),
     )
 
 
@@ -237,6 +259,11 @@ def _as_file(settings: Settings) -> SchedulerFile:
             None
             if budget is None
             else EvictionBudget(pods=budget, window=settings.eviction_window_ms)
+        ),
+        fairness=Fairness(
+            half_life=(
+                _OFF if settings.half_life_ms is None else format_duration(settings.half_life_ms)
+            )
         ),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from batchq.api.objects import Duration, Factor, Value
+from batchq.api.times import format_duration
 from batchq.framework.settings import Settings
 
 _TIMES = Settings()
@@ -79,6 +80,12 @@ class EvictionBudget(Value, frozen=True):
     window: Duration = _TIMES.eviction_window_ms
 
 
+class Fairness(Value, frozen=True):
+    """`half_life` is a duration, or `off`."""
+
+    half_life: str = format_duration(_TIMES.half_life_ms or 0)
+
+
 class SchedulerFile(Value, frozen=True):
     """The keys of `scheduler.yaml` that hold one plain value; every default is `Settings`' own."""
 
@@ -94,3 +101,4 @@ class SchedulerFile(Value, frozen=True):
     overcommit: Factor = _TIMES.overcommit
     min_runtime: Duration = _TIMES.min_runtime_ms
     eviction_budget: EvictionBudget | None = None
+    fairness: Fairness = Fairness()

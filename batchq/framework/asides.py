@@ -5,11 +5,15 @@ enough room at once. All that the head asks for is set aside, or nothing: a part
 and let nobody start, the head included. It is all where the head, beside what its queue will still
 hold when it starts by the ends that are known, leaves its queue within what it deserves. Kept for
 the rest of a session, where queues meet: in the cluster and in the queues above.
+
+Of the heads that ask for more, one at a time has all of it set aside, if its queue has used less
+than its due over time (batchq.framework.usage).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.quantity import LARGEST
@@ -22,13 +26,64 @@ from batchq.framework.ledger import title_of
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim, is_admitted
+from batchq.framework.statement import Statement
 from batchq.framework.timetable import timetable_of
+from batchq.framework.tree import ROOT
+from batchq.framework.usage import used_share
 
 
 def set_aside(session: Session, head: GroupState) -> None:
     """For a strict head, against everybody else."""
-    if _lacks_what_is_shared(session, head) and _stays_within_deserved(session, head):
+    if not _lacks_what_is_shared(session, head):
+        return
+    if head.status.set_aside_at is not None or _stays_within_deserved(session, head):
         session.ledger.put_aside(head, head.reservation, lambda _: True)
+    else:
+        session.exceeding.append(head)
+
+
+def let_one_exceed(session: Session) -> None:
+    """Of the heads that ask for more than their queues deserve, let one have all of it set aside
+    from the next session on: that of the queue which has used least of its due, if that is less
+    than its due. Once begun it lasts until the head starts or leaves its place.
+    """
+    if not session.strict_heads:
+        return
+    heads = {head.uid for head in session.strict_heads.values()}
+    begun = [one for one in session.busy() if one.status.set_aside_at is not None]
+    for group in begun:
+        if group.uid not in heads:
+            _note_aside(session, group, None)
+    if not session.exceeding or any(group.uid in heads for group in begun):
+        return
+    below = [
+        (part, head.queue, head) for head in session.exceeding if (part := _used(session, head)) < 1
+    ]
+    if below:
+        *_, head = min(below, key=lambda one: one[:2])
+        _note_aside(session, head, session.now_ms)
+
+
+def _note_aside(session: Session, group: GroupState, since: int | None) -> None:
+    with Statement(session) as statement:
+        statement.set_status(group, set_aside_at=since)
+        statement.commit()
+
+
+def _used(session: Session, head: GroupState) -> Fraction:
+    """How much of its due a head's queue has used; 1, if nothing is due to it, or what was used is
+    no matter.
+
+    Due is what it deserves of what the root does, in the dimension in which that is least.
+    """
+    deserved = deserved_of_queues(session)
+    root = {name: deserved[ROOT][name] for name in comparable(session, deserved[ROOT])}
+    root = {name: units for name, units in root.items() if units}
+    mine = deserved.get(head.queue, {})
+    due = min((Fraction(mine.get(name, 0), units) for name, units in root.items()), default=None)
+    if not due or session.settings.half_life_ms is None:
+        return Fraction(1)
+    return used_share(session, queue_scope(head.queue), root) / due
 
 
 def set_aside_from_borrowers(session: Session, head: GroupState) -> None:

@@ -48,6 +48,7 @@ from batchq.framework.shapes import GroupShape, Shapes
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, QueueState
 from batchq.framework.tree import QueueTree, scopes_in
+from batchq.framework.usage import Ended
 
 if TYPE_CHECKING:
     from batchq.framework.extension import Standing
@@ -79,6 +80,8 @@ class Carryover:
         self.busy: Ordered[GroupState] = Ordered()
         self.watches = Watches()
         self.ledger = LedgerView({})
+        #: What groups that are over have used.
+        self.ended = Ended()
         #: Uid -> those that depend on it, by uid.
         self.dependents: dict[str, dict[str, None]] = {}
         self._seen = Snapshot()
@@ -303,6 +306,7 @@ class Carryover:
         else:
             self._line_of(state).discard(uid)
         self.machines.give(state)
+        self.ended.drop(uid)
         self.claimants.pop(uid, None)
         self._owing.discard(uid)
         for other in state.record.spec.depends_on:
@@ -332,6 +336,7 @@ class Carryover:
 
     def _place(self, session: Session, parking: Parking, group: GroupState) -> None:
         if group.is_over:
+            self.ended.add(group)
             heapq.heappush(self._over, (_forgotten_at(group), group.uid))
             return
         if not group.bare and group.status.pledge.stands and group.phase not in TERMINAL:

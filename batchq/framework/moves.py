@@ -128,6 +128,7 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         rests_at=None,
         unknown_at=None,
         backoff_until=None,
+        set_aside_at=None,
         reasons=(),
         claim=_NO_CLAIM,
         reported=final_reports(group.status) if group.is_elastic else {},
@@ -170,6 +171,7 @@ def reserve(statement: Statement, group: GroupState, message: str) -> None:
         reserved_at=statement.session.now_ms,
         reservation=group.reservation,
         left_out=group.left_out,
+        set_aside_at=None,
     )
     set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
     statement.say(intents.ReserveQuota(group=group.key))

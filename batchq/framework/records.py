@@ -17,6 +17,7 @@ def only_waits(record: PodGroup) -> bool:
         status.phase == _PENDING
         and status.reserved_at is None
         and status.backoff_until is None
+        and status.set_aside_at is None
         and not status.charge
         and not status.checks
         and not status.evictions.recent

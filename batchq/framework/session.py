@@ -120,6 +120,8 @@ class Session:
         self.standing_by_rank: list[GroupState] | None = None
         #: Queue -> its head that all others of the queue wait for, if there is one now.
         self.strict_heads: dict[str, GroupState] = {}
+        #: Heads for which nothing is set aside, as they ask for more than their queues deserve.
+        self.exceeding: list[GroupState] = []
         #: Group's uid -> from when on room is kept for it, in milliseconds, as backfill has found.
         self.reservations: dict[str, int] = {}
         #: Groups whose changes become true together or not at all, by uid.
@@ -216,6 +218,7 @@ class Session:
         #: Groups of queues that there are not.
         self.strayed = carried.strayed
         self.ledger = carried.ledger
+        self.ended = carried.ended
         self.dependents = carried.dependents
         self.watches = carried.watches
         #: Those to which something was pledged when the session began.

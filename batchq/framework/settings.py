@@ -27,3 +27,5 @@ class Settings(Struct, frozen=True, kw_only=True):
     #: So many pods may be evicted by preempt and reclaim within a window; None: any number.
     eviction_budget: int | None = None
     eviction_window_ms: int = 10 * MINUTE
+    #: In such a time what was used counts for half; None: what was used is no matter.
+    half_life_ms: int | None = 7 * DAY

@@ -323,18 +323,21 @@ def test_an_external_group_is_bound_by_the_root_only_where_that_states_a_capabil
 def test_a_strict_head_sets_aside_all_that_it_asks_for_or_nothing() -> None:
     """R, whole, where it stays within its queue's deserved; and nothing otherwise."""
 
-    def past(asks: int) -> list[str]:
+    def past(asks: int, half_life: str) -> list[str]:
         came = came_of(
             node("n1", 10),
             *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
             *(*running("rs", 2, queue="s"), *running("rb", 5, queue="b")),
             *(group("head", 1, asks, queue="s"), group("b1", queue="b"), group("b2", queue="b")),
             timeline({"at": "20s", "apply": group("late", queue="b")}),
+            config=f"{WITHOUT_EVICTIONS}\nfairness: {{halfLife: {half_life}}}",
         )
         return in_order(came)
 
-    assert past(4) == []
-    assert past(5) == ["b1", "b2", "late"]
+    assert past(4, "off") == []
+    assert past(5, "off") == ["b1", "b2", "late"]
+    # A queue that has used less than its due has it set aside all the same, from its turn on.
+    assert past(5, "7d") == ["b1", "b2"]
 
 
 @pytest.mark.parametrize(

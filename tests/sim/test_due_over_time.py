@@ -1,0 +1,63 @@
+"""A head that asks for more than its queue deserves, once its queue has used less than its due."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.worlds import Manifest, applies, group, node, outcome, queue, starts, timeline
+
+ADMIT = "actions: [enqueue, allocate, backfill]"
+
+
+def staggered(strategy: str, *, deserved: int = 4) -> list[Manifest]:
+    """Eight cpus that jobs of 40 s keep full, of which one ends each 5 s; at 5 s `wide` comes, of
+    six cpus.
+    """
+    first = [group(f"b-{k:03}", runtime=f"{5 * k + 5}s", queue="b", created=0) for k in range(8)]
+    rest = [group(f"b-{k:03}", runtime="40s", queue="b", created=0) for k in range(8, 60)]
+    wide = group("wide", 1, 6, runtime="20s", walltime="20s", queue="a")
+    return [
+        node("n1", 8),
+        queue("a", strategy={"type": strategy}, deserved={"cpu": deserved}),
+        queue("b", deserved={"cpu": 8 - deserved}),
+        *first,
+        *rest,
+        timeline(applies(5, wide)),
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
+def test_a_head_above_its_share_starts_once_its_queue_has_used_less_than_its_due(
+    strategy: str,
+) -> None:
+    begun = starts(outcome(*staggered(strategy), config=ADMIT))
+    assert begun["wide-t-0"] == 35
+
+
+def test_without_a_half_life_it_waits_until_there_is_room_by_itself() -> None:
+    begun = starts(
+        outcome(*staggered("StrictFIFO"), config=f"{ADMIT}\nfairness: {{halfLife: off}}")
+    )
+    assert begun["wide-t-0"] > 250
+
+
+def test_a_queue_that_nothing_is_due_to_has_nothing_set_aside() -> None:
+    begun = starts(outcome(*staggered("StrictFIFO", deserved=0), config=ADMIT))
+    assert begun["wide-t-0"] > 250
+
+
+def test_of_two_such_heads_one_at_a_time_has_what_it_asks_for_set_aside() -> None:
+    """Each wants six of eight; the second begins when the first has left."""
+    world = [one for one in staggered("StrictFIFO", deserved=2) if one["kind"] != "Timeline"]
+    world = [one for one in world if one["metadata"]["name"] != "b"]
+    world += [
+        queue("b", deserved={"cpu": 4}),
+        queue("c", strategy={"type": "StrictFIFO"}, deserved={"cpu": 2}),
+        timeline(
+            applies(5, group("wide-a", 1, 6, runtime="20s", queue="a")),
+            applies(5, group("wide-c", 1, 6, runtime="20s", queue="c")),
+        ),
+    ]
+    begun = starts(outcome(*world, config=ADMIT))
+    assert begun["wide-a-t-0"] == 35
+    assert begun["wide-c-t-0"] == 55

@@ -1,0 +1,89 @@
+"""What queues have used over time: weights, shares, and what does not count."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from msgspec import structs
+
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.reasons import Leaving
+from batchq.api.times import DAY, HOUR
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.framework.session import Session
+from batchq.framework.usage import HALF_LIVES, used_share, weight
+from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot, amounts
+
+WEEK = 7 * DAY
+NOW = 100 * DAY
+ROOT = {"cpu": 8_000}
+SCOPE = "queue:q"
+
+
+def opened(*objects: Any) -> Session:
+    return assemble(SchedulerConfig()).open(a_snapshot(a_node(cpu=8), a_queue("q"), *objects), NOW)
+
+
+def ran(name: str, cpu: int, start: int, end: int | None, reason: str = "") -> tuple[Any, Any]:
+    """A group of one pod that ran; until now, if it has no end."""
+    group, pod = a_running_group(name, cpu=cpu, queue="q")
+    ended = {} if end is None else {"finished_at": end, "phase": PodPhase.SUCCEEDED}
+    pod = structs.replace(
+        pod, status=structs.replace(pod.status, started_at=start, reason=reason, **ended)
+    )
+    if end is not None:
+        status = structs.replace(
+            group.status, phase=PodGroupPhase.COMPLETED, reserved_at=None, finished_at=end
+        )
+        group = structs.replace(group, status=status)
+    return group, pod
+
+
+def share(*objects: Any) -> Fraction:
+    return used_share(opened(*objects), SCOPE, ROOT)
+
+
+def test_after_a_half_life_what_was_used_counts_for_half() -> None:
+    assert weight(0, WEEK) == 2**30
+    assert weight(WEEK, WEEK) == 2**29
+    assert weight(3 * WEEK, WEEK) == 2**27
+    assert weight(HALF_LIVES * WEEK, WEEK) == 0
+    assert weight(WEEK // 2, WEEK) == 759_250_124
+
+
+def test_who_has_used_nothing_has_no_share() -> None:
+    assert share() == 0
+    assert share(a_group("waits", queue="q")) == 0
+
+
+def test_who_has_all_nodes_for_ever_has_used_all() -> None:
+    assert share(*ran("r", 8, 0, None)) > Fraction(999, 1000)
+    assert share(*ran("r", 8, 0, None)) <= 1
+
+
+def test_what_ended_counts_as_what_runs_does() -> None:
+    """An hour's run that has just ended, and one that goes on."""
+    ended, runs = share(*ran("e", 4, NOW - HOUR, NOW)), share(*ran("r", 4, NOW - HOUR, None))
+    assert ended > 0
+    assert abs(ended - runs) < runs / 100
+
+
+def test_what_ended_a_half_life_ago_counts_for_half_of_that() -> None:
+    late = share(*ran("e", 4, NOW - HOUR, NOW))
+    early = share(*ran("e", 4, NOW - WEEK - HOUR, NOW - WEEK))
+    assert abs(2 * early - late) < late / 50
+
+
+def test_what_reclaim_or_preempt_took_away_is_not_counted() -> None:
+    assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.RECLAIMED)) == 0
+    assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.PREEMPTED)) == 0
+    assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.NODE_LOST)) > 0
+
+
+def test_the_dimension_of_which_most_was_used_decides() -> None:
+    session = opened(*ran("e", 4, NOW - HOUR, NOW))
+    assert used_share(session, SCOPE, {**ROOT, **amounts(gpu=1)}) == used_share(
+        session, SCOPE, ROOT
+    )

@@ -222,10 +222,12 @@ class Rest(Picture):
     def _keeps_back(self, other: PodGroup, group: PodGroup) -> bool:
         if other is group:
             return False
+        if self._has_a_hold(other):
+            return True
         if other.spec.queue == group.spec.queue:
             ahead = self.place_in_line(other) < self.place_in_line(group)
-            return ahead and (self._strategy(other) in _IN_TURN or self._has_a_hold(other))
-        if self._strategy(other) in _IN_TURN or self._has_a_hold(other):
+            return ahead and self._strategy(other) in _IN_TURN
+        if self._strategy(other) in _IN_TURN:
             return True
         # A BestEffortFIFO head has room kept from those who would borrow it.
         return any(

@@ -18,7 +18,7 @@ from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import start_extras, waiting_extras, waits_behind
-from batchq.framework.gangs import bind_until_ready, least_first
+from batchq.framework.gangs import bind_kept, bind_until_ready, least_first
 from batchq.framework.growth import growth_with, over_limit_with
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import find_node
@@ -78,7 +78,8 @@ def _place_gangs(
             turns.drop(name)
             continue
         group = lines[name].popleft()
-        if not session.group_ready(group) and (pods := least_first(session, group)):
+        pods = [] if session.group_ready(group) else least_first(session, group)
+        if pods and not bind_kept(session, group, pods):
             _place_extras_above(session, waiting[name], group.priority, extras)
             _place_gang(session, group, pods)
 

@@ -25,8 +25,10 @@ from batchq.framework.asides import (
     set_aside_from_borrowers,
 )
 from batchq.framework.crowds import Crowd, Walk
-from batchq.framework.extras import is_drained, start_extras, waiting_extras
+from batchq.framework.extras import GrowingGroups, is_drained, start_extras, waiting_extras
+from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.growth import over_limit_with
+from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.line import (
     blockers,
     gives_way,
@@ -36,12 +38,13 @@ from batchq.framework.line import (
     waits_in_line,
 )
 from batchq.framework.moves import admit, create_pods, reserve, roll_back
+from batchq.framework.node_refusals import Wanted, wanted_of
 from batchq.framework.placement import (
     explain_no_node,
-    fits_on_empty_nodes,
     gang_of,
-    why_not_on_empty_nodes,
 )
+from batchq.framework.placement_trial import PLUGIN as NODES
+from batchq.framework.placement_trial import nodes_decide, seek
 from batchq.framework.pledges import awaits_victims
 from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import note_admission
@@ -52,6 +55,7 @@ from batchq.framework.statement import Statement
 from batchq.framework.turns import Turns
 from batchq.framework.wanted import wanted_ordinals
 from batchq_actions.claims import end_pledges_still_spare, end_spare_pledges
+from batchq_actions.waiting_for_nodes import keep_places, note_first_waiting
 
 #: Strategy -> what those behind a head that waits are told.
 _BEHIND = {
@@ -75,15 +79,20 @@ class Enqueue:
 
     def execute(self, session: Session) -> None:
         end_spare_pledges(session)
-        _keep_promises(session)
+        if nodes_decide(session):
+            keep_places(session)
+        growing = GrowingGroups(session)
+        _keep_promises(session, growing)
         drained = _drained(session)
         if session.points["queueOrder"]:
-            _serve_queues(session, drained)
+            _serve_queues(session, drained, growing)
             let_one_exceed(session)
         else:
-            _serve_one_line(session, drained)
+            _serve_one_line(session, drained, growing)
         for group in end_pledges_still_spare(session):
-            _try(session, group)
+            _try(session, group, growing)
+        if nodes_decide(session):
+            note_first_waiting(session)
 
 
 def _drained(session: Session) -> dict[str, list[GroupState]]:
@@ -106,13 +115,13 @@ def _shape_of(group: GroupState, extra: Pod | int) -> TaskShape:
     return shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
 
 
-def _keep_promises(session: Session) -> None:
+def _keep_promises(session: Session, growing: GrowingGroups) -> None:
     """Who has reserved comes first: claimants whose victims have ended, and groups whose checks
     have passed meanwhile. What they reserved is nobody else's.
     """
     groups = [group for group in session.busy() if _is_promised(session, group)]
     for group in sorted(groups, key=session.group_key):
-        _try(session, group)
+        _try(session, group, growing)
 
 
 def _is_promised(session: Session, group: GroupState) -> bool:
@@ -120,7 +129,9 @@ def _is_promised(session: Session, group: GroupState) -> bool:
     return pending and group.reserved and not awaits_victims(session, group)
 
 
-def _serve_queues(session: Session, drained: Mapping[str, list[GroupState]]) -> None:
+def _serve_queues(
+    session: Session, drained: Mapping[str, list[GroupState]], growing: GrowingGroups
+) -> None:
     """The queue with the lowest share first; its next group decides when it is served again."""
     heads_matter = len(session.queues) > 1 and not everybody_gets_all_back(session)
     walks = _walks(session, drained, heads_matter=heads_matter)
@@ -136,7 +147,7 @@ def _serve_queues(session: Session, drained: Mapping[str, list[GroupState]]) -> 
                 group = _next_pending(walk)
         if group is None:
             turns.drop(name)
-        elif _try(session, group):
+        elif _try(session, group, growing):
             continue
         elif _is_out_of_line(session, group):
             walk.pass_over()
@@ -159,6 +170,8 @@ def _walks(
     """The lines to be walked. Crowds that are kept out are left out where nobody heeds a head."""
     freed: dict[str, list[Crowd]] = {}
     for crowd in session.watches.freed(session.ledger.sums):
+        freed.setdefault(crowd.queue, []).append(crowd)
+    for crowd in session.node_refusals.freed(session):
         freed.setdefault(crowd.queue, []).append(crowd)
     walks = {}
     for name, queue in session.queues.items():
@@ -184,14 +197,16 @@ def _is_out_of_line(session: Session, group: GroupState) -> bool:
     return not waits_in_line(session.refusals[group.uid])
 
 
-def _serve_one_line(session: Session, drained: Mapping[str, list[GroupState]]) -> None:
+def _serve_one_line(
+    session: Session, drained: Mapping[str, list[GroupState]], growing: GrowingGroups
+) -> None:
     """No queueOrder: every group in one line; a strict head stops it."""
     crowds = [crowd for queue in session.queues.values() for crowd in queue.line.crowds.values()]
     singles = [group for queue in session.queues.values() for group in queue.line.in_order()]
     singles += [group for groups in drained.values() for group in groups]
     walk = Walk(crowds, singles, session.group_key)
     while (group := _next_pending(walk)) is not None:
-        if _try(session, group):
+        if _try(session, group, growing):
             continue
         if _is_out_of_line(session, group):
             walk.pass_over()
@@ -205,21 +220,20 @@ def _serve_one_line(session: Session, drained: Mapping[str, list[GroupState]]) -
             walk.pass_over()
 
 
-def _try(session: Session, group: GroupState) -> bool:
+def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
     """Admit the group, or let it reserve and wait for leave to start, or keep every reason
     against it.
     """
     if group.next_pod is not None:
-        return _start_next_pod(session, group)
-    verdicts = blockers(session, group)
-    if verdicts:
-        if is_of_crowd(group) and not (_is_strict(session, group) and waits_in_line(verdicts)):
-            refuse_crowd(session, group, session.as_kept(verdicts))
-        else:
-            session.refuse(group, verdicts)
-        return False
-    if group.reserved and _cannot_be_placed(session, group):
+        return _start_next_pod(session, group, growing)
+    if group.reserved and not blockers(session, group) and _cannot_be_placed(session, group):
         return True
+    places = _judge(session, group, growing)
+    if isinstance(places, tuple):
+        of_nodes = any(verdict.plugin == NODES for verdict in places)
+        wanted = wanted_of(gang_of(session, group)) if of_nodes else None
+        _keep_reasons(session, group, places, wanted=wanted)
+        return False
     waits_for = [] if group.reserved else session.refusals_at("permit", group)
     with Statement(session) as statement:
         if waits_for:
@@ -228,31 +242,88 @@ def _try(session: Session, group: GroupState) -> bool:
             admit(statement, group, reservation=group.reservation)
             create_pods(statement, group, wanted_ordinals(group))
         statement.commit()
+    if places is not None:
+        session.kept[group.uid] = places
     if waits_for:
         session.asides.pop(group.uid, None)
         session.refuse(group, waits_for)
     note_admission(session, group)
+    growing.note(group)
     return True
 
 
-def _start_next_pod(session: Session, group: GroupState) -> bool:
+def _judge(
+    session: Session, group: GroupState, growing: GrowingGroups
+) -> KeptPlaces | tuple[Verdict, ...] | None:
+    """Return every reason against a group, or places for its gang, or None if it needs none.
+
+    It is tested as if those pods of more important groups of its queue were bound that could be.
+    """
+    above = [] if group.reserved else growing.above(group)
+    if not above:
+        return blockers(session, group) or _places_for(session, group)
+    with Statement(session) as trial:
+        growing.grow(trial, above)
+        return blockers(session, group) or _places_for(session, group)
+
+
+def _keep_reasons(
+    session: Session,
+    group: GroupState,
+    verdicts: tuple[Verdict, ...],
+    *,
+    wanted: Wanted | None = None,
+) -> None:
+    """Keep why a group waits, and with it all that wait alike, unless it is the head of a strict
+    queue.
+    """
+    if is_of_crowd(group) and not (_is_strict(session, group) and waits_in_line(verdicts)):
+        refuse_crowd(session, group, session.as_kept(verdicts), wanted=wanted)
+    else:
+        session.refuse(group, verdicts)
+
+
+def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdict, ...] | None:
+    """Return the places that nodes have for a group's gang, whose room is taken then, or why they
+    have none; None if it needs none, or has them.
+    """
+    if group.is_external or group.status.pledge.stands or not nodes_decide(session):
+        return None
+    if group.uid in session.kept or (group.reserved and session.binding_refused is not None):
+        return None
+    found = seek(session, group)
+    return (found,) if isinstance(found, Verdict) else found
+
+
+def _start_next_pod(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
     """Bind the next pod of a group that runs and holds nothing, or keep what stands against it."""
     against = list(gives_way(session, group))
+    if not against:
+        with Statement(session) as trial:
+            growing.grow(trial, growing.above(group))
+            bound, _ = start_extras(trial, group, 1)
+            if not bound:
+                against = _against_next_pod(session, group)
+    if against:
+        session.refuse(group, against)
+        return False
     with Statement(session) as statement:
-        if not against:
-            bound, _ = start_extras(statement, group, 1)
-            if bound:
-                group.next_pod = None
-                statement.commit()
-                return True
+        start_extras(statement, group, 1)
+        statement.commit()
+    group.next_pod = None
+    return True
+
+
+def _against_next_pod(session: Session, group: GroupState) -> list[Verdict]:
+    """What limits and nodes say against more pods of a group; nothing waits for a pod that not even
+    an empty node would take.
+    """
     shapes = [_shape_of(group, extra) for extra in waiting_extras(session, group)]
-    # Nothing waits for a pod that not even an empty node would take.
     shape = next((one for one in shapes if session.is_taken_when_empty(one)), None)
-    if not against and shape is not None:
-        no_node = structs.replace(explain_no_node(session, shape), in_line=True)
-        against += over_limit_with(session, group, shape) or [no_node]
-    session.refuse(group, against or [explain_no_node(session, shapes[0])])
-    return False
+    if shape is None:
+        return [explain_no_node(session, shapes[0])]
+    no_node = structs.replace(explain_no_node(session, shape), in_line=True)
+    return over_limit_with(session, group, shape) or [no_node]
 
 
 def _cannot_be_placed(session: Session, group: GroupState) -> bool:
@@ -262,10 +333,10 @@ def _cannot_be_placed(session: Session, group: GroupState) -> bool:
     if group.is_external or group.status.pledge.stands or not session.nodes:
         return False
     gang = gang_of(session, group)
-    if fits_on_empty_nodes(session, gang):
+    if fits_when_empty(session, gang):
         return False
     with Statement(session) as statement:
-        roll_back(statement, group, Leaving.UNSCHEDULABLE, why_not_on_empty_nodes(session, gang))
+        roll_back(statement, group, Leaving.UNSCHEDULABLE, why_not_when_empty(session, gang))
         statement.commit()
     # It pauses from now on: what was said of it in this session holds no longer.
     session.asides.pop(group.uid, None)

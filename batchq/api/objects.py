@@ -368,6 +368,11 @@ class PodGroupStatus(Value, frozen=True):
     charge: Amounts = {}
     #: The queues between the root and its own in which that is counted.
     charge_path: tuple[str, ...] = ()
+    #: Task -> the nodes that are kept for pods of its gang, in the order of these; once they are
+    #: bound, nothing is kept any more.
+    places: dict[str, tuple[str, ...]] = {}
+    #: Since when it has been the first of its queue and waited for nothing but nodes.
+    nodes_lacked_at: Instant | None = None
     in_queue_at: Instant | None = None
     started_at: Instant | None = None
     #: Since when a group with a walltime runs without a pod on any node, and its walltime rests.

@@ -18,6 +18,7 @@ from batchq.framework.feasibility import why_no_known_node
 from batchq.framework.forecast import Forecast, forecast
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.placement import gang_of
+from batchq.framework.placement_trial import refused_by_nodes
 from batchq.framework.pledges import victims_left
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -267,7 +268,7 @@ def _verdicts(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     said = session.refusals.get(group.uid) or group.status.reasons
     if said or group.phase != PodGroupPhase.PENDING:
         return said
-    return ranked(list(blockers(session, group)))
+    return ranked(list(blockers(session, group) or refused_by_nodes(session, group)))
 
 
 def line_of(session: Session, queue: str) -> list[str]:

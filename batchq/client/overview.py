@@ -29,6 +29,7 @@ from batchq.client.queues import (
 from batchq.config.model import SchedulerConfig
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.panel import GATES
+from batchq.framework.placement_trial import refused_by_nodes
 from batchq.framework.pledges import victims_left
 from batchq.framework.session import Session
 from batchq.framework.snapshot import Snapshot
@@ -313,7 +314,9 @@ class Overview:
         pending = group.phase == PodGroupPhase.PENDING
         if pending and not stored:
             return (Blocker(stored=UNSEEN, now=UNSEEN),)
-        fresh = blockers(self._session, group) if pending and stored else ()
+        session = self._session
+        asked = pending and bool(stored)
+        fresh = blockers(session, group) or refused_by_nodes(session, group) if asked else ()
         return tuple(
             Blocker(
                 stored=verdict,

@@ -41,6 +41,7 @@ from batchq.framework.differences import groups_changed, pods_changed
 from batchq.framework.instrument import Instrument
 from batchq.framework.ledger import LedgerView
 from batchq.framework.machines import Machines
+from batchq.framework.node_refusals import NodeRefusals
 from batchq.framework.ordered import Ordered
 from batchq.framework.panel import Panel
 from batchq.framework.pledges import note_pledge, owed_to
@@ -79,6 +80,11 @@ class Carryover:
         self.strayed = Line()
         self.busy: Ordered[GroupState] = Ordered()
         self.watches = Watches()
+        self.node_refusals = NodeRefusals()
+        #: By uid: groups whose records say which places are kept for them; and those that wait for
+        #: nodes alone and say since when.
+        self.placed: dict[str, GroupState] = {}
+        self.waits_for_nodes: dict[str, GroupState] = {}
         self.ledger = LedgerView({})
         #: What groups that are over have used.
         self.ended = Ended()
@@ -139,6 +145,7 @@ class Carryover:
         if self._world != parking.world:
             self._world = parking.world
             self._wake_crowds()
+        self.node_refusals.begin(session)
         self._follow_nodes(session)
         self._bring_back_what_is_over(session)
         self._begin_ledger(session, entered)
@@ -298,7 +305,8 @@ class Carryover:
 
     def _take_out(self, state: GroupState) -> None:
         uid = state.uid
-        self._with_choice.pop(uid, None)
+        for kept in (self._with_choice, self.placed, self.waits_for_nodes):
+            kept.pop(uid, None)
         if self.by_key.get(state.key) is state:
             del self.by_key[state.key]
         if state.crowd is not None:
@@ -341,6 +349,10 @@ class Carryover:
             return
         if not group.bare and group.status.pledge.stands and group.phase not in TERMINAL:
             self.claimants[group.uid] = group
+        if group.status.places:
+            self.placed[group.uid] = group
+        if group.status.nodes_lacked_at is not None and group.phase == PodGroupPhase.PENDING:
+            self.waits_for_nodes[group.uid] = group
         if group.given_shape.has_choice and _may_still_choose(group):
             self._with_choice[group.uid] = group
             group.leave_out(self._left_out(session, group))
@@ -406,10 +418,12 @@ class Carryover:
         self._line_of(group).leave(group)
         if not len(crowd):
             self.watches.remove(crowd)
+            self.node_refusals.wake(crowd)
 
     def _wake_crowds(self) -> None:
         """Whatever all groups are judged by has changed."""
         self.watches.clear()
+        self.node_refusals.wake_all()
         for line in (self.strayed, *(queue.line for queue in self.queues.values())):
             for crowd in line.crowds.values():
                 crowd.sleeps, crowd.watches = False, None

@@ -8,14 +8,15 @@ from itertools import islice
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
-from batchq.framework.gangs import node_for, pending_pods
+from batchq.framework.gangs import bind_until_ready, node_for, pending_pods
 from batchq.framework.growth import over_limit_with
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import tasks_in_order, usable_nodes
+from batchq.framework.pledges import enter_room
 from batchq.framework.pods import pod_of, shape_at
 from batchq.framework.session import Key, Session
 from batchq.framework.shapes import TaskShape
-from batchq.framework.state import GroupState
+from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import beyond
 
@@ -43,6 +44,47 @@ def is_drained(group: GroupState) -> bool:
         and not group.charge()
         and not group.has_all_placed
     )
+
+
+class GrowingGroups:
+    """The admitted groups that would have more pods, by queue; owned by one action.
+
+    Groups of lower priority in their queue are tested as if the pods were bound that could be now:
+    these come first.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._by_queue: dict[str, list[GroupState]] = {}
+        for group in session.busy() if "allocate" in session.actions else ():
+            if is_admitted(group):
+                self.note(group)
+
+    def note(self, group: GroupState) -> None:
+        """A group has been admitted."""
+        if group.is_elastic and not group.is_external and not group.has_all_placed:
+            self._by_queue.setdefault(group.queue, []).append(group)
+
+    def above(self, group: GroupState) -> list[GroupState]:
+        """Return those of higher priority in a group's queue, in order."""
+        found = [
+            one for one in self._by_queue.get(group.queue, ()) if one.priority > group.priority
+        ]
+        return sorted(found, key=self._session.group_key)
+
+    def grow(self, trial: Statement, groups: Iterable[GroupState]) -> None:
+        """Bind what pods of these groups could be bound now; for a trial that is undone."""
+        session = self._session
+        for group in groups:
+            if waits_behind(session, group):
+                continue
+            enter_room(trial, group)
+            if not session.group_ready(group):
+                bind_until_ready(session, trial, group)
+            bound, _ = start_extras(trial, group, group.replicas)
+            if not bound:
+                # Nothing is freed while groups are admitted: it can have no more pods later.
+                self._by_queue[group.queue].remove(group)
 
 
 def waiting_extras(session: Session, group: GroupState) -> Iterator[Pod | int]:

@@ -27,7 +27,7 @@ _AT_PREDICATE = " at predicate"
 #: So many answers are remembered.
 _MOST_KNOWN = 10_000
 #: Nodes are asked about so many at a time: mostly the first few take the gang.
-_AT_ONCE = 64
+_FIRST, _AT_ONCE = 4, 64
 #: How full a node is, is told in so many parts of what the largest node has.
 _PARTS = 1_000_000
 
@@ -50,6 +50,38 @@ def why_no_known_node(session: Session, gang: Gang) -> str:
     return answer
 
 
+def fits_when_empty(session: Session, gang: Gang) -> bool:
+    """Return whether the nodes that are ready and not cordoned would take a gang, were they empty.
+
+    Looked up once for each gang and set of nodes.
+    """
+    known = session.machines.gangs_when_empty
+    wanted = tuple([(shape.shape, count) for shape, count in gang])
+    answer = known.get(wanted)
+    if answer is None:
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        answer = _fit(session, gang, {node.name: node for node in session.empty_nodes()})
+        if any(failed.endswith(_AT_PREDICATE) for failed in session.failures):
+            return answer
+        known[wanted] = answer
+    return answer
+
+
+def why_not_when_empty(session: Session, gang: Gang) -> str:
+    """Return which pod of a gang not even an empty node takes, and why; else how many pods do not
+    fit together.
+    """
+    for shape, _ in gang:
+        if not session.is_taken_when_empty(shape):
+            empty = (
+                NodeState(node.record, ready=node.ready, heard=node.heard)
+                for node in session.nodes.values()
+            )
+            return count_fitting(session, shape, empty)[0]
+    return _too_many(gang)
+
+
 def largest_node(session: Session, resource: str) -> int:
     """The most of a resource that one node has, of those seen within a day."""
     nodes = session.nodes.values()
@@ -65,6 +97,10 @@ def _why_not(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> st
         if not fitting:
             oversize = _oversize(shape, _largest(nodes.values()))
             return "; ".join(part for part in (detail, oversize) if part)
+    return _too_many(gang)
+
+
+def _too_many(gang: Gang) -> str:
     pods = sum(count for _, count in gang)
     return f"{pods} pods do not fit together on empty nodes"
 
@@ -96,9 +132,10 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
 def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], most: int) -> int:
     """How many pods of one shape fit on the nodes; counts up to `most`."""
     takers = [takes_for(entry, session, shape) for entry in session.points["predicate"]]
-    there, found = list(nodes.values()), 0
-    for start in range(0, len(there), _AT_ONCE):
-        some = there[start : start + _AT_ONCE]
+    there, found, start, at_once = list(nodes.values()), 0, 0, _FIRST
+    while start < len(there):
+        some = there[start : start + at_once]
+        start, at_once = start + at_once, _AT_ONCE
         for takes in takers:
             some = [node for node, taken in zip(some, takes(some), strict=True) if taken]
         found += sum(_slots_on(shape, node) for node in some)

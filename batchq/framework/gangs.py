@@ -14,8 +14,10 @@ from batchq.api.reasons import Verdict
 from batchq.api.resources import of_pod
 from batchq.framework.atonce import pods_short
 from batchq.framework.growth import over_limit_with
+from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.moves import bind, bind_where_room_is_taken
 from batchq.framework.placement import explain_no_node, fill_nodes, find_node
+from batchq.framework.pledges import end_pledge
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
@@ -65,6 +67,53 @@ def bind_until_ready(
         if bound and session.group_ready(group):
             return None
     return [explain_no_node(session, shape) for shape in refused]
+
+
+def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bool:
+    """Bind the pods of a gang to the places that are kept for it; return whether it is ready then.
+
+    Their room is taken already, and its charge does not grow by them. `waiting`: its pods without a
+    node.
+    """
+    places = session.kept.get(group.uid)
+    if places is None or session.binding_refused is not None:
+        return False
+    chosen = _pods_for(places, waiting)
+    if chosen is None:
+        return False
+    del session.kept[group.uid]
+    with Statement(session) as statement:
+        statement.also_undo(lambda: session.kept.__setitem__(group.uid, places))
+        statement.also_undo(lambda: places.take(session))
+        for pods, (_, nodes) in zip(chosen, places.parts, strict=True):
+            bind_where_room_is_taken(statement, group, pods, nodes)
+        if not session.group_ready(group):
+            return False
+        end_pledge(statement, group)
+        if group.status.places:
+            statement.set_status(group, places={})
+        statement.commit()
+    return True
+
+
+def _pods_for(places: KeptPlaces, waiting: Sequence[Pod]) -> list[list[Pod]] | None:
+    """The pods for each part of kept places; None if there are fewer than places."""
+    if len(places.parts) == 1:
+        ((shape, nodes),) = places.parts
+        pods = list(waiting[: len(nodes)])
+        same = all(pod.spec.task == shape.task.name for pod in pods)
+        if same and len(pods) == len(nodes):
+            return [pods]
+    by_task: dict[str, list[Pod]] = {}
+    for pod in reversed(waiting):
+        by_task.setdefault(pod.spec.task, []).append(pod)
+    chosen = []
+    for shape, nodes in places.parts:
+        left = by_task.get(shape.task.name, [])
+        if len(left) < len(nodes):
+            return None
+        chosen.append([left.pop() for _ in nodes])
+    return chosen
 
 
 def bind_alike(

@@ -9,6 +9,7 @@ from batchq.framework.crowds import Bounds, Crowd, Line
 from batchq.framework.eligibility import stands_aside
 from batchq.framework.growth import claim_of, over_any_limit
 from batchq.framework.ledger import LedgerView
+from batchq.framework.node_refusals import Wanted
 from batchq.framework.parking import only_the_world_helps
 from batchq.framework.pledges import awaits_victims, gives_way_to
 from batchq.framework.session import Session
@@ -201,13 +202,23 @@ def is_kept_out(session: Session, crowd: Crowd) -> bool:
     """Whether what a sleeping crowd was refused for has not changed."""
     if not crowd.sleeps:
         return False
+    if session.node_refusals.holds(crowd):
+        return session.node_refusals.keeps_out(session, crowd)
     return crowd.watches is None or session.ledger.used(*crowd.watches) > crowd.most
 
 
 def refuse_crowd(
-    session: Session, group: GroupState, verdicts: Blockers, behind: Verdict | None = None
+    session: Session,
+    group: GroupState,
+    verdicts: Blockers,
+    behind: Verdict | None = None,
+    *,
+    wanted: Wanted | None = None,
 ) -> None:
-    """Keep why all groups wait that wait as this one does; they sleep from now on, if they may."""
+    """Keep why all groups wait that wait as this one does; they sleep from now on, if they may.
+
+    `wanted`: what nodes were asked for, if it is they that refused.
+    """
     crowd = group.crowd
     assert crowd is not None
     kind = "" if behind is None else behind.detail
@@ -219,17 +230,24 @@ def refuse_crowd(
     if crowd.tell(told):
         line.unread[crowd.asks] = crowd
     line.count(crowd, counts=verdicts.wait_in_line)
-    _fall_asleep(session, crowd, group, verdicts)
+    _fall_asleep(session, crowd, group, verdicts, wanted)
     if crowd.sleeps:
         line.restless.pop(crowd.asks, None)
     else:
         line.restless[crowd.asks] = crowd
 
 
-def _fall_asleep(session: Session, crowd: Crowd, group: GroupState, verdicts: Blockers) -> None:
+def _fall_asleep(
+    session: Session, crowd: Crowd, group: GroupState, verdicts: Blockers, wanted: Wanted | None
+) -> None:
     session.watches.remove(crowd)
+    session.node_refusals.wake(crowd)
     crowd.sleeps, crowd.watches = False, None
     if not session.crowds_may_sleep:
+        return
+    if wanted is not None:
+        crowd.sleeps = True
+        session.node_refusals.sleep(crowd, wanted)
         return
     if not verdicts.wait_in_line:
         crowd.sleeps = only_the_world_helps(session, verdicts)

@@ -14,6 +14,7 @@ from batchq.api.facts import PROTOCOL_ANNOTATION
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Node
 from batchq.api.resources import Amounts, scaled, total
+from batchq.framework.node_refusals import FreedNodes
 from batchq.framework.settings import Settings
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, NodeState
@@ -49,7 +50,13 @@ class Machines:
         self.could_have: Amounts = {}
         #: Shape of a pod -> whether any of the nodes that are open would take it, were it empty.
         self.taken_when_empty: dict[tuple[object, ...], bool] = {}
+        #: The same of gangs, as shapes and counts.
+        self.gangs_when_empty: dict[tuple[object, ...], bool] = {}
         self._when_empty: KnownNodes | None = None
+        #: On which nodes something has been freed, and what was kept there when the last session
+        #: ended.
+        self.freed = FreedNodes()
+        self.held: dict[str, Amounts] = {}
         self._seen: tuple[object, ...] = ()
         self._settings = Settings()
         #: Until when nobody falls silent who does not by now.
@@ -67,7 +74,9 @@ class Machines:
         anew = not self._are_as_before(records)
         before = [_judged_by(node) for node in self.nodes.values()]
         if anew:
-            self.nodes = {one.metadata.name: NodeState(one, ready=False) for one in records}
+            self.nodes = {
+                one.metadata.name: NodeState(one, ready=False, freed=self.freed) for one in records
+            }
         for record, node in zip(records, self.nodes.values(), strict=True):
             node.record = record
             node.ready = is_heard(snapshot, record, now_ms, settings.node_timeout_ms)
@@ -77,7 +86,7 @@ class Machines:
         known = known_resources(self.nodes.values(), now_ms, settings)
         if anew or before != after or known != self.known:
             self.version += 1
-            self.taken_when_empty = {}
+            self.taken_when_empty, self.gangs_when_empty = {}, {}
             self.known = known
             self._when_empty = None
         self.ready = total(node.total for node in self.nodes.values() if node.ready)

@@ -27,14 +27,16 @@ from batchq.api.resources import Amounts, describe
 from batchq.framework.checks import cleared
 from batchq.framework.eligibility import pause_ms
 from batchq.framework.hygiene import RECLAIM, with_group_run, with_pod_run
+from batchq.framework.kept_places import release
 from batchq.framework.pledges import end_pledge
 from batchq.framework.pods import pod_name, pods_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, NodeState
 from batchq.framework.statement import Statement
 
-#: Leaving for one of these costs the group its place in line.
-_NEW_QUEUE_TIME = frozenset({Leaving.IN_QUEUE_TIMEOUT, Leaving.UNSCHEDULABLE, Leaving.CHECK_RETRY})
+#: Leaving for one of these costs the group its place in line; after a timeout only if its pods had
+#: nodes and did not start.
+_NEW_QUEUE_TIME = frozenset({Leaving.IN_QUEUE_TIMEOUT, Leaving.CHECK_RETRY})
 #: Leaving for one of these is followed by a growing pause.
 _BACKS_OFF = frozenset(
     {
@@ -123,6 +125,7 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         reserved_at=_reserved_at(group, now_ms) if reservation else None,
         reservation=reservation,
         left_out=group.left_out,
+        nodes_lacked_at=None,
         in_queue_at=now_ms,
         started_at=None,
         rests_at=None,
@@ -207,14 +210,20 @@ def roll_back(
     changes: dict[str, object] = {}
     if action == RECLAIM:
         changes["evictions"] = with_group_run(group, now_ms)
-    if reason in _NEW_QUEUE_TIME:
+    only_lacked_nodes = (
+        reason == Leaving.IN_QUEUE_TIMEOUT
+        and not group.is_external
+        and not session.group_ready(group)
+    )
+    if reason in _NEW_QUEUE_TIME and not only_lacked_nodes:
         changes["queue_time"] = now_ms
-    if reason in _BACKS_OFF:
+    if reason in _BACKS_OFF and not only_lacked_nodes:
         pause = pause_ms(settings, status.backoff_count)
         changes |= {"backoff_until": now_ms + pause, "backoff_count": status.backoff_count + 1}
     statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
     # With its reservation a claimant loses what is pledged to it.
     end_pledge(statement, group)
+    release(statement, group)
     statement.set_status(
         group,
         phase=PodGroupPhase.PENDING,
@@ -350,6 +359,7 @@ def finish(
     now_ms = statement.session.now_ms
     statement.say(intents.FinishGroup(group=group.key, phase=phase, reason=reason, message=message))
     end_pledge(statement, group)
+    release(statement, group)
     statement.set_status(
         group,
         phase=phase,

@@ -54,6 +54,10 @@ OF_SESSION: LiftedBy = {
 }
 
 
+#: For what nodes refuse (batchq.framework.placement_trial), out of line only.
+OF_NODES: LiftedBy = {Waiting.WAITING_FOR_RESOURCES: frozenset()}
+
+
 @dataclass(frozen=True, slots=True)
 class Asleep:
     """A group as it was when it was last asked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
@@ -59,16 +59,6 @@ def _ranked(session: Session, shape: TaskShape) -> Ranking:
     return by_rows or ShapeRanking(session, shape)
 
 
-def fits_on_empty_nodes(session: Session, gang: Sequence[tuple[TaskShape, int]]) -> bool:
-    """Whether these pods, tried in this order, would fit if nothing else ran on ready nodes."""
-    nodes = {
-        node.name: NodeState(node.record, ready=True)
-        for node in session.nodes.values()
-        if node.ready
-    }
-    return all(take_best(session, shape, nodes, count) for shape, count in gang)
-
-
 def usable_nodes(session: Session, shape: TaskShape) -> list[NodeState]:
     """The nodes that would take a pod of this shape if they were empty; all that are open, if none
     would. Worked out once a session.
@@ -88,6 +78,8 @@ def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
 
     Each task's minAvailable first, both parts by pod priority and task.
     """
+    if group.bare and len(group.tasks) == 1:
+        return [(group.tasks[0], min(group.min_member, group.replicas))]
     chosen = group.lacks_for_gang()
     counts = {shape.task.name: count for shape, count in zip(group.tasks, chosen, strict=True)}
     first: list[tuple[TaskShape, int]] = []
@@ -161,12 +153,3 @@ def _most_free(session: Session, shape: TaskShape) -> str:
             needs, has = (describe_quantity(resource, units) for units in (need, max(0, most)))
             return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
     return ""
-
-
-def why_not_on_empty_nodes(session: Session, gang: list[tuple[TaskShape, int]]) -> str:
-    """The first shape that not even an empty node takes; else it is their number."""
-    for shape, _ in gang:
-        if not fits_on_empty_nodes(session, [(shape, 1)]):
-            return explain_no_node(session, shape).detail
-    pods = sum(count for _, count in gang)
-    return f"{pods} pods do not fit together on empty nodes"

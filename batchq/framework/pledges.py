@@ -237,6 +237,11 @@ def enter_room(statement: Statement, claimant: GroupState) -> None:
     if claimant.uid in session.rooms:
         rooms = _give_room(session, claimant)
         statement.also_undo(lambda: _take_room(session, claimant, rooms))
+    if claimant.uid in session.kept:
+        places = session.kept.pop(claimant.uid)
+        places.give(session)
+        statement.also_undo(lambda: places.take(session))
+        statement.also_undo(lambda: session.kept.__setitem__(claimant.uid, places))
 
 
 def make_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
@@ -260,6 +265,8 @@ def resume_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) ->
     session = statement.session
     note_pledge(session, claimant, pledge)
     statement.also_undo(lambda: forget_pledge(session, claimant, pledge))
+    # What it held already on nodes is part of what it is to have.
+    enter_room(statement, claimant)
     _take_room(session, claimant, kept_room(session, pledge))
     statement.also_undo(lambda: _drop_room(session, claimant))
     # Noted only now, its victims count for it.

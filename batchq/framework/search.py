@@ -21,6 +21,7 @@ from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts
 from batchq.api.transaction import POD_GROUPS
 from batchq.framework.candidates import Pool, ending, undoable
+from batchq.framework.kept_places import release
 from batchq.framework.outranked import outranked_by, told_and_untold
 from batchq.framework.pledges import (
     end_pledge,
@@ -323,6 +324,7 @@ class _Trial:
 
 def put_back(statement: Statement, victim: Victim) -> None:
     """A group goes back to how it was when the actions began."""
+    release(statement, victim.group)
     _put(statement, victim.group, *_former(statement.session, victim.group))
 
 
@@ -345,6 +347,7 @@ def send_off(statement: Statement, victim: Victim) -> None:
     """A group has left, and its processes have ended."""
     group = victim.group
     end_pledge(statement, group)
+    release(statement, group)
     statement.set_status(
         group,
         phase=PodGroupPhase.PENDING,

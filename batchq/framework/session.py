@@ -20,7 +20,7 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Condition, Pod, PodGroupStatus
 from batchq.api.quantity import PODS
 from batchq.api.reasons import Blockers, Verdict, ranked
-from batchq.api.resources import UNLIMITED_PODS, Amounts
+from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, plus
 from batchq.framework.carryover import Carryover
 from batchq.framework.contact import refusal_to_bind
 from batchq.framework.crowds import Line
@@ -30,7 +30,7 @@ from batchq.framework.followed import Decided, Stopping
 from batchq.framework.hygiene import is_protected
 from batchq.framework.instrument import Instrument
 from batchq.framework.ordered import uid_order
-from batchq.framework.parking import OF_SESSION, Parking
+from batchq.framework.parking import OF_NODES, OF_SESSION, Parking
 from batchq.framework.settings import Settings
 from batchq.framework.shapes import TaskShape
 from batchq.framework.snapshot import Snapshot
@@ -38,6 +38,7 @@ from batchq.framework.state import GroupState, NodeState, QueueState, Victim
 
 if TYPE_CHECKING:
     from batchq.framework.borrowers import Borrowers
+    from batchq.framework.kept_places import KeptPlaces
     from batchq.framework.noderows import NodeRows
     from batchq.framework.queue_shares import FairShares
     from batchq.framework.timetable import Timetable
@@ -92,7 +93,7 @@ class Session:
     ) -> None:
         carried = carried or Carryover()
         parking = parking or Parking()
-        panel = carried.panel(plugins, instrument, {SESSION: OF_SESSION})
+        panel = carried.panel(plugins, instrument, {SESSION: OF_SESSION, "nodes": OF_NODES})
         self.snapshot = snapshot
         self.now_ms = now_ms
         self.settings = settings
@@ -147,6 +148,12 @@ class Session:
         self.leaving: Mapping[str, Amounts] = {}
         #: The names of nodes on which something was taken or given back, in that order.
         self.node_changes: list[str] = []
+        self._empty_nodes: list[NodeState] | None = None
+        #: Resource -> what `most_free` says of it, and at how many changes of nodes.
+        self._most_free: dict[str, tuple[int, str]] = {}
+        self._most_free_at = -1
+        #: Group's uid -> the places on nodes that are kept for its gang; their room is taken.
+        self.kept: dict[str, KeptPlaces] = {}
         #: Shape -> the nodes that take it, best first (batchq.framework.placement).
         self.rankings: dict[tuple[object, ...], Ranking] = {}
         #: Shape -> the nodes that would take it if they were empty, once asked.
@@ -221,6 +228,13 @@ class Session:
         self.ended = carried.ended
         self.dependents = carried.dependents
         self.watches = carried.watches
+        self.node_refusals = carried.node_refusals
+        #: The nodes on which something has been freed, and how often.
+        self.freed = machines.freed
+        #: The groups whose records say which places are kept for them, by uid; and those that wait
+        #: for nothing but nodes and say since when.
+        self.placed = carried.placed
+        self.waits_for_nodes = carried.waits_for_nodes
         #: Those to which something was pledged when the session began.
         self.claimants = carried.claimants
 
@@ -248,10 +262,30 @@ class Session:
             if len(self._taken_when_empty) >= _MOST_SHAPES:
                 self._taken_when_empty.clear()
             known = self._taken_when_empty[shape.shape] = any(
-                self.refused_by(shape, NodeState(node.record, ready=True)) is None
-                for node in self.nodes.values()
-                if node.open
+                self.refused_by(shape, node) is None for node in self.empty_nodes()
             )
+        return known
+
+    def empty_nodes(self) -> list[NodeState]:
+        """Return the ready, uncordoned nodes as they would be without a pod; not to be changed."""
+        if self._empty_nodes is None:
+            self._empty_nodes = [
+                NodeState(node.record, ready=True) for node in self.nodes.values() if node.open
+            ]
+        return self._empty_nodes
+
+    def most_free(self, resource: str) -> tuple[int, str]:
+        """Return the most of a resource that one open node has free, and its name; 0 and '' without
+        such a node.
+        """
+        if self._most_free_at != len(self.node_changes):
+            self._most_free_at, self._most_free = len(self.node_changes), {}
+        known = self._most_free.get(resource)
+        if known is None:
+            free = (
+                (node.free.get(resource, 0), node.name) for node in self.nodes.values() if node.open
+            )
+            known = self._most_free[resource] = max(free, default=(0, ""))
         return known
 
     def score(self, shape: TaskShape, node: NodeState) -> int:
@@ -383,10 +417,36 @@ class Session:
 
     def close(self) -> None:
         """End the turn: what was only held is undone."""
+        held: dict[str, Amounts] = {}
         while self.rooms:
             _, rooms = self.rooms.popitem()
             for name, room in rooms.items():
-                self.nodes[name].give(room)
+                self.nodes[name].put_back(room)
+                held[name] = plus(held.get(name, {}), room)
+        while self.kept:
+            _, places = self.kept.popitem()
+            for shape, nodes in places.parts:
+                for node in nodes:
+                    node.put_back(shape.requests)
+                    held[node.name] = plus(held.get(node.name, {}), shape.requests)
+        self._carried.machines.held = held
+
+    def note_what_is_held(self) -> None:
+        """Note the nodes on which less is kept for groups than at the end of the last session."""
+        former = self._carried.machines.held
+        if not former:
+            return
+        held: dict[str, Amounts] = {}
+        for rooms in self.rooms.values():
+            for name, room in rooms.items():
+                held[name] = plus(held.get(name, {}), room)
+        for places in self.kept.values():
+            for shape, nodes in places.parts:
+                for node in nodes:
+                    held[node.name] = plus(held.get(node.name, {}), shape.requests)
+        for name, room in former.items():
+            if minus(room, held.get(name, {})):
+                self.freed.note(name)
 
     def end(self) -> None:
         """Everything is decided and written down: the next session may take this one over."""

@@ -31,6 +31,7 @@ from batchq.framework.tree import ROOT, scopes_in
 
 if TYPE_CHECKING:
     from batchq.framework.crowds import Crowd, Line
+    from batchq.framework.node_refusals import FreedNodes
 
 #: What groups without pods have; never changed in place.
 _NONE: dict[str, int] = {}
@@ -445,7 +446,9 @@ class GroupState:
             elif known is not None and known[0] is status and known[2] is charge:
                 counts = known[3]
             else:
-                counts = {**charge, POD_GROUPS: ONE_GROUP} if charge or self.reserved else {}
+                # A group that runs without a pod on any node, and owes none to its gang, has no
+                # reservation left, and takes no group's place.
+                counts = {**charge, POD_GROUPS: ONE_GROUP} if charge else {}
             known = self._charged = (status, held, charge, counts)
         return known
 
@@ -472,13 +475,17 @@ class NodeState:
     the doubt, because it could not have been heard of (batchq.framework.contact).
     """
 
-    __slots__ = ("free", "heard", "name", "ready", "record", "total")
+    __slots__ = ("_freed", "free", "heard", "name", "ready", "record", "total")
 
-    def __init__(self, record: Node, *, ready: bool, heard: bool = True) -> None:
+    def __init__(
+        self, record: Node, *, ready: bool, heard: bool = True, freed: FreedNodes | None = None
+    ) -> None:
         self.record = record
         self.name = record.metadata.name
         self.ready = ready
         self.heard = heard
+        #: Where it notes that something has been freed on it.
+        self._freed = freed
         self.total: Amounts = capacity_of(record)
         self.free: dict[str, int] = dict(self.total)
 
@@ -494,6 +501,12 @@ class NodeState:
 
     def give(self, requests: Mapping[str, int]) -> None:
         """Count a pod out."""
+        self.put_back(requests)
+        if self._freed is not None:
+            self._freed.note(self.name)
+
+    def put_back(self, requests: Mapping[str, int]) -> None:
+        """Count out what was kept here for as long as a session lasts."""
         for name, units in requests.items():
             self.free[name] = self.free.get(name, 0) + units
 

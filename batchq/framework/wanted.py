@@ -43,13 +43,14 @@ def wanted_ordinals(group: GroupState) -> list[int]:
 
 
 def _may_run(group: GroupState, pod: Pod) -> bool:
-    """Whether it counts towards minMember: of an elastic group, not while it waits for a retry.
-
-    Another pod of the group takes its place meanwhile, rather than that its room lies idle.
+    """Whether it counts towards minMember: of an elastic group, not while it waits for a retry or
+    is being stopped. Another pod of the group takes its place meanwhile, so that room does not lie
+    idle.
     """
     if group.is_final(pod) or (pod.status.phase == PodPhase.PENDING and group.is_held_back(pod)):
         return False
-    return not (group.is_elastic and pod.status.phase == PodPhase.FAILED)
+    away = pod.status.phase == PodPhase.FAILED or pod.status.terminating
+    return not (group.is_elastic and away)
 
 
 def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:

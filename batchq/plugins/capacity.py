@@ -20,14 +20,17 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
+from msgspec import structs
+
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.framework.feasibility import why_no_known_node
+from batchq.framework.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
 from batchq.framework.growth import claim_of, over_guarantees, over_limit
 from batchq.framework.parking import LiftedBy
 from batchq.framework.placement import gang_of
+from batchq.framework.placement_trial import nodes_decide
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT
@@ -45,6 +48,8 @@ class Capacity:
     lifted_by: ClassVar[LiftedBy] = {
         Waiting.EXCEEDS_MAX_QUOTA: frozenset(),
         Waiting.EXCEEDS_CAPACITY: frozenset(),
+        # Out of line, for nodes that are away.
+        Waiting.WAITING_FOR_RESOURCES: frozenset(),
     }
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
@@ -111,8 +116,29 @@ class Capacity:
             for verdict in over_limit(session, group, scope, claim, plugin=self.name)
         ]
         if ready or group.is_external:
-            return verdicts or over_guarantees(session, group, claim, plugin=self.name)
+            verdicts = verdicts or over_guarantees(session, group, claim, plugin=self.name)
+            return self._on_empty_nodes(session, group, verdicts) if verdicts else []
         return [*verdicts, _no_node(self.name, len(session.nodes))]
+
+    def _on_empty_nodes(
+        self, session: Session, group: GroupState, full: list[Verdict]
+    ) -> list[Verdict]:
+        """Put a group out of line that not even empty nodes that are ready and not cordoned would
+        take: what is full now is not what it waits for.
+        """
+        if group.is_external or not nodes_decide(session):
+            return full
+        gang = gang_of(session, group)
+        if fits_when_empty(session, gang):
+            return full
+        of_machines = Waiting.WAITING_FOR_RESOURCES
+        if any(verdict.reason == of_machines for verdict in full):
+            return [
+                structs.replace(one, in_line=False) if one.reason == of_machines else one
+                for one in full
+            ]
+        detail = why_not_when_empty(session, gang)
+        return [*full, Verdict(plugin=self.name, reason=of_machines, detail=detail)]
 
 
 def _guaranteed_beside(session: Session, queue: str) -> Amounts:

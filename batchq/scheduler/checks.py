@@ -73,11 +73,12 @@ def _say_what_it_lost(statement: Statement, group: GroupState, message: str) -> 
 
 
 def give_back_what_no_longer_fits(session: Session) -> None:
-    """At the end of a session: what has passed its checks, and is refused by limits all the same,
-    goes back to Pending. Others may have evicted for it in this session, so this comes last.
+    """Let groups that have reserved go back to Pending, at the end of a session, which wait for no
+    check and no victim and are refused by limits or nodes all the same. Others may have evicted for
+    them in this session, so this comes last.
     """
     for group in session.busy():
-        if group.phase != PodGroupPhase.PENDING or not group.reserved or not group.status.checks:
+        if group.phase != PodGroupPhase.PENDING or not group.reserved:
             continue
         refusals = session.refusals.get(group.uid, ())
         if open_checks(group) or awaits_victims(session, group) or not waits_in_line(refusals):
@@ -91,7 +92,7 @@ def give_back_what_no_longer_fits(session: Session) -> None:
 
 
 def _short(refusals: tuple[Verdict, ...]) -> str:
-    return f"all checks passed, but it no longer fits: {refusals[0].message()}"
+    return f"nothing else keeps it from starting, but it no longer fits: {refusals[0].message()}"
 
 
 def _list_what_queue_asks(statement: Statement, group: GroupState) -> None:

@@ -14,6 +14,7 @@ from batchq.api.times import format_duration
 from batchq.framework.checks import are_honoured, names_in
 from batchq.framework.dependencies import WANTED, never_met
 from batchq.framework.eligibility import stops_of
+from batchq.framework.kept_places import keep_stored
 from batchq.framework.ledger import is_booked
 from batchq.framework.moves import (
     create_pods,
@@ -72,6 +73,7 @@ def settle(session: Session) -> None:
     leave_where_cut(session)
     leave_where_impossible(session)
     keep_rooms(session)
+    keep_stored(session)
     # Last: a group that has just left must not leave pods behind in the story.
     _create_what_lacks(session, {group.uid for group in stirring})
 

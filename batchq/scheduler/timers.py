@@ -109,6 +109,12 @@ def _of_world(session: Session) -> list[int]:
     ]
     if session.spares_the_new:
         due.append(session.now_ms + 1)
+    half_ms = session.settings.in_queue_timeout_ms // 2
+    due += [
+        lacked_at + half_ms + 1
+        for group in session.waits_for_nodes.values()
+        if (lacked_at := group.status.nodes_lacked_at) is not None
+    ]
     if (held_until := binding_held_until(session)) is not None:
         due.append(held_until)
     for clock in session.plugin_clocks:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving
+from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.moves import roll_back
-from batchq.framework.placement import fits_on_empty_nodes, gang_of, why_not_on_empty_nodes
+from batchq.framework.placement import gang_of
 from batchq.framework.session import Session
 from batchq.framework.statement import Statement
 
@@ -21,9 +22,9 @@ def leave_where_impossible(session: Session) -> None:
         gang = gang_of(session, group)
         shapes = tuple((shape.shape, count) for shape, count in gang)
         if shapes not in known:
-            known[shapes] = fits_on_empty_nodes(session, gang)
+            known[shapes] = fits_when_empty(session, gang)
         if not known[shapes]:
             with Statement(session) as statement:
-                why = why_not_on_empty_nodes(session, gang)
+                why = why_not_when_empty(session, gang)
                 roll_back(statement, group, Leaving.UNSCHEDULABLE, why)
                 statement.commit()

@@ -17,6 +17,7 @@ from batchq.api.quantity import PODS, format_quantity
 from batchq.api.reasons import UNSEEN, Verdict, Waiting, ranked
 from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, total
 from batchq.framework.line import blockers
+from batchq.framework.placement_trial import refused_by_nodes
 from batchq.framework.queue_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
@@ -218,7 +219,8 @@ def _blockers(
         return ()
     if seen is not None or group.phase != PodGroupPhase.PENDING:
         return seen or ()
-    return ranked(list(blockers(session, group))) or (UNSEEN,)
+    found = blockers(session, group) or refused_by_nodes(session, group)
+    return ranked(list(found)) or (UNSEEN,)
 
 
 def _why_it_ended(group: GroupState) -> list[Reason]:

@@ -132,13 +132,9 @@ _ENQUEUE = (
     Entry(
         "enqueue first: session close, not enough allocated",
         DIFFERS,
-        "it stays InQueue, but not for ever: after inQueueTimeout it goes back and makes room for"
-        " others (rule: lifecycle; users of Volcano complain in 5006)",
-        (
-            "20s requeue c (InQueueTimeout)",
-            "50s requeue c (InQueueTimeout)",
-            "end a Running 1, b Running 1, c Pending (BackingOff)",
-        ),
+        "it is not InQueue before nodes take it, so it holds nothing that others could use (rule:"
+        " enqueue 4; users of Volcano complain in 5006)",
+        ("end a Running 1, b Running 1, c Pending (WaitingForResources)",),
         world(
             node("n1", 2),
             node("n2", 2),

@@ -94,7 +94,10 @@ def test_the_group_fits_when_the_ends_have_come_and_not_before(world: list[Any])
         pledged = awaits_victims(session, group) or gives_way_to(session, group) is not None
         if told.at is None or (told.at > session.now_ms and not pledged):
             sooner = after(session, [*own, *before])
-            assert over_any_limit(sooner, sooner.groups[group.uid]) != []
+            then = sooner.groups[group.uid]
+            # What exceeds the machines is refused whatever ends.
+            against = over_any_limit(sooner, then) or sooner.refusals_at("admissible", then)
+            assert against != []
 
 
 @given(worlds_with_walltimes())

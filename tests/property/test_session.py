@@ -16,6 +16,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.framework.line import blockers, waits_in_line
 from batchq.framework.moves import admit, bind, create_pods, evict, roll_back
+from batchq.framework.placement_trial import refused_by_nodes
 from batchq.framework.session import Session
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
@@ -68,7 +69,8 @@ def test_nobody_waits_who_could_be_admitted_unless_it_is_not_its_turn(world: lis
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING:
             reasons = [verdict.reason for verdict in session.refusals[group.uid]]
-            assert blockers(session, group) or reasons == [Waiting.WAITING_FOR_TURN]
+            against = blockers(session, group) or refused_by_nodes(session, group)
+            assert against or reasons == [Waiting.WAITING_FOR_TURN]
 
 
 @given(worlds())

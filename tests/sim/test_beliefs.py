@@ -118,8 +118,9 @@ def test_a_terminating_pod_ends_a_grace_after_the_start() -> None:
         pod("a-t-0", "a", phase="Running", node="n1", terminating=True),
         group("b"),
     )
-    # What its old pod still holds is left out of the test for its own admission.
-    assert admitted(came) == [(0, ["default/a"])]
+    # In the ledger what its old pod still holds is left out for its own admission; on nodes it is
+    # not free.
+    assert admitted(came) == [(7, ["default/a"])]
     assert bound(came) == [(7, {"default/a-t-0": "n1"})]
     assert evicted(came) == []
 

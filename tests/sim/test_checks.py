@@ -452,6 +452,7 @@ def test_a_check_that_turns_false_takes_back_what_is_inqueue_and_has_not_started
         group("g", 2, 3, queue="q"),
         group("blocks", 1, 2, runtime="60s"),
         timeline(answers(1, "g", "a", "True"), answers(3, "g", "a", "False", "Retry")),
+        config="overcommit: 2",
     )
     assert requeued(came) == [(3, [("default/g", "CheckRetry")])]
     assert came.queues["q"].reserved["cpu"] == "0"

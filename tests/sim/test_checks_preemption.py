@@ -132,7 +132,7 @@ def test_a_retry_gives_what_was_pledged_back_and_the_victim_starts_over() -> Non
         (0, [("default/low", "Preempted")]),
         (5, [("default/hi", "CheckRetry")]),
     ]
-    assert (5, ["default/low"]) in reserved(came)
+    assert (10, ["default/low"]) in reserved(came), "when its own pods have stopped"
     assert admitted(came) == [(20, ["default/low"])]
 
 

@@ -233,7 +233,7 @@ def test_a_queue_whose_policy_is_never_preempts_nothing() -> None:
     assert evicted(came) == []
 
 
-def test_a_gang_in_queue_that_no_node_takes_claims_nodes() -> None:
+def test_a_gang_that_no_node_takes_claims_nodes() -> None:
     """The cluster's sum would do, no single node does."""
     came = outcome(
         node("n1", 2),
@@ -244,7 +244,7 @@ def test_a_gang_in_queue_that_no_node_takes_claims_nodes() -> None:
         group("wide", 1, 2, priorityClassName="high"),
         config=ALL,
     )
-    assert admitted(came)[0] == (0, ["default/wide"])
+    assert admitted(came)[0] == (5, ["default/wide"])
     assert len(evicted(came)[0][1]) == 1
     assert bound(came)[0] == (5, {"default/wide-t-0": "n1"})
     assert (5, {"default/a-t-0": "n2"}) in bound(came)

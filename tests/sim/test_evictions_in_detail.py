@@ -72,7 +72,7 @@ def test_a_claimant_that_is_cancelled_or_suspended_gives_the_room_back() -> None
     )
     assert phases(came) == {"hi": "Pending", "low": "Running"}
     assert reasons(came, "hi")[0] == "Suspended"
-    assert admitted(came) == [(5, ["default/low"])], "beside its own pods that still stop"
+    assert admitted(came) == [(30, ["default/low"])], "when its own pods have stopped"
 
 
 def test_a_pledge_that_a_file_states_is_kept_to() -> None:

@@ -26,6 +26,19 @@ from tests.sim.worlds import (
 )
 
 
+def test_what_no_empty_node_takes_waits_out_of_line_for_a_node_that_does() -> None:
+    came = outcome(
+        node("n1", 2),
+        node("n2", 2),
+        queue("default", strategy={"type": "StrictFIFO"}),
+        group("big", cpu=3, runtime="1s", created=0),
+        group("small", cpu=1, runtime="1s", created=1),
+        timeline({"at": "60s", "apply": node("n3", 3)}),
+    )
+    assert requeued(came) == []
+    assert bound(came) == [(0, {"default/small-t-0": "n1"}), (60, {"default/big-t-0": "n3"})]
+
+
 def test_what_no_empty_node_takes_rolls_back_with_a_growing_pause() -> None:
     # Where more is promised than there is, groups are admitted without a look at nodes.
     came = outcome(
@@ -42,7 +55,7 @@ def test_what_no_empty_node_takes_rolls_back_with_a_growing_pause() -> None:
     assert bound(came) == [(70, {"default/big-t-0": "n3"})]
 
 
-def test_what_does_not_start_in_time_rolls_back_with_a_growing_pause() -> None:
+def test_what_finds_no_node_in_time_rolls_back_and_keeps_its_place_without_a_pause() -> None:
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -51,16 +64,17 @@ def test_what_does_not_start_in_time_rolls_back_with_a_growing_pause() -> None:
         pod("holds-t-1", "holds", 1, phase="Running", node="n2"),
         group("big", cpu=2, runtime="10s"),
         timeline({"at": "700s", "finishPod": "default/holds-t-0"}),
+        config="overcommit: 2",
     )
     assert requeued(came) == [
         (300, [("default/big", "InQueueTimeout")]),
-        (610, [("default/big", "InQueueTimeout")]),
+        (600, [("default/big", "InQueueTimeout")]),
     ]
-    assert admitted(came) == [(0, ["default/big"]), (310, ["default/big"]), (630, ["default/big"])]
+    assert admitted(came) == [(0, ["default/big"]), (300, ["default/big"]), (600, ["default/big"])]
     assert bound(came) == [(700, {"default/big-t-0": "n1"})]
 
 
-def test_a_roll_back_for_its_own_sake_costs_the_place_in_line() -> None:
+def test_a_roll_back_for_want_of_nodes_keeps_the_place_in_line() -> None:
     came = outcome(
         node("n1", 2),
         cordoned("n2", 3),
@@ -70,8 +84,8 @@ def test_a_roll_back_for_its_own_sake_costs_the_place_in_line() -> None:
         config="overcommit: 2",
         cycles=2,
     )
-    # Back at 10, it stands where somebody who came then would.
-    assert [of(came, name).position for name in ("second", "big", "third")] == [1, 2, 3]
+    assert requeued(came) == [(0, [("default/big", "Unschedulable")])]
+    assert [of(came, name).position for name in ("big", "second", "third")] == [1, 2, 3]
 
 
 def test_when_a_quota_is_cut_the_last_in_line_leave_until_the_rest_fits() -> None:

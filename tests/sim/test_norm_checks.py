@@ -135,7 +135,7 @@ def test_a_stated_reservation_is_as_old_as_it_says() -> None:
     assert story(came) == ["400 finished g"]
 
 
-def test_a_retry_without_a_delay_reserves_at_once_and_waits_for_its_own_processes() -> None:
+def test_a_retry_without_a_delay_reserves_when_its_own_processes_have_ended() -> None:
     """In rules 2-4 the ledger leaves out the group itself; a node does not."""
     came = outcome_until(
         300,
@@ -146,7 +146,7 @@ def test_a_retry_without_a_delay_reserves_at_once_and_waits_for_its_own_processe
         timeline(
             answers(5, "g", "c", "True"),
             answers(10, "g", "c", "False", "Retry"),
-            answers(20, "g", "c", "True"),
+            answers(140, "g", "c", "True"),
         ),
     )
     assert story(came) == [
@@ -155,14 +155,14 @@ def test_a_retry_without_a_delay_reserves_at_once_and_waits_for_its_own_processe
         "5 bound g-t-0",
         "10 requeued g CheckRetry",
         "10 evicted g-t-0 CheckRetry",
-        "10 reserved g",
-        "20 admitted g",
-        "130 bound g-t-0",
+        "130 reserved g",
+        "140 admitted g",
+        "140 bound g-t-0",
     ]
 
 
-def test_what_runs_out_of_time_in_queue_backs_off_and_asks_its_checks_anew() -> None:
-    """Back-off after InQueueTimeout; a check Retry alone has its own delay instead."""
+def test_what_runs_out_of_time_in_queue_asks_its_checks_again() -> None:
+    """It lacked nothing but a node, so it does not back off."""
     came = outcome_until(
         400,
         node("n1", 2),
@@ -172,12 +172,13 @@ def test_what_runs_out_of_time_in_queue_backs_off_and_asks_its_checks_anew() -> 
         group("g", 1, 2),
         node("n2", 1),
         timeline(answers(5, "g", "c", "True")),
+        config="overcommit: 2",
     )
     assert story(came) == [
         "0 reserved g",
         "5 admitted g",
         "305 requeued g InQueueTimeout",
-        "315 reserved g",
+        "305 reserved g",
     ]
     assert (checks_of(came, "g"), reasons(came, "g")) == ({"c": "Unknown"}, ["WaitingForChecks"])
 
@@ -227,8 +228,8 @@ def test_a_rejected_group_has_failed_for_those_that_depend_on_it() -> None:
 # --- Limits that change meanwhile -----------------------------------------------------------------
 
 
-def test_a_strict_head_that_loses_its_reservation_is_waited_for_again() -> None:
-    """Reserved and waiting for checks it is out of line; refused by the cluster it is in line."""
+def test_a_strict_head_that_ready_nodes_would_not_take_empty_is_not_waited_for() -> None:
+    """It loses its reservation with its node, and is out of line until a node comes."""
     came = outcome_until(
         100,
         node("n1", 1),
@@ -239,8 +240,8 @@ def test_a_strict_head_that_loses_its_reservation_is_waited_for_again() -> None:
         group("b"),
         timeline({"at": "10s", "failNode": "n2"}),
     )
-    assert story(came) == ["0 reserved a", "10 requeued a NodeLost"]
-    assert reasons(came, "b") == ["WaitingForTurn"]
+    assert story(came) == ["0 reserved a", "10 requeued a NodeLost", "10 reserved b"]
+    assert reasons(came, "b") == ["WaitingForChecks"]
 
 
 def test_a_claimant_whose_node_is_lost_takes_another_room_in_the_same_session() -> None:
@@ -410,7 +411,7 @@ def test_asked_for_and_then_taken_back_the_victim_returns_and_is_pledged_without
         "10 requeued low Preempted",
         "10 evicted low-t-0 Preempted",
         "20 requeued hi CheckRetry",
-        "20 reserved low",
+        "40 reserved low",
         "80 pledged low to hi",
         "80 reserved hi",
         "90 requeued low Preempted",

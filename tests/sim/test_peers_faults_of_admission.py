@@ -113,7 +113,7 @@ def test_best_effort_fifo_lets_small_groups_pass_until_the_stream_ends() -> None
     assert admitted(came)[-1] == (120, ["default/big"])
 
 
-def test_what_is_in_queue_and_can_not_start_gives_its_quota_back() -> None:
+def test_what_no_node_takes_now_holds_no_quota() -> None:
     """Two nodes have a cpu left each, and the group needs two on one."""
     came = outcome(
         node("n1", 2),
@@ -126,8 +126,8 @@ def test_what_is_in_queue_and_can_not_start_gives_its_quota_back() -> None:
         config=ALL,
         cycles=6,
     )
-    assert admitted(came)[:2] == [(0, ["default/stuck"]), (300, ["default/small"])]
-    assert requeued(came)[0] == (300, [("default/stuck", "InQueueTimeout")])
+    assert admitted(came) == [(0, ["default/small"])]
+    assert reasons(came, "stuck")[0] == "WaitingForQuota"
 
 
 def test_resources_that_a_group_does_not_name_do_not_keep_it_out() -> None:

@@ -65,7 +65,7 @@ def test_what_has_succeeded_needs_no_node_that_would_take_it() -> None:
     assert list(decided.bound) == ["default/g-cpu-0", "default/g-cpu-1"]
 
 
-def test_groups_that_differ_in_the_order_of_their_tasks_are_judged_apart() -> None:
+def test_a_gang_that_fits_with_its_largest_pods_first_is_not_unschedulable() -> None:
     def group(name: str, large_priority: int) -> PodGroup:
         small = a_task("small", 1, requests={"cpu": 3})
         large = a_task("large", 1, requests={"cpu": 4}, priority=large_priority)
@@ -83,7 +83,7 @@ def test_groups_that_differ_in_the_order_of_their_tasks_are_judged_apart() -> No
         a_node("n1", cpu=4), a_node("n2", cpu=3), spare, group("first", -1), group("second", 9)
     )
     groups = decided.session.by_key
-    assert groups["default/first"].phase == PodGroupPhase.PENDING
+    assert groups["default/first"].phase == PodGroupPhase.IN_QUEUE
     assert groups["default/second"].phase == PodGroupPhase.IN_QUEUE
 
 

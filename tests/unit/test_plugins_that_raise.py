@@ -93,7 +93,7 @@ def test_at_every_point_that_refuses_groups(point: str) -> None:
 
 def test_a_node_about_which_it_raises_takes_nothing_and_is_scored_zero() -> None:
     done = _decided(_with(Owner(), "predicate"), "a")
-    assert (done.admitted, done.bound) == (["default/a"], {})
+    assert (done.admitted, done.bound) == ([], {})
     assert "plugin owner failed at predicate: ValueError: kaboom" in done.message("a")
     assert _decided(_with(Owner(), "score"), "a").bound == {"default/a-w-0": "n1"}
 

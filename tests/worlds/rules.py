@@ -18,6 +18,7 @@ from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.growth import over_any_limit, over_limit_with
 from batchq.framework.line import blockers
 from batchq.framework.placement import find_node
+from batchq.framework.placement_trial import refused_by_nodes
 from batchq.framework.pledges import awaits_victims, gives_way_to
 from batchq.framework.pods import shape_at
 from batchq.framework.session import Session
@@ -209,7 +210,8 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
         if group.phase == PodGroupPhase.PENDING:
             refusals = last.refusals.get(group.uid, ())
             waits_behind = any(one.reason == Waiting.WAITING_FOR_TURN for one in refusals)
-            if not waits_behind and not blockers(last, group):
+            against = blockers(last, group) or refused_by_nodes(last, group)
+            if not waits_behind and not against:
                 raise Broken(f"{group.key} waits, and nothing keeps it from being admitted")
             only_room = {Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES}
             if (
@@ -217,6 +219,7 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
                 and {one.reason for one in refusals} <= only_room
                 and not over_any_limit(last, group)
                 and not last.refusals_at("admissible", group)
+                and not refused_by_nodes(last, group)
             ):
                 raise Broken(f"{group.key} is refused for room, and there is room")
         elif is_admitted(group) and not group.is_external and last.group_ready(group):

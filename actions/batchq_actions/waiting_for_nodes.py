@@ -1,0 +1,129 @@
+"""What enqueue does for groups that wait for nodes, before and after it tries others.
+
+Before: pods within a promise get their places, and a gang that has waited for long, the first of
+its queue, holds what nodes have free for it. After: since when the first of a queue waits for
+nothing but nodes is noted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.framework.growth import over_any_limit
+from batchq.framework.kept_places import KeptPlaces
+from batchq.framework.line import is_of_crowd, standing_aside, waits_in_line
+from batchq.framework.placement_trial import PLUGIN, hold, seek, seek_for_admitted
+from batchq.framework.session import Session
+from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.statement import Statement
+from batchq.framework.tree import ROOT
+from batchq.framework.turns import Turns
+
+
+def keep_places(session: Session) -> None:
+    """Keep places for pods within a promise, then for gangs that have waited for long."""
+    if session.binding_refused is not None:
+        return
+    late: dict[str, GroupState] = {}
+    for group in _promised(session):
+        if is_admitted(group):
+            found = seek_for_admitted(session, group)
+            if not found and has_waited_long(session, group, group.status.in_queue_at):
+                late.setdefault(group.queue, group)
+        elif isinstance(places := seek(session, group), KeptPlaces):
+            session.kept[group.uid] = places
+    for group in sorted(session.waits_for_nodes.values(), key=session.group_key):
+        if _may_hold(session, group):
+            late.setdefault(group.queue, group)
+    for queue, group in late.items():
+        if not _has_reservations(session, queue):
+            hold(session, group)
+    session.note_what_is_held()
+
+
+def _promised(session: Session) -> Iterator[GroupState]:
+    """Groups whose gang has a reservation and lacks places, queues by share, groups in order."""
+    lines: dict[str, deque[GroupState]] = {}
+    groups = [group for group in session.busy() if _lacks_places(session, group)]
+    for group in sorted(groups, key=session.group_key):
+        queue = group.queue if session.points["queueOrder"] else ROOT
+        lines.setdefault(queue, deque()).append(group)
+    turns = Turns(session, lines)
+    while (name := turns.next()) is not None:
+        if lines[name]:
+            yield lines[name].popleft()
+        else:
+            turns.drop(name)
+
+
+def _lacks_places(session: Session, group: GroupState) -> bool:
+    if group.is_external or group.status.pledge.stands or group.queue not in session.queues:
+        return False
+    if group.uid in session.kept:
+        return False
+    if is_admitted(group):
+        return not group.has_all_placed and not session.group_ready(group)
+    return group.phase == PodGroupPhase.PENDING and group.reserved
+
+
+def has_waited_long(session: Session, group: GroupState, since: int | None) -> bool:
+    """Return whether half of inQueueTimeout has passed since an instant."""
+    return since is not None and session.now_ms - since > session.settings.in_queue_timeout_ms // 2
+
+
+def _may_hold(session: Session, group: GroupState) -> bool:
+    return (
+        group.phase == PodGroupPhase.PENDING
+        and not group.reserved
+        and group.queue in session.queues
+        and has_waited_long(session, group, group.status.nodes_lacked_at)
+        and not standing_aside(session, group)
+        and not over_any_limit(session, group)
+    )
+
+
+def _has_reservations(session: Session, queue: str) -> bool:
+    """Whether the head of a queue has a reservation in time, which serves instead of a hold."""
+    strategy = session.queues[queue].record.spec.strategy.type
+    return strategy == "Backfill" and "backfill" in session.actions
+
+
+def note_first_waiting(session: Session) -> None:
+    """Note since when the first in line of a queue waits for nothing but nodes."""
+    queues = {crowd.queue for crowd in session.node_refusals.sleepers()}
+    queues.update(
+        session.groups[uid].queue
+        for uid, told in session.refusals.told.items()
+        if any(verdict.plugin == PLUGIN for verdict in told)
+    )
+    for name in sorted(queues & session.queues.keys()):
+        group = _first_in_line(session, name)
+        if group is None or group.status.nodes_lacked_at is not None:
+            continue
+        told = session.refusals.get(group.uid, ())
+        if told and all(verdict.plugin == PLUGIN and verdict.in_line for verdict in told):
+            with Statement(session) as statement:
+                statement.set_status(group, nodes_lacked_at=session.now_ms)
+                statement.commit()
+            # It speaks for itself from now on, and no more for those that wait alike.
+            session.refuse(group, told)
+
+
+def _first_in_line(session: Session, queue: str) -> GroupState | None:
+    """The first group of a queue that waits in line."""
+    line = session.queues[queue].line
+    firsts = [
+        first
+        for crowd in line.crowds.values()
+        if crowd.counted and (first := next(filter(is_of_crowd, crowd.members), None)) is not None
+    ]
+    firsts += [
+        group
+        for group in line.in_order()
+        if group.phase == PodGroupPhase.PENDING
+        and not group.reserved
+        and waits_in_line(session.refusals.get(group.uid, ()))
+    ][:1]
+    return min(firsts, key=session.group_key, default=None)

@@ -1,0 +1,298 @@
+"""Rule 4 of an admission: nodes take the gang now. Trials of a gang's placement, and holds.
+
+A trial is allocate's own placement, on what is free and not kept for others. The places that it
+finds are taken off the nodes at once, and kept (batchq.framework.kept_places); what no nodes take
+is remembered (batchq.framework.node_refusals).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.quantity import describe_quantity
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts, describe, plus
+from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
+from batchq.framework.gangs import bind_until_ready
+from batchq.framework.kept_places import KeptPlaces
+from batchq.framework.node_refusals import Gang, wanted_of
+from batchq.framework.placement import (
+    explain_no_node,
+    fill_nodes,
+    gang_of,
+    slots_for,
+)
+from batchq.framework.session import Session
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState, NodeState
+from batchq.framework.statement import Statement
+
+#: Whose refusals these are.
+PLUGIN = "nodes"
+#: The overcommit, in thousandths, up to which nodes have room for all that is admitted.
+_NO_OVERCOMMIT = 1000
+#: From so many pods of a shape on it is looked first whether nodes have as many slots.
+_MANY_PODS = 64
+_PARTS = 1_000_000
+_ITS_OWN = Verdict(
+    plugin=PLUGIN,
+    reason=Waiting.WAITING_FOR_RESOURCES,
+    detail="its own pods of a former admission have not ended yet",
+    in_line=True,
+)
+
+
+def nodes_decide(session: Session) -> bool:
+    """Return whether admissions ask for nodes and not only for sums: pods are bound here, and no
+    more is admitted than ready nodes have.
+    """
+    return (
+        "allocate" in session.actions
+        and session.settings.overcommit <= _NO_OVERCOMMIT
+        and bool(session.nodes)
+    )
+
+
+def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
+    """Return places for a group's gang, whose room is taken then, or why nodes do not take it.
+
+    Pods are tried in the gang's order, each on the best node; if that fails, the largest pods come
+    first, each on the fullest node that takes it.
+    """
+    if session.binding_refused is not None:
+        return session.binding_refused
+    gang = gang_of(session, group)
+    if group.pods and _waits_for_its_own(group, gang):
+        return _ITS_OWN
+    refusals, lacking = session.node_refusals, None
+    if refusals:
+        wanted = wanted_of(gang)
+        refused = refusals.find(session, wanted)
+        if refused is not None:
+            return refused
+        if (larger := refusals.asks_for_more(session, wanted)) is not None:
+            lacking = next(shape for shape, _ in gang if shape.shape == larger)
+    if lacking is None:
+        found = _try(session, gang)
+        if isinstance(found, KeptPlaces):
+            return found
+        lacking = found
+    return refusals.note(session, gang, _verdict(session, gang, lacking))
+
+
+def _waits_for_its_own(group: GroupState, gang: Gang) -> bool:
+    """Whether pods of a former admission that have not ended leave it too few to start: nothing may
+    run twice at once, so their places would lie idle until then.
+    """
+    former = Counter(pod.spec.task for pod in group.pods.values() if pod.status.phase in ON_NODE)
+    if not former:
+        return False
+    needed: Counter[str] = Counter()
+    for shape, count in gang:
+        needed[shape.task.name] += count
+    left = {
+        shape.task.name: count for shape, count in zip(group.tasks, group.ungated(), strict=True)
+    }
+    return any(left[task] - former[task] < count for task, count in needed.items())
+
+
+def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    """Return why nodes do not take a group's gang now, if they do not; leaves no trace."""
+    if group.is_external or not nodes_decide(session) or group.uid in session.kept:
+        return ()
+    found = seek(session, group)
+    if isinstance(found, KeptPlaces):
+        found.give(session)
+        return ()
+    return (found,)
+
+
+def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
+    """Return places, whose room is taken, or the shape of the first pod that finds no node."""
+    for shape, count in gang if len(gang) > 1 or gang[0][1] >= _MANY_PODS else ():
+        if slots_for(session, shape, count) < count:
+            # Not even without the others would all of these find a node.
+            return shape
+    found = _in_order(session, gang)
+    if isinstance(found, TaskShape) and len(gang) > 1:
+        return _largest_first(session, gang) or found
+    return found
+
+
+def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
+    parts: list[tuple[TaskShape, tuple[NodeState, ...]]] = []
+    for shape, count in gang:
+        filled: list[NodeState] = []
+        fill_nodes(session, shape, count, filled)
+        parts.append((shape, tuple(filled)))
+        if len(filled) < count:
+            KeptPlaces(tuple(parts)).give(session)
+            return shape
+    return KeptPlaces(tuple(parts))
+
+
+def _largest_first(session: Session, gang: Gang) -> KeptPlaces | None:
+    ready = session.ready_resources
+    order = sorted(
+        range(len(gang)), key=lambda place: (-_part_of(ready, gang[place][0].requests), place)
+    )
+    placed: dict[int, list[NodeState]] = {}
+    for place in order:
+        shape, count = gang[place]
+        nodes = placed[place] = []
+        for _ in range(count):
+            node = _fullest(session, shape)
+            if node is None:
+                _places(gang, placed).give(session)
+                return None
+            node.take(shape.requests)
+            session.node_changes.append(node.name)
+            nodes.append(node)
+    return _places(gang, placed)
+
+
+def _places(gang: Gang, placed: dict[int, list[NodeState]]) -> KeptPlaces:
+    return KeptPlaces(tuple((gang[place][0], tuple(placed[place])) for place in sorted(placed)))
+
+
+def _fullest(session: Session, shape: TaskShape) -> NodeState | None:
+    """The node that takes a pod and has least free of what it asks for, by name among equals."""
+    takers = [node for node in session.nodes.values() if session.refused_by(shape, node) is None]
+    if not takers:
+        return None
+    ready = session.ready_resources
+    return min(takers, key=lambda node: (_free_of(ready, node, shape), node.name))
+
+
+def _part_of(ready: Amounts, requests: Amounts) -> int:
+    """How much of all ready nodes is asked for, in millionths of the largest dimension."""
+    parts = (units * _PARTS // ready[name] for name, units in requests.items() if ready.get(name))
+    return max(parts, default=0)
+
+
+def _free_of(ready: Amounts, node: NodeState, shape: TaskShape) -> int:
+    free = ((name, node.free.get(name, 0)) for name in shape.requests)
+    return sum(units * _PARTS // ready[name] for name, units in free if ready.get(name))
+
+
+def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
+    """In line, unless not even empty nodes that are ready and not cordoned would take the gang."""
+    in_line = fits_when_empty(session, gang)
+    free = _what_is_free(session, shape) if in_line else ""
+    if in_line and not free:
+        detail, passing = explain_no_node(session, shape).detail, ""
+    elif in_line:
+        detail = "nodes do not have room for its gang now"
+        # Which pod finds none changes with what is free: words that are not stored.
+        passing = f"no node takes a pod that asks for {describe(shape.requests)}, {free}"
+    else:
+        detail, passing = why_not_when_empty(session, gang), ""
+    return Verdict(
+        plugin=PLUGIN,
+        reason=Waiting.WAITING_FOR_RESOURCES,
+        detail=detail,
+        passing=passing,
+        in_line=in_line,
+    )
+
+
+def _what_is_free(session: Session, shape: TaskShape) -> str:
+    """The most that one open node has free, in the first dimension of which no node has enough; ''
+    if it is not for that that no node takes the pod.
+    """
+    for resource, need in shape.requests.items():
+        units, name = session.most_free(resource)
+        if name and units < need:
+            free = describe_quantity(resource, max(0, units))
+            return f"and the most {resource} that one node has free is {free}, on {name}"
+    return ""
+
+
+# --- Pods within a promise ------------------------------------------------------------------------
+
+
+def seek_for_admitted(session: Session, group: GroupState) -> bool:
+    """Keep places for what an admitted group's gang still lacks; return whether nodes take it."""
+    before = {uid for uid, pod in group.pods.items() if pod.status.phase in ON_NODE}
+    with Statement(session) as trial:
+        if bind_until_ready(session, trial, group) is not None:
+            return False
+        bound = [
+            pod
+            for uid, pod in group.pods.items()
+            if pod.status.phase in ON_NODE and uid not in before
+        ]
+    parts: dict[str, list[NodeState]] = {}
+    for pod in bound:
+        shape = group.shape.by_task.get(pod.spec.task)
+        if shape is None or group.requests_of(pod) != shape.requests:
+            # It was made before its task was edited: allocate finds it a node.
+            return True
+        parts.setdefault(pod.spec.task, []).append(session.nodes[pod.status.node])
+    places = KeptPlaces(
+        tuple((group.shape.by_task[task], tuple(nodes)) for task, nodes in parts.items())
+    )
+    places.take(session)
+    session.kept[group.uid] = places
+    return True
+
+
+# --- Holds ----------------------------------------------------------------------------------------
+
+
+def hold(session: Session, group: GroupState) -> None:
+    """Keep for a gang that has waited for long what nodes have for it, until the session ends.
+
+    If nodes take it by now, its places; else places for those pods that find one, and for each of
+    the others what is free on the node that would take it empty and has most free, by name among
+    equals.
+    """
+    gang = gang_of(session, group)
+    session.node_refusals.forget(wanted_of(gang))
+    found = seek(session, group)
+    if isinstance(found, KeptPlaces):
+        session.kept[group.uid] = found
+        return
+    room: dict[str, Amounts] = {}
+    for shape, count in gang:
+        filled: list[NodeState] = []
+        fill_nodes(session, shape, count, filled)
+        for node in filled:
+            room[node.name] = plus(room.get(node.name, {}), shape.requests)
+        for _ in range(count - len(filled)):
+            fullest = _most_free(session, shape)
+            if fullest is None:
+                break
+            part = {name: min(units, fullest.free[name]) for name, units in _there(fullest, shape)}
+            fullest.take(part)
+            session.node_changes.append(fullest.name)
+            room[fullest.name] = plus(room.get(fullest.name, {}), part)
+    if room:
+        session.rooms[group.uid] = room
+
+
+def _there(node: NodeState, shape: TaskShape) -> list[tuple[str, int]]:
+    """What a pod asks for of which a node has anything free."""
+    return [(name, units) for name, units in shape.requests.items() if node.free.get(name, 0) > 0]
+
+
+def _most_free(session: Session, shape: TaskShape) -> NodeState | None:
+    """The node that would take a pod if it were empty and has most free of what it asks for."""
+    takers = [
+        node
+        for node in session.nodes.values()
+        if node.open
+        and len(_there(node, shape)) == len(shape.requests)
+        and session.refused_by(shape, NodeState(node.record, ready=True)) is None
+    ]
+    if not takers:
+        return None
+    return min(takers, key=lambda node: (-_part_there(node, shape), node.name))
+
+
+def _part_there(node: NodeState, shape: TaskShape) -> int:
+    """How much of a pod's request a node has free, in millionths of the scarcest dimension."""
+    return min(
+        min(units, node.free[name]) * _PARTS // units for name, units in shape.requests.items()
+    )

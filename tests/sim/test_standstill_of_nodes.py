@@ -1,0 +1,106 @@
+"""Admission asks the nodes: what none of them takes holds nothing, and waits in line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.worlds import (
+    Manifest,
+    admitted,
+    group,
+    node,
+    outcome,
+    outcome_until,
+    phases,
+    pod,
+    queue,
+    reasons,
+    requeued,
+    starts,
+)
+
+#: Later than all are created: it is second 0 of these worlds.
+START = 10
+
+
+def occupied(on: str, cpu: int, seconds: int) -> list[Manifest]:
+    """One pod that has run on a node since the start, and ends after so many seconds."""
+    name = f"on-{on}"
+    held = group(
+        name, 1, cpu, runtime=f"{seconds}s", walltime=f"{seconds}s", created=0,
+        status={"phase": "Running", "startedAt": START},
+    )  # fmt: skip
+    return [held, pod(f"{name}-t-0", name, phase="Running", node=on, startedAt=START)]
+
+
+def test_a_pod_that_fits_on_neither_node_leaves_what_is_free_on_each_to_others() -> None:
+    """One cpu is free on each node: the sum is what `large` asks for, and no node has it."""
+    world = (
+        node("n1", 2),
+        node("n2", 2),
+        *occupied("n1", 1, 600),
+        *occupied("n2", 1, 600),
+        group("large", 1, 2, runtime="10s", created=1),
+        *(group(f"small-{place:02}", runtime="10s", created=2) for place in range(20)),
+    )
+    came = outcome(*world)
+    begun = starts(came)
+    assert [begun[f"small-{place:02}-t-0"] for place in range(20)] == [
+        10 * (place // 2) for place in range(20)
+    ]
+    assert begun["large-t-0"] == 600
+    assert requeued(came) == []
+    at_once = outcome_until(0, *world)
+    assert phases(at_once)["large"] == "Pending"
+    assert reasons(at_once, "large") == ["WaitingForResources"]
+
+
+@pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
+def test_a_whole_node_is_not_sent_away_while_it_waits_for_a_node(strategy: str) -> None:
+    came = outcome(
+        node("n1", 4),
+        node("n2", 4),
+        queue("default", strategy={"type": strategy}),
+        *occupied("n1", 1, 1000),
+        *occupied("n2", 1, 1200),
+        group("whole", 1, 4, runtime="60s", walltime="60s", created=1),
+    )
+    assert requeued(came) == []
+    assert admitted(came) == [(1000, ["default/whole"])]
+    assert starts(came) == {"whole-t-0": 1000}
+
+
+def test_the_younger_end_before_the_whole_node_that_they_pass_or_leave_its_node_free() -> None:
+    """n1 is free at 100: what ends by then passes, and what does not goes to n2 alone."""
+    came = outcome(
+        node("n1", 4),
+        node("n2", 4),
+        queue("default", strategy={"type": "Backfill"}),
+        *occupied("n1", 1, 100),
+        *occupied("n2", 1, 1000),
+        group("whole", 1, 4, runtime="60s", walltime="60s", created=1),
+        *(
+            group(f"long-{k}", runtime="500s", walltime="500s", created=2)
+            for k in range(4)
+        ),
+        *(group(f"short-{k}", runtime="90s", walltime="90s", created=3) for k in range(3)),
+    )  # fmt: skip
+    begun = starts(came)
+    assert begun["whole-t-0"] == 100
+    assert [begun[f"long-{k}-t-0"] for k in range(3)] == [0, 0, 0]
+    assert [begun[f"short-{k}-t-0"] for k in range(3)] == [0, 0, 0]
+
+
+def test_a_whole_node_starts_where_small_ones_keep_coming() -> None:
+    """First of its queue and lacking nothing but a node, it has one held for it."""
+    came = outcome(
+        node("n1", 2),
+        node("n2", 2),
+        group("large", 1, 2, runtime="10s", created=2),
+        *(
+            group(f"small-{place:03}", runtime=f"{20 + place % 7}s", created=1 if place < 4 else 3)
+            for place in range(120)
+        ),
+    )
+    assert starts(came)["large-t-0"] <= 150 + 26
+    assert set(phases(came).values()) == {"Completed"}

@@ -20,6 +20,7 @@ from batchq.api.resources import ONE_POD
 from batchq.framework.extras import start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_kept, bind_until_ready, least_first
 from batchq.framework.growth import growth_with, over_limit_with
+from batchq.framework.kept_places import drop
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import (
@@ -78,8 +79,16 @@ def _place_gangs(
             turns.drop(name)
             continue
         group = lines[name].popleft()
-        pods = [] if session.group_ready(group) else least_first(session, group)
-        if pods and not bind_kept(session, group, pods):
+        # One that has come back after pods of it succeeded is ready, and has places all the same.
+        is_ready = session.group_ready(group)
+        if is_ready and group.uid not in session.kept:
+            continue
+        pods = least_first(session, group)
+        if bind_kept(session, group, pods):
+            continue
+        if is_ready:
+            drop(session, group)
+        elif pods:
             _place_extras_above(session, waiting[name], group.priority, extras)
             _place_gang(session, group, pods)
 

@@ -30,7 +30,8 @@ def keep_places(session: Session) -> None:
     for group in _promised(session):
         if is_admitted(group):
             found = seek_for_admitted(session, group)
-            if not found and has_waited_long(session, group, group.status.in_queue_at):
+            waits = group.phase == PodGroupPhase.IN_QUEUE and not found
+            if waits and has_waited_long(session, group, group.status.in_queue_at):
                 late.setdefault(group.queue, group)
         elif isinstance(places := seek(session, group), KeptPlaces):
             session.kept[group.uid] = places
@@ -74,11 +75,15 @@ def has_waited_long(session: Session, group: GroupState, since: int | None) -> b
 
 
 def _may_hold(session: Session, group: GroupState) -> bool:
+    """Whether a group lacks nothing but nodes, and has for long. One that was refused for what is
+    set aside for a head holds nothing: the two would keep each other off for ever.
+    """
     return (
         group.phase == PodGroupPhase.PENDING
         and not group.reserved
         and group.queue in session.queues
         and has_waited_long(session, group, group.status.nodes_lacked_at)
+        and all(verdict.plugin == PLUGIN for verdict in group.status.reasons)
         and not standing_aside(session, group)
         and not over_any_limit(session, group)
     )

@@ -63,6 +63,9 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     if session.binding_refused is not None:
         return session.binding_refused
     gang = gang_of(session, group)
+    if not gang:
+        # Its pods have ended for good, or gates hold them back: nothing is to be placed.
+        return KeptPlaces(())
     if group.pods and _waits_for_its_own(group, gang):
         return _ITS_OWN
     refusals, lacking = session.node_refusals, None

@@ -42,10 +42,10 @@ def test_who_asks_for_parts_of_a_core_is_advised_parts() -> None:
     assert advices(plan) == ["asking for cpu 2300m instead of 3300m, it would start now"]
 
 
-def test_what_no_node_takes_now_and_one_may_later_is_admitted_and_waits() -> None:
+def test_what_no_node_takes_now_and_one_may_later_waits() -> None:
     there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=4, cordoned=True))
     group = only(plan_on(there, a_request(cpu=4)))
-    assert (group.outcome, group.phase, group.never) == (Outcome.WAITS, "InQueue", "")
+    assert (group.outcome, group.phase, group.never) == (Outcome.WAITS, "Pending", "")
 
 
 def test_what_no_empty_node_takes_never_starts_and_is_promised_no_room() -> None:

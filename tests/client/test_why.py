@@ -120,15 +120,12 @@ TOLD = {
         "nothing: it starts once they have stopped",
     ),
     "homeless": (
-        Waiting.UNSCHEDULABLE,
+        Waiting.WAITING_FOR_RESOURCES,
         (
-            "task w: 0/2 nodes fit: 2 insufficient tpu; a pod needs tpu 2, and the most that is"
-            " free is 1, on n2"
+            "nodes do not have room for its gang now; no node takes a pod that asks for tpu 2, and"
+            " the most tpu that one node has free is 1, on n2"
         ),
-        (
-            "wait for others to end, ask for smaller pods, or let more nodes take them (`batchq"
-            " nodes`: cordoned, taints, labels)"
-        ),
+        "wait until others end, or have nodes added",
     ),
 }
 
@@ -144,9 +141,10 @@ def test_a_group_is_told_the_numbers_that_decide_and_what_to_do(world: World, na
     assert (reason.reason, reason.message, reason.remedy) == TOLD[name]
 
 
-def test_every_reason_but_one_is_among_them() -> None:
-    """Who has not been looked at is told apart, below."""
-    assert set(Waiting) - {reason for reason, _, _ in TOLD.values()} == {Waiting.PENDING_EVALUATION}
+def test_every_reason_but_two_is_among_them() -> None:
+    """What has not been looked at is told apart below; Unschedulable is what lost its nodes."""
+    untold = set(Waiting) - {reason for reason, _, _ in TOLD.values()}
+    assert untold == {Waiting.PENDING_EVALUATION, Waiting.UNSCHEDULABLE}
 
 
 @pytest.mark.parametrize("name", [group.metadata.name for group in waiting()])
@@ -407,7 +405,8 @@ def test_siblings_guarantees_are_named() -> None:
 
 def test_a_thousand_idle_sessions_write_nothing(world: World) -> None:
     waits = {world.reasons(group.metadata.name)[0] for group in waiting()}
-    assert waits == set(map(str, Waiting)) - {"PendingEvaluation"}
+    # Unschedulable is what an admitted group has that lost its nodes.
+    assert waits == set(map(str, Waiting)) - {"PendingEvaluation", "Unschedulable"}
     idle = everything()
     before = idle.writes
     for _ in range(1_000):
@@ -493,16 +492,4 @@ def test_every_check_that_is_open_is_named() -> None:
     assert world.why("waits").reasons[0].remedy == (
         "ask finance, or where that is a person's to say: `batchq checks set waits approval True`"
         " and `batchq checks set waits budget True`"
-    )
-
-
-def test_who_timed_out_is_told_the_limit_and_what_nodes_lacked() -> None:
-    world = World(a_node("n1", cpu=2), a_node("n2", cpu=2))
-    world.run(asks("spread", replicas=2))
-    world.add(asks("wide", requests={"cpu": 2}))
-    world.settle()
-    world.now_ms += 5 * MINUTE
-    world.settle()
-    assert world.why("wide").evicted == (
-        "InQueueTimeout: not Running within 5m; task w: 0/2 nodes fit: 2 insufficient cpu"
     )

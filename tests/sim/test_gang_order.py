@@ -207,3 +207,23 @@ def test_the_walltime_of_an_elastic_group_rests_while_it_has_no_pod_on_a_node() 
         timeline(opens(10, "head", "data")),
     )
     assert phases(came) == {"head": "Completed", "elastic": "Completed"}
+
+
+def test_an_array_that_comes_back_after_a_success_keeps_no_place_beside_its_pods() -> None:
+    """It is suspended at 15 and resumed at 20: then both of its pods that are left start."""
+    came = outcome(
+        node("n1", 2),
+        node("n2", 2),
+        group(
+            "array",
+            minMember=1,
+            tasks=[
+                task("first", 1, 2, annotations={"batchq/runtime": "10s"}),
+                task("rest", 2, 2, annotations={"batchq/runtime": "100s"}),
+            ],
+        ),
+        timeline(
+            {"at": "15s", "suspend": "default/array"}, {"at": "50s", "resume": "default/array"}
+        ),
+    )
+    assert bound(came)[-1] == (50, {"default/array-rest-0": "n1", "default/array-rest-1": "n2"})

@@ -11,9 +11,9 @@ from itertools import takewhile
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict
-from batchq.api.resources import of_pod
+from batchq.api.resources import of_pod, times, total
 from batchq.framework.atonce import pods_short
-from batchq.framework.growth import over_limit_with
+from batchq.framework.growth import over_limit_by, over_limit_with
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.moves import bind, bind_where_room_is_taken
 from batchq.framework.placement import explain_no_node, fill_nodes, find_node
@@ -72,14 +72,15 @@ def bind_until_ready(
 def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bool:
     """Bind the pods of a gang to the places that are kept for it; return whether it is ready then.
 
-    Their room is taken already, and its charge does not grow by them. `waiting`: its pods without a
+    Their room is taken already. Where its charge grows by them, as beside a pod that is being
+    stopped, limits are asked again: others may have come meanwhile. `waiting`: its pods without a
     node.
     """
     places = session.kept.get(group.uid)
     if places is None or session.binding_refused is not None:
         return False
     chosen = _pods_for(places, waiting)
-    if chosen is None:
+    if chosen is None or _grows_over(session, group, places):
         return False
     del session.kept[group.uid]
     with Statement(session) as statement:
@@ -94,6 +95,16 @@ def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bo
             statement.set_status(group, places={})
         statement.commit()
     return True
+
+
+def _grows_over(session: Session, group: GroupState, places: KeptPlaces) -> bool:
+    """Whether its pods on these places would take the group's charge above any limit."""
+    if len(places.parts) == 1:
+        ((shape, nodes),) = places.parts
+        if _promised_pods(session, group, shape) >= len(nodes):
+            return False
+    asked = total(times(shape.requests, len(nodes)) for shape, nodes in places.parts)
+    return bool(over_limit_by(session, group, asked))
 
 
 def _pods_for(places: KeptPlaces, waiting: Sequence[Pod]) -> list[list[Pod]] | None:

@@ -171,8 +171,13 @@ def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> li
     Within the promise nothing grows, and nothing is asked; but a claimant counts for less while
     its victims have not ended, and for all of it with pods of its own.
     """
-    session.asking = shape.requests
-    after = _charge_with(group, shape)
+    return over_limit_by(session, group, shape.requests)
+
+
+def over_limit_by(session: Session, group: GroupState, requests: Amounts) -> list[Verdict]:
+    """The same of pods that ask for so much together."""
+    session.asking = requests
+    after = counted(group.charge_holding(plus(group.held, requests)))
     before = session.ledger.charged(group)
     if not session.ledger.owed(group):
         after = {name: units for name, units in after.items() if units > before.get(name, 0)}

@@ -227,3 +227,20 @@ def test_an_array_that_comes_back_after_a_success_keeps_no_place_beside_its_pods
         ),
     )
     assert bound(came)[-1] == (50, {"default/array-rest-0": "n1", "default/array-rest-1": "n2"})
+
+
+def test_a_pod_beside_one_that_is_being_stopped_stays_within_the_limits() -> None:
+    """At 10 the pod of `a` has run out of time and keeps its cpu for its grace; the next pod of `b`
+    takes what that leaves of the three.
+    """
+    came = outcome(
+        node("n1", 8),
+        queue("q", capability={"cpu": 3}),
+        group("a", 2, 1, queue="q", created=0, minMember=1, walltime="10s", grace="30s"),
+        group("b", 2, 2, queue="q", created=1, minMember=1, runtime="10s"),
+    )
+    assert [(at, list(pods)) for at, pods in bound(came)] == [
+        (0, ["default/a-t-0", "default/b-t-0"]),
+        (10, ["default/b-t-1"]),
+        (20, ["default/a-t-1"]),
+    ]

@@ -24,8 +24,13 @@ from batchq.framework.turns import Turns
 
 def keep_places(session: Session) -> None:
     """Keep places for pods within a promise, then for gangs that have waited for long."""
-    if session.binding_refused is not None:
-        return
+    if session.binding_refused is None:
+        _seek_and_hold(session)
+    # Also where nothing is held now: what was held before is free again, and may wake others.
+    session.note_what_is_held()
+
+
+def _seek_and_hold(session: Session) -> None:
     late: dict[str, GroupState] = {}
     for group in _promised(session):
         if is_admitted(group):
@@ -41,7 +46,6 @@ def keep_places(session: Session) -> None:
     for queue, group in late.items():
         if not _has_reservations(session, queue):
             hold(session, group)
-    session.note_what_is_held()
 
 
 def _promised(session: Session) -> Iterator[GroupState]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from msgspec import Struct
@@ -27,8 +27,10 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker_registration import clean_worker_registry
 
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Pod
 from batchq.api.times import SECOND
-from batchq.store import keys
+from batchq.store import codec, keys
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.entry import Harness, order_of, serve
@@ -104,6 +106,12 @@ class Slot(Worker):
         prctl.die_with_parent(KILL_SIGNAL, self.pid)
         prctl.adopt_orphans()
         return signals
+
+
+def _is_over(job_id: str, pod: Pod | None) -> bool:
+    if pod is None or pod.status.phase not in ON_NODE:
+        return True
+    return job_id != PodAttempt(pod.metadata.uid, pod.status.attempt).id
 
 
 def _not_ours(_number: int, _frame: FrameType | None) -> None:
@@ -346,10 +354,42 @@ class Slots:
         return lost
 
     def close(self) -> None:
-        """Take the slots off RQ's list of workers. Raises StoreUnavailable."""
+        """Remove RQ's records of what will not run any more, and take the slots off its list of
+        workers. Raises StoreUnavailable.
+
+        The node may never come back, and an agent that begins hands in again what is bound to it.
+        """
         with self._link.errors():
+            self._remove(self._done_with + self._stale())
             for slot in self._all():
                 slot.register_death()  # type: ignore[no-untyped-call]  # RQ has none
+
+    def _stale(self) -> list[str]:
+        """The jobs of this queue whose attempt is not bound any more."""
+        queue = self._queue
+        job_ids = [*queue.get_job_ids(), *queue.intermediate_queue.get_job_ids()]
+        pods = self._stored_pods(job_ids)
+        return [job_id for job_id, pod in zip(job_ids, pods, strict=True) if _is_over(job_id, pod)]
+
+    def _stored_pods(self, job_ids: Sequence[str]) -> list[Pod | None]:
+        """The pod of each job, as it stands in the store."""
+        if not job_ids:
+            return []
+        uids = [job_id.rpartition("-")[0] for job_id in job_ids]
+        stored = self._queue.connection.hmget(keys.objects("Pod"), uids)
+        return [codec.pod_if_readable(one) for one in cast("list[bytes | None]", stored)]
+
+    def _remove(self, job_ids: Sequence[str]) -> None:
+        """Remove jobs and their records from both lists of the queue."""
+        if not job_ids:
+            return
+        queue = self._queue
+        pipeline = queue.connection.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipeline.lrem(queue.key, 0, job_id)
+            pipeline.lrem(queue.intermediate_queue_key, 0, job_id)
+        pipeline.delete(*map(PodJob.key_for, job_ids))
+        pipeline.execute()
 
     def _all(self) -> list[Slot]:
         return [*self._free, *(horse.slot for horse in self._all_horses())]

@@ -139,9 +139,7 @@ def play(day: Day, strategy: str) -> Told:
     if played.exhausted:
         raise Broken(f"the day has not come to rest after {MOST_SESSIONS} sessions")
     # A group may have ended before its author holds it.
-    refused = [
-        step for step in played.refused_steps if " already and cannot be suspended" not in step
-    ]
+    refused = [step for step in played.refused_steps if not _comes_too_late(step)]
     if refused:
         raise Broken(f"a step was refused: {refused[0]}")
     ends = _ends(stage)
@@ -156,6 +154,11 @@ def play(day: Day, strategy: str) -> Told:
         wait_s=sum(waits.values()) / max(1, len(waits)),
         easy_wait_s=sum(easy.values()) / max(1, len(easy)),
     )
+
+
+def _comes_too_late(step: str) -> bool:
+    """Whether a step holds or resumes a group that has ended before."""
+    return " already and cannot be suspended" in step or " already and cannot be resumed" in step
 
 
 def _ends(stage: Stage) -> dict[str, int]:

@@ -17,12 +17,16 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
-from batchq.framework.extras import start_extras, waiting_extras, waits_behind
+from batchq.framework.extras import (
+    node_for_extra,
+    start_extras,
+    waiting_extras,
+    waits_behind,
+)
 from batchq.framework.gangs import bind_kept, bind_until_ready, least_first
 from batchq.framework.growth import growth_with, over_limit_with
 from batchq.framework.kept_places import drop
 from batchq.framework.moves import bind, create_pods
-from batchq.framework.placement import find_node
 from batchq.framework.pledges import (
     awaits_victims,
     end_pledge,
@@ -227,7 +231,7 @@ def _place_next(session: Session, extras: _Extras) -> bool:
             continue
         # What is promised to the group already is not held back by the head of its queue.
         waits = extras.waits_behind and bool(growth_with(session, group, shape))
-        node = None if waits else find_node(session, shape)
+        node = None if waits else node_for_extra(session, group, shape, {}, 0)
         if node is None or over_limit_with(session, group, shape):
             extras.refused.add(shape.task.name)
             left = (one for one in group.tasks if one.task.replicas and not one.gated)

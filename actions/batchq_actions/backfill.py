@@ -20,7 +20,6 @@ takes the room.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import merge
 from itertools import dropwhile, islice
@@ -33,6 +32,13 @@ from batchq.framework.crowds import Crowd, Line
 from batchq.framework.extras import waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import growth_with, over_limit_with
+from batchq.framework.head_places import (
+    keeping_off,
+    length_of,
+    length_of_pods,
+    place_of,
+    still_waits,
+)
 from batchq.framework.line import blockers, is_kept_out, waits_in_line
 from batchq.framework.moves import admit, bind, create_pods, reserve
 from batchq.framework.nodetimes import Room
@@ -41,13 +47,14 @@ from batchq.framework.pledges import gives_way_to, room_of
 from batchq.framework.pods import shape_at
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Key, Session
+from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.timetable import Timetable
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
 from batchq.framework.wanted import wanted_ordinals
-from batchq_actions.otherheads import OtherHeads, length_of, still_waits
+from batchq_actions.otherheads import OtherHeads
 from batchq_actions.zerorequests import place_what_asks_for_nothing
 
 #: Of a queue without a head so many groups are tried past what is set aside for others, a session.
@@ -105,7 +112,7 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     lines = {
         name: line
         for name, head in tried.items()
-        if (line := _line_of(session, name, head, turn.known)) is not None
+        if (line := _line_of(session, name, head, turn.others)) is not None
     }
     admissions = {name: _go_ahead(turn, line) for name, line in lines.items()}
     admissions |= {name: _go_between(turn, name) for name in unheaded}
@@ -117,7 +124,7 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
             continue
         turn.note(started, [line.plan for line in lines.values()])
         if name in lines and started.group is lines[name].head:
-            following = _after_head(session, name, started.group, turn.known)
+            following = _after_head(session, name, started.group, turn.others)
             if following is None:
                 turns.drop(name)
                 continue
@@ -175,9 +182,9 @@ def reservations_of(session: Session) -> dict[str, int]:
         if head.uid not in session.reservations
     }
     if left:
-        known = Timetable(session)
+        others = OtherHeads(session, Timetable(session))
         for name, head in left.items():
-            if (line := _line_of(session, name, head, known)) is not None and line.for_all:
+            if (line := _line_of(session, name, head, others)) is not None and line.for_all:
                 _reserve_all(session, line)
     return session.reservations
 
@@ -193,15 +200,14 @@ def _reserve_all(session: Session, line: _Line) -> None:
         line.plan.book(group, start, length)
 
 
-def _line_of(session: Session, name: str, head: GroupState, known: Timetable) -> _Line | None:
+def _line_of(session: Session, name: str, head: GroupState, others: OtherHeads) -> _Line | None:
     """None if nobody knows when the head can start: then it is strict."""
-    length = length_of(session, head)
-    start = known.slot(head, length)
+    plan = others.before(head.queue)
+    start, room = place_of(session, head, plan)
     if start is None:
         return None
     session.reservations[head.uid] = start
-    plan = known.beside()
-    plan.book(head, start, length)
+    plan.book_there(head, start, length_of(session, head), room)
     strategy = _strategy(session, head)
     behind = list(_behind(session, name, head, awake=strategy.reservations != "all"))
     if strategy.order == "shortest":
@@ -210,10 +216,10 @@ def _line_of(session: Session, name: str, head: GroupState, known: Timetable) ->
     return _Line(head.queue, head, start, behind, plan, for_all=strategy.reservations == "all")
 
 
-def _after_head(session: Session, name: str, head: GroupState, known: Timetable) -> _Line | None:
+def _after_head(session: Session, name: str, head: GroupState, others: OtherHeads) -> _Line | None:
     """The line behind a head that has just been admitted: the next of them is the head."""
     following = _next_head(session, name, head)
-    return None if following is None else _line_of(session, name, following, known)
+    return None if following is None else _line_of(session, name, following, others)
 
 
 def _next_head(session: Session, name: str, head: GroupState) -> GroupState | None:
@@ -242,7 +248,7 @@ def _behind(
         line = session.queues[name].line
         crowds = line.crowds.values()
         tried = [one for one in crowds if not (awake and is_kept_out(session, one))]
-        behind = _after(session, session.group_key(head), line, tried)
+        behind = _after(session, session.group_key(head), line, tried, _drained(session, name))
     for group in behind:
         if name == ROOT and _strategy(session, group).type == "StrictFIFO":
             return
@@ -250,9 +256,18 @@ def _behind(
             yield group
 
 
-def _after(session: Session, key: Key, line: Line, crowds: Sequence[Crowd]) -> Iterator[GroupState]:
-    """Who comes after a place in line: of these crowds, and of those that stand alone."""
-    alone = [(session.group_key(group), group) for group in line.in_order()]
+def _after(
+    session: Session,
+    key: Key,
+    line: Line,
+    crowds: Sequence[Crowd],
+    drained: Sequence[GroupState],
+) -> Iterator[GroupState]:
+    """Who comes after a place in line: of these crowds, of those that stand alone, and of those
+    that run and stand in line.
+    """
+    singles = sorted([*line.in_order(), *drained], key=session.group_key)
+    alone = [(session.group_key(group), group) for group in singles]
     lines = [crowd.members.pairs_after(key) for crowd in crowds]
     lines.append(pair for pair in alone if pair[0] > key)
     return (group for _, group in merge(*lines, key=itemgetter(0)))
@@ -260,7 +275,13 @@ def _after(session: Session, key: Key, line: Line, crowds: Sequence[Crowd]) -> I
 
 def _one_line(session: Session) -> list[GroupState]:
     groups = [group for queue in session.queues.values() for group in queue.line]
+    groups += [group for name in session.queues for group in _drained(session, name)]
     return sorted(groups, key=session.group_key)
+
+
+def _drained(session: Session, name: str) -> list[GroupState]:
+    """The groups of a queue that run and stand in line with their next pod."""
+    return [group for group in session.busy() if group.next_pod and group.queue == name]
 
 
 def _shortest_first(walltime: int | None) -> tuple[bool, int]:
@@ -286,22 +307,23 @@ def _go_ahead(turn: _Turn, line: _Line) -> Iterator[_Started]:
     head, which it does not delay: who is behind it stands behind another head then.
     """
     session, plan = turn.session, line.plan
-    now_ms, length = session.now_ms, length_of(session, line.head)
-    if line.start == now_ms and _admit(turn, line.queue, line.head, length):
-        yield _Started(line.head, length, _room_of(line.head))
+    now_ms = session.now_ms
+    if line.start == now_ms and (started := _start(turn, line.queue, line.head)):
+        yield started
         return
     for group in line.behind:
         length = length_of(session, group)
         if not line.for_all:
-            if plan.fits_now(group, length) and _admit(turn, line.queue, group, length, plan):
-                yield _Started(group, length, _room_of(group))
+            fits = plan.fits_now(group, length)
+            if fits and (started := _start(turn, line.queue, group, plan)):
+                yield started
             continue
         start = plan.slot(group, length)
         if start is None:
             # Like a head without a start: whatever goes past it may delay it.
             return
-        if start == now_ms and _admit(turn, line.queue, group, length, plan):
-            yield _Started(group, length, _room_of(group))
+        if start == now_ms and (started := _start(turn, line.queue, group, plan)):
+            yield started
             continue
         session.reservations[group.uid] = start
         plan.book(group, start, length)
@@ -316,23 +338,23 @@ def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
     session, known = turn.session, turn.known
     head = session.strict_heads.get(name)
     while head is not None and still_waits(head):
-        length = length_of(session, head)
-        if not known.fits_now(head, length) or not _admit(turn, name, head, length):
+        fits = known.fits_now(head, length_of(session, head))
+        if not fits or (started := _start(turn, name, head)) is None:
             return
-        yield _Started(head, length, _room_of(head))
+        yield started
         head = _next_head(session, name, head)
     for group in islice(_in_line(session, name), MOST_TRIED) if head is None else ():
-        length = length_of(session, group)
-        if known.fits_now(group, length) and _admit(turn, name, group, length):
+        fits = known.fits_now(group, length_of(session, group))
+        if fits and (started := _start(turn, name, group)):
             session.ledger.drop_aside(group)
-            yield _Started(group, length, _room_of(group))
+            yield started
 
 
 def _in_line(session: Session, name: str) -> Iterator[GroupState]:
     """Those of a queue who wait in line, but for those that a full limit keeps out anyway."""
     line = session.queues[name].line
     tried = [crowd for crowd in line.crowds.values() if not is_kept_out(session, crowd)]
-    for group in _after(session, (), line, tried):
+    for group in _after(session, (), line, tried, _drained(session, name)):
         if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
             yield group
 
@@ -346,18 +368,30 @@ def _room_of(group: GroupState) -> Room:
     )
 
 
-@contextmanager
-def _withheld(session: Session, room: Room) -> Iterator[None]:
-    """For a while, nodes have so much less free: it is booked for others."""
-    for name, amounts in room.items():
-        session.nodes[name].take(amounts)
-        session.node_changes.append(name)
-    try:
-        yield
-    finally:
-        for name, amounts in room.items():
-            session.nodes[name].give(amounts)
-            session.node_changes.append(name)
+def _start(
+    turn: _Turn, queue: str, group: GroupState, plan: Timetable | None = None
+) -> _Started | None:
+    """Start a group, or the next pod of one that runs; None if it cannot be now. `plan` has what is
+    booked for others of its queue.
+    """
+    session = turn.session
+    length = length_of(session, group)
+    if group.next_pod is None:
+        admitted = _admit(turn, queue, group, length, plan)
+        return _Started(group, length, _room_of(group)) if admitted else None
+    shape = group.next_pod
+    growth = growth_with(session, group, shape)
+    extra = next(one for one in waiting_extras(session, group) if _shape_of(group, one) is shape)
+    room = _bind_extra(turn, queue, group, extra, length, plan)
+    if not room:
+        return None
+    group.next_pod = None
+    session.refusals.pop(group.uid, None)
+    return _Started(group, length, room, growth)
+
+
+def _shape_of(group: GroupState, extra: Pod | int) -> TaskShape:
+    return shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
 
 
 def _admit(
@@ -365,11 +399,9 @@ def _admit(
     queue: str,
     group: GroupState,
     length: int | None,
-    plan: Timetable | None = None,
+    plan: Timetable | None,
 ) -> bool:
-    """Admit and place a group, or let it reserve and wait for leave; False if it cannot be now.
-    `plan` has what is booked for others of its queue.
-    """
+    """Admit and place a group, or let it reserve and wait for leave; False if it cannot be now."""
     session = turn.session
     others = turn.others.in_the_way(queue, lambda beside: beside.fits_now(group, length))
     with session.ledger.regarding(others):
@@ -383,7 +415,7 @@ def _admit(
             admit(statement, group, reservation=group.reservation)
             create_pods(statement, group, wanted_ordinals(group))
             if not group.is_external:
-                with _withheld(session, _booked_beside(turn, queue, length, plan)):
+                with keeping_off(session, _booked_beside(turn, queue, length, plan)):
                     bind_until_ready(session, statement, group)
                 if not session.group_ready(group):
                     return False
@@ -413,6 +445,7 @@ def _growing(session: Session, line: _Line) -> list[GroupState]:
         for group in session.busy()
         if is_admitted(group)
         and group.is_elastic
+        and group.next_pod is None
         and not group.is_external
         and session.strict_heads.get(group.queue) is line.head
         and session.group_ready(group)
@@ -428,14 +461,14 @@ def _grow(turn: _Turn, line: _Line, group: GroupState) -> Iterator[_Started]:
     """
     session = turn.session
     refused: set[str] = set()
-    length = _pods_length(session, group)
+    length = length_of_pods(session, group)
     for extra in waiting_extras(session, group):
-        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        shape = _shape_of(group, extra)
         if shape.task.name in refused:
             continue
         growth = growth_with(session, group, shape)
         fits = line.plan.has_room_now(group, shape, growth, length)
-        if fits and (room := _bind_extra(turn, line, group, extra, length)):
+        if fits and (room := _bind_extra(turn, line.queue, group, extra, length, line.plan)):
             yield _Started(group, length, room, growth)
             continue
         refused.add(shape.task.name)
@@ -443,25 +476,22 @@ def _grow(turn: _Turn, line: _Line, group: GroupState) -> Iterator[_Started]:
             return
 
 
-def _pods_length(session: Session, group: GroupState) -> int | None:
-    """How long more pods would run: an array's have their own walltime, others the group's."""
-    walltime, started_at = group.record.spec.walltime, group.status.started_at
-    if walltime is None or group.is_array or started_at is None:
-        return walltime
-    return max(0, started_at + walltime - session.now_ms)
-
-
 def _bind_extra(
-    turn: _Turn, line: _Line, group: GroupState, extra: Pod | int, length: int | None
+    turn: _Turn,
+    queue: str,
+    group: GroupState,
+    extra: Pod | int,
+    length: int | None,
+    plan: Timetable | None,
 ) -> Room:
     """The room of the pod that was bound; none, if none was."""
     session = turn.session
-    shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+    shape = _shape_of(group, extra)
     growth = growth_with(session, group, shape)
-    with _withheld(session, _booked_beside(turn, line.queue, length, line.plan)):
+    with keeping_off(session, _booked_beside(turn, queue, length, plan)):
         node = find_node(session, shape)
     others = turn.others.in_the_way(
-        line.queue, lambda beside: beside.has_room_now(group, shape, growth, length)
+        queue, lambda beside: beside.has_room_now(group, shape, growth, length)
     )
     with session.ledger.regarding(others):
         if node is None or over_limit_with(session, group, shape):

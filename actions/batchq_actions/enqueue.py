@@ -10,7 +10,7 @@ for the action of that name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
@@ -28,6 +28,7 @@ from batchq.framework.crowds import Crowd, Walk
 from batchq.framework.extras import GrowingGroups, is_drained, start_extras, waiting_extras
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.growth import over_limit_with
+from batchq.framework.head_places import store
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.line import (
     blockers,
@@ -92,6 +93,7 @@ class Enqueue:
         for group in end_pledges_still_spare(session):
             _try(session, group, growing)
         if nodes_decide(session):
+            store(session)
             note_first_waiting(session)
 
 
@@ -106,7 +108,7 @@ def _drained(session: Session) -> dict[str, list[GroupState]]:
             continue
         extra = next(iter(waiting_extras(session, group)), None)
         if extra is not None and group.queue in session.queues:
-            group.next_pod = _shape_of(group, extra).requests
+            group.next_pod = _shape_of(group, extra)
             found.setdefault(group.queue, []).append(group)
     return found
 
@@ -154,7 +156,7 @@ def _serve_queues(
         elif _is_strict(session, group):
             turns.drop(name)
             session.strict_heads[name] = group
-            _wait_behind(session, name, group)
+            _wait_behind(session, name, group, drained.get(name, ()))
             if len(session.queues) > 1:
                 set_aside(session, group)
         else:
@@ -213,7 +215,7 @@ def _serve_one_line(
         elif _is_strict(session, group):
             session.strict_heads |= dict.fromkeys(session.queues, group)
             for name in session.queues:
-                _wait_behind(session, name, group)
+                _wait_behind(session, name, group, drained.get(name, ()))
             set_aside(session, group)
             return
         else:
@@ -352,7 +354,9 @@ def _is_strict_queue(session: Session, name: str) -> bool:
     return session.queues[name].record.spec.strategy.type != "BestEffortFIFO"
 
 
-def _wait_behind(session: Session, name: str, head: GroupState) -> None:
+def _wait_behind(
+    session: Session, name: str, head: GroupState, drained: Sequence[GroupState]
+) -> None:
     """Those of a queue behind a blocked head wait for it, unless they are out of line anyway.
 
     Who that is passes: each of them would be written anew with every head that is admitted.
@@ -375,6 +379,9 @@ def _wait_behind(session: Session, name: str, head: GroupState) -> None:
             verdicts = blockers(session, group)
             behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
             session.refuse(group, (*verdicts, *behind))
+    for group in drained:
+        if session.group_key(group) > head_key:
+            session.refuse(group, (told,))
 
 
 def _crowd_waits_behind(session: Session, group: GroupState, told: Verdict) -> None:

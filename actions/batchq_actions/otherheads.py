@@ -7,25 +7,14 @@ of which nobody knows when it starts has all of it kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import takewhile
 
-from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.resources import larger
+from batchq.api.resources import larger, plus
+from batchq.framework.head_places import HeadPlace, length_of, place_heads
 from batchq.framework.nodetimes import Room
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState
 from batchq.framework.timetable import Timetable
-
-
-def length_of(session: Session, group: GroupState) -> int | None:
-    """How long a group holds what it reserves, if it is admitted now; None: nobody knows.
-
-    The pods of an array end one by one, and others take their place. Who has leave to wait for
-    will start later than now.
-    """
-    if group.is_array or (still_waits(group) and session.refusals_at("permit", group)):
-        return None
-    return group.record.spec.walltime
 
 
 class OtherHeads:
@@ -36,12 +25,24 @@ class OtherHeads:
     def __init__(self, session: Session, known: Timetable) -> None:
         self._session = session
         self._known = known
+        self._places: Mapping[str, HeadPlace] | None = None
         #: Head's uid -> its plan; None of one without a finite start.
         self._plans: dict[str, Timetable | None] = {}
 
     def somebody_started(self) -> None:
         """What is known has changed."""
+        self._places = None
         self._plans.clear()
+
+    def before(self, queue: str) -> Timetable:
+        """What is known, with the reservations of heads of other queues that come before the head
+        of this one: of the queues that were tried before it.
+        """
+        table = self._known.beside()
+        asides = self._session.ledger.aside
+        for name in takewhile(lambda name: name != queue, asides):
+            self._book(asides[name].head, table)
+        return table
 
     def in_the_way(self, queue: str, fits: Callable[[Timetable], bool]) -> frozenset[str]:
         """The uids of heads of other queues that a group would delay, if it `fits` beside none of
@@ -55,28 +56,39 @@ class OtherHeads:
 
     def booked_until(self, queue: str, length: int | None) -> Room:
         """Node -> what is free there now, and booked for heads of other queues in so long a time;
-        those of a finite start.
+        where nobody knows when a head starts, all that stands there for it.
         """
         found: dict[str, dict[str, int]] = {}
+        unknown: dict[str, dict[str, int]] = {}
         for name, one in self._session.ledger.aside.items():
-            if name == queue or (plan := self._plan(one.head)) is None:
+            if name == queue:
                 continue
-            for node, room in plan.booked_until(length).items():
-                found[node] = larger(found.get(node, {}), room)
+            if (plan := self._plan(one.head)) is not None:
+                for node, room in plan.booked_until(length).items():
+                    found[node] = larger(found.get(node, {}), room)
+                continue
+            for node, room in self._place(one.head).room.items():
+                unknown[node] = plus(unknown.get(node, {}), room)
+        for node, room in unknown.items():
+            found[node] = plus(found.get(node, {}), room)
         return found
 
     def _plan(self, uid: str) -> Timetable | None:
         if uid not in self._plans:
-            head = self._session.groups[uid]
-            length = length_of(self._session, head)
-            start = self._known.slot(head, length)
-            plan = None if start is None else self._known.beside()
-            if plan is not None and start is not None:
-                plan.book(head, start, length)
-            self._plans[uid] = plan
+            is_known = self._place(uid).start is not None
+            plan = self._plans[uid] = self._known.beside() if is_known else None
+            if plan is not None:
+                self._book(uid, plan)
         return self._plans[uid]
 
+    def _book(self, uid: str, table: Timetable) -> None:
+        """Book a head's reservation; nothing happens if nobody knows when it starts."""
+        start, room = self._place(uid)
+        if start is not None:
+            head = self._session.groups[uid]
+            table.book_there(head, start, length_of(self._session, head), room)
 
-def still_waits(group: GroupState) -> bool:
-    """Whether nobody has made room for it meanwhile."""
-    return group.phase == PodGroupPhase.PENDING and not group.reserved
+    def _place(self, uid: str) -> HeadPlace:
+        if self._places is None:
+            self._places = place_heads(self._session, self._known)
+        return self._places[uid]

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.framework.growth import over_any_limit
+from batchq.framework.head_places import length_of
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.line import is_of_crowd, standing_aside, waits_in_line
 from batchq.framework.placement_trial import PLUGIN, hold, seek, seek_for_admitted
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
+from batchq.framework.timetable import timetable_of
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
 
@@ -43,8 +45,8 @@ def _seek_and_hold(session: Session) -> None:
     for group in sorted(session.waits_for_nodes.values(), key=session.group_key):
         if _may_hold(session, group):
             late.setdefault(group.queue, group)
-    for queue, group in late.items():
-        if not _has_reservations(session, queue):
+    for group in late.values():
+        if not _has_reservation(session, group):
             hold(session, group)
 
 
@@ -93,10 +95,14 @@ def _may_hold(session: Session, group: GroupState) -> bool:
     )
 
 
-def _has_reservations(session: Session, queue: str) -> bool:
-    """Whether the head of a queue has a reservation in time, which serves instead of a hold."""
-    strategy = session.queues[queue].record.spec.strategy.type
-    return strategy == "Backfill" and "backfill" in session.actions
+def _has_reservation(session: Session, group: GroupState) -> bool:
+    """Whether a group that waits has a reservation in time, which serves instead of a hold: the
+    head of a Backfill queue does if it is known when it can start.
+    """
+    strategy = session.queues[group.queue].record.spec.strategy.type
+    if is_admitted(group) or strategy != "Backfill" or "backfill" not in session.actions:
+        return False
+    return timetable_of(session).slot(group, length_of(session, group)) is not None
 
 
 def note_first_waiting(session: Session) -> None:

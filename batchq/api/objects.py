@@ -371,6 +371,8 @@ class PodGroupStatus(Value, frozen=True):
     #: Task -> the nodes that are kept for pods of its gang, in the order of these; once they are
     #: bound, nothing is kept any more.
     places: dict[str, tuple[str, ...]] = {}
+    #: Node -> what is set aside there for the group, while it is the head of its queue.
+    set_aside_on: dict[str, Amounts] = {}
     #: Since when it has been the first of its queue and waited for nothing but nodes.
     nodes_lacked_at: Instant | None = None
     in_queue_at: Instant | None = None

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Strategy
 from batchq.api.reasons import Waiting
 from batchq.api.times import SECOND
+from batchq.framework.head_places import length_of, still_waits
 from batchq.framework.line import blockers
 from batchq.framework.placement import gang_of, slots_for
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.timetable import Timetable
 from batchq_actions.backfill import reservations_of
-from batchq_actions.otherheads import length_of
 
 
 class Backfilling(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -42,13 +41,13 @@ class Backfilling(Struct, frozen=True, kw_only=True, rename="camel"):
 def backfilling_of(session: Session, group: GroupState) -> Backfilling | None:
     """None where nobody waits for a head that is backfilled around, or not this group."""
     head = session.strict_heads.get(group.queue)
-    if head is None or not _still_waits(head) or not _is_filled(session, head):
+    if head is None or not still_waits(head) or not _is_filled(session, head):
         return None
     reservations = reservations_of(session)
     head_at, reserved_at = reservations.get(head.uid), reservations.get(group.uid)
     if group is head:
         return Backfilling(head=head.key, head_at=head_at, reserved_at=head_at)
-    if not _still_waits(group) or not _waits_for_turn(session, group):
+    if not still_waits(group) or not _waits_for_turn(session, group):
         return None
     standing = Backfilling(head=head.key, head_at=head_at, reserved_at=reserved_at)
     known = Timetable(session)
@@ -123,10 +122,6 @@ def _waits_for_turn(session: Session, group: GroupState) -> bool:
         verdict.reason == Waiting.WAITING_FOR_TURN and verdict.plugin == "enqueue"
         for verdict in session.refusals.get(group.uid, ())
     )
-
-
-def _still_waits(group: GroupState) -> bool:
-    return group.phase == PodGroupPhase.PENDING and not group.reserved
 
 
 def _is_filled(session: Session, head: GroupState) -> bool:

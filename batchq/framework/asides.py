@@ -12,7 +12,7 @@ than its due over time (batchq.framework.usage).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
@@ -31,15 +31,28 @@ from batchq.framework.timetable import timetable_of
 from batchq.framework.tree import ROOT
 from batchq.framework.usage import used_share
 
+#: What machines refuse a group for, and the next pod of one that runs.
+_OF_MACHINES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
+
 
 def set_aside(session: Session, head: GroupState) -> None:
     """For a strict head, against everybody else."""
-    if not _lacks_what_is_shared(session, head):
+    if not _lacks_what_is_shared(head, session.refusals[head.uid]):
         return
-    if head.status.set_aside_at is not None or _stays_within_deserved(session, head):
+    if keeps_all(session, head):
         session.ledger.put_aside(head, head.reservation, lambda _: True)
     else:
         session.exceeding.append(head)
+
+
+def keeps_all(session: Session, head: GroupState) -> bool:
+    """Return whether all that a strict head asks for is set aside while it lacks it."""
+    return head.status.set_aside_at is not None or _stays_within_deserved(session, head)
+
+
+def has_waited(head: GroupState) -> bool:
+    """Return whether a group has lacked what it shares with other queues, by its record."""
+    return _lacks_what_is_shared(head, head.status.reasons)
 
 
 def let_one_exceed(session: Session) -> None:
@@ -96,7 +109,8 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
         return
     if not session.queues[head.queue].record.spec.deserved:
         return
-    if not _lacks_what_is_shared(session, head) or not _stays_within_deserved(session, head):
+    refusals = session.refusals[head.uid]
+    if not _lacks_what_is_shared(head, refusals) or not _stays_within_deserved(session, head):
         return
     amounts = head.reservation
     session.ledger.put_aside(
@@ -109,15 +123,15 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
     )
 
 
-def _lacks_what_is_shared(session: Session, head: GroupState) -> bool:
+def _lacks_what_is_shared(head: GroupState, refusals: Iterable[Verdict]) -> bool:
     """Whether it is refused for what it shares with other queues: the cluster, or queues above."""
     above = {title_of(queue_scope(name)) for name in head.chain[:-1]}
-    return any(_is_shared(verdict, above) for verdict in session.refusals[head.uid])
+    return any(_is_shared(verdict, above) for verdict in refusals)
 
 
 def _is_shared(verdict: Verdict, above: set[str]) -> bool:
     return (verdict.in_line and verdict.resource != POD_GROUPS) and (
-        verdict.reason == Waiting.WAITING_FOR_RESOURCES or verdict.subject in above
+        verdict.reason in _OF_MACHINES or verdict.subject in above
     )
 
 

@@ -85,6 +85,8 @@ class Carryover:
         #: nodes alone and say since when.
         self.placed: dict[str, GroupState] = {}
         self.waits_for_nodes: dict[str, GroupState] = {}
+        #: Groups whose records say what is set aside for them on nodes, by uid.
+        self.heads_on_nodes: dict[str, GroupState] = {}
         self.ledger = LedgerView({})
         #: What groups that are over have used.
         self.ended = Ended()
@@ -305,7 +307,12 @@ class Carryover:
 
     def _take_out(self, state: GroupState) -> None:
         uid = state.uid
-        for kept in (self._with_choice, self.placed, self.waits_for_nodes):
+        for kept in (
+            self._with_choice,
+            self.placed,
+            self.waits_for_nodes,
+            self.heads_on_nodes,
+        ):
             kept.pop(uid, None)
         if self.by_key.get(state.key) is state:
             del self.by_key[state.key]
@@ -351,6 +358,8 @@ class Carryover:
             self.claimants[group.uid] = group
         if group.status.places:
             self.placed[group.uid] = group
+        if group.status.set_aside_on and group.phase not in TERMINAL:
+            self.heads_on_nodes[group.uid] = group
         if group.status.nodes_lacked_at is not None and group.phase == PodGroupPhase.PENDING:
             self.waits_for_nodes[group.uid] = group
         if group.given_shape.has_choice and _may_still_choose(group):

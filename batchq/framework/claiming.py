@@ -20,6 +20,7 @@ from batchq.framework.eligibility import stops_of
 from batchq.framework.extras import lacking_on_nodes, start_extras, waiting_extras, waits_behind
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.growth import over_any_limit
+from batchq.framework.head_places import keeping_off, room_against_gang
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.placement import gang_of, slots_for
 from batchq.framework.pledges import enter_room
@@ -175,7 +176,10 @@ class GangClaim:
         if group.is_external:
             return Fit(fits=True)
         gang = gang_of(session, group)
-        with Statement(session) as statement:
+        with (
+            keeping_off(session, room_against_gang(session, group)),
+            Statement(session) as statement,
+        ):
             # What is kept for it already is its own.
             enter_room(statement, group)
             nothing_placed = not any(group.placed.values())

@@ -9,14 +9,15 @@ from itertools import islice
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.framework.gangs import bind_until_ready, node_for, pending_pods
-from batchq.framework.growth import over_limit_with
+from batchq.framework.growth import growth_with, over_limit_with
+from batchq.framework.head_places import keeping_off, room_against
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import tasks_in_order, usable_nodes
 from batchq.framework.pledges import enter_room
 from batchq.framework.pods import pod_of, shape_at
 from batchq.framework.session import Key, Session
 from batchq.framework.shapes import TaskShape
-from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.state import GroupState, NodeState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import beyond
 
@@ -121,7 +122,7 @@ def start_extras(
             continue
         over = over_limit_with(session, group, shape)
         ordinal = extra if isinstance(extra, int) else shape.first + extra.spec.index
-        node = None if over else node_for(session, shape, plan or {}, ordinal)
+        node = None if over else node_for_extra(session, group, shape, plan or {}, ordinal)
         if node is None:
             refused.add(shape.task.name)
             lacking = lacking or (
@@ -132,6 +133,17 @@ def start_extras(
         pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
         bound.append(bind(statement, group, pod, node.name))
     return bound, lacking
+
+
+def node_for_extra(
+    session: Session, group: GroupState, shape: TaskShape, plan: Mapping[str, str], ordinal: int
+) -> NodeState | None:
+    """The node for one more pod of a group, or None: off what stands there for heads of other
+    queues, unless the pod is promised to the group already.
+    """
+    is_promised = not session.ledger.aside or not growth_with(session, group, shape)
+    with keeping_off(session, {} if is_promised else room_against(session, group)):
+        return node_for(session, shape, plan, ordinal)
 
 
 def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) -> frozenset[str]:

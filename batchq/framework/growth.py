@@ -23,7 +23,11 @@ from batchq.framework.tree import ROOT
 
 
 def claim_of(group: GroupState) -> Amounts:
-    """What an admission asks of a limit: the reservation, and one group."""
+    """What an admission asks of a limit: the reservation, and one group; of a group that runs and
+    stands in line, what its next pod adds to its charge.
+    """
+    if group.next_pod is not None:
+        return counted(group.next_pod.requests)
     return group.shape.counted
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchq.api.resources import Amounts, plus
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState, is_admitted
 from batchq.framework.statement import Statement
@@ -33,6 +34,14 @@ class KeptPlaces:
             found[shape.task.name] = (*found.get(shape.task.name, ()), *names)
         return found
 
+    def room(self) -> dict[str, Amounts]:
+        """Return what the pods ask for by node."""
+        found: dict[str, Amounts] = {}
+        for shape, nodes in self.parts:
+            for node in nodes:
+                found[node.name] = plus(found.get(node.name, {}), shape.requests)
+        return found
+
     def take(self, session: Session) -> None:
         """Take the room off the nodes."""
         for shape, nodes in self.parts:
@@ -45,6 +54,13 @@ class KeptPlaces:
         for shape, nodes in self.parts:
             for node in nodes:
                 node.give(shape.requests)
+                session.node_changes.append(node.name)
+
+    def put_back(self, session: Session) -> None:
+        """Give the room back that was taken for a trial: nothing is free that was not before."""
+        for shape, nodes in self.parts:
+            for node in nodes:
+                node.put_back(shape.requests)
                 session.node_changes.append(node.name)
 
 

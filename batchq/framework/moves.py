@@ -126,6 +126,7 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         reservation=reservation,
         left_out=group.left_out,
         nodes_lacked_at=None,
+        set_aside_on={},
         in_queue_at=now_ms,
         started_at=None,
         rests_at=None,
@@ -175,6 +176,7 @@ def reserve(statement: Statement, group: GroupState, message: str) -> None:
         reservation=group.reservation,
         left_out=group.left_out,
         set_aside_at=None,
+        set_aside_on={},
     )
     set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
     statement.say(intents.ReserveQuota(group=group.key))
@@ -367,6 +369,7 @@ def finish(
         reserved_at=None,
         reservation={},
         unknown_at=None,
+        set_aside_on={},
         reasons=(),
         claim=stopped(group.status.claim, reason, now_ms),
     )

@@ -23,7 +23,7 @@ from typing import TypeAlias
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
-from batchq.api.resources import Amounts, minus, of_pod, plus
+from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
 from batchq.framework.forecast import End
 from batchq.framework.pledges import kept_room, standing_pledges, victims_left
 from batchq.framework.ranking import Judge
@@ -209,10 +209,44 @@ class NodeTimetable:
         fit. By the order of the gang and the scores; if that fails, the largest pods first, each
         on the fullest node that takes it.
         """
-        in_order = self._trials.place(gang, self._within(gang, start, end))
-        if in_order is not None or len(gang) < 2:
-            return in_order
-        return self._trials.place_largest_first(gang, self._within(gang, start, end))
+        return self._trials.find(gang, self._within(gang, start, end))
+
+    def where_most_is_free(self, gang: Gang) -> dict[str, Amounts]:
+        """The room of a gang on nodes that would take its pods if they were empty: each pod where
+        most of what it asks for is free now, by name among equals.
+        """
+        nodes = {name: self._session.nodes[name] for name in self._profiles}
+        free = {name: dict(node.free) for name, node in nodes.items()}
+        empty = {name: dict(node.total) for name, node in nodes.items()}
+        room: dict[str, Amounts] = {}
+        for shape, count in gang:
+            for _ in range(count):
+                takers = [
+                    name for name in self.suiting(shape) if covers(empty[name], shape.requests)
+                ]
+                if not takers:
+                    break
+                most = min(takers, key=lambda name: (-_part_of(free[name], shape.requests), name))
+                room[most] = plus(room.get(most, {}), shape.requests)
+                free[most] = _less(free[most], shape.requests)
+                empty[most] = _less(empty[most], shape.requests)
+        return room
+
+    def fits_there(self, gang: Gang, room: Room, start: int, end: int | None) -> bool:
+        """Whether certain room is that of a gang, and free during all of an interval."""
+        return self.could_stand(gang, room) and all(
+            covers(self._profiles[name].least(start, end), amounts)
+            for name, amounts in room.items()
+        )
+
+    def could_stand(self, gang: Gang, room: Room) -> bool:
+        """Whether certain room is that of a gang, on nodes that take it while they are empty."""
+        asked = total(times(shape.requests, count) for shape, count in gang)
+        return (
+            total(room.values()) == asked
+            and room.keys() <= self._profiles.keys()
+            and self._trials.find(gang, room) is not None
+        )
 
     def suiting(self, shape: TaskShape) -> tuple[str, ...]:
         """The nodes that take a pod of a shape while they are empty, in order."""
@@ -229,12 +263,10 @@ class NodeTimetable:
 
     # Planning ---------------------------------------------------------------------------------
 
-    def book(self, gang: Gang, start: int, end: int | None) -> None:
-        """Let a gang have room on nodes in an interval; nothing happens if it does not fit."""
-        room = self.room_for(gang, start, end)
-        if room is not None:
-            self._booked.update(dict.fromkeys(room))
-            self.hold(room, start, end)
+    def book(self, room: Room, start: int, end: int | None) -> None:
+        """Let a group that waits have room on nodes in an interval."""
+        self._booked.update(dict.fromkeys(name for name in room if name in self._profiles))
+        self.hold(room, start, end)
 
     def hold(self, room: Room, start: int, end: int | None) -> None:
         """Take room on nodes in an interval."""
@@ -281,16 +313,15 @@ class NodeTimetable:
         """Whether pods of several shapes fit together; of one shape, their number says it all."""
         return len(gang) < 2 or self.room_for(gang, start, end) is not None
 
-    def _within(self, gang: Gang, start: int, end: int | None) -> dict[str, NodeState]:
-        """The nodes that have room for any pod of a gang during all of an interval, with what is
-        free on them then.
+    def _within(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts]:
+        """What is free during all of an interval on the nodes that have room for any pod of a gang
+        then.
         """
-        free = {
+        return {
             name: profile.least(start, end)
             for name, profile in self._profiles.items()
             if any(profile.slots(shape.requests, start, end) for shape, _ in gang)
         }
-        return self._trials.nodes(free)
 
 
 #: After every name of a node.
@@ -358,6 +389,8 @@ class _Owed:
     def __init__(self, session: Session) -> None:
         #: Group's uid -> node -> what is kept for it there.
         self._kept = {uid: dict(rooms) for uid, rooms in session.rooms.items()}
+        for uid, places in session.kept.items():
+            self._kept[uid] = places.room()
         #: Victim's pod -> its claimant, the room that this is to have, and who else is there.
         self._owed: dict[str, tuple[str, Amounts]] = {}
         #: Claimant's uid and node -> what its victims hold there still.
@@ -432,6 +465,16 @@ class _Trials:
         node.free = dict(free)
         return node
 
+    def find(self, gang: Gang, free: Room) -> dict[str, Amounts] | None:
+        """Room for a gang on nodes with so much free; None if there is none. By the order of the
+        gang and the scores; if that fails, the largest pods first, each on the fullest node that
+        takes it.
+        """
+        in_order = self.place(gang, self.nodes(free))
+        if in_order is not None or len(gang) < 2:
+            return in_order
+        return self.place_largest_first(gang, self.nodes(free))
+
     def place(self, gang: Gang, nodes: Mapping[str, NodeState]) -> dict[str, Amounts] | None:
         """Each pod on the best of these nodes as it is then; None if one finds none."""
         room: dict[str, Amounts] = {}
@@ -466,6 +509,14 @@ class _Trials:
                     return None
                 _take(min(taking, key=lambda node: (node.free.get(by, 0), node.name)), shape, room)
         return room
+
+
+def _part_of(free: Amounts, requests: Amounts) -> Fraction:
+    """How much of a request is free, at most 1: of that dimension of which least is."""
+    return min(
+        (Fraction(min(free.get(name, 0), units), units) for name, units in requests.items()),
+        default=Fraction(1),
+    )
 
 
 def _size(shape: TaskShape, nodes: Mapping[str, NodeState]) -> tuple[Fraction, str]:

@@ -74,10 +74,13 @@ def usable_nodes(session: Session, shape: TaskShape) -> list[NodeState]:
 
 
 def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
-    """Return the pods that a group's gang still lacks, in the order in which they are placed.
+    """Return the pods that a group's gang still lacks, in the order in which they are placed; of a
+    group that runs and stands in line its next pod.
 
     Each task's minAvailable first, both parts by pod priority and task.
     """
+    if group.next_pod is not None:
+        return [(group.next_pod, 1)]
     if group.bare and len(group.tasks) == 1:
         return [(group.tasks[0], min(group.min_member, group.replicas))]
     chosen = group.lacks_for_gang()

@@ -15,6 +15,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe, plus
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.gangs import bind_until_ready
+from batchq.framework.head_places import keeping_off, room_against_gang, room_to_come, together
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.node_refusals import Gang, wanted_of
 from batchq.framework.placement import (
@@ -23,6 +24,7 @@ from batchq.framework.placement import (
     gang_of,
     slots_for,
 )
+from batchq.framework.pledges import enter_room
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
@@ -62,6 +64,18 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     """
     if session.binding_refused is not None:
         return session.binding_refused
+    if group.uid not in session.rooms:
+        return _seek(session, group)
+    with Statement(session) as statement:
+        # What is held for it already is its own.
+        enter_room(statement, group)
+        found = _seek(session, group)
+        if isinstance(found, KeptPlaces):
+            statement.commit()
+    return found
+
+
+def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     gang = gang_of(session, group)
     if not gang:
         # Its pods have ended for good, or gates hold them back: nothing is to be placed.
@@ -77,11 +91,38 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
         if (larger := refusals.asks_for_more(session, wanted)) is not None:
             lacking = next(shape for shape, _ in gang if shape.shape == larger)
     if lacking is None:
-        found = _try(session, gang)
-        if isinstance(found, KeptPlaces):
+        found = _beside_heads(session, group, gang)
+        if not isinstance(found, TaskShape):
             return found
         lacking = found
     return refusals.note(session, gang, _verdict(session, gang, lacking))
+
+
+def _beside_heads(
+    session: Session, group: GroupState, gang: Gang
+) -> KeptPlaces | Verdict | TaskShape:
+    """Places beside what stands on nodes for heads of other queues; a verdict, if only the heads of
+    queues that were tried before keep a gang off.
+    """
+    against, to_come = room_against_gang(session, group), room_to_come(session, group)
+    for room in [together([against, to_come])] if to_come else []:
+        with keeping_off(session, room):
+            found = _try(session, gang)
+        if isinstance(found, KeptPlaces):
+            return found
+    with keeping_off(session, against):
+        found = _try(session, gang)
+    if isinstance(found, KeptPlaces) or not against:
+        return found
+    found = _try(session, gang)
+    if isinstance(found, TaskShape):
+        return found
+    found.put_back(session)
+    heads = ", ".join(queue for queue in session.ledger.aside if queue != group.queue)
+    detail = f"nodes that have room for its gang are set aside for the head of {heads}"
+    return Verdict(
+        plugin="enqueue", reason=Waiting.WAITING_FOR_RESOURCES, detail=detail, in_line=True
+    )
 
 
 def _waits_for_its_own(group: GroupState, gang: Gang) -> bool:
@@ -106,7 +147,7 @@ def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]
         return ()
     found = seek(session, group)
     if isinstance(found, KeptPlaces):
-        found.give(session)
+        found.put_back(session)
         return ()
     return (found,)
 

@@ -38,6 +38,7 @@ from batchq.framework.state import GroupState, NodeState, QueueState, Victim
 
 if TYPE_CHECKING:
     from batchq.framework.borrowers import Borrowers
+    from batchq.framework.head_places import HeadPlace
     from batchq.framework.kept_places import KeptPlaces
     from batchq.framework.noderows import NodeRows
     from batchq.framework.queue_shares import FairShares
@@ -123,6 +124,10 @@ class Session:
         self.strict_heads: dict[str, GroupState] = {}
         #: Heads for which nothing is set aside, as they ask for more than their queues deserve.
         self.exceeding: list[GroupState] = []
+        #: Heads' uids -> where what is set aside for them stands on nodes, once asked.
+        self.head_places: dict[str, HeadPlace] = {}
+        #: Heads of strict queues that have waited before, and where they stand, once asked.
+        self.heads_to_come: list[tuple[GroupState, HeadPlace]] | None = None
         #: Group's uid -> from when on room is kept for it, in milliseconds, as backfill has found.
         self.reservations: dict[str, int] = {}
         #: Groups whose changes become true together or not at all, by uid.
@@ -235,6 +240,8 @@ class Session:
         #: for nothing but nodes and say since when.
         self.placed = carried.placed
         self.waits_for_nodes = carried.waits_for_nodes
+        #: The groups whose records say what is set aside for them on nodes, by uid.
+        self.heads_on_nodes = carried.heads_on_nodes
         #: Those to which something was pledged when the session began.
         self.claimants = carried.claimants
 

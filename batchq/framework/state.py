@@ -134,8 +134,8 @@ class GroupState:
         self.steady = not self.bare and only_runs(record)
         #: Whether it has ended and holds nothing, so that only its time to be forgotten comes.
         self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
-        #: What its next pod asks for, while it runs and stands in line with nothing but that.
-        self.next_pod: Amounts | None = None
+        #: Its next pod, while it runs and stands in line with nothing but that.
+        self.next_pod: TaskShape | None = None
         #: Those who wait as it does, if it is one of them (batchq.framework.crowds).
         self.crowd: Crowd | None = None
         #: The state of the world in which it was found settled, and until when.
@@ -194,7 +194,7 @@ class GroupState:
         """What an admission reserves: the larger of minResources and its gang's requests; of a
         group that runs and stands in line, what its next pod asks for.
         """
-        return self.shape.reservation if self.next_pod is None else self.next_pod
+        return self.shape.reservation if self.next_pod is None else self.next_pod.requests
 
     @property
     def reserved(self) -> bool:

@@ -88,7 +88,7 @@ class Timetable:
         """
         at = self._slot_of_sums(group, length, not_before)
         while at is not None and self._nodes is not None and not group.is_external:
-            later = self._nodes.slot(self._gang(group), length, at)
+            later = self._nodes.slot(self.gang(group), length, at)
             if later is None or later == at:
                 return later
             at = self._slot_of_sums(group, length, later)
@@ -124,7 +124,7 @@ class Timetable:
             return False
         if self._nodes is None or group.is_external:
             return True
-        return self._nodes.fits_now(self._gang(group), self._end(length))
+        return self._nodes.fits_now(self.gang(group), self._end(length))
 
     def has_room_now(
         self, group: GroupState, shape: TaskShape, growth: Amounts, length: int | None
@@ -137,6 +137,16 @@ class Timetable:
             return False
         return self._nodes is None or self._nodes.fits_now([(shape, 1)], self._end(length))
 
+    def could_stand(self, group: GroupState, room: Room) -> bool:
+        """Whether certain room is that of a group's gang, and nodes would take it if empty."""
+        return self._nodes is not None and self._nodes.could_stand(self.gang(group), room)
+
+    def where_most_is_free(self, group: GroupState) -> Room:
+        """The room of a group's gang where most is free at this moment, whoever is there still."""
+        if self._nodes is None or group.is_external:
+            return {}
+        return self._nodes.where_most_is_free(self.gang(group))
+
     def booked_until(self, length: int | None) -> Room:
         """Node -> what is free there at this moment, and booked for others in so long a time."""
         return {} if self._nodes is None else self._nodes.booked_until(self._end(length))
@@ -144,7 +154,7 @@ class Timetable:
     def _end(self, length: int | None) -> int | None:
         return None if length is None else self._at[0] + length
 
-    def _gang(self, group: GroupState) -> Gang:
+    def gang(self, group: GroupState) -> Gang:
         """The pods that a group has to place at once."""
         if group.pods or len(group.tasks) > 1:
             return gang_of(self._session, group)
@@ -167,10 +177,27 @@ class Timetable:
 
     def book(self, group: GroupState, start: int, length: int | None) -> None:
         """Let a group that waits have its claim from `start` on, for so long (None: for ever)."""
+        self.book_there(group, start, length, self.room_for(group, start, length))
+
+    def book_there(self, group: GroupState, start: int, length: int | None, room: Room) -> None:
+        """The same, with its gang's room on certain nodes."""
         self._book_sums(group, start, length)
-        if self._nodes is not None and not group.is_external:
-            end = None if length is None else start + length
-            self._nodes.book(self._gang(group), start, end)
+        if self._nodes is not None:
+            self._nodes.book(room, start, None if length is None else start + length)
+
+    def room_for(
+        self, group: GroupState, start: int, length: int | None, former: Room | None = None
+    ) -> Room:
+        """The room of a group's gang on nodes from `start` on, for so long; none, if it does not
+        fit or sums say all. It is the `former` one, if its gang still fits there.
+        """
+        if self._nodes is None or group.is_external:
+            return {}
+        end = None if length is None else start + length
+        gang = self.gang(group)
+        if former and self._nodes.fits_there(gang, former, start, end):
+            return former
+        return self._nodes.room_for(gang, start, end) or {}
 
     def started(self, group: GroupState, length: int | None, room: Room) -> None:
         """A group has just been admitted: the ledger has its charge already, until it ends, and
@@ -247,6 +274,8 @@ class Timetable:
         None if a limit is below what it asks for by itself.
         """
         if self._ledger.charged(group):
+            return self._look_up(group)
+        if group.next_pod is not None:
             return self._look_up(group)
         asked = (group.scopes, group.shape.claim)
         if asked not in self._asked:

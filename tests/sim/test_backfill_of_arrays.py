@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sim.test_backfill import CONSERVATIVE, EASY, NO_EVICTIONS, job, starts
-from tests.sim.worlds import Manifest, bound, group, node, outcome, queue
+from tests.sim.test_evictions import running
+from tests.sim.worlds import (
+    Manifest,
+    bound,
+    group,
+    node,
+    outcome,
+    pod,
+    queue,
+)
+from tests.sim.worlds import starts as pods_start
 
 #: The head needs 9 of 10 cpus and can have them when this one ends, at 100 s.
 LONG = job("long", 4, 100)
@@ -64,3 +76,35 @@ def test_pods_of_an_elastic_group_count_to_the_end_of_its_own_walltime() -> None
     assert bound_at(EASY, LONG, HEAD, elastic) == {0: 6}
     late = group("array", 6, 1, created=5, minMember=2, walltime="101s", runtime="101s")
     assert bound_at(EASY, LONG, HEAD, late) == {150: 6}
+
+
+# --- An array that runs, and none of whose pods is on a node -------------------------------------
+
+
+def drained(pods: int, cpu: int, wall_s: int) -> list[Manifest]:
+    """An array whose first pod has succeeded; the next one waits."""
+    status = {"phase": "Running", "startedAt": 0, "admission": 1}
+    array = group("array", pods, cpu, minMember=1, walltime=f"{wall_s}s",
+                  runtime=f"{wall_s}s", status=status)  # fmt: skip
+    return [array, pod("array-t-0", "array", 0, phase="Succeeded")]
+
+
+def begun(*world: Manifest) -> dict[str, int]:
+    return pods_start(outcome(*world, config=NO_EVICTIONS))
+
+
+@pytest.mark.parametrize("queue_of", [EASY, CONSERVATIVE])
+def test_the_next_pod_of_an_array_that_heads_its_line_has_a_reservation(queue_of: Manifest) -> None:
+    """It asks for four cpus, and can have them when `long` ends."""
+    world = [node("n1", 4), queue_of, *running("long", 3, walltime="100s", runtime="100s")]
+    world += [*drained(2, 4, 50), job("short", 1, 100), job("late", 1, 101)]
+    found = begun(*world)
+    assert (found["short-t-0"], found["array-t-1"], found["late-t-0"]) == (0, 100, 150)
+
+
+def test_an_array_that_stands_in_line_goes_past_a_head_that_it_does_not_delay() -> None:
+    """The head starts at 100; a pod that takes 50 s passes it, one that takes 101 s waits."""
+    world = [node("n1", 4), EASY, *running("long", 3, walltime="100s", runtime="100s")]
+    world += [job("head", 4, 50)]
+    assert begun(*world, *drained(2, 1, 50))["array-t-1"] == 0
+    assert begun(*world, *drained(2, 1, 101))["array-t-1"] == 150

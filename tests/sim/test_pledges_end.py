@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.sim.test_evictions import running
 from tests.sim.test_pledges_pass_on import CLASSES, LATE, claims, pods_of, runs
 from tests.sim.worlds import (
     Manifest,
@@ -35,6 +36,24 @@ def test_a_preemptor_does_not_wait_beside_free_room() -> None:
         timeline(applies(5, claims("hi", 4, "high")), applies(10, node("n2", 4))),
     )
     assert bound(came)[0] == (10, {f"default/hi-t-{index}": "n2" for index in range(4)})
+
+
+def test_a_preemptor_takes_free_room_though_room_is_set_aside_for_a_head() -> None:
+    """`wide` waits as the head of its queue; the room that comes at 10 is the preemptor's."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        node("n2", 4),
+        queue("lab", strategy={"type": "StrictFIFO"}, deserved={"cpu": 8}),
+        *runs("low", grace="60s"),
+        *running("other", 4, queue="lab", on="n2"),
+        timeline(
+            applies(5, claims("hi", 4, "high")),
+            applies(7, group("wide", 4, queue="lab")),
+            applies(10, node("n3", 4)),
+        ),
+    )
+    assert bound(came)[0] == (10, {f"default/hi-t-{index}": "n3" for index in range(4)})
 
 
 def test_victims_that_were_not_told_yet_are_spared_when_their_claimant_fits_without_them() -> None:

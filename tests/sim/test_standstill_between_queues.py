@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-from tests.sim.worlds import group, node, outcome, phases, pod, queue, starts
+from typing import Any
+
+from tests.sim.worlds import Manifest, group, node, outcome, phases, pod, queue, starts
+
+
+def wide_waits_until_100() -> list[Manifest]:
+    """One of four cpus is free until 100; then the head of `a`, which asks for four, starts."""
+    return [
+        node("n1", 4),
+        queue("a", strategy={"type": "Backfill"}, deserved={"cpu": 4}),
+        queue("b", strategy={"type": "Backfill"}),
+        *running_until_100("busy", 3),
+        group("wide", 4, runtime="10s", walltime="10s", queue="a", created=0),
+    ]
+
+
+def running_until_100(name: str, pods: int) -> list[Manifest]:
+    status: dict[str, Any] = {"phase": "Running", "startedAt": 5}
+    return [
+        group(name, pods, runtime="100s", walltime="100s", queue="a", status=status),
+        *(pod(f"{name}-t-{k}", name, k, node="n1", **status) for k in range(pods)),
+    ]
 
 
 def test_a_head_passes_the_reservation_of_another_queue_that_it_does_not_touch() -> None:
     """`wide` waits for 100; what ends at 50 delays nothing, though it is a head, too."""
-    busy = group("busy", 3, runtime="100s", walltime="100s", queue="a",
-                 status={"phase": "Running", "startedAt": 5})  # fmt: skip
     came = outcome(
-        node("n1", 4),
-        queue("a", strategy={"type": "Backfill"}, deserved={"cpu": 4}),
-        queue("b", strategy={"type": "Backfill"}),
-        busy,
-        *(pod(f"busy-t-{k}", "busy", k, phase="Running", node="n1", startedAt=5)
-          for k in range(3)),
-        group("wide", 4, runtime="10s", walltime="10s", queue="a", created=0),
+        *wide_waits_until_100(),
         group("short", 1, runtime="50s", walltime="50s", queue="b", created=2),
-    )  # fmt: skip
+    )
     begun = starts(came)
     assert begun["wide-t-0"] == 100
     assert begun["short-t-0"] == 0
     assert set(phases(came).values()) == {"Completed"}
+
+
+def test_a_short_group_passes_a_long_head_of_its_queue_that_waits_for_another_queue() -> None:
+    """`long` waits until `wide` has been there, at 110: what ends at 50 delays neither of them."""
+    came = outcome(
+        *wide_waits_until_100(),
+        group("long", 1, runtime="500s", walltime="500s", queue="b", created=1),
+        group("short", 1, runtime="50s", walltime="50s", queue="b", created=2),
+    )
+    begun = starts(came)
+    assert begun["short-t-0"] == 0
+    assert begun["wide-t-0"] == 100
+    assert begun["long-t-0"] == 110
+    assert set(phases(came).values()) == {"Completed"}
+
+
+def test_no_group_passes_a_head_that_waits_for_another_queue_if_it_would_touch_either() -> None:
+    """What ends at 105 would be in the way of `wide`, and so of `long` behind that."""
+    came = outcome(
+        *wide_waits_until_100(),
+        group("long", 1, runtime="500s", walltime="500s", queue="b", created=1),
+        group("later", 1, runtime="105s", walltime="105s", queue="b", created=2),
+    )
+    begun = starts(came)
+    assert begun["wide-t-0"] == 100
+    assert begun["long-t-0"] == 110
+    assert begun["later-t-0"] == 110

@@ -7,6 +7,7 @@ import pytest
 from tests.sim.worlds import (
     Manifest,
     admitted,
+    applies,
     group,
     node,
     outcome,
@@ -17,6 +18,7 @@ from tests.sim.worlds import (
     reasons,
     requeued,
     starts,
+    timeline,
 )
 
 #: Later than all are created: it is second 0 of these worlds.
@@ -103,4 +105,26 @@ def test_a_whole_node_starts_where_small_ones_keep_coming() -> None:
         ),
     )
     assert starts(came)["large-t-0"] <= 150 + 26
+    assert set(phases(came).values()) == {"Completed"}
+
+
+@pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
+def test_the_head_of_a_strict_queue_starts_where_those_of_another_queue_keep_coming(
+    strategy: str,
+) -> None:
+    """Its queue deserves less than it asks for, and nobody knows when the others end: it has no
+    reservation, and no room set aside. It has nodes held for it.
+    """
+    came = outcome(
+        *(node(f"n{place}", 4) for place in range(5)),
+        queue("lab", strategy={"type": strategy}, deserved={"cpu": 1}),
+        queue("default", capability={"cpu": 3}),
+        *(
+            group(f"small-{place:03}", runtime=f"{20 + place % 7}s", created=1 if place < 3 else 3)
+            for place in range(90)
+        ),
+        timeline(applies(5, group("large", 4, 4, queue="lab", runtime="10s", walltime="10s"))),
+        config="fairness: {halfLife: off}",
+    )
+    assert starts(came)["large-t-0"] <= 5 + 150 + 26
     assert set(phases(came).values()) == {"Completed"}

@@ -1,0 +1,160 @@
+"""What is set aside for a head stands on nodes, and groups of other queues keep off these.
+
+Nodes have four cpus each. What runs is told with its node and when it ends by its walltime.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sim.test_backfill import job
+from tests.sim.test_backfill_on_nodes import held, nodes
+from tests.sim.test_evictions import running
+from tests.sim.worlds import (
+    Manifest,
+    applies,
+    bound,
+    group,
+    of,
+    outcome,
+    outcome_until,
+    pod,
+    queue,
+    timeline,
+)
+
+NO_EVICTIONS = "actions: [enqueue, allocate, backfill]"
+STRICT = ["StrictFIFO", "Backfill"]
+
+
+def where(*manifests: Manifest) -> dict[str, tuple[int, str]]:
+    """When each pod is bound first, and to which node, in a world that is played to its end."""
+    found: dict[str, tuple[int, str]] = {}
+    for at, pods in bound(outcome(*manifests, config=NO_EVICTIONS)):
+        for name, on in pods.items():
+            found.setdefault(name.removeprefix("default/").removesuffix("-t-0"), (at, on))
+    return found
+
+
+def strict(strategy: str, **more: Any) -> Manifest:
+    return queue("a", strategy={"type": strategy}, deserved={"cpu": 8}, **more)
+
+
+def half_full(*, until: tuple[int, ...]) -> list[Manifest]:
+    """On each node two cpus are held for so many seconds."""
+    world = nodes(len(until))
+    for place, seconds in enumerate(until, start=1):
+        world += held(f"r{place}", 2, f"n{place}", seconds)
+    return world
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_group_of_another_queue_keeps_off_the_node_that_a_head_waits_for(strategy: str) -> None:
+    """By the sums there is room for both: the head would lose n1, which is its own at 100 s."""
+    world = [strict(strategy), *half_full(until=(100, 600, 600))]
+    came = where(*world, job("head", 4, 50, queue="a"), job("small", 2, 1_000))
+    assert came == {"small": (0, "n2"), "head": (100, "n1")}
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_group_that_only_the_heads_node_takes_waits_for_the_head(strategy: str) -> None:
+    world = [strict(strategy), *half_full(until=(100, 600, 600))]
+    world += [*held("s2", 1, "n2", 600), *held("s3", 1, "n3", 600)]
+    world += [*nodes(5)[3:], *held("s4", 3, "n4", 600), *held("s5", 3, "n5", 600)]
+    world += [job("head", 4, 50, queue="a"), job("small", 2, 1_000)]
+    assert where(*world) == {"head": (100, "n1"), "small": (150, "n1")}
+    told = of(outcome_until(0, *world, config=NO_EVICTIONS), "small").reasons
+    assert [one.reason for one in told] == ["WaitingForResources"]
+    assert "set aside for the head of a" in told[0].message
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_what_ends_before_the_head_starts_uses_its_node_until_then(strategy: str) -> None:
+    world = [strict(strategy), *half_full(until=(100, 600, 600))]
+    world += [*held("s2", 1, "n2", 600), *held("s3", 1, "n3", 600)]
+    world += [*nodes(5)[3:], *held("s4", 3, "n4", 600), *held("s5", 3, "n5", 600)]
+    world += [job("head", 4, 50, queue="a"), job("small", 2, 100)]
+    assert where(*world) == {"small": (0, "n1"), "head": (100, "n1")}
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_more_pods_of_an_array_of_another_queue_keep_off_the_node_that_a_head_waits_for(
+    strategy: str,
+) -> None:
+    """Two cpus are free on n1 alone, and the sums have room for them beside the head."""
+    status = {"phase": "Running", "reservedAt": 0}
+    world = [strict(strategy), *half_full(until=(100, 600, 600))]
+    world += [*nodes(7)[3:], *held("s2", 2, "n2", 600)]
+    world += [one for place in range(4, 8) for one in held(f"s{place}", 3, f"n{place}", 600)]
+    world += [job("head", 4, 50, queue="a")]
+    world += [group("array", 3, 2, minMember=1, walltime="1000s", status=status)]
+    world += [pod("array-t-0", "array", 0, phase="Running", node="n3", startedAt=0)]
+    assert where(*world) == {
+        "head": (100, "n1"),
+        "array-t-1": (150, "n1"),
+        "array-t-2": (150, "n1"),
+    }
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_head_of_which_nobody_knows_when_it_starts_stands_where_most_is_free(
+    strategy: str,
+) -> None:
+    """On n2 three cpus are free; what runs there has no walltime, and ends at 100 s."""
+    world = [strict(strategy), *nodes(3)]
+    world += [*running("r1", 2, on="n1"), *running("r3", 2, on="n3")]
+    world += running("r2", 1, on="n2", runtime="100s")
+    world += [job("head", 4, 50, queue="a"), job("small", 1, 1_000)]
+    assert where(*world) == {"small": (0, "n1"), "head": (100, "n2")}
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_head_stays_where_it_stands_though_elsewhere_more_is_free_by_now(strategy: str) -> None:
+    """It stands on n1, where nothing is known to end; at 20 s more is free on n2."""
+    world = [strict(strategy), *nodes(3)]
+    world += [*running("r1", 2, on="n1", runtime="100s"), *running("r3", 3, on="n3")]
+    world += [*running("r2", 1, on="n2"), *running("s2", 2, on="n2", runtime="20s")]
+    world += [job("head", 4, 50, queue="a")]
+    world += [timeline(applies(30, job("late", 2, 1_000)))]
+    assert where(*world) == {"late": (30, "n2"), "head": (100, "n1")}
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_head_goes_where_it_could_start_sooner(strategy: str) -> None:
+    """It was to have n1 at 100 s; at 20 s it is known that n2 will be empty at 60 s."""
+    world = [strict(strategy), *nodes(3), *held("r1", 2, "n1", 100), *held("r3", 3, "n3", 600)]
+    world += [*held("r2", 2, "n2", 60), *running("s2", 1, on="n2", runtime="20s")]
+    world += [job("head", 4, 50, queue="a")]
+    world += [timeline(applies(30, job("late", 2, 1_000)))]
+    assert where(*world) == {"late": (30, "n1"), "head": (60, "n2")}
+
+
+def having_run(world: list[Manifest]) -> list[Manifest]:
+    """`a` holds something, and so is tried after the other queue, which holds nothing."""
+    return [one | {"spec": one["spec"] | {"queue": "a"}} if one["kind"] == "PodGroup" else one
+            for one in world]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_queue_that_is_tried_before_keeps_off_the_heads_node_while_others_take_its_pods(
+    strategy: str,
+) -> None:
+    world = [strict(strategy), *having_run(half_full(until=(100, 600, 600)))]
+    world += [job("head", 4, 50, queue="a")]
+    came = where(*world, timeline(applies(5, job("small", 2, 1_000))))
+    assert came == {"small": (5, "n2"), "head": (100, "n1")}
+
+
+@pytest.mark.parametrize("strategy", STRICT)
+def test_a_queue_that_is_tried_before_takes_the_heads_node_if_no_other_takes_its_pods(
+    strategy: str,
+) -> None:
+    world = [strict(strategy), *having_run(half_full(until=(100, 600, 600)))]
+    world += having_run([*held("s2", 1, "n2", 600), *held("s3", 1, "n3", 600)])
+    world += [*nodes(5)[3:]]
+    world += having_run([*held("s4", 3, "n4", 600), *held("s5", 3, "n5", 600)])
+    world += [job("head", 4, 50, queue="a")]
+    came = where(*world, timeline(applies(5, job("small", 2, 1_000))))
+    assert came["small"] == (5, "n1")

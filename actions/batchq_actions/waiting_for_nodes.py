@@ -14,7 +14,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.framework.growth import over_any_limit
 from batchq.framework.head_places import length_of
 from batchq.framework.kept_places import KeptPlaces
-from batchq.framework.line import is_of_crowd, standing_aside, waits_in_line
+from batchq.framework.line import is_of_crowd, standing_aside, waits_in_line, wake_crowd
 from batchq.framework.placement_trial import PLUGIN, hold, seek, seek_for_admitted
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -48,6 +48,9 @@ def _seek_and_hold(session: Session) -> None:
     for group in late.values():
         if not _has_reservation(session, group):
             hold(session, group)
+            if group.uid in session.kept:
+                # It is to be tried, though another one that asks for the same finds no nodes now.
+                wake_crowd(session, group)
 
 
 def _promised(session: Session) -> Iterator[GroupState]:

@@ -237,6 +237,17 @@ def refuse_crowd(
         line.restless[crowd.asks] = crowd
 
 
+def wake_crowd(session: Session, group: GroupState) -> None:
+    """Let the crowd of a group be asked again; nothing happens if it is of none."""
+    crowd = group.crowd
+    if crowd is None:
+        return
+    session.watches.remove(crowd)
+    session.node_refusals.wake(crowd)
+    crowd.sleeps, crowd.watches = False, None
+    _line_of(session, group).restless[crowd.asks] = crowd
+
+
 def _fall_asleep(
     session: Session, crowd: Crowd, group: GroupState, verdicts: Blockers, wanted: Wanted | None
 ) -> None:

@@ -128,3 +128,19 @@ def test_the_head_of_a_strict_queue_starts_where_those_of_another_queue_keep_com
     )
     assert starts(came)["large-t-0"] <= 5 + 150 + 26
     assert set(phases(came).values()) == {"Completed"}
+
+
+def test_of_two_gangs_that_ask_for_the_same_the_first_starts_when_its_nodes_are_free() -> None:
+    """Both have nodes held for them from 150 on; n1 and n2 are free at 210, n3 later."""
+    came = outcome(
+        *(node(f"n{place}", 4) for place in (1, 2, 3)),
+        queue("lab"),
+        *occupied("n1", 1, 200),
+        *occupied("n2", 1, 210),
+        *occupied("n3", 1, 400),
+        group("first", 2, 4, runtime="50s", created=1),
+        group("second", 2, 4, queue="lab", runtime="50s", created=2),
+    )
+    assert starts(came) == {
+        "first-t-0": 210, "first-t-1": 210, "second-t-0": 260, "second-t-1": 260
+    }  # fmt: skip

@@ -150,8 +150,12 @@ def with_left(shape: GroupShape, left: Sequence[int], last: Collection[str] = ()
     """Return the shape with what is reserved when so many pods of each task are `left`, and pods of
     the tasks in `last` are chosen last.
     """
+    return with_gang(shape, choose(shape.tasks, shape.min_member, left, last=last))
+
+
+def with_gang(shape: GroupShape, chosen: Sequence[int]) -> GroupShape:
+    """Return the shape with what is reserved for a gang of so many pods of each task."""
     tasks, spec = shape.tasks, shape.spec
-    chosen = choose(tasks, shape.min_member, left, last=last)
     of_pods = total(times(task.requests, count) for task, count in zip(tasks, chosen, strict=True))
     reservation = named(larger(spec.min_resources, of_pods))
     claim = (tuple(reservation.items()), shape.min_member, shape.replicas, spec.controller)

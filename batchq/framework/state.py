@@ -25,6 +25,7 @@ from batchq.framework.shapes import (
     choose,
     shape_of,
     shapes_of,
+    with_gang,
     with_left,
 )
 from batchq.framework.tree import ROOT, scopes_in
@@ -39,6 +40,8 @@ _NO_PODS: dict[str, Pod] = {}
 
 #: Looked up once: it is asked of every pod.
 _PENDING = PodPhase.PENDING
+
+_NOT_RUN_YET = frozenset({PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE})
 
 #: A pod's uid, how it was (None: it was not there), and how it is from now on (None: gone).
 Exchange = tuple[str, Pod | None, Pod | None]
@@ -124,7 +127,7 @@ class GroupState:
         if pods:
             self.pods = {pod.metadata.uid: pod for pod in pods}
             self._count_all([(pod, 1) for pod in pods if _counts(pod)])
-        if self._gated_pods or record.status.left_out:
+        if self._gated_pods or record.status.left_out or self._comes_back():
             self.leave_out(record.status.left_out)
         #: What the snapshot has of its pods.
         self.given_pods = pods
@@ -228,7 +231,20 @@ class GroupState:
     def leave_out(self, tasks: tuple[str, ...]) -> None:
         """Let its gang take pods of these tasks only where there are not enough others."""
         self.left_out = tasks
-        self.shape = with_left(self.given_shape, self.ungated(), tasks)
+        if self._comes_back():
+            # None of the pods that it has finished before is made again.
+            self.shape = with_gang(self.given_shape, self.lacks_for_gang())
+        else:
+            self.shape = with_left(self.given_shape, self.ungated(), tasks)
+
+    def _comes_back(self) -> bool:
+        """Whether it is to run again, and has finished some of its pods before."""
+        return (
+            bool(self.pods)
+            and self.phase in _NOT_RUN_YET
+            and self.is_elastic
+            and any(map(self.is_final, self.current()))
+        )
 
     def choose(
         self, count: int, left: Sequence[int], *, least: Sequence[int] | None = None

@@ -15,6 +15,7 @@ from tests.sim.worlds import (
     opens,
     outcome,
     phases,
+    pod,
     priority,
     queue,
     timeline,
@@ -244,3 +245,16 @@ def test_a_pod_beside_one_that_is_being_stopped_stays_within_the_limits() -> Non
         (10, ["default/b-t-1"]),
         (20, ["default/a-t-1"]),
     ]
+
+
+def test_an_elastic_group_that_comes_back_reserves_what_its_gang_still_lacks() -> None:
+    """Of four pods three have succeeded before: the one that is left needs one cpu, not three."""
+    came = outcome(
+        node("n1", 4),
+        group("busy", 3, status={"phase": "Running"}),
+        *(pod(f"busy-t-{k}", "busy", k, phase="Running", node="n1") for k in range(3)),
+        group("elastic", 4, runtime="20s", minMember=3),
+        *(pod(f"elastic-t-{k}", "elastic", k, phase="Succeeded") for k in range(3)),
+    )
+    assert bound(came) == [(0, {"default/elastic-t-3": "n1"})]
+    assert phases(came)["elastic"] == "Completed"

@@ -19,7 +19,7 @@ takes the room.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import dropwhile, islice
@@ -174,30 +174,37 @@ def _unheaded(session: Session) -> list[str]:
 
 def reservations_of(session: Session) -> dict[str, int]:
     """Group's uid -> from when on room is kept for it, in milliseconds; of a session that has
-    decided. Of heads behind which nobody could have started, this is worked out here.
+    decided. Of those behind whom nobody could have started, this is worked out here.
     """
     left = {
         name: head
         for name, head in _blocked_lines(session).items()
-        if head.uid not in session.reservations
+        if head.uid not in session.reservations or head.uid in session.unplanned
     }
+    session.unplanned.clear()
     if left:
         others = OtherHeads(session, Timetable(session))
         for name, head in left.items():
             if (line := _line_of(session, name, head, others)) is not None and line.for_all:
-                _reserve_all(session, line)
+                _reserve_all(session, line, line.behind)
     return session.reservations
 
 
-def _reserve_all(session: Session, line: _Line) -> None:
-    """Each in its turn beside those before it, where nobody starts now."""
-    for group in line.behind:
-        length = length_of(session, group)
-        start = line.plan.slot(group, length)
+def _reserve_all(session: Session, line: _Line, groups: Iterable[GroupState]) -> bool:
+    """Each in its turn beside those before it, where nobody starts now; False if one of them has no
+    start.
+    """
+    for group in groups:
+        start = line.plan.slot(group, length_of(session, group))
         if start is None:
-            return
-        session.reservations[group.uid] = start
-        line.plan.book(group, start, length)
+            return False
+        _reserve(session, line, group, start)
+    return True
+
+
+def _reserve(session: Session, line: _Line, group: GroupState, start: int) -> None:
+    session.reservations[group.uid] = start
+    line.plan.book(group, start, length_of(session, group))
 
 
 def _line_of(session: Session, name: str, head: GroupState, others: OtherHeads) -> _Line | None:
@@ -306,29 +313,54 @@ def _go_ahead(turn: _Turn, line: _Line) -> Iterator[_Started]:
     The head itself is the last one, if all that keeps it is what is set aside for another queue's
     head, which it does not delay: who is behind it stands behind another head then.
     """
-    session, plan = turn.session, line.plan
-    now_ms = session.now_ms
-    if line.start == now_ms and (started := _start(turn, line.queue, line.head)):
+    session = turn.session
+    if line.start == session.now_ms and (started := _start(turn, line.queue, line.head)):
         yield started
         return
-    for group in line.behind:
-        length = length_of(session, group)
-        if not line.for_all:
-            fits = plan.fits_now(group, length)
-            if fits and (started := _start(turn, line.queue, group, plan)):
-                yield started
-            continue
-        start = plan.slot(group, length)
+    for group in () if line.for_all else line.behind:
+        fits = line.plan.fits_now(group, length_of(session, group))
+        if fits and (started := _start(turn, line.queue, group, line.plan)):
+            yield started
+    if not line.for_all or (yield from _go_in_turn(turn, line)):
+        for group in _growing(session, line):
+            yield from _grow(turn, line, group)
+
+
+def _go_in_turn(turn: _Turn, line: _Line) -> Generator[_Started, None, bool]:
+    """Each group of a line that starts now, where all have reservations; return whether everything
+    is planned, so that more may go ahead.
+    """
+    session, plan, place = turn.session, line.plan, 0
+    count = _planned(session, line, len(line.behind))
+    while place < count:
+        group = line.behind[place]
+        place += 1
+        start = plan.slot(group, length_of(session, group))
         if start is None:
             # Like a head without a start: whatever goes past it may delay it.
-            return
-        if start == now_ms and (started := _start(turn, line.queue, group, plan)):
+            return False
+        is_now = start == session.now_ms
+        if is_now and (started := _start(turn, line.queue, group, plan)):
             yield started
             continue
-        session.reservations[group.uid] = start
-        plan.book(group, start, length)
-    for group in _growing(session, line):
-        yield from _grow(turn, line, group)
+        _reserve(session, line, group, start)
+        count = _planned(session, line, count)
+    if place < len(line.behind) and not _growing(session, line):
+        session.unplanned.add(line.head.uid)
+        return False
+    return _reserve_all(session, line, line.behind[place:])
+
+
+def _planned(session: Session, line: _Line, most: int) -> int:
+    """How many of those behind a head are planned, of so many: up to the last that could start now,
+    beside what is planned already. Of those behind it none can, whatever is booked meanwhile.
+    """
+    while most:
+        group = line.behind[most - 1]
+        if line.plan.may_fit_now(group, length_of(session, group)):
+            break
+        most -= 1
+    return most
 
 
 def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:

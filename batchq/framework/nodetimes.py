@@ -15,8 +15,8 @@ begins or ends, so a search costs these changes, and not nodes times instants.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
 from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
 from batchq.framework.forecast import End
+from batchq.framework.node_profiles import Kind, Profile, less
 from batchq.framework.pledges import kept_room, standing_pledges, victims_left
 from batchq.framework.ranking import Judge
 from batchq.framework.session import Session
@@ -51,72 +52,6 @@ def is_one_machine(session: Session) -> bool:
     return len(ready) == 1 and ready[0].open
 
 
-class _Profile:
-    """What is free on one node: `free[i]` from the instant `at[i]` until the next."""
-
-    __slots__ = ("at", "falls", "free")
-
-    def __init__(self, now_ms: int, free: Amounts) -> None:
-        self.at = [now_ms]
-        self.free = [free]
-        #: Whether it has less free at any instant than at one before.
-        self.falls = False
-
-    def copy(self) -> _Profile:
-        other = object.__new__(_Profile)
-        other.at, other.free, other.falls = list(self.at), list(self.free), self.falls
-        return other
-
-    def step_at(self, instant: int) -> int:
-        """The step that begins at an instant, which is made if there is none."""
-        step = bisect_left(self.at, instant)
-        if step == len(self.at) or self.at[step] != instant:
-            self.at.insert(step, instant)
-            self.free.insert(step, self.free[step - 1])
-        return step
-
-    def steps(self, start: int, end: int | None) -> tuple[int, int]:
-        """The steps of an interval: the first, and the one behind the last."""
-        first = bisect_right(self.at, start) - 1
-        if not self.falls:
-            return first, first + 1
-        return first, len(self.at) if end is None else max(first + 1, bisect_left(self.at, end))
-
-    def least(self, start: int, end: int | None) -> Amounts:
-        """What is free during all of an interval; with `end` None from `start` on for ever."""
-        first, last = self.steps(start, end)
-        least = self.free[first]
-        if last == first + 1:
-            return least
-        least = dict(least)
-        for free in self.free[first + 1 : last]:
-            for name, units in free.items():
-                if units < least.get(name, 0):
-                    least[name] = units
-        return least
-
-    def slots(self, requests: Amounts, start: int, end: int | None) -> int:
-        """How many pods that ask for this have room during all of an interval."""
-        first, last = self.steps(start, end)
-        found = _slots(self.free[first], requests)
-        for step in range(first + 1, last):
-            if not found:
-                break
-            found = min(found, _slots(self.free[step], requests))
-        return found
-
-
-def _slots(free: Amounts, requests: Amounts) -> int:
-    found = -1
-    for name, units in requests.items():
-        fits = free.get(name, 0) // units
-        if fits <= 0:
-            return 0
-        if found < 0 or fits < found:
-            found = fits
-    return found
-
-
 class NodeTimetable:
     """The profiles of all open nodes; owned by the Timetable that made it."""
 
@@ -124,46 +59,49 @@ class NodeTimetable:
         self._session = session
         self._now = session.now_ms
         owed = _Owed(session)
-        self._profiles = {
-            name: _Profile(self._now, _less(node.free, owed.not_yet_taken(name)))
-            for name, node in sorted(session.nodes.items())
-            if node.open
-        }
         changes: dict[str, dict[int, Amounts]] = {}
         for at, name, amounts in _changes(owed, known):
-            if name in self._profiles:
+            if name in session.nodes:
                 mine = changes.setdefault(name, {})
                 mine[at] = _sum(mine[at], amounts) if at in mine else amounts
-        #: Every instant at which a profile changes, and whose it is, in order.
-        self._events: list[tuple[int, str]] = []
-        for name, of_node in changes.items():
-            profile = self._profiles[name]
-            for at in sorted(of_node):
-                profile.at.append(at)
-                profile.free.append(_sum(profile.free[-1], of_node[at]))
-                self._events.append((at, name))
-        self._events.sort()
+        #: Nodes' names, in order -> how they fare. Those that fare alike share one.
+        self._profiles: dict[str, Profile] = {}
+        #: The instants at which profiles change, in order; and whose.
+        self._instants: list[int] = []
+        self._changed_at: dict[int, frozenset[str]] = {}
+        made: dict[object, Profile] = {}
+        for name, node in sorted(session.nodes.items()):
+            if node.open:
+                free, mine = less(node.free, owed.not_yet_taken(name)), changes.get(name, {})
+                alike = (*free.items(), *((at, *mine[at].items()) for at in sorted(mine)))
+                if alike not in made:
+                    made[alike] = self._profile_of(free, mine)
+                self._profiles[name] = made[alike]
+        self._note_changes((at, name) for name in self._profiles for at in changes.get(name, ()))
         #: The instants at which bookings begin, in order; windows that begin now differ by these.
         self._falls: list[int] = []
-        #: Profiles that no other table shares.
-        self._own: set[str] = set(self._profiles)
         #: Nodes on which anything was booked.
         self._booked: dict[str, None] = {}
-        #: Shape and number of falls -> how many of its pods have room from now on until there.
+        #: Shape, and the last of these instants before the end of a window that begins now -> how
+        #: many of its pods have room in it.
         self._room_now: dict[tuple[object, int], int] = {}
         #: Of this session, for all tables that share it: see `_Trials`.
         self._trials = _Trials(session)
         self._suits: dict[object, tuple[str, ...]] = {}
+        self._kinds: dict[object, Kind] = {}
+        #: Of the last search for a gang of one shape: the gang, the window that was found, and how
+        #: many pods each node takes in it.
+        self._found: tuple[Gang, int, int | None, dict[str, int]] | None = None
 
     def beside(self) -> NodeTimetable:
         """Another one that starts out like this: what is booked there is not booked here."""
         other = object.__new__(NodeTimetable)
         other._session, other._now = self._session, self._now
-        other._profiles, other._events = dict(self._profiles), list(self._events)
+        other._profiles, other._instants = dict(self._profiles), list(self._instants)
+        other._changed_at = dict(self._changed_at)
         other._falls, other._booked = list(self._falls), dict(self._booked)
         other._room_now, other._suits = dict(self._room_now), self._suits
-        other._trials = self._trials
-        other._own, self._own = set(), set()
+        other._trials, other._kinds, other._found = self._trials, self._kinds, None
         return other
 
     # Asking -----------------------------------------------------------------------------------
@@ -177,11 +115,13 @@ class NodeTimetable:
         while True:
             end = None if length is None else start + length
             if all(tally.is_enough() for tally in tallies) and self._takes(gang, start, end):
+                if len(gang) == 1:
+                    self._found = (gang, start, end, tallies[0].slots)
                 return start
-            place = bisect_right(self._events, (start, _LAST))
-            if place == len(self._events):
+            place = bisect_right(self._instants, start)
+            if place == len(self._instants):
                 return None
-            after = self._events[place][0]
+            after = self._instants[place]
             changed = self._changed(start, after)
             if length is not None:
                 changed |= self._changed(start + length - 1, after + length - 1)
@@ -191,9 +131,11 @@ class NodeTimetable:
 
     def fits_now(self, gang: Gang, end: int | None) -> bool:
         """Whether nodes take a gang from now until `end` (None: for ever)."""
-        return all(count <= self._slots_now(shape, end) for shape, count in gang) and self._takes(
-            gang, self._now, end
-        )
+        return self.may_fit_now(gang, end) and self._takes(gang, self._now, end)
+
+    def may_fit_now(self, gang: Gang, end: int | None) -> bool:
+        """The same, if no shape were in the way of another."""
+        return all(count <= self._slots_now(shape, end) for shape, count in gang)
 
     def booked_until(self, end: int | None) -> dict[str, Amounts]:
         """Node -> what is free there at this moment, and booked for others before `end`."""
@@ -228,8 +170,8 @@ class NodeTimetable:
                     break
                 most = min(takers, key=lambda name: (-_part_of(free[name], shape.requests), name))
                 room[most] = plus(room.get(most, {}), shape.requests)
-                free[most] = _less(free[most], shape.requests)
-                empty[most] = _less(empty[most], shape.requests)
+                free[most] = less(free[most], shape.requests)
+                empty[most] = less(empty[most], shape.requests)
         return room
 
     def fits_there(self, gang: Gang, room: Room, start: int, end: int | None) -> bool:
@@ -257,9 +199,22 @@ class NodeTimetable:
             found = self._suits[shape.shape] = tuple(sorted(name for _, name in ranks))
         return found
 
-    def slots(self, name: str, shape: TaskShape, start: int, end: int | None) -> int:
-        """How many pods of a shape have room on a node during all of an interval."""
-        return self._profiles[name].slots(shape.requests, start, end)
+    def slots(
+        self, shape: TaskShape, start: int, end: int | None, names: Iterable[str] | None = None
+    ) -> dict[str, int]:
+        """Node -> how many pods of a shape have room there during all of an interval; of certain
+        nodes, or else of all that take one while they are empty.
+        """
+        profiles, kind = self._profiles, self._kind(shape)
+        known: dict[Profile, int] = {}
+        found = {}
+        for name in self.suiting(shape) if names is None else names:
+            profile = profiles[name]
+            count = known.get(profile)
+            if count is None:
+                count = known[profile] = profile.slots(kind, start, end)
+            found[name] = count
+        return found
 
     # Planning ---------------------------------------------------------------------------------
 
@@ -270,43 +225,58 @@ class NodeTimetable:
 
     def hold(self, room: Room, start: int, end: int | None) -> None:
         """Take room on nodes in an interval."""
-        for name, amounts in room.items():
-            if name not in self._profiles:
-                continue
-            profile = self._profiles[name]
-            if name not in self._own:
-                profile = self._profiles[name] = profile.copy()
-                self._own.add(name)
-            first = profile.step_at(start)
-            last = len(profile.at) if end is None else profile.step_at(end)
-            for step in range(first, last):
-                profile.free[step] = _less(profile.free[step], amounts)
-            if first:
-                profile.falls = True
+        profiles = self._profiles
+        made: dict[object, Profile] = {}
+        names = [name for name in room if name in profiles]
+        for name in names:
+            amounts, profile = room[name], profiles[name]
+            alike = (profile, *amounts.items())
+            left = made.get(alike)
+            if left is None:
+                left = made[alike] = profile.less(amounts, start, end)
+            profiles[name] = left
         instants = [at for at in (start, end) if at is not None and at > self._now]
-        self._events += [(at, name) for at in instants for name in room if name in self._profiles]
-        self._events.sort()
+        self._note_changes((at, name) for at in instants for name in names)
         if room and start > self._now:
             place = bisect_left(self._falls, start)
             if place == len(self._falls) or self._falls[place] != start:
                 self._falls.insert(place, start)
-        self._room_now.clear()
+        # Windows that end before are as they were.
+        self._room_now = {key: found for key, found in self._room_now.items() if key[1] < start}
+        self._found = None
 
     # ------------------------------------------------------------------------------------------
 
+    def _profile_of(self, free: Amounts, rises: Mapping[int, Amounts]) -> Profile:
+        """So much is free now, and more from each of these instants on."""
+        at, each = [self._now, *sorted(rises)], [free]
+        for instant in at[1:]:
+            each.append(_sum(each[-1], rises[instant]))
+        return Profile(at, each, falls=False)
+
+    def _note_changes(self, changes: Iterable[tuple[int, str]]) -> None:
+        """Note when whose profile changes."""
+        noted: dict[int, list[str]] = {}
+        for at, name in changes:
+            noted.setdefault(at, []).append(name)
+        for at, names in noted.items():
+            known = self._changed_at.get(at)
+            if known is None:
+                insort(self._instants, at)
+            self._changed_at[at] = frozenset(names) if known is None else known.union(names)
+
     def _changed(self, after: int, until: int) -> set[str]:
         """Whose profiles change behind an instant, up to and with another one."""
-        first = bisect_right(self._events, (after, _LAST))
-        last = bisect_right(self._events, (until, _LAST))
-        return {name for _, name in self._events[first:last]}
+        first = bisect_right(self._instants, after)
+        last = bisect_right(self._instants, until)
+        return set().union(*(self._changed_at[at] for at in self._instants[first:last]))
 
     def _slots_now(self, shape: TaskShape, end: int | None) -> int:
         falls = len(self._falls) if end is None else bisect_left(self._falls, end)
-        key = (shape.shape, falls)
+        key = (shape.shape, self._falls[falls - 1] if falls else self._now)
         found = self._room_now.get(key)
         if found is None:
-            found = sum(self.slots(name, shape, self._now, end) for name in self.suiting(shape))
-            self._room_now[key] = found
+            found = self._room_now[key] = sum(self.slots(shape, self._now, end).values())
         return found
 
     def _takes(self, gang: Gang, start: int, end: int | None) -> bool:
@@ -317,15 +287,28 @@ class NodeTimetable:
         """What is free during all of an interval on the nodes that have room for any pod of a gang
         then.
         """
-        return {
-            name: profile.least(start, end)
-            for name, profile in self._profiles.items()
-            if any(profile.slots(shape.requests, start, end) for shape, _ in gang)
-        }
+        known = self._found
+        if known is not None and known[0] is gang and known[1:3] == (start, end):
+            each = [known[3]]
+        else:
+            each = [self.slots(shape, start, end) for shape, _ in gang]
+        taking = {name: None for slots in each for name, count in slots.items() if count}
+        names = taking if len(each) == 1 else sorted(taking)
+        known_least: dict[Profile, Amounts] = {}
+        found = {}
+        for name in names:
+            profile = self._profiles[name]
+            least = known_least.get(profile)
+            if least is None:
+                least = known_least[profile] = profile.least(start, end)
+            found[name] = least
+        return found
 
-
-#: After every name of a node.
-_LAST = "\U0010ffff"
+    def _kind(self, shape: TaskShape) -> Kind:
+        kind = self._kinds.get(shape.shape)
+        if kind is None:
+            kind = self._kinds[shape.shape] = Kind(len(self._kinds), shape.requests)
+        return kind
 
 
 class _Tally:
@@ -336,8 +319,8 @@ class _Tally:
     ) -> None:
         self._table, self._shape, self._count, self._length = table, shape, count, length
         end = None if length is None else start + length
-        self._slots = {name: table.slots(name, shape, start, end) for name in table.suiting(shape)}
-        self._total = sum(self._slots.values())
+        self.slots = table.slots(shape, start, end)
+        self._total = sum(self.slots.values())
 
     def is_enough(self) -> bool:
         return self._total >= self._count
@@ -345,11 +328,11 @@ class _Tally:
     def follow(self, changed: set[str], start: int) -> None:
         """The window begins at `start` now; between, these nodes have changed."""
         end = None if self._length is None else start + self._length
-        slots = self._slots
-        for name in changed:
-            if (before := slots.get(name)) is not None:
-                slots[name] = now = self._table.slots(name, self._shape, start, end)
-                self._total += now - before
+        slots = self.slots
+        changed = changed & slots.keys()
+        for name, now in self._table.slots(self._shape, start, end, changed).items():
+            self._total += now - slots[name]
+            slots[name] = now
 
 
 # --- What changes when ----------------------------------------------------------------------------
@@ -462,7 +445,8 @@ class _Trials:
         if node is None:
             real = self._session.nodes[name]
             node = self._nodes[name] = NodeState(real.record, ready=real.ready, heard=real.heard)
-        node.free = dict(free)
+        # The profile's own: it is copied before anything is taken.
+        node.free = free
         return node
 
     def find(self, gang: Gang, free: Room) -> dict[str, Amounts] | None:
@@ -480,13 +464,21 @@ class _Trials:
         room: dict[str, Amounts] = {}
         for shape, count in gang:
             judge = self.judge(shape)
+            # Nodes that fare alike share a map of what is free, before and after.
+            after: dict[tuple[tuple[str, int], ...], Amounts] = {}
             heap = judge.ranks(list(nodes.values()))
             heapq.heapify(heap)
             for _ in range(count):
                 if not heap:
                     return None
                 node = nodes[heap[0][1]]
-                _take(node, shape, room)
+                before = tuple(node.free.items())
+                left = after.get(before)
+                if left is None:
+                    left = after[before] = less(node.free, shape.requests)
+                node.free = left
+                name = node.name
+                room[name] = _sum(room[name], shape.requests) if name in room else shape.requests
                 rank = judge.rank(node)
                 if rank is None:
                     heapq.heappop(heap)
@@ -533,16 +525,9 @@ def _size(shape: TaskShape, nodes: Mapping[str, NodeState]) -> tuple[Fraction, s
 
 
 def _take(node: NodeState, shape: TaskShape, room: dict[str, Amounts]) -> None:
-    node.take(shape.requests)
+    node.free = less(node.free, shape.requests)
     room[node.name] = _sum(room.get(node.name, {}), shape.requests)
 
 
 def _sum(one: Amounts, other: Amounts) -> Amounts:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
-
-
-def _less(free: Amounts, amounts: Amounts) -> Amounts:
-    less = dict(free)
-    for name, units in amounts.items():
-        less[name] = less.get(name, 0) - units
-    return less

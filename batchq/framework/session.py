@@ -130,6 +130,8 @@ class Session:
         self.heads_to_come: list[tuple[GroupState, HeadPlace]] | None = None
         #: Group's uid -> from when on room is kept for it, in milliseconds, as backfill has found.
         self.reservations: dict[str, int] = {}
+        #: Heads behind which only those have reservations that could have started.
+        self.unplanned: set[str] = set()
         #: Groups whose changes become true together or not at all, by uid.
         self.joined: list[tuple[str, ...]] = []
         #: Group's uid -> node -> the room that is kept for it there in this session: what was

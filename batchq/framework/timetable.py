@@ -126,6 +126,17 @@ class Timetable:
             return True
         return self._nodes.fits_now(self.gang(group), self._end(length))
 
+    def may_fit_now(self, group: GroupState, length: int | None) -> bool:
+        """Whether a group might fit from now on for so long, by what costs little to ask. False
+        stays False, whatever is booked.
+        """
+        limits = self._limits_of(group)
+        if limits is None or not self._lasts(group, limits, claim_of(group), length):
+            return False
+        if self._nodes is None or group.is_external:
+            return True
+        return self._nodes.may_fit_now(self.gang(group), self._end(length))
+
     def has_room_now(
         self, group: GroupState, shape: TaskShape, growth: Amounts, length: int | None
     ) -> bool:

@@ -18,6 +18,7 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import islice
 from typing import TypeAlias
 
 from batchq.api.lifecycle import ON_NODE
@@ -48,7 +49,7 @@ def nodes_decide(session: Session) -> bool:
 
 def is_one_machine(session: Session) -> bool:
     """Whether all that counts in the ledger of the cluster is one open node."""
-    ready = [node for node in session.nodes.values() if node.ready]
+    ready = list(islice((node for node in session.nodes.values() if node.ready), 2))
     return len(ready) == 1 and ready[0].open
 
 

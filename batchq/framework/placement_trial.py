@@ -24,7 +24,7 @@ from batchq.framework.placement import (
     gang_of,
     slots_for,
 )
-from batchq.framework.pledges import enter_room
+from batchq.framework.pledges import hold_room
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState
@@ -66,13 +66,22 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
         return session.binding_refused
     if group.uid not in session.rooms:
         return _seek(session, group)
-    with Statement(session) as statement:
-        # What is held for it already is its own.
-        enter_room(statement, group)
-        found = _seek(session, group)
-        if isinstance(found, KeptPlaces):
-            statement.commit()
+    # What is held for it already is its own.
+    room = session.rooms.pop(group.uid)
+    _put_back(session, room)
+    found = _seek(session, group)
+    if isinstance(found, KeptPlaces):
+        for name in room:
+            session.freed.note(name)
+    else:
+        hold_room(session, group, room)
     return found
+
+
+def _put_back(session: Session, room: dict[str, Amounts]) -> None:
+    for name, amounts in room.items():
+        session.nodes[name].put_back(amounts)
+        session.node_changes.append(name)
 
 
 def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
@@ -171,7 +180,7 @@ def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
         fill_nodes(session, shape, count, filled)
         parts.append((shape, tuple(filled)))
         if len(filled) < count:
-            KeptPlaces(tuple(parts)).give(session)
+            KeptPlaces(tuple(parts)).put_back(session)
             return shape
     return KeptPlaces(tuple(parts))
 

@@ -142,7 +142,9 @@ def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
             _drop(trial, Victim(group, (pod,), whole=False))
         for claimant in claimants:
             keep_room_anew(trial, claimant)
-        return claim.fit(session).fits and claim.ends_well(session, [])
+        # Whatever is set aside for heads: of a claimant that has reserved nothing of it is asked.
+        with session.ledger.regarding(()):
+            return claim.fit(session).fits and claim.ends_well(session, [])
 
 
 class _Trial:

@@ -14,6 +14,7 @@ from tests.sim.worlds import (
     manifest,
     node,
     outcome,
+    outcome_until,
     phases,
     pledged,
     pod,
@@ -54,6 +55,28 @@ def test_a_preemptor_takes_free_room_though_room_is_set_aside_for_a_head() -> No
         ),
     )
     assert bound(came)[0] == (10, {f"default/hi-t-{index}": "n3" for index in range(4)})
+
+
+def test_room_that_the_victims_of_others_leave_is_counted_on_whatever_stands_for_a_head() -> None:
+    """`first` waits for its check and takes all of `wide`, of which half is enough for it: `second`
+    takes no more. The head of `lab` stands on both nodes.
+    """
+    came = outcome_until(
+        0,
+        *CLASSES,
+        LATE,
+        node("n0", 4),
+        node("n1", 6, pods=2),
+        queue("default", capability={"cpu": 6}, admissionChecks=["late"]),
+        queue("lab", strategy={"type": "StrictFIFO"}),
+        *running("wide", 4, on="n0"),
+        *running("small", 1, 2, on="n1"),
+        group("first", 4, 2, minMember=1, priorityClassName="high"),
+        group("second", 1, 2, priorityClassName="high"),
+        group("head", 2, 1, queue="lab"),
+    )
+    assert pledged(came) == [(0, {"default/first": [f"default/wide-t-{k}" for k in range(4)]})]
+    assert phases(came)["second"] == "Pending"
 
 
 def test_victims_that_were_not_told_yet_are_spared_when_their_claimant_fits_without_them() -> None:

@@ -14,10 +14,9 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, larger, of_pod, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
-from batchq.framework.extras import waiting_extras, waits_behind
+from batchq.framework.extras import node_for_extra, waiting_extras, waits_behind
 from batchq.framework.growth import over_any_limit, over_limit_with
 from batchq.framework.line import blockers
-from batchq.framework.placement import find_node
 from batchq.framework.placement_trial import refused_by_nodes
 from batchq.framework.pledges import awaits_victims, gives_way_to
 from batchq.framework.pods import shape_at
@@ -211,7 +210,7 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
             refusals = last.refusals.get(group.uid, ())
             waits_behind = any(one.reason == Waiting.WAITING_FOR_TURN for one in refusals)
             against = blockers(last, group) or refused_by_nodes(last, group)
-            if not waits_behind and not against:
+            if not waits_behind and not against and not _is_held_off(last, group):
                 raise Broken(f"{group.key} waits, and nothing keeps it from being admitted")
             only_room = {Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES}
             if (
@@ -227,6 +226,15 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
                 raise Broken(f"a pod of {group.key}, task {task}, waits, and a node takes it")
 
 
+def _is_held_off(last: Session, group: GroupState) -> bool:
+    """Whether another group has waited for nodes for so long that they may be held for it."""
+    half = last.settings.in_queue_timeout_ms // 2
+    return any(
+        one is not group and last.now_ms - (one.status.nodes_lacked_at or last.now_ms) > half
+        for one in last.waits_for_nodes.values()
+    )
+
+
 def _bindable(session: Session, group: GroupState) -> Iterator[str]:
     if session.binding_refused is not None or gives_way_to(session, group) is not None:
         return
@@ -234,7 +242,7 @@ def _bindable(session: Session, group: GroupState) -> Iterator[str]:
         return
     for extra in waiting_extras(session, group):
         shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
-        fits = find_node(session, shape) is not None
+        fits = node_for_extra(session, group, shape, {}, 0) is not None
         if fits and not over_limit_with(session, group, shape):
             yield shape.task.name
 

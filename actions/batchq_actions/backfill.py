@@ -407,6 +407,9 @@ def _start(
     booked for others of its queue.
     """
     session = turn.session
+    if any(one.plugin == "pledge" for one in session.refusals.get(group.uid, ())):
+        # It gave way to another one in this session: what it left is not its own.
+        return None
     length = length_of(session, group)
     if group.next_pod is None:
         admitted = _admit(turn, queue, group, length, plan)

@@ -16,7 +16,13 @@ from batchq.framework.atonce import pods_short
 from batchq.framework.growth import over_limit_by, over_limit_with
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.moves import bind, bind_where_room_is_taken
-from batchq.framework.placement import explain_no_node, fill_nodes, find_node
+from batchq.framework.placement import (
+    explain_no_node,
+    fill_largest_first,
+    fill_nodes,
+    find_node,
+    slots_for,
+)
 from batchq.framework.pledges import end_pledge
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
@@ -36,12 +42,33 @@ def bind_until_ready(
     """Bind what fits until the group is ready: None; else what nodes and limits say against the
     rest. `waiting`: its pods without a node (`least_first`), where they are known.
 
+    Pods are tried in their order, each on the best node; if that fails and they differ in size, the
+    largest come first, each on the fullest node that takes it.
+    """
+    if waiting is None:
+        waiting = least_first(session, group)
+    if len(group.tasks) == 1:
+        return _bind_in_order(session, statement, group, waiting)
+    with Statement(session) as attempt:
+        if _bind_in_order(session, attempt, group, waiting) is None:
+            attempt.join(statement)
+            return None
+    with Statement(session) as attempt:
+        if _bind_largest_first(session, attempt, group, waiting):
+            attempt.join(statement)
+            return None
+    return _bind_in_order(session, statement, group, waiting)
+
+
+def _bind_in_order(
+    session: Session, statement: Statement, group: GroupState, waiting: Sequence[Pod]
+) -> list[Verdict] | None:
+    """Bind pods in their order, each on the best node; see `bind_until_ready`.
+
     Pods of one task that the group cannot do without, and that its reservation has room for, are
     bound together: nobody would have stopped in between.
     """
     refused: list[TaskShape] = []
-    if waiting is None:
-        waiting = least_first(session, group)
     plan = group.status.pledge.plan
     place = 0
     while place < len(waiting):
@@ -67,6 +94,43 @@ def bind_until_ready(
         if bound and session.group_ready(group):
             return None
     return [explain_no_node(session, shape) for shape in refused]
+
+
+def _bind_largest_first(
+    session: Session, statement: Statement, group: GroupState, waiting: Sequence[Pod]
+) -> bool:
+    """Bind the pods that a gang lacks, the largest first, each on the fullest node that takes it;
+    return whether it is ready then.
+    """
+    pods = _lacked(group, waiting)
+    parts = [(shape, len(many)) for shape, many in pods]
+    if len(parts) < 2 or any(slots_for(session, *part) < part[1] for part in parts):
+        return False
+    asked = total(times(shape.requests, count) for shape, count in parts)
+    if over_limit_by(session, group, asked):
+        return False
+    found = fill_largest_first(session, parts)
+    if found is None:
+        return False
+    for (_, many), nodes in zip(pods, found, strict=True):
+        bind_where_room_is_taken(statement, group, many, nodes)
+    return session.group_ready(group)
+
+
+def _lacked(group: GroupState, waiting: Sequence[Pod]) -> list[tuple[TaskShape, list[Pod]]]:
+    """The pods without a node that a gang needs to be ready, by task; none if one of them was made
+    before its task was edited.
+    """
+    placed = group.placed
+    least = sum(max(0, one.task.min_available - placed[one.task.name]) for one in group.tasks)
+    short = max(least, group.min_member - sum(placed.values()))
+    found: dict[str, tuple[TaskShape, list[Pod]]] = {}
+    for pod in waiting[:short]:
+        shape = group.shape_of(pod)
+        if group.requests_of(pod) != shape.requests:
+            return []
+        found.setdefault(shape.task.name, (shape, []))[1].append(pod)
+    return list(found.values())
 
 
 def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bool:

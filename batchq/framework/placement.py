@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts
 from batchq.framework.pods import pod_of
 from batchq.framework.ranking import Judge, ShapeRanking
 from batchq.framework.session import Ranking, Session
@@ -20,6 +21,7 @@ from batchq.framework.state import GroupState, NodeState
 
 #: From so many nodes on, sweeps over columns are faster than asking about one after the other.
 MANY_NODES = 64
+_PARTS = 1_000_000
 
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
@@ -124,6 +126,58 @@ def take_best(
         else:
             heapq.heapreplace(heap, rank)
     return True
+
+
+def fill_largest_first(
+    session: Session, parts: Sequence[tuple[TaskShape, int]]
+) -> list[tuple[NodeState, ...]] | None:
+    """Let pods take nodes, the largest pods first, each on the fullest node that takes it; return
+    the nodes of each part, or None, with nothing taken, if a pod finds none.
+    """
+    ready = session.ready_resources
+    order = sorted(
+        range(len(parts)), key=lambda place: (-_part_of(ready, parts[place][0].requests), place)
+    )
+    placed: dict[int, list[NodeState]] = {}
+    for place in order:
+        shape, count = parts[place]
+        nodes = placed[place] = []
+        for _ in range(count):
+            node = _fullest(session, shape)
+            if node is None:
+                for former, taken in placed.items():
+                    _give_back(session, parts[former][0], taken)
+                return None
+            node.take(shape.requests)
+            session.node_changes.append(node.name)
+            nodes.append(node)
+    return [tuple(placed[place]) for place in range(len(parts))]
+
+
+def _give_back(session: Session, shape: TaskShape, nodes: Iterable[NodeState]) -> None:
+    for node in nodes:
+        node.give(shape.requests)
+        session.node_changes.append(node.name)
+
+
+def _fullest(session: Session, shape: TaskShape) -> NodeState | None:
+    """The node that takes a pod and has least free of what it asks for, by name among equals."""
+    takers = [node for node in session.nodes.values() if session.refused_by(shape, node) is None]
+    if not takers:
+        return None
+    ready = session.ready_resources
+    return min(takers, key=lambda node: (_free_of(ready, node, shape), node.name))
+
+
+def _part_of(ready: Amounts, requests: Amounts) -> int:
+    """How much of all ready nodes is asked for, in millionths of the largest dimension."""
+    parts = (units * _PARTS // ready[name] for name, units in requests.items() if ready.get(name))
+    return max(parts, default=0)
+
+
+def _free_of(ready: Amounts, node: NodeState, shape: TaskShape) -> int:
+    free = ((name, node.free.get(name, 0)) for name in shape.requests)
+    return sum(units * _PARTS // ready[name] for name, units in free if ready.get(name))
 
 
 def explain_no_node(session: Session, shape: TaskShape) -> Verdict:

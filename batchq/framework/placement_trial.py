@@ -20,6 +20,7 @@ from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.node_refusals import Gang, wanted_of
 from batchq.framework.placement import (
     explain_no_node,
+    fill_largest_first,
     fill_nodes,
     gang_of,
     slots_for,
@@ -169,7 +170,10 @@ def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
             return shape
     found = _in_order(session, gang)
     if isinstance(found, TaskShape) and len(gang) > 1:
-        return _largest_first(session, gang) or found
+        nodes = fill_largest_first(session, gang)
+        if nodes is not None:
+            shapes = [shape for shape, _ in gang]
+            return KeptPlaces(tuple(zip(shapes, nodes, strict=True)))
     return found
 
 
@@ -183,50 +187,6 @@ def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
             KeptPlaces(tuple(parts)).put_back(session)
             return shape
     return KeptPlaces(tuple(parts))
-
-
-def _largest_first(session: Session, gang: Gang) -> KeptPlaces | None:
-    ready = session.ready_resources
-    order = sorted(
-        range(len(gang)), key=lambda place: (-_part_of(ready, gang[place][0].requests), place)
-    )
-    placed: dict[int, list[NodeState]] = {}
-    for place in order:
-        shape, count = gang[place]
-        nodes = placed[place] = []
-        for _ in range(count):
-            node = _fullest(session, shape)
-            if node is None:
-                _places(gang, placed).give(session)
-                return None
-            node.take(shape.requests)
-            session.node_changes.append(node.name)
-            nodes.append(node)
-    return _places(gang, placed)
-
-
-def _places(gang: Gang, placed: dict[int, list[NodeState]]) -> KeptPlaces:
-    return KeptPlaces(tuple((gang[place][0], tuple(placed[place])) for place in sorted(placed)))
-
-
-def _fullest(session: Session, shape: TaskShape) -> NodeState | None:
-    """The node that takes a pod and has least free of what it asks for, by name among equals."""
-    takers = [node for node in session.nodes.values() if session.refused_by(shape, node) is None]
-    if not takers:
-        return None
-    ready = session.ready_resources
-    return min(takers, key=lambda node: (_free_of(ready, node, shape), node.name))
-
-
-def _part_of(ready: Amounts, requests: Amounts) -> int:
-    """How much of all ready nodes is asked for, in millionths of the largest dimension."""
-    parts = (units * _PARTS // ready[name] for name, units in requests.items() if ready.get(name))
-    return max(parts, default=0)
-
-
-def _free_of(ready: Amounts, node: NodeState, shape: TaskShape) -> int:
-    free = ((name, node.free.get(name, 0)) for name in shape.requests)
-    return sum(units * _PARTS // ready[name] for name, units in free if ready.get(name))
 
 
 def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:

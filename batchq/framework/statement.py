@@ -77,6 +77,11 @@ class Statement:
         outer._undo.extend(self._undo)
         self._undo.clear()
 
+    def join(self, outer: Statement) -> None:
+        """Let these moves, and their intents, be part of the Statement around."""
+        outer.intents.extend(self.intents)
+        self.keep_in(outer)
+
     def put_status(self, group: GroupState, status: PodGroupStatus) -> None:
         """Replace a group's whole status."""
         self.session.remember(group)

@@ -100,8 +100,8 @@ def test_a_whole_node_starts_while_an_array_backs_off_before_a_retry() -> None:
     assert requeued(came) == []
 
 
-def task_of(name: str, cpu: int, *, runtime: str, priority: int = 0) -> Manifest:
+def task_of(name: str, cpu: int, *, runtime: str, priority: int = 0, replicas: int = 1) -> Manifest:
     template: Manifest = {"requests": {"cpu": cpu}, "annotations": {"batchq/runtime": runtime}}
     if priority:
         template["priority"] = priority
-    return {"name": name, "replicas": 1, "template": template}
+    return {"name": name, "replicas": replicas, "template": template}

@@ -60,6 +60,16 @@ def test_a_head_that_waits_for_a_running_pod_keeps_back_those_behind_it() -> Non
     )
 
 
+def test_a_head_that_waits_for_its_own_former_pod_keeps_back_those_behind_it() -> None:
+    """It was suspended and resumed: its pod is in its grace still."""
+    head, pod = a_running_group("head", node="n1", cpu=2, created=0)
+    left = replace(head.status, phase=PodGroupPhase.PENDING, reserved_at=None, reservation={})
+    small = a_group("small", created=1)
+    objects = (a_node("n1", cpu=4), replace(head, status=left), pod, small)
+    assert wrong(a_queue(strict=True), *objects) == []
+    assert wrong(a_queue(), *objects) == ["default/small waits, and limits and nodes would take it"]
+
+
 def test_a_promise_to_a_gang_that_lacks_nothing_holds_nothing() -> None:
     """The ledger counts four cpus for an array of which one pod has succeeded, and the other waits
     for its retry.

@@ -39,8 +39,6 @@ from tests.worlds.wide import MOST_SESSIONS_OF_WIDE, wide_world
 MOST_SESSIONS = 50
 QUIET_SESSIONS = 12
 MOST_REFUSED = 2
-#: Whether the first worlds, too, are judged by what waits when an instant is over.
-AT_REST_TOO = False
 
 
 class Failure(Struct, frozen=True):
@@ -115,9 +113,9 @@ def judged(world: Described, *, at_rest: bool = True) -> Judged:
     )
 
 
-def play(world: Described, most: int = MOST_SESSIONS, *, at_rest: bool = AT_REST_TOO) -> Outcome:
+def play(world: Described, most: int = MOST_SESSIONS) -> Outcome:
     """Play a world. Raises Broken or InvariantBroken."""
-    scheduler = judged(world, at_rest=at_rest)
+    scheduler = judged(world)
     stage = Stage(read_world(world.text, f"seed {world.seed}"), scheduler)
     played = stage.run(most, bounded=True)
     # A transaction that both takes and gives may come before one that it counts on; the next
@@ -189,7 +187,7 @@ def _failure(seed: int, plays: Callable[[], None]) -> Failure | None:
 
 def play_wide(world: Described) -> None:
     """Play a busy world: everything in it ends by itself. Raises Broken or InvariantBroken."""
-    play(world, MOST_SESSIONS_OF_WIDE, at_rest=True)
+    play(world, MOST_SESSIONS_OF_WIDE)
 
 
 def failure_of_wide(world: Described) -> Failure | None:

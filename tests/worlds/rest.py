@@ -36,6 +36,8 @@ class Rest(Picture):
                 continue
             if self._is_out_of_line(group) or self._is_a_victim(group):
                 continue
+            if self._waits_for_its_own(group):
+                continue
             if self.is_admitted(group):
                 yield from self._wrong_with_pods_of(group)
             elif (
@@ -75,7 +77,7 @@ class Rest(Picture):
         return name in self.queues and self.queues[name].spec.stop_policy != "None"
 
     def _waits_for_others(self, group: PodGroup) -> bool:
-        """Dependencies that are open, checks that nobody carries out, own pods that still end."""
+        """Dependencies that are open, checks that nobody carries out."""
         for dependency in group.spec.depends_on:
             other = self.groups.get(dependency.uid)
             if other is None and dependency.condition != "any":
@@ -96,7 +98,13 @@ class Rest(Picture):
             if queue in self.queues
             for name in self.queues[queue].spec.admission_checks
         }
-        return not asked <= active or bool(self.on_nodes(group))
+        return not asked <= active
+
+    def _waits_for_its_own(self, group: PodGroup) -> bool:
+        """Whether pods of a former admission have not ended: in line all the same, it keeps others
+        back until they have.
+        """
+        return group.status.phase == PodGroupPhase.PENDING and bool(self.on_nodes(group))
 
     def _is_a_victim(self, group: PodGroup) -> bool:
         """Whether a pledge that stands names any of its pods: it comes after the claimant."""
@@ -194,7 +202,10 @@ class Rest(Picture):
             and not (self.is_reserved(one) and self.on_nodes(one))
         ]
         found = [
-            one for one in waiting if running - {one.metadata.uid} and not self._starts_now(one)
+            one
+            for one in waiting
+            if self._waits_for_its_own(one)
+            or (running - {one.metadata.uid} and not self._starts_now(one))
         ]
         for other in found:
             # Grows while it is gone through.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from batchq.api.objects import PodGroup
-from batchq.api.resources import Amounts, larger, minus
+from batchq.api.resources import Amounts, minus
 from batchq.api.transaction import CLUSTER, ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT, QueueTree, scopes_in
@@ -51,10 +51,12 @@ def counted(amounts: Mapping[str, int]) -> Amounts:
 
 
 def falls_by(group: GroupState, stopping: Amounts) -> Amounts:
-    """What a group's charge falls by when pods that ask for this much end; a reservation stays."""
-    rest = minus(group.held, stopping)
-    if group.reserved:
-        return minus(group.charge(), larger(rest, group.status.reservation))
+    """What a group's charge falls by when pods that ask for this much end; a reservation stays.
+
+    Of a group that runs, lacks nothing of its gang and has no other pods, the group's place falls,
+    too.
+    """
+    rest = group.charge_holding(minus(group.held, stopping))
     return minus(charge_with_count(group), counted(rest) if rest else {})
 
 

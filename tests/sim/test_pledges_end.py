@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.sim.test_evictions import running
 from tests.sim.test_pledges_pass_on import CLASSES, LATE, claims, pods_of, runs
+from tests.sim.test_standstill_of_promises import task_of
 from tests.sim.worlds import (
     Manifest,
     admitted,
@@ -20,6 +21,7 @@ from tests.sim.worlds import (
     pod,
     queue,
     requeued,
+    starts,
     timeline,
 )
 
@@ -196,6 +198,28 @@ def test_a_claimant_that_lacks_a_groups_place_takes_a_group_whole() -> None:
     )
     assert requeued(came) == [(0, [("default/array", "Preempted")])]
     assert sorted(name for _, gone in evicted(came) for name, _ in gone) == pods_of("array")
+
+
+def test_the_place_of_a_group_goes_on_with_its_last_pod_once_its_gang_has_ended() -> None:
+    """Two of its three pods have ended: with the third, the one place of the queue is free."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 6),
+        queue("q", maxPodGroups=1),
+        group(
+            "in",
+            minMember=2,
+            queue="q",
+            tasks=[
+                task_of("quick", 1, runtime="10s", replicas=2),
+                task_of("slow", 1, runtime="100s"),
+            ],
+        ),
+        timeline(applies(20, group("hi", runtime="20s", priorityClassName="high", queue="q"))),
+    )
+    assert evicted(came) == [(20, [("default/in-slow-0", "Preempted")])]
+    assert starts(came) == {"in-quick-0": 0, "in-quick-1": 0, "in-slow-0": 70, "hi-t-0": 50}
+    assert phases(came) == {"in": "Completed", "hi": "Completed"}
 
 
 # --- One instant ------------------------------------------------------------------------------

@@ -283,15 +283,19 @@ class Rest(Picture):
                 and self.put(needed, shared)
                 and not self._grows(group, needed)
             ):
-                yield needed[0], True
+                yield needed[0], self._is_promised(group, needed)
             return
         for place in self.without_node(group):
             if not (self.put([place], free) and self.put([place], shared)):
                 continue
-            held = total([self.held(group), place.asks])
-            promised = fits(held, self.charges[group.metadata.uid])
+            promised = self._is_promised(group, [place])
             if promised or not self._grows(group, [place]):
                 yield place, promised
+
+    def _is_promised(self, group: PodGroup, places: list[Place]) -> bool:
+        """Whether a group's charge stays as it is when these are bound."""
+        held = total([self.held(group), *(one.asks for one in places)])
+        return fits(held, self.charges[group.metadata.uid])
 
     def _is_whole(self, group: PodGroup, needed: list[Place]) -> bool:
         """Whether these are all that a gang lacks."""

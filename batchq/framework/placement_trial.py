@@ -12,7 +12,7 @@ from collections import Counter
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, describe, plus
+from batchq.api.resources import Amounts, describe, minus, plus
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.head_places import keeping_off, room_against_gang, room_to_come, together
@@ -226,11 +226,19 @@ def _what_is_free(session: Session, shape: TaskShape) -> str:
 
 
 def seek_for_admitted(session: Session, group: GroupState) -> bool:
-    """Keep places for what an admitted group's gang still lacks; return whether nodes take it."""
+    """Keep places for what an admitted group's gang still lacks, as far as it is promised; return
+    whether nodes take it.
+
+    Where its charge would grow, as beside a pod that is being stopped, nothing is kept: what is set
+    aside for heads binds it like others, and the two would keep each other off.
+    """
+    charged = session.ledger.charged(group)
     before = {uid for uid, pod in group.pods.items() if pod.status.phase in ON_NODE}
     with Statement(session) as trial:
         if bind_until_ready(session, trial, group) is not None:
             return False
+        if minus(session.ledger.charged(group), charged):
+            return True
         bound = [
             pod
             for uid, pod in group.pods.items()

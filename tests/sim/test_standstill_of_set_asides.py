@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.worlds import applies, group, node, outcome, phases, queue, starts, timeline
+from tests.sim.worlds import (
+    Manifest,
+    applies,
+    group,
+    node,
+    outcome,
+    phases,
+    pod,
+    queue,
+    starts,
+    timeline,
+)
 
 
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
@@ -25,3 +36,25 @@ def test_a_head_above_its_share_starts_once_and_idles_nothing_meanwhile(strategy
     assert begun["wide-t-0"] == 10
     # 60 jobs of 10 s and one of 6 cpus for 20 s fill 8 cpus for 90 s: the last begin at 80.
     assert max(begun.values()) == 80
+
+
+def test_a_head_starts_beside_an_array_whose_only_pod_is_being_stopped() -> None:
+    """At 10 two cpus are free. The pod of the array holds the third until its grace is over; what is set
+    aside for the head keeps the next pod from starting beside it.
+    """
+    came = outcome(
+        node("n1", 3),
+        queue("arrays"),
+        queue("heads", strategy={"type": "StrictFIFO"}),
+        *occupies("array", 2, 1, queue="arrays", minMember=1, walltime="10s", grace="30s"),
+        *occupies("busy", 1, 2, queue="arrays", runtime="10s"),
+        group("head", 1, 2, runtime="20s", queue="heads"),
+    )
+    assert starts(came) == {"head-t-0": 10, "array-t-1": 30}
+
+
+def occupies(name: str, pods: int, cpu: int, **spec: object) -> list[Manifest]:
+    """A group of which the first pod runs on n1 since the start."""
+    status = {"phase": "Running", "startedAt": 0}
+    held = group(name, pods, cpu, status=status, created=0, **spec)
+    return [held, pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)]

@@ -39,8 +39,8 @@ def test_a_head_above_its_share_starts_once_and_idles_nothing_meanwhile(strategy
 
 
 def test_a_head_starts_beside_an_array_whose_only_pod_is_being_stopped() -> None:
-    """At 10 two cpus are free. The pod of the array holds the third until its grace is over; what is set
-    aside for the head keeps the next pod from starting beside it.
+    """At 10 two cpus are free, and the pod of the array holds the third until its grace is over.
+    What is set aside for the head keeps the next pod from starting beside it.
     """
     came = outcome(
         node("n1", 3),

@@ -318,14 +318,30 @@ def _start_next_pod(session: Session, group: GroupState, growing: GrowingGroups)
 
 def _against_next_pod(session: Session, group: GroupState) -> list[Verdict]:
     """What limits and nodes say against more pods of a group; nothing waits for a pod that not even
-    an empty node would take.
+    an empty node would take, or that a limit has no room for by itself.
     """
-    shapes = [_shape_of(group, extra) for extra in waiting_extras(session, group)]
-    shape = next((one for one in shapes if session.is_taken_when_empty(one)), None)
-    if shape is None:
-        return [explain_no_node(session, shapes[0])]
-    no_node = structs.replace(explain_no_node(session, shape), in_line=True)
-    return over_limit_with(session, group, shape) or [no_node]
+    never: list[Verdict] = []
+    shapes = _shapes_waiting(session, group)
+    for shape in shapes:
+        if not session.is_taken_when_empty(shape):
+            continue
+        over = over_limit_with(session, group, shape)
+        if not any(verdict.is_larger_than_limit for verdict in over):
+            return over or [structs.replace(explain_no_node(session, shape), in_line=True)]
+        never = never or [structs.replace(verdict, in_line=False) for verdict in over]
+    return never or [explain_no_node(session, shapes[0])]
+
+
+def _shapes_waiting(session: Session, group: GroupState) -> list[TaskShape]:
+    """The shapes of a group's pods without a node, the first to be started first."""
+    tasks = sum(count > 0 for count in group.unfinished())
+    found: dict[str, TaskShape] = {}
+    for extra in waiting_extras(session, group):
+        shape = _shape_of(group, extra)
+        found.setdefault(shape.task.name, shape)
+        if len(found) == tasks:
+            break
+    return list(found.values())
 
 
 def _cannot_be_placed(session: Session, group: GroupState) -> bool:

@@ -100,6 +100,11 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
         """The place of the reason in `Waiting`; lower is more fundamental."""
         return _RANK[self.reason]
 
+    @property
+    def is_larger_than_limit(self) -> bool:
+        """Whether it would be refused even if nothing of the limit were taken."""
+        return self.need is not None and self.limit is not None and self.need > self.limit
+
     def same_cause(self, other: Verdict) -> bool:
         """Whether both say the same but for what passes: `seen`, `passing` and `revision`."""
         return (

@@ -80,12 +80,26 @@ class GrowingGroups:
             if waits_behind(session, group):
                 continue
             enter_room(trial, group)
-            if not session.group_ready(group):
-                bind_until_ready(session, trial, group)
-            bound, _ = start_extras(trial, group, group.replicas)
+            bound: list[Pod] = []
+            if _becomes_ready(trial, group):
+                bound, _ = start_extras(trial, group, group.replicas)
             if not bound:
                 # Nothing is freed while groups are admitted: it can have no more pods later.
                 self._by_queue[group.queue].remove(group)
+
+
+def _becomes_ready(trial: Statement, group: GroupState) -> bool:
+    """Whether a group has its gang, or nodes and limits take what that lacks, which is bound then:
+    without it, none of its pods are.
+    """
+    session = trial.session
+    if session.group_ready(group):
+        return True
+    with Statement(session) as attempt:
+        if bind_until_ready(session, attempt, group) is None and session.group_ready(group):
+            attempt.join(trial)
+            return True
+    return False
 
 
 def waiting_extras(session: Session, group: GroupState) -> Iterator[Pod | int]:

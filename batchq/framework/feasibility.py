@@ -125,7 +125,10 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
     if all(take_best(session, shape, used, count) for shape, count in gang):
         return True
     used, largest = _copies(nodes), _largest(nodes.values())
-    by_size = sorted(one_of_each.values(), key=lambda shape: -_size(shape, largest))
+    by_size = sorted(
+        one_of_each.values(),
+        key=lambda shape: (-_size(shape, largest), _takers(session, shape, nodes)),
+    )
     return all(_take_fullest(session, shape, used, counts[shape.shape]) for shape in by_size)
 
 
@@ -142,6 +145,15 @@ def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], m
         if found >= most:
             return most
     return found
+
+
+def _takers(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState]) -> int:
+    """How many of the nodes take a pod."""
+    some = list(nodes.values())
+    for entry in session.points["predicate"]:
+        taken = takes_for(entry, session, shape)(some)
+        some = [node for node, is_taken in zip(some, taken, strict=True) if is_taken]
+    return len(some)
 
 
 def _slots_on(shape: TaskShape, node: NodeState) -> int:

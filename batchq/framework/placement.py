@@ -133,11 +133,15 @@ def fill_largest_first(
 ) -> list[tuple[NodeState, ...]] | None:
     """Let pods take nodes, the largest pods first, each on the fullest node that takes it; return
     the nodes of each part, or None, with nothing taken, if a pod finds none.
+
+    Of pods of one size those come first that fewer nodes would take.
     """
     ready = session.ready_resources
-    order = sorted(
-        range(len(parts)), key=lambda place: (-_part_of(ready, parts[place][0].requests), place)
-    )
+    sizes = [
+        (-_part_of(ready, shape.requests), len(usable_nodes(session, shape)), place)
+        for place, (shape, _) in enumerate(parts)
+    ]
+    order = [place for *_, place in sorted(sizes)]
     placed: dict[int, list[NodeState]] = {}
     for place in order:
         shape, count = parts[place]

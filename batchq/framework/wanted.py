@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod
@@ -27,19 +28,24 @@ def wanted_ordinals(group: GroupState) -> list[int]:
         new = group.choose(group.min_member, group.ungated())
         parts = zip(group.tasks, new, strict=True)
         return [ordinal for shape, count in parts for ordinal in shape.ordinals[:count]]
-    taken = _taken(group)
     there = Counter(pod.spec.task for pod in group.current() if _may_run(group, pod))
-    missing = []
-    wanted = group.lacks_for_gang()
-    for shape, count in zip(group.tasks, wanted, strict=True):
+    missing: list[int] = []
+    elsewhere = 0
+    unborn: list[Iterator[int]] = []
+    for shape, count in zip(group.tasks, group.lacks_for_gang(), strict=True):
         lacks = count - there[shape.task.name]
-        for ordinal in shape.ordinals:
-            if lacks <= 0:
-                break
-            if ordinal not in taken and pod_uid(group, ordinal) not in group.pods:
-                lacks -= 1
-                missing.append(ordinal)
-    return missing
+        if lacks <= 0:
+            unborn.append(beyond(group, shape))
+            continue
+        ordinals = beyond(group, shape)
+        own = list(islice(ordinals, lacks))
+        missing += own
+        if len(own) < lacks and shape.task.min_available:
+            return missing
+        elsewhere += lacks - len(own)
+        unborn.append(ordinals)
+    # Pods that are being stopped, or wait for a retry, are replaced by those of other tasks.
+    return missing + list(islice(chain.from_iterable(unborn), elsewhere))
 
 
 def _may_run(group: GroupState, pod: Pod) -> bool:

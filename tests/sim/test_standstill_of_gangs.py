@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.test_standstill_of_promises import task_of
-from tests.sim.worlds import group, node, outcome, phases, pod, starts
+from tests.sim.worlds import group, manifest, node, outcome, phases, pod, starts
 
 
 def test_a_gang_takes_its_tasks_by_the_priority_of_their_pods() -> None:
@@ -58,3 +58,30 @@ def test_a_gang_starts_that_fits_only_with_its_largest_pods_first(overcommit: st
     )
     assert set(starts(came).values()) == {0}
     assert phases(came) == {"mixed": "Completed"}
+
+
+def test_a_gang_starts_of_which_some_pods_go_to_one_node_only() -> None:
+    """All ask for a cpu; `picky` tolerates no taint, and comes after `easy` in the gang."""
+    easy = task_of("easy", 1, runtime="10s", priority=10, replicas=4)
+    easy["template"]["tolerations"] = [{"key": "dear", "operator": "Exists"}]
+    taints = [{"key": "dear", "effect": "NoSchedule"}]
+    came = outcome(
+        manifest("Node", "n1", {"resources": {"cpu": 4}, "taints": taints}),
+        manifest("Node", "n2", {"resources": {"cpu": 4, "pods": 4}}),
+        group("mixed", tasks=[easy, task_of("picky", 1, runtime="10s", replicas=3)]),
+    )
+    assert set(starts(came).values()) == {0}
+    assert phases(came) == {"mixed": "Completed"}
+
+
+def test_a_pod_of_another_task_replaces_one_that_is_being_stopped() -> None:
+    """The first pod has passed its walltime, and takes 30 s to stop; at 12 a cpu is free."""
+    first = task_of("first", 1, runtime="100s")
+    other = task_of("other", 1, runtime="5s")
+    came = outcome(
+        node("n1", 2),
+        group("busy", runtime="12s", status={"phase": "Running", "startedAt": 0}),
+        pod("busy-t-0", "busy", phase="Running", node="n1", startedAt=0),
+        group("array", minMember=1, walltime="10s", tasks=[first, {**other, "replicas": 2}]),
+    )
+    assert starts(came) == {"array-first-0": 0, "array-other-0": 12, "array-other-1": 17}

@@ -144,3 +144,22 @@ def test_of_two_gangs_that_ask_for_the_same_the_first_starts_when_its_nodes_are_
     assert starts(came) == {
         "first-t-0": 210, "first-t-1": 210, "second-t-0": 260, "second-t-1": 260
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
+def test_an_array_larger_than_its_queue_may_hold_by_now_keeps_nobody_waiting(
+    strategy: str,
+) -> None:
+    """The capability is cut while the array runs: its next pod asks for more than that."""
+    limits = {"strategy": {"type": strategy}}
+    came = outcome(
+        node("n1", 4),
+        queue("q", **limits),
+        group("array", 3, 3, runtime="10s", minMember=1, queue="q", created=0),
+        timeline(
+            applies(5, queue("q", **limits, capability={"cpu": 2})),
+            applies(15, group("small", runtime="10s", queue="q")),
+            applies(40, queue("q", **limits)),
+        ),
+    )
+    assert starts(came) == {"array-t-0": 0, "small-t-0": 15, "array-t-1": 40, "array-t-2": 50}

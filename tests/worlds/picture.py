@@ -185,15 +185,20 @@ class Picture:
     def capacity(node: Node) -> Amounts:
         return {"pods": _ANY_NUMBER, **node.spec.resources}
 
-    def lacking(self, group: PodGroup, first: Collection[tuple[str, int]] = ()) -> list[Place]:
+    def lacking(
+        self,
+        group: PodGroup,
+        first: Collection[tuple[str, int]] = (),
+        without: Collection[tuple[str, int]] = (),
+    ) -> list[Place]:
         """Of a group that has run: the pods that its gang still needs, first in its order; those
-        named in `first` before others of their task.
+        named in `first` before others of their task, those in `without` left out.
         """
         now = self.counts_now(group)
         ended = Counter(pod.spec.task for pod in now if self.is_final(group, pod))
         done = Counter(pod.spec.task for pod in now if pod.status.phase == PodPhase.SUCCEEDED)
         final = {(pod.spec.task, pod.spec.index) for pod in now if self.is_final(group, pod)}
-        left = [one for one in self.places(group) if one.name not in final]
+        left = [one for one in self.places(group) if one.name not in {*final, *without}]
         left.sort(key=lambda one: one.name not in first)
         count = min(max(0, self.min_member(group) - sum(done.values())), len(left))
         least = {
@@ -369,21 +374,30 @@ class Picture:
 
     def put(self, places: Sequence[Place], free: Mapping[str, Amounts]) -> bool:
         """Whether nodes take these pods: the largest first, each on the fullest node that takes it,
-        whichever way one measures what is large and full.
+        whichever way one measures what is large and full, and whoever comes first of equals.
         """
-        return all(self._put(places, free, weights) for weights in _WEIGHTS)
+        nodes = [node.metadata.name for node in self.open_nodes]
+        return all(
+            self._put(places, free, weights, names)
+            for weights in _WEIGHTS
+            for names in (sorted(nodes), sorted(nodes, reverse=True))
+        )
 
     def _put(
-        self, places: Sequence[Place], free: Mapping[str, Amounts], weights: Mapping[str, int]
+        self,
+        places: Sequence[Place],
+        free: Mapping[str, Amounts],
+        weights: Mapping[str, int],
+        names: Sequence[str],
     ) -> bool:
         left = {name: dict(has) for name, has in free.items()}
         nodes = {node.metadata.name: node for node in self.open_nodes}
         by_size = sorted(places, key=lambda one: (-_size(one.asks, weights), *one.name))
         for place in by_size:
-            takers = [name for name in sorted(left) if self.takes(nodes[name], place, left[name])]
+            takers = [name for name in names if self.takes(nodes[name], place, left[name])]
             if not takers:
                 return False
-            name = min(takers, key=lambda one: (_size(left[one], weights), one))
+            name = min(takers, key=lambda one: _size(left[one], weights))
             for one, units in place.asks.items():
                 left[name][one] -= units
         return True
@@ -445,6 +459,7 @@ _WEIGHTS: tuple[Mapping[str, int], ...] = (
     {"pods": 0, "cpu": 1000, "memory": 1, "gpu": 1},
     {"pods": 0, "cpu": 1, "memory": 1000, "gpu": 1000},
     {"pods": 0},
+    {},
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import PodGroup
 from batchq.config.model import SchedulerConfig
 from batchq.framework.snapshot import Snapshot
@@ -179,7 +179,13 @@ class Rest(Picture):
             for pod in self.on_nodes(group)
             if not pod.status.terminating
         }
-        needed = {one.name for one in self.lacking(group, there)}
+        # Pods of an elastic group that are being stopped are replaced by others.
+        stopping = {
+            (pod.spec.task, pod.spec.index)
+            for pod in self.on_nodes(group)
+            if pod.status.terminating and self.is_elastic(group)
+        }
+        needed = {one.name for one in self.lacking(group, there, stopping)}
         return [one for one in waiting if one.name in needed]
 
     # --- who keeps others back --------------------------------------------------------------------
@@ -273,7 +279,7 @@ class Rest(Picture):
             pod.status.admission != group.status.admission for pod in self.on_nodes(group)
         ):
             return
-        ready = group.status.phase == PodGroupPhase.RUNNING
+        ready = group.status.phase == PodGroupPhase.RUNNING and self._has_its_gang(group)
         needed = self._needed_without_node(group)
         free, shared = self.free(self._kept_for_others(group)), self.free(self._anywhere(group))
         if not ready:
@@ -291,6 +297,18 @@ class Rest(Picture):
             promised = self._is_promised(group, [place])
             if promised or not self._grows(group, [place]):
                 yield place, promised
+
+    def _has_its_gang(self, group: PodGroup) -> bool:
+        """Whether pods on nodes and succeeded ones are enough: else it lacks some, or will fail."""
+        there = [
+            pod.spec.task
+            for pod in self.counts_now(group)
+            if pod.status.phase == PodPhase.SUCCEEDED
+            or (pod.status.phase in ON_NODE and not pod.status.terminating)
+        ]
+        return len(there) >= self.min_member(group) and all(
+            there.count(task.name) >= task.min_available for task in group.spec.tasks
+        )
 
     def _is_promised(self, group: PodGroup, places: list[Place]) -> bool:
         """Whether a group's charge stays as it is when these are bound."""

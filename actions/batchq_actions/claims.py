@@ -187,7 +187,9 @@ def _choose_again(
     session.refusals.pop(group.uid, None)
     # What is set aside for heads of lines is set aside from what was not reserved before.
     with session.ledger.regarding(()):
+        former, session.chooses_again = session.chooses_again, True
         found = _finds_room(session, group, before.pledge.action, actions)
+        session.chooses_again = former
     with Statement(session) as statement:
         if found:
             _go_on(statement, group, before, said)

@@ -120,6 +120,8 @@ class Session:
         #: Claimants with a pledge, by rank, as the present action found them
         #: (batchq.framework.outranked).
         self.standing_by_rank: list[GroupState] | None = None
+        #: Whether a claimant that has just lost its pledge looks for other victims.
+        self.chooses_again = False
         #: Queue -> its head that all others of the queue wait for, if there is one now.
         self.strict_heads: dict[str, GroupState] = {}
         #: Heads for which nothing is set aside, as they ask for more than their queues deserve.

@@ -215,3 +215,28 @@ def test_a_claimant_that_may_evict_nobody_yet_leaves_told_victims_to_the_one_tha
     )
     assert admitted(came)[0] == (35, ["default/hi"])
     assert phases(came)["hi"] == "Completed"
+
+
+def test_a_claimant_does_not_wait_for_what_victims_of_others_would_leave_that_may_stay() -> None:
+    """`hi` takes over what `mid` counts on, and that counts on a larger one. No check has passed:
+    nobody is told to stop.
+    """
+    came = outcome(
+        *CLASSES,
+        LATE,
+        node("n1", 8),
+        queue("q", admissionChecks=["late"]),
+        *runs("small", 2, queue="q"),
+        *runs("large", 6, queue="q"),
+        timeline(
+            applies(5, claims("mid", 2, "mid", queue="q")),
+            applies(6, claims("hi", 2, "high", queue="q")),
+        ),
+        cycles=12,
+    )
+    until_then = [found for at, found in pledged(came) if at <= 6]
+    told = {name: victims for found in until_then for name, victims in found.items()}
+    assert sorted(told["default/hi"]) == pods_of("small", 2)
+    assert sorted(told["default/mid"]) == pods_of("large", 6)
+    assert sum(cycle.time == 6 for cycle in came.cycles) == 3
+    assert evicted(came) == []

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from batchq.api.quantity import describe_quantity
-from batchq.api.resources import Amounts, larger, times
+from batchq.api.resources import Amounts, larger
 from batchq.framework.atonce import takes_for
+from batchq.framework.largest_first import place_largest_first
 from batchq.framework.machines import is_known
 from batchq.framework.placement import count_fitting, take_best
 from batchq.framework.session import Session
@@ -124,12 +125,16 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
     used = _copies(nodes)
     if all(take_best(session, shape, used, count) for shape, count in gang):
         return True
-    used, largest = _copies(nodes), _largest(nodes.values())
-    by_size = sorted(
-        one_of_each.values(),
-        key=lambda shape: (-_size(shape, largest), _takers(session, shape, nodes)),
+    used = _copies(nodes)
+    _, are_all = place_largest_first(
+        [(shape, counts[key]) for key, shape in one_of_each.items()],
+        used.values(),
+        _largest(nodes.values()),
+        choices=lambda shape: _takers(session, shape, nodes),
+        takes=lambda shape, node: session.refused_by(shape, node) is None,
+        take=lambda shape, node: node.take(shape.requests),
     )
-    return all(_take_fullest(session, shape, used, counts[shape.shape]) for shape in by_size)
+    return are_all
 
 
 def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], most: int) -> int:
@@ -158,41 +163,6 @@ def _takers(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState]) 
 
 def _slots_on(shape: TaskShape, node: NodeState) -> int:
     return min(node.free.get(name, 0) // units for name, units in shape.requests.items())
-
-
-def _take_fullest(
-    session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int
-) -> bool:
-    """Let `count` pods of a shape go to the fullest nodes that take them, ties by name; False if
-    some find none. A node that takes one stays the fullest until it takes no more.
-    """
-    some = list(nodes.values())
-    for entry in session.points["predicate"]:
-        taken = takes_for(entry, session, shape)(some)
-        some = [node for node, is_taken in zip(some, taken, strict=True) if is_taken]
-    largest = _largest(nodes.values())
-    some.sort(key=lambda node: (_free_part(shape, node, largest), node.name))
-    for node in some:
-        here = min(count, _slots_on(shape, node))
-        node.take(times(shape.requests, here))
-        count -= here
-        if not count:
-            return True
-    return False
-
-
-def _size(shape: TaskShape, largest: Amounts) -> int:
-    """The largest of a pod's requests, in parts of what the largest node has of that."""
-    return max(
-        units * _PARTS // max(1, largest.get(name, 0)) for name, units in shape.requests.items()
-    )
-
-
-def _free_part(shape: TaskShape, node: NodeState, largest: Amounts) -> int:
-    """What is free on a node of all that a pod names, in the same parts."""
-    return sum(
-        node.free.get(name, 0) * _PARTS // max(1, largest.get(name, 0)) for name in shape.requests
-    )
 
 
 def _largest(nodes: Iterable[NodeState]) -> Amounts:

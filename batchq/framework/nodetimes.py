@@ -23,10 +23,11 @@ from typing import TypeAlias
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
-from batchq.api.quantity import PODS
 from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
 from batchq.framework.forecast import End
+from batchq.framework.largest_first import place_largest_first
 from batchq.framework.node_profiles import Kind, Profile, less
+from batchq.framework.placement import usable_nodes
 from batchq.framework.pledges import kept_room, standing_pledges, victims_left
 from batchq.framework.ranking import Judge
 from batchq.framework.session import Session
@@ -458,7 +459,7 @@ class _Trials:
         in_order = self.place(gang, self.nodes(free))
         if in_order is not None or len(gang) < 2:
             return in_order
-        return self.place_largest_first(gang, self.nodes(free))
+        return self._place_largest_first(gang, self.nodes(free))
 
     def place(self, gang: Gang, nodes: Mapping[str, NodeState]) -> dict[str, Amounts] | None:
         """Each pod on the best of these nodes as it is then; None if one finds none."""
@@ -487,21 +488,24 @@ class _Trials:
                     heapq.heapreplace(heap, rank)
         return room
 
-    def place_largest_first(
+    def _place_largest_first(
         self, gang: Gang, nodes: Mapping[str, NodeState]
     ) -> dict[str, Amounts] | None:
-        """The largest pods first, each on the fullest node that takes it; None likewise."""
-        sizes = [(_size(shape, nodes), -place) for place, (shape, _) in enumerate(gang)]
         room: dict[str, Amounts] = {}
-        for (_, by), place in sorted(sizes, reverse=True):
-            shape, count = gang[-place]
-            judge = self.judge(shape)
-            for _ in range(count):
-                taking = [node for node in nodes.values() if judge.rank(node) is not None]
-                if not taking:
-                    return None
-                _take(min(taking, key=lambda node: (node.free.get(by, 0), node.name)), shape, room)
-        return room
+
+        def take(shape: TaskShape, node: NodeState) -> None:
+            node.free = less(node.free, shape.requests)
+            room[node.name] = _sum(room.get(node.name, {}), shape.requests)
+
+        _, are_all = place_largest_first(
+            gang,
+            nodes.values(),
+            self._session.ready_resources,
+            choices=lambda shape: len(usable_nodes(self._session, shape)),
+            takes=lambda shape, node: self.judge(shape).rank(node) is not None,
+            take=take,
+        )
+        return room if are_all else None
 
 
 def _part_of(free: Amounts, requests: Amounts) -> Fraction:
@@ -510,24 +514,6 @@ def _part_of(free: Amounts, requests: Amounts) -> Fraction:
         (Fraction(min(free.get(name, 0), units), units) for name, units in requests.items()),
         default=Fraction(1),
     )
-
-
-def _size(shape: TaskShape, nodes: Mapping[str, NodeState]) -> tuple[Fraction, str]:
-    """What a pod asks for at most, as a part of the largest node, and of which resource."""
-    largest = {
-        name: max((node.total.get(name, 0) for node in nodes.values()), default=0)
-        for name in shape.requests
-        if name != PODS
-    }
-    parts = [
-        (Fraction(shape.requests[name], units), name) for name, units in largest.items() if units
-    ]
-    return max(parts, default=(Fraction(0), PODS))
-
-
-def _take(node: NodeState, shape: TaskShape, room: dict[str, Amounts]) -> None:
-    node.free = less(node.free, shape.requests)
-    room[node.name] = _sum(room.get(node.name, {}), shape.requests)
 
 
 def _sum(one: Amounts, other: Amounts) -> Amounts:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts
+from batchq.framework.largest_first import place_largest_first
 from batchq.framework.pods import pod_of
 from batchq.framework.ranking import Judge, ShapeRanking
 from batchq.framework.session import Ranking, Session
@@ -21,7 +21,6 @@ from batchq.framework.state import GroupState, NodeState
 
 #: From so many nodes on, sweeps over columns are faster than asking about one after the other.
 MANY_NODES = 64
-_PARTS = 1_000_000
 
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
@@ -136,52 +135,26 @@ def fill_largest_first(
 
     Of pods of one size those come first that fewer nodes would take.
     """
-    ready = session.ready_resources
-    sizes = [
-        (-_part_of(ready, shape.requests), len(usable_nodes(session, shape)), place)
-        for place, (shape, _) in enumerate(parts)
-    ]
-    order = [place for *_, place in sorted(sizes)]
-    placed: dict[int, list[NodeState]] = {}
-    for place in order:
-        shape, count = parts[place]
-        nodes = placed[place] = []
-        for _ in range(count):
-            node = _fullest(session, shape)
-            if node is None:
-                for former, taken in placed.items():
-                    _give_back(session, parts[former][0], taken)
-                return None
-            node.take(shape.requests)
-            session.node_changes.append(node.name)
-            nodes.append(node)
-    return [tuple(placed[place]) for place in range(len(parts))]
 
-
-def _give_back(session: Session, shape: TaskShape, nodes: Iterable[NodeState]) -> None:
-    for node in nodes:
-        node.give(shape.requests)
+    def take(shape: TaskShape, node: NodeState) -> None:
+        node.take(shape.requests)
         session.node_changes.append(node.name)
 
-
-def _fullest(session: Session, shape: TaskShape) -> NodeState | None:
-    """The node that takes a pod and has least free of what it asks for, by name among equals."""
-    takers = [node for node in session.nodes.values() if session.refused_by(shape, node) is None]
-    if not takers:
-        return None
-    ready = session.ready_resources
-    return min(takers, key=lambda node: (_free_of(ready, node, shape), node.name))
-
-
-def _part_of(ready: Amounts, requests: Amounts) -> int:
-    """How much of all ready nodes is asked for, in millionths of the largest dimension."""
-    parts = (units * _PARTS // ready[name] for name, units in requests.items() if ready.get(name))
-    return max(parts, default=0)
-
-
-def _free_of(ready: Amounts, node: NodeState, shape: TaskShape) -> int:
-    free = ((name, node.free.get(name, 0)) for name in shape.requests)
-    return sum(units * _PARTS // ready[name] for name, units in free if ready.get(name))
+    placed, are_all = place_largest_first(
+        parts,
+        session.nodes.values(),
+        session.ready_resources,
+        choices=lambda shape: len(usable_nodes(session, shape)),
+        takes=lambda shape, node: session.refused_by(shape, node) is None,
+        take=take,
+    )
+    if are_all:
+        return [tuple(nodes) for nodes in placed]
+    for (shape, _), nodes in zip(parts, placed, strict=True):
+        for node in nodes:
+            node.put_back(shape.requests)
+            session.node_changes.append(node.name)
+    return None
 
 
 def explain_no_node(session: Session, shape: TaskShape) -> Verdict:

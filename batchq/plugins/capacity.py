@@ -126,12 +126,17 @@ class Capacity:
         """Put a group out of line that not even empty nodes that are ready and not cordoned would
         take: what is full now is not what it waits for.
         """
-        if group.is_external or not nodes_decide(session):
+        of_machines = Waiting.WAITING_FOR_RESOURCES
+        # With an overcommit above 1 their sum alone says so.
+        beyond = any(
+            one.reason == of_machines and one.limit is not None and (one.need or 0) > one.limit
+            for one in full
+        )
+        if group.is_external or not (beyond or nodes_decide(session)):
             return full
         gang = gang_of(session, group)
-        if fits_when_empty(session, gang):
+        if not beyond and fits_when_empty(session, gang):
             return full
-        of_machines = Waiting.WAITING_FOR_RESOURCES
         if any(verdict.reason == of_machines for verdict in full):
             return [
                 structs.replace(one, in_line=False) if one.reason == of_machines else one

@@ -163,3 +163,24 @@ def test_an_array_larger_than_its_queue_may_hold_by_now_keeps_nobody_waiting(
         ),
     )
     assert starts(came) == {"array-t-0": 0, "small-t-0": 15, "array-t-1": 40, "array-t-2": 50}
+
+
+@pytest.mark.parametrize("overcommit", ["1.0", "1.5"])
+def test_nobody_waits_behind_a_head_for_which_the_nodes_that_are_there_are_too_small(
+    overcommit: str,
+) -> None:
+    """n1 is away: `small` passes `head`, which asks for more than n2 has."""
+    came = outcome_until(
+        10,
+        node("n1", 8),
+        node("n2", 2),
+        queue("default", strategy={"type": "StrictFIFO"}),
+        timeline(
+            {"at": "1s", "failNode": "n1"},
+            applies(5, group("head", 1, 7, runtime="10s")),
+            applies(6, group("small", 1, 1, runtime="10s")),
+        ),
+        config=f"overcommit: {overcommit}",
+    )
+    assert starts(came) == {"small-t-0": 6}
+    assert reasons(came, "head") == ["WaitingForResources"]

@@ -14,8 +14,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pledge, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.framework.checks import evicts_late, holds_off
-from batchq.framework.claiming import Claimants, GangClaim
-from batchq.framework.classes import may_evict
+from batchq.framework.claiming import Claimants, GangClaim, may_claim
 from batchq.framework.crowds import Crowd, Walk
 from batchq.framework.growth import over_any_limit
 from batchq.framework.line import blockers, is_of_crowd, standing_aside
@@ -26,6 +25,7 @@ from batchq.framework.pledges import (
     end_pledge,
     has_lost_room,
     hold_room,
+    nodes_awaited,
     resume_pledge,
     standing_pledges,
 )
@@ -140,7 +140,8 @@ def choose_anew(session: Session, action: str) -> None:
 
     Where nobody has been evicted yet, the policies may have: these are chosen as if for the first
     time, and once its checks give leave the claimant has them evicted by this. Where a node of
-    its room is lost or cordoned, what its victims leave is no use to it.
+    its room is lost or cordoned, others make room elsewhere; if there are none, and some were told
+    to stop, the claimant waits for the node until its pledge expires.
     """
     if session.binding_refused is not None:
         return
@@ -196,7 +197,7 @@ def _choose_again(
             if group.status is before and session.intents == said:
                 # As it was: nothing has been decided, and it may be a victim itself.
                 del session.joined[decided:]
-        elif _is_put_off(session, group) and group.uid not in session.decided.all(session):
+        elif _keeps_its_pledge(session, group, before.pledge):
             statement.put_status(group, before)
             resume_pledge(statement, group, before.pledge)
         else:
@@ -204,6 +205,8 @@ def _choose_again(
             statement.say(intents.EndPledge(group=group.key))
             _give_up(statement, group, before.pledge)
         statement.commit()
+    if group.status is before and not found and not _is_put_off(session, group):
+        _tell_what_it_waits_for(session, group)
 
 
 def end_spare_pledges(session: Session) -> None:
@@ -262,6 +265,15 @@ def _is_preceded(session: Session, group: GroupState) -> bool:
     )
 
 
+def _keeps_its_pledge(session: Session, group: GroupState, pledge: Pledge) -> bool:
+    """Whether a gang without other victims goes on counting on those that it had: not if they are
+    another claimant's by now.
+    """
+    if group.uid in session.decided.all(session):
+        return False
+    return _is_put_off(session, group) or bool(nodes_awaited(session, pledge))
+
+
 def _is_put_off(session: Session, group: GroupState) -> bool:
     """Whether only the budget is against it."""
     return any(verdict.plugin == _BUDGET for verdict in session.refusals.get(group.uid, ()))
@@ -284,7 +296,7 @@ def _finds_room(session: Session, group: GroupState, former: str, actions: list[
     """
     if _has_room_by_now(session, group, former):
         return True
-    if not may_evict(session, group):
+    if not may_claim(session, group):
         return False
     with sparing_pledges(session):
         if any(serve_gang(session, group, action=action) for action in actions):

@@ -75,12 +75,12 @@ def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
         for group in alone.values()
         if not group.status.pledge.stands
         and _waits_for_room(session, group)
-        and _may_claim(session, group)
+        and may_claim(session, group)
     ]
     return Claimants(groups, *_crowds(session, hopes))
 
 
-def _may_claim(session: Session, group: GroupState) -> bool:
+def may_claim(session: Session, group: GroupState) -> bool:
     """Whether it may take anything from others: by its priority class, and since neither its queue
     nor one above is stopped, which lets nothing more start in it.
     """
@@ -236,7 +236,7 @@ def elastic_claimants(session: Session) -> Claimants:
         and session.group_ready(group)
         and not waits_behind(session, group)
         and next(iter(waiting_extras(session, group)), None) is not None
-        and _may_claim(session, group)
+        and may_claim(session, group)
     ]
     return Claimants(groups)
 

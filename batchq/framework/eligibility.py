@@ -8,7 +8,7 @@ from batchq.api.objects import GroupClaim
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_duration, format_instant
 from batchq.framework.contradictions import contradictions
-from batchq.framework.pledges import awaits_victims
+from batchq.framework.pledges import awaits_victims, nodes_awaited
 from batchq.framework.session import Session
 from batchq.framework.settings import Settings
 from batchq.framework.state import GroupState
@@ -39,6 +39,8 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
         found.append((Waiting.BACKING_OFF, _why_its_claim_counts(claim)))
     if awaits_victims(session, group):
         found.append((Waiting.WAITING_FOR_PREEMPTION, _why_it_is_promised(session, group)))
+    if nodes := nodes_awaited(session, group.status.pledge):
+        found.append((Waiting.WAITING_FOR_RESOURCES, _why_it_awaits_nodes(group, nodes)))
     until = group.status.backoff_until
     if until is not None and session.now_ms < until:
         found.append((Waiting.BACKING_OFF, _why_it_pauses(session, group)))
@@ -77,6 +79,13 @@ def _why_it_is_promised(session: Session, group: GroupState) -> str:
     expires = group.status.pledge.expires
     patience = "" if expires is None else f", at the latest at {format_instant(expires)}"
     return f"waits until {shown} {have} stopped for it{patience}"
+
+
+def _why_it_awaits_nodes(group: GroupState, nodes: list[str]) -> str:
+    """Which nodes have to come back: the same words as long as they are away."""
+    shown = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    until = format_instant(group.status.pledge.expires or 0)
+    return f"room was made for it on {shown}, lost or cordoned since: waits until {until}"
 
 
 def _why_its_claim_counts(claim: GroupClaim) -> str:

@@ -188,8 +188,24 @@ def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
 
 def has_lost_room(session: Session, pledge: Pledge) -> bool:
     """Whether a node on which room is kept or awaited is gone, lost or cordoned."""
-    nodes = (session.nodes.get(name) for name in pledge.room)
-    return any(node is None or not node.open for node in nodes)
+    return any(True for _ in _nodes_lost(session, pledge))
+
+
+def nodes_awaited(session: Session, pledge: Pledge) -> list[str]:
+    """The nodes that a claimant waits for, since its victims were told to stop there and the nodes
+    were gone, lost or cordoned afterwards. They are awaited until the pledge expires: an agent that
+    is started again within seconds would otherwise cost a claimant what was evicted for it.
+    """
+    if pledge.expires is None or pledge.extra:
+        return []
+    return list(_nodes_lost(session, pledge))
+
+
+def _nodes_lost(session: Session, pledge: Pledge) -> Iterator[str]:
+    for name in pledge.room:
+        node = session.nodes.get(name)
+        if node is None or not node.open:
+            yield name
 
 
 # --- Rooms and moves --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from batchq.api.resources import Amounts, minus, of_pod, plus, total
 from batchq.api.transaction import CLUSTER, POD_GROUPS
 from batchq.framework.ledger import charge_with_count, falls_by, title_of
 from batchq.framework.moves import roll_back
+from batchq.framework.pledges import nodes_awaited
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
@@ -36,6 +37,10 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
         charge = charge_with_count(group)
         short = next((name for name in excess if charge.get(name)), None)
         if short is None or not _may_leave(group):
+            continue
+        if scope == CLUSTER and nodes_awaited(session, group.status.pledge):
+            # Nobody else leaves for what is lost for a while with its node.
+            excess = minus(excess, charge)
             continue
         limit = describe_quantity(short, session.ledger.limit(scope, short) or 0)
         message = (

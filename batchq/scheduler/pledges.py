@@ -13,13 +13,20 @@ from batchq.api.objects import Pledge
 from batchq.api.reasons import Leaving
 from batchq.framework.checks import are_honoured, evicts_late, holds_off
 from batchq.framework.moves import evict, roll_back
-from batchq.framework.pledges import end_pledge, leaves_whole, standing_pledges, victims_left
+from batchq.framework.pledges import (
+    end_pledge,
+    has_lost_room,
+    leaves_whole,
+    standing_pledges,
+    victims_left,
+)
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.taking import REASONS, action_against
 
 _LATE = "the victims that it was promised the room of did not end in time"
+_NO_NODE = "a node on which room was made for it has not come back in time, and there is no other"
 
 
 def follow_pledges(session: Session) -> None:
@@ -65,10 +72,12 @@ def _follow(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
 
 def _give_up(statement: Statement, claimant: GroupState) -> None:
     """With the pledge a claimant loses its reservation; what runs already goes on without."""
-    if claimant.phase in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE):
-        roll_back(statement, claimant, Leaving.IN_QUEUE_TIMEOUT, _LATE)
-    else:
+    if claimant.phase not in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE):
         end_pledge(statement, claimant)
+    elif has_lost_room(statement.session, claimant.status.pledge):
+        roll_back(statement, claimant, Leaving.NODE_LOST, _NO_NODE)
+    else:
+        roll_back(statement, claimant, Leaving.IN_QUEUE_TIMEOUT, _LATE)
 
 
 def _start_clock(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:

@@ -7,6 +7,7 @@ from batchq.api.reasons import Leaving
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.moves import roll_back
 from batchq.framework.placement import gang_of
+from batchq.framework.pledges import nodes_awaited
 from batchq.framework.session import Session
 from batchq.framework.statement import Statement
 
@@ -17,7 +18,7 @@ def leave_where_impossible(session: Session) -> None:
     for group in session.busy():
         if group.phase != PodGroupPhase.IN_QUEUE or group.is_external:
             continue
-        if session.group_ready(group):
+        if session.group_ready(group) or nodes_awaited(session, group.status.pledge):
             continue
         gang = gang_of(session, group)
         shapes = tuple((shape.shape, count) for shape, count in gang)

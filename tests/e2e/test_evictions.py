@@ -203,7 +203,7 @@ def stopping(cluster: Cluster) -> None:
     cluster.submit(LATE)
 
 
-def kept_to(cluster: Cluster, *, comes_first: bool = True) -> None:
+def kept_to(cluster: Cluster) -> None:
     """What was promised is: both end, high starts, and late only when that has had its turn."""
     cluster.completed("high", "late")
     high, late = flat(cluster.runs_of("high")), flat(cluster.runs_of("late"))
@@ -211,8 +211,7 @@ def kept_to(cluster: Cluster, *, comes_first: bool = True) -> None:
     assert len(former) == 4
     assert last_of(former) < first_of(high)
     began = max(run.began_at for run in high)
-    if comes_first:
-        assert began < first_of(late), "nobody else has the room before all of the gang does"
+    assert began < first_of(late), "nobody else has the room before all of the gang does"
     assert at_once(flat(list(cluster.runs().values()))) == 4
     assert [run.end for run in high] == ["done"] * 4
     assert twice_at_once(cluster.runs()) == []
@@ -258,5 +257,4 @@ def test_victims_whose_agent_dies_while_they_stop_have_ended(machine: Machine) -
         stopping(cluster)
         kill(cluster.agents["n2"].pid)
         cluster.agent("n2")
-        # What was promised on a node that is lost is given up if no other node has it.
-        kept_to(cluster, comes_first=False)
+        kept_to(cluster)

@@ -26,6 +26,10 @@ from tests.sim.worlds import (
     timeline,
 )
 
+#: Let in before, without a node.
+IN_QUEUE = {"phase": "InQueue", "reservedAt": 0, "admission": 1}
+AWAY = "room was made for it on n1, lost or cordoned since: waits until 1970-01-01T00:01:10Z"
+
 
 def cordoned(name: str, cpu: int = 4) -> Manifest:
     return manifest("Node", name, {"resources": {"cpu": cpu}, "unschedulable": True})
@@ -145,7 +149,38 @@ def test_when_a_node_is_cordoned_others_make_room_at_once() -> None:
     assert (40, {f"default/hi-t-{index}": "n2" for index in range(4)}) in bound(came)
 
 
-def test_when_the_only_node_is_lost_the_preemptor_gives_its_reservation_back() -> None:
+def test_a_preemptor_whose_node_comes_back_starts_before_those_that_came_later() -> None:
+    """Its victims were told for it, and an agent is started again within seconds."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 2),
+        node("n2", 2),
+        *runs("low", 2, on="n1"),
+        *runs("quick", 2, on="n2", grace="5s"),
+        timeline(
+            applies(5, claims("hi", 4, "high")),
+            {"at": "7s", "failNode": "n2"},
+            applies(8, claims("late", 1, "high")),
+            {"at": "40s", "recoverNode": "n2"},
+        ),
+    )
+    assert pledged(came) == [(5, {"default/hi": [*pods_of("low", 2), *pods_of("quick", 2)]})]
+    assert admitted(came)[:2] == [(40, ["default/hi"]), (60, ["default/late", "default/low"])]
+
+
+def test_a_preemptor_says_for_which_node_it_waits() -> None:
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low", grace="5s"),
+        timeline(applies(5, claims("hi", 4, "high")), {"at": "8s", "failNode": "n1"}),
+        cycles=4,
+    )
+    told = [(one.reason, one.message) for one in came.podgroups["default/hi"].reasons]
+    assert ("WaitingForResources", AWAY) in told
+
+
+def test_when_the_only_node_is_lost_the_preemptor_gives_up_once_its_pledge_expires() -> None:
     """It goes back to its place in line, without a pause, and claims again when a node is there."""
     came = outcome(
         *CLASSES,
@@ -157,8 +192,25 @@ def test_when_the_only_node_is_lost_the_preemptor_gives_its_reservation_back() -
             {"at": "100s", "recoverNode": "n1"},
         ),
     )
-    assert (10, [("default/hi", "NodeLost")]) in requeued(came)
+    assert (95, [("default/hi", "NodeLost")]) in requeued(came)
     assert admitted(came)[0] == (100, ["default/hi"])
+
+
+def test_a_gang_of_a_stopped_queue_takes_no_others_when_its_node_is_cordoned() -> None:
+    """It was admitted before, and had the less important on n1 make room."""
+    came = outcome(
+        *CLASSES,
+        queue("q"),
+        node("n1", 4),
+        node("n2", 4),
+        *runs("low", queue="q"),
+        *runs("other", on="n2", priorityClassName="mid", queue="q"),
+        group("hi", 4, priorityClassName="high", queue="q", status=IN_QUEUE),
+        timeline(applies(5, queue("q", stopPolicy="Hold")), applies(10, cordoned("n1"))),
+        cycles=20,
+    )
+    assert pledged(came) == [(0, {"default/hi": pods_of("low")})]
+    assert [at for at, _ in evicted(came)] == [0]
 
 
 # --- A group's place --------------------------------------------------------------------------

@@ -172,8 +172,8 @@ def _beside_siblings(
     session: Session, group: GroupState, queue: str, left: Amounts
 ) -> tuple[Amounts, set[str]]:
     """The most that a group below could ever hold beside what is guaranteed to others: to siblings
-    of the queue, and `left` to those of queues further down; and the dimensions in which machines,
-    and no stated limit, bound that.
+    of the queue, and `left` to those of queues further down; and the dimensions in which the group
+    asks for more than all machines have, where no stated limit bounds that.
 
     Only where something bounds what is above it: a stated capability, and at the top, for groups
     that need nodes, the cluster. A queue never has less than its own guarantee.
@@ -191,7 +191,9 @@ def _beside_siblings(
         for name, units in others.items()
         if units and name in above
     }
-    return most, most.keys() - stated.keys()
+    claim = claim_of(group)
+    beyond = {name for name in most if claim.get(name, 0) > above[name]}
+    return most, beyond - stated.keys()
 
 
 def _no_node(plugin: str, known: int) -> Verdict:

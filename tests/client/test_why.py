@@ -392,7 +392,7 @@ def test_siblings_guarantees_are_named() -> None:
     world.turn()
     [reason] = world.why("b").reasons
     assert (reason.reason, reason.message) == (
-        Waiting.EXCEEDS_CAPACITY,
+        Waiting.EXCEEDS_MAX_QUOTA,
         (
             "needs cpu 3, and queue mine, beside what its siblings are guaranteed, allows at"
             " most 2; guaranteed are theirs cpu 6"

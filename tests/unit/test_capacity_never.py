@@ -23,7 +23,7 @@ def test_a_queue_of_the_top_is_bound_by_the_cluster_less_what_its_siblings_are_g
     done = decide(*world, a_group("g", cpu=7, queue="a"), a_group("h", cpu=6, queue="a"))
     assert done.admitted == ["default/h"]
     assert said(done) == (
-        ["ExceedsCapacity"],
+        ["ExceedsMaxQuota"],
         (
             "needs cpu 7, and queue a, beside what its siblings are guaranteed, allows at most 6;"
             " guaranteed are b cpu 2"
@@ -31,11 +31,16 @@ def test_a_queue_of_the_top_is_bound_by_the_cluster_less_what_its_siblings_are_g
     )
 
 
+def test_more_than_all_machines_have_is_no_matter_of_guarantees() -> None:
+    done = decide(a_node(cpu=8), a_queue("a"), B_HAS_2, a_group("g", cpu=9, queue="a"))
+    assert set(done.reasons("g")) == {"ExceedsCapacity"}
+
+
 def test_nodes_that_may_come_back_count() -> None:
     world = (a_node(cpu=4), a_node("n2", cpu=4, ready=False), a_queue("a"), B_HAS_2)
     done = decide(*world, a_group("g", 6, queue="a"), a_group("h", 7, queue="a"))
     assert done.reasons("g") == ["WaitingForResources"]
-    assert done.reasons("h") == ["ExceedsCapacity"]
+    assert done.reasons("h") == ["ExceedsMaxQuota"]
 
 
 def test_overcommit_counts() -> None:
@@ -48,7 +53,7 @@ def test_overcommit_counts() -> None:
         config=config,
     )
     assert done.reasons("g") == ["WaitingForResources"]
-    assert done.reasons("h") == ["ExceedsCapacity"]
+    assert done.reasons("h") == ["ExceedsMaxQuota"]
 
 
 def test_overcommit_multiplies_what_there_is_and_no_single_node() -> None:
@@ -94,7 +99,7 @@ def test_what_is_within_the_queue_s_own_guarantee_is_never_too_much_beside_its_s
     )
     done = decide(*world, a_group("g", cpu=6, queue="a"), a_group("h", cpu=7, queue="a"))
     assert done.admitted == ["default/g"]
-    assert done.reasons("h") == ["ExceedsCapacity"]
+    assert done.reasons("h") == ["ExceedsMaxQuota"]
 
 
 def test_a_dimension_that_no_sibling_is_guaranteed_is_free_for_all() -> None:

@@ -20,7 +20,6 @@ from tests.sim.worlds import (
     pledged,
     pod,
     queue,
-    quota,
     requeued,
     starts,
     timeline,
@@ -273,18 +272,6 @@ def test_the_place_of_a_group_goes_on_with_its_last_pod_once_its_gang_has_ended(
     assert evicted(came) == [(20, [("default/in-slow-0", "Preempted")])]
     assert starts(came) == {"in-quick-0": 0, "in-quick-1": 0, "in-slow-0": 70, "hi-t-0": 50}
     assert phases(came) == {"in": "Completed", "hi": "Completed"}
-
-
-def test_a_claimant_that_its_namespace_has_no_room_for_by_now_gives_up_its_reservation() -> None:
-    """The quota is cut while the victims stop, which hold more than that until they have."""
-    came = outcome(
-        *CLASSES,
-        node("n1", 4),
-        *runs("low", grace="20s"),
-        timeline(applies(5, claims("hi", 4, "high")), applies(10, quota("default", cpu=1))),
-        cycles=12,
-    )
-    assert requeued(came)[1:] == [(25, [("default/hi", "CapacityCut")])]
 
 
 # --- One instant ------------------------------------------------------------------------------

@@ -67,11 +67,13 @@ class Carryover:
 
     def __init__(self) -> None:
         self._panel: Panel | None = None
+        self.machines = Machines()
         self.forget()
 
     def forget(self) -> None:
         """Begin from nothing."""
-        self.machines = Machines()
+        # Groups that sleep until nodes change notice that nothing is known of these any more.
+        self.machines = Machines(self.machines.version + 1)
         self.tree = QueueTree(())
         self.groups: dict[str, GroupState] = {}
         self.by_key: dict[str, GroupState] = {}

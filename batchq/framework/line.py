@@ -53,13 +53,18 @@ def _of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdic
 
 def _ask_of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdict, ...]:
     verdicts = _refused_alike(session, group)
-    if all(verdict.reason in _PASSES for verdict in verdicts):
+    if all(_passes(verdict) for verdict in verdicts):
         crowd.could_in = session.world
     return verdicts
 
 
-#: What is no sign that a group could never fit.
-_PASSES = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
+def _passes(verdict: Verdict) -> bool:
+    """Whether a refusal passes as others end. What machines as they are now are too small for stays
+    out of line until nodes change.
+    """
+    if verdict.reason == Waiting.WAITING_FOR_RESOURCES:
+        return verdict.in_line
+    return verdict.reason == Waiting.WAITING_FOR_QUOTA
 
 
 def _fits(session: Session, crowd: Crowd, group: GroupState) -> bool:

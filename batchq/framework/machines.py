@@ -39,10 +39,10 @@ class KnownNodes:
 class Machines:
     """Every node by name, in order. Owned by a Carryover."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = 0) -> None:
         self.nodes: dict[str, NodeState] = {}
         #: Rises when anything has changed that decides what may be put on them.
-        self.version = 0
+        self.version = version
         #: What all ready nodes have together, and all that were seen within a day, ready or not.
         self.ready: Amounts = {}
         self.known: Amounts = {}

@@ -19,7 +19,13 @@ from functools import partial
 from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import queue_scope
 from batchq.framework.borrowers import borrowers_of
-from batchq.framework.claiming import ExtraClaim, Wish, elastic_claimants, gang_claimants
+from batchq.framework.claiming import (
+    ExtraClaim,
+    Wish,
+    elastic_claimants,
+    gang_claimants,
+    is_elastic_claimant,
+)
 from batchq.framework.extras import waiting_extras
 from batchq.framework.outranked import pledged_in
 from batchq.framework.pods import shape_at
@@ -135,6 +141,9 @@ def _serve_extras(session: Session, group: GroupState) -> None:
 
     What works for some pods works for fewer, so the largest number is found by halving.
     """
+    if not is_elastic_claimant(session, group):
+        # A claimant served before it has taken it whole.
+        return
     borrowers = borrowers_of(session, POINT)
     claims = _growing_claims(session, group)
     if not claims or not borrowers.are_there(group.queue):

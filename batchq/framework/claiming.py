@@ -225,10 +225,13 @@ def elastic_claimants(session: Session) -> Claimants:
     """Groups that run with fewer pods than they would like."""
     if session.binding_refused is not None:
         return Claimants([])
-    groups = [
-        group
-        for group in session.busy()
-        if group.is_elastic
+    return Claimants([group for group in session.busy() if is_elastic_claimant(session, group)])
+
+
+def is_elastic_claimant(session: Session, group: GroupState) -> bool:
+    """Return whether a group runs with fewer pods than it would like, and may claim more."""
+    return (
+        group.is_elastic
         and is_admitted(group)
         and not group.is_external
         and not group.status.pledge.stands
@@ -237,8 +240,7 @@ def elastic_claimants(session: Session) -> Claimants:
         and not waits_behind(session, group)
         and next(iter(waiting_extras(session, group)), None) is not None
         and may_claim(session, group)
-    ]
-    return Claimants(groups)
+    )
 
 
 @dataclass(frozen=True, slots=True)

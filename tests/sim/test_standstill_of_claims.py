@@ -10,7 +10,10 @@ from tests.sim.worlds import (
     node,
     outcome,
     phases,
+    pod,
     queue,
+    story,
+    taker,
     timeline,
 )
 
@@ -46,3 +49,32 @@ def _task(name: str, *, grace: str) -> Manifest:
         "annotations": {"batchq/runtime": "100s"},
     }
     return {"name": name, "replicas": 1, "template": template}
+
+
+def test_an_array_that_is_taken_whole_claims_no_more_pods_in_that_session() -> None:
+    """`owner` takes it, and its third pod would have found room on n2 a moment later."""
+    running = {"phase": "Running", "startedAt": 0}
+    on = {"phase": "Running", "startedAt": 0}
+    came = outcome(
+        node("n1", 4),
+        node("n2", 6),
+        taker("a", deserved={"cpu": 8}),
+        taker("b", deserved={"cpu": 0}, preemption={"borrowing": 100}),
+        taker("c", deserved={"cpu": 0}),
+        group("array", 3, 2, queue="b", minMember=1, created=0, status=running),
+        pod("array-t-0", "array", 0, node="n1", **on),
+        pod("array-t-1", "array", 1, node="n1", **on),
+        group("owner", 2, 3, queue="a", minMember=1, created=1, status=running),
+        pod("owner-t-0", "owner", 0, node="n2", **on),
+        group("other", queue="c", created=2, status=running),
+        pod("other-t-0", "other", 0, node="n2", **on),
+        config="actions: reclaim, enqueue, allocate",
+        cycles=4,
+    )
+    assert story(came)[:3] == [
+        "0 requeued array Reclaimed",
+        "0 evicted array-t-0 Reclaimed, array-t-1 Reclaimed",
+        "0 pledged array-t-1, array-t-0 to owner",
+    ]
+    assert not [line for line in story(came) if line.startswith("0 bound")]
+    assert "30 bound owner-t-1" in story(came)

@@ -36,7 +36,7 @@ from batchq.framework.pledges import (
     room_of,
     standing_pledges,
 )
-from batchq.framework.pods import shape_at
+from batchq.framework.pods import shape_of_extra
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
@@ -226,7 +226,7 @@ def _place_next(session: Session, extras: _Extras) -> bool:
     """Place the group's next pod that fits; False when it has none."""
     group = extras.group
     for extra in extras.left:
-        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        shape = shape_of_extra(group, extra)
         if shape.task.name in extras.refused:
             continue
         # What is promised to the group already is not held back by the head of its queue.

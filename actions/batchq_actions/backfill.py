@@ -44,10 +44,9 @@ from batchq.framework.moves import admit, bind, create_pods, reserve
 from batchq.framework.nodetimes import Room
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import gives_way_to, room_of
-from batchq.framework.pods import shape_at
+from batchq.framework.pods import shape_of_extra
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Key, Session
-from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.timetable import Timetable
@@ -416,17 +415,15 @@ def _start(
         return _Started(group, length, _room_of(group)) if admitted else None
     shape = group.next_pod
     growth = growth_with(session, group, shape)
-    extra = next(one for one in waiting_extras(session, group) if _shape_of(group, one) is shape)
+    extra = next(
+        one for one in waiting_extras(session, group) if shape_of_extra(group, one) is shape
+    )
     room = _bind_extra(turn, queue, group, extra, length, plan)
     if not room:
         return None
     group.next_pod = None
     session.refusals.pop(group.uid, None)
     return _Started(group, length, room, growth)
-
-
-def _shape_of(group: GroupState, extra: Pod | int) -> TaskShape:
-    return shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
 
 
 def _admit(
@@ -498,7 +495,7 @@ def _grow(turn: _Turn, line: _Line, group: GroupState) -> Iterator[_Started]:
     refused: set[str] = set()
     length = length_of_pods(session, group)
     for extra in waiting_extras(session, group):
-        shape = _shape_of(group, extra)
+        shape = shape_of_extra(group, extra)
         if shape.task.name in refused:
             continue
         growth = growth_with(session, group, shape)
@@ -521,7 +518,7 @@ def _bind_extra(
 ) -> Room:
     """The room of the pod that was bound; none, if none was."""
     session = turn.session
-    shape = _shape_of(group, extra)
+    shape = shape_of_extra(group, extra)
     growth = growth_with(session, group, shape)
     with keeping_off(session, _booked_beside(turn, queue, length, plan)):
         node = find_node(session, shape)

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.framework.asides import (
@@ -28,7 +27,7 @@ from batchq.framework.crowds import Crowd, Walk
 from batchq.framework.extras import GrowingGroups, is_drained, start_extras, waiting_extras
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.growth import over_limit_with
-from batchq.framework.head_places import store
+from batchq.framework.head_places import store_head_places
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.line import (
     blockers,
@@ -40,14 +39,15 @@ from batchq.framework.line import (
 )
 from batchq.framework.moves import admit, create_pods, reserve, roll_back
 from batchq.framework.node_refusals import Wanted, wanted_of
+from batchq.framework.nodetimes import nodes_decide
 from batchq.framework.placement import (
     explain_no_node,
     gang_of,
 )
 from batchq.framework.placement_trial import PLUGIN as NODES
-from batchq.framework.placement_trial import nodes_decide, seek
+from batchq.framework.placement_trial import seek
 from batchq.framework.pledges import awaits_victims
-from batchq.framework.pods import shape_at
+from batchq.framework.pods import shape_of_extra
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
@@ -93,7 +93,7 @@ class Enqueue:
         for group in end_pledges_still_spare(session):
             _try(session, group, growing)
         if nodes_decide(session):
-            store(session)
+            store_head_places(session)
             note_first_waiting(session)
 
 
@@ -108,13 +108,9 @@ def _drained(session: Session) -> dict[str, list[GroupState]]:
             continue
         extra = next(iter(waiting_extras(session, group)), None)
         if extra is not None and group.queue in session.queues:
-            group.next_pod = _shape_of(group, extra)
+            group.next_pod = shape_of_extra(group, extra)
             found.setdefault(group.queue, []).append(group)
     return found
-
-
-def _shape_of(group: GroupState, extra: Pod | int) -> TaskShape:
-    return shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
 
 
 def _keep_promises(session: Session, growing: GrowingGroups) -> None:
@@ -337,7 +333,7 @@ def _shapes_waiting(session: Session, group: GroupState) -> list[TaskShape]:
     tasks = sum(count > 0 for count in group.unfinished())
     found: dict[str, TaskShape] = {}
     for extra in waiting_extras(session, group):
-        shape = _shape_of(group, extra)
+        shape = shape_of_extra(group, extra)
         found.setdefault(shape.task.name, shape)
         if len(found) == tasks:
             break

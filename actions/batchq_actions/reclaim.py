@@ -28,7 +28,7 @@ from batchq.framework.claiming import (
 )
 from batchq.framework.extras import waiting_extras
 from batchq.framework.outranked import pledged_in
-from batchq.framework.pods import shape_at
+from batchq.framework.pods import shape_of_extra
 from batchq.framework.queue_shares import comparable, deserved_of_queues
 from batchq.framework.search import Decision, find_victims
 from batchq.framework.session import Session
@@ -168,7 +168,7 @@ def _growing_claims(session: Session, group: GroupState) -> list[ExtrasFromOther
     asked: Amounts = {}
     lacks = _lacks(session, group)
     for count, extra in enumerate(waiting_extras(session, group), start=1):
-        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        shape = shape_of_extra(group, extra)
         asked = plus(asked, shape.requests)
         if not may_reclaim(session, group, asked, asked) or count > _MOST_EXTRAS:
             break

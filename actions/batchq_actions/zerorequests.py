@@ -9,7 +9,7 @@ from batchq.framework.growth import over_limit_with
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import find_node
 from batchq.framework.pledges import gives_way_to
-from batchq.framework.pods import shape_at
+from batchq.framework.pods import shape_of_extra
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, is_admitted
@@ -36,7 +36,7 @@ def place_what_asks_for_nothing(session: Session) -> None:
 
 def _place_free_pods(session: Session, group: GroupState) -> None:
     for extra in list(waiting_extras(session, group)) if _has_free_pods(group) else ():
-        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        shape = shape_of_extra(group, extra)
         if not _asks_for_nothing(shape):
             continue
         node = find_node(session, shape)

@@ -14,7 +14,7 @@ from batchq.framework.head_places import keeping_off, room_against
 from batchq.framework.moves import bind, create_pods
 from batchq.framework.placement import tasks_in_order, usable_nodes
 from batchq.framework.pledges import enter_room
-from batchq.framework.pods import pod_of, shape_at
+from batchq.framework.pods import pod_of, shape_of_extra
 from batchq.framework.session import Key, Session
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState, is_admitted
@@ -129,7 +129,7 @@ def start_extras(
     lacking: frozenset[str] = frozenset()
     refused: set[str] = set()
     for extra in list(islice(waiting_extras(session, group), count + len(group.pods))):
-        shape = shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+        shape = shape_of_extra(group, extra)
         if len(bound) == count:
             break
         if shape.task.name in refused:

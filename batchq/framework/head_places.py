@@ -213,7 +213,7 @@ def keeping_off(session: Session, room: Room) -> Iterator[None]:
             session.node_changes.append(node.name)
 
 
-def store(session: Session) -> None:
+def store_head_places(session: Session) -> None:
     """Write down where heads stand, for the sessions to come. Those of a session that has put
     nothing on nodes stay where they have stood; one that stands nowhere yet is placed, unless
     nothing else is there that could be in its way.

@@ -112,7 +112,7 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
     return KeptPlaces(tuple(parts))
 
 
-def store(session: Session) -> None:
+def store_kept_places(session: Session) -> None:
     """Write down what is still kept at the end of a session and is to be kept in the next."""
     for uid, places in session.kept.items():
         group = session.groups[uid]

@@ -42,10 +42,14 @@ Room: TypeAlias = Mapping[str, Amounts]
 
 
 def nodes_decide(session: Session) -> bool:
-    """Whether single nodes have a say in who is admitted, beside the sums of the ledger: where
-    this scheduler places pods, and promises no more than machines have.
+    """Return whether admissions ask for nodes and not only for sums: pods are bound here, and no
+    more is admitted than ready nodes have.
     """
-    return "allocate" in session.actions and session.settings.overcommit <= Settings().overcommit
+    return (
+        "allocate" in session.actions
+        and session.settings.overcommit <= Settings().overcommit
+        and bool(session.nodes)
+    )
 
 
 def is_one_machine(session: Session) -> bool:

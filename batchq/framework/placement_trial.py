@@ -18,6 +18,7 @@ from batchq.framework.gangs import bind_until_ready
 from batchq.framework.head_places import keeping_off, room_against_gang, room_to_come, together
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.node_refusals import Gang, wanted_of
+from batchq.framework.nodetimes import nodes_decide
 from batchq.framework.placement import (
     explain_no_node,
     fill_largest_first,
@@ -33,8 +34,6 @@ from batchq.framework.statement import Statement
 
 #: Whose refusals these are.
 PLUGIN = "nodes"
-#: The overcommit, in thousandths, up to which nodes have room for all that is admitted.
-_NO_OVERCOMMIT = 1000
 #: From so many pods of a shape on it is looked first whether nodes have as many slots.
 _MANY_PODS = 64
 _PARTS = 1_000_000
@@ -44,17 +43,6 @@ _ITS_OWN = Verdict(
     detail="its own pods of a former admission have not ended yet",
     in_line=True,
 )
-
-
-def nodes_decide(session: Session) -> bool:
-    """Return whether admissions ask for nodes and not only for sums: pods are bound here, and no
-    more is admitted than ready nodes have.
-    """
-    return (
-        "allocate" in session.actions
-        and session.settings.overcommit <= _NO_OVERCOMMIT
-        and bool(session.nodes)
-    )
 
 
 def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:

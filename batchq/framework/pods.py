@@ -24,6 +24,11 @@ def shape_at(group: GroupState, ordinal: int) -> TaskShape:
     raise IndexError(f"{group.key} has no pod number {ordinal}")
 
 
+def shape_of_extra(group: GroupState, extra: Pod | int) -> TaskShape:
+    """Return the task of a pod that has no node: a pod, or the ordinal of one not created yet."""
+    return shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
+
+
 def pod_of(group: GroupState, ordinal: int) -> Pod:
     """The pod with this ordinal as it comes into being: Pending, of the current admission."""
     return pods_of(group, [ordinal])[0]

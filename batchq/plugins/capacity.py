@@ -28,9 +28,9 @@ from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.framework.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
 from batchq.framework.growth import claim_of, over_guarantees, over_limit
+from batchq.framework.nodetimes import nodes_decide
 from batchq.framework.parking import LiftedBy
 from batchq.framework.placement import gang_of
-from batchq.framework.placement_trial import nodes_decide
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 from batchq.framework.tree import ROOT

@@ -10,7 +10,7 @@ from batchq.api.reasons import NEVER_FITS, Verdict
 from batchq.framework.carryover import Carryover
 from batchq.framework.extension import Standing
 from batchq.framework.instrument import Instrument
-from batchq.framework.kept_places import store
+from batchq.framework.kept_places import store_kept_places
 from batchq.framework.line import blockers, gives_way, standing_aside
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.parking import Parking
@@ -48,7 +48,7 @@ class Scheduler:
         for action in self.actions:
             self._execute(action, session)
         give_back_what_no_longer_fits(session)
-        store(session)
+        store_kept_places(session)
         session.close()
         write_reasons(session, self._parking)
         session.end()

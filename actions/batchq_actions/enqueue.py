@@ -24,7 +24,7 @@ from batchq.framework.asides import (
     set_aside_from_borrowers,
 )
 from batchq.framework.crowds import Crowd, Walk
-from batchq.framework.extras import GrowingGroups, is_drained, start_extras, waiting_extras
+from batchq.framework.extras import GrowingGroups, is_drained, start_extras, waiting_shapes
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.growth import over_limit_with
 from batchq.framework.head_places import store_head_places
@@ -47,7 +47,6 @@ from batchq.framework.placement import (
 from batchq.framework.placement_trial import PLUGIN as NODES
 from batchq.framework.placement_trial import seek
 from batchq.framework.pledges import awaits_victims
-from batchq.framework.pods import shape_of_extra
 from batchq.framework.queue_shares import note_admission
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
@@ -106,11 +105,29 @@ def _drained(session: Session) -> dict[str, list[GroupState]]:
         group.next_pod = None
         if "allocate" not in session.actions or not is_drained(group):
             continue
-        extra = next(iter(waiting_extras(session, group)), None)
-        if extra is not None and group.queue in session.queues:
-            group.next_pod = shape_of_extra(group, extra)
+        if group.queue in session.queues:
+            group.next_pod = _next_pod(session, group)
+        if group.next_pod is not None:
             found.setdefault(group.queue, []).append(group)
     return found
+
+
+def _next_pod(session: Session, group: GroupState) -> TaskShape | None:
+    """Return the shape of a group's next pod: as in a gang, pods that not even an empty node would
+    take, or that a limit has no room for by itself, are left out as long as there are others.
+    """
+    shapes = list(waiting_shapes(session, group))
+    could_start = (
+        shape
+        for shape in shapes
+        if session.is_taken_when_empty(shape)
+        and not _is_larger_than_limit(over_limit_with(session, group, shape))
+    )
+    return next(could_start, None) or next(iter(shapes), None)
+
+
+def _is_larger_than_limit(verdicts: Sequence[Verdict]) -> bool:
+    return any(verdict.is_larger_than_limit for verdict in verdicts)
 
 
 def _keep_promises(session: Session, growing: GrowingGroups) -> None:
@@ -223,7 +240,7 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
     against it.
     """
     if group.next_pod is not None:
-        return _start_next_pod(session, group, growing)
+        return _start_next_pod(session, group, group.next_pod, growing)
     if group.reserved and not blockers(session, group) and _cannot_be_placed(session, group):
         return True
     places = _judge(session, group, growing)
@@ -293,7 +310,9 @@ def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdi
     return (found,) if isinstance(found, Verdict) else found
 
 
-def _start_next_pod(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
+def _start_next_pod(
+    session: Session, group: GroupState, shape: TaskShape, growing: GrowingGroups
+) -> bool:
     """Bind the next pod of a group that runs and holds nothing, or keep what stands against it."""
     against = list(gives_way(session, group))
     if not against:
@@ -301,7 +320,7 @@ def _start_next_pod(session: Session, group: GroupState, growing: GrowingGroups)
             growing.grow(trial, growing.above(group))
             bound, _ = start_extras(trial, group, 1)
             if not bound:
-                against = _against_next_pod(session, group)
+                against = _against_next_pod(session, group, shape)
     if against:
         session.refuse(group, against)
         return False
@@ -312,32 +331,16 @@ def _start_next_pod(session: Session, group: GroupState, growing: GrowingGroups)
     return True
 
 
-def _against_next_pod(session: Session, group: GroupState) -> list[Verdict]:
-    """What limits and nodes say against more pods of a group; nothing waits for a pod that not even
-    an empty node would take, or that a limit has no room for by itself.
+def _against_next_pod(session: Session, group: GroupState, shape: TaskShape) -> list[Verdict]:
+    """What limits and nodes say against the next pod of a group; nothing waits for a pod that not
+    even an empty node would take, or that a limit has no room for by itself.
     """
-    never: list[Verdict] = []
-    shapes = _shapes_waiting(session, group)
-    for shape in shapes:
-        if not session.is_taken_when_empty(shape):
-            continue
-        over = over_limit_with(session, group, shape)
-        if not any(verdict.is_larger_than_limit for verdict in over):
-            return over or [structs.replace(explain_no_node(session, shape), in_line=True)]
-        never = never or [structs.replace(verdict, in_line=False) for verdict in over]
-    return never or [explain_no_node(session, shapes[0])]
-
-
-def _shapes_waiting(session: Session, group: GroupState) -> list[TaskShape]:
-    """The shapes of a group's pods without a node, the first to be started first."""
-    tasks = sum(count > 0 for count in group.unfinished())
-    found: dict[str, TaskShape] = {}
-    for extra in waiting_extras(session, group):
-        shape = shape_of_extra(group, extra)
-        found.setdefault(shape.task.name, shape)
-        if len(found) == tasks:
-            break
-    return list(found.values())
+    if not session.is_taken_when_empty(shape):
+        return [explain_no_node(session, shape)]
+    over = over_limit_with(session, group, shape)
+    if _is_larger_than_limit(over):
+        return [structs.replace(verdict, in_line=False) for verdict in over]
+    return over or [structs.replace(explain_no_node(session, shape), in_line=True)]
 
 
 def _cannot_be_placed(session: Session, group: GroupState) -> bool:

@@ -102,19 +102,33 @@ def _becomes_ready(trial: Statement, group: GroupState) -> bool:
     return False
 
 
-def waiting_extras(session: Session, group: GroupState) -> Iterator[Pod | int]:
-    """Pods without a node, and the ordinals of those that do not exist yet, in pods' order."""
+def waiting_extras(
+    session: Session, group: GroupState, *, most: int | None = None
+) -> Iterator[Pod | int]:
+    """Pods without a node, and the ordinals of those that do not exist yet, in pods' order; of the
+    latter no more than `most` of each task.
+    """
     pending = ((session.pod_key(group, pod), pod) for pod in pending_pods(session, group))
-    for _, extra in heapq.merge(pending, _unborn(session, group), key=lambda pair: pair[0]):
+    for _, extra in heapq.merge(pending, _unborn(session, group, most), key=lambda pair: pair[0]):
         yield extra
 
 
-def _unborn(session: Session, group: GroupState) -> Iterator[tuple[Key, Pod | int]]:
+def _unborn(
+    session: Session, group: GroupState, most: int | None
+) -> Iterator[tuple[Key, Pod | int]]:
     for shape in tasks_in_order(session, group):
         # The pods of a task differ by their index alone.
         *head, _ = session.pod_key(group, pod_of(group, shape.first))
-        for ordinal in beyond(group, shape):
+        for ordinal in islice(beyond(group, shape), most):
             yield (*head, ordinal - shape.first), ordinal
+
+
+def waiting_shapes(session: Session, group: GroupState) -> Iterator[TaskShape]:
+    """Yield the shapes of a group's pods without a node, in pods' order."""
+    pending = {pod.spec.task for pod in pending_pods(session, group)}
+    for shape in tasks_in_order(session, group):
+        if shape.task.name in pending or next(beyond(group, shape), None) is not None:
+            yield shape
 
 
 def start_extras(
@@ -128,7 +142,7 @@ def start_extras(
     bound: list[Pod] = []
     lacking: frozenset[str] = frozenset()
     refused: set[str] = set()
-    for extra in list(islice(waiting_extras(session, group), count + len(group.pods))):
+    for extra in list(waiting_extras(session, group, most=count)):
         shape = shape_of_extra(group, extra)
         if len(bound) == count:
             break

@@ -1,0 +1,48 @@
+"""An array that runs and holds nothing stands in line with the first of its pods that could start
+on empty nodes; those that fit nowhere are left out, as of a gang.
+"""
+
+from __future__ import annotations
+
+from tests.sim.worlds import Manifest, group, node, outcome, queue, starts
+
+
+def task(name: str, pods: int, cpu: int) -> Manifest:
+    """Pods that run for 20 s."""
+    template = {"requests": {"cpu": cpu}, "annotations": {"batchq/runtime": "20s"}}
+    return {"name": name, "replicas": pods, "template": template}
+
+
+def test_an_array_goes_on_past_many_pods_that_fit_nowhere_before_what_came_after_it() -> None:
+    came = outcome(
+        node("n1", 2),
+        queue("a", strategy={"type": "StrictFIFO"}),
+        queue("b", strategy={"type": "StrictFIFO"}),
+        group("array", tasks=[task("large", 4, 4), task("small", 2, 2)], minMember=1, queue="a"),
+        group("after", 1, 2, runtime="60s", queue="b"),
+    )
+    assert starts(came) == {"array-small-0": 0, "array-small-1": 20, "after-t-0": 40}
+
+
+def test_a_short_group_passes_an_array_whose_next_pod_waits_for_a_known_end() -> None:
+    """The pod of 2 cpus starts when `busy` ends; that of 8, which stands before it, never does."""
+    came = outcome(
+        node("n1", 4),
+        queue("a", strategy={"type": "Backfill"}),
+        group("busy", 1, 3, runtime="60s", walltime="60s", queue="a", created=0),
+        group(
+            "array",
+            tasks=[task("large", 1, 8), task("small", 1, 1), task("middle", 1, 2)],
+            minMember=1,
+            walltime="20s",
+            queue="a",
+            created=0,
+        ),
+        group("short", 1, 1, runtime="10s", walltime="10s", queue="a", created=1),
+    )
+    assert starts(came) == {
+        "busy-t-0": 0,
+        "array-small-0": 0,
+        "short-t-0": 20,
+        "array-middle-0": 60,
+    }

@@ -222,7 +222,7 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
             ):
                 raise Broken(f"{group.key} is refused for room, and there is room")
         elif is_admitted(group) and not group.is_external and last.group_ready(group):
-            for task in _bindable(last, group):
+            for task in () if _is_held_off(last, group) else _bindable(last, group):
                 raise Broken(f"a pod of {group.key}, task {task}, waits, and a node takes it")
 
 

@@ -7,7 +7,7 @@ from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Leaving
 from batchq.api.resources import Amounts, minus, of_pod, plus, total
 from batchq.api.transaction import CLUSTER, POD_GROUPS
-from batchq.framework.ledger import charge_with_count, falls_by, title_of
+from batchq.framework.ledger import falls_by, title_of
 from batchq.framework.moves import roll_back
 from batchq.framework.pledges import nodes_awaited
 from batchq.framework.session import Session
@@ -34,7 +34,7 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
     for group in last_first:
         if not excess:
             return
-        charge = charge_with_count(group)
+        charge = session.ledger.counts_for(group, scope)
         short = next((name for name in excess if charge.get(name)), None)
         if short is None or not _may_leave(group):
             continue

@@ -106,3 +106,20 @@ def overbooked(session: Session) -> dict[str, dict[str, int]]:
             if limit is not None and units > limit:
                 over.setdefault(scope, {})[name] = limit
     return over
+
+
+def still_overbooked(
+    former: Mapping[str, Mapping[str, int]], session: Session
+) -> dict[str, dict[str, int]]:
+    """The same of those limits that the world has passed from its beginning on, each at the most
+    that it has allowed since: one that falls below that is cut, also while pods still end.
+    """
+    return {
+        scope: {
+            name: max(limit, former[scope][name])
+            for name, limit in limits.items()
+            if name in former[scope]
+        }
+        for scope, limits in overbooked(session).items()
+        if scope in former
+    }

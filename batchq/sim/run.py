@@ -25,7 +25,7 @@ from batchq.scheduler.timers import next_due_at
 from batchq.sim.clock import CountedIds, VirtualClock, whole_second
 from batchq.sim.endless import endless_sessions
 from batchq.sim.execution import Execution
-from batchq.sim.founding import found, overbooked
+from batchq.sim.founding import found, overbooked, still_overbooked
 from batchq.sim.invariants import Watch
 from batchq.sim.outside import Outside
 from batchq.sim.report import CycleStory, Outcome, outcome_of, story_of
@@ -132,7 +132,7 @@ class Stage:
             report = self._cycle.run_once()
             self._refused += len(report.commit.refused)
             # Where what was too much fits by now, only a limit that falls again counts as a cut.
-            self.store.overbooked = overbooked(report.session)
+            self.store.overbooked = still_overbooked(self.store.overbooked, report.session)
             self._watch.after_session(report.commit)
             self._stories.append(story_of(report, self._since_start()))
             # Starting moves no charge; what is taken away is looked at with what happens next.

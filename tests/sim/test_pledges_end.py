@@ -8,6 +8,7 @@ from tests.sim.test_standstill_of_promises import task_of
 from tests.sim.worlds import (
     Manifest,
     admitted,
+    answers,
     applies,
     bound,
     evicted,
@@ -20,6 +21,7 @@ from tests.sim.worlds import (
     pledged,
     pod,
     queue,
+    quota,
     requeued,
     starts,
     timeline,
@@ -272,6 +274,39 @@ def test_the_place_of_a_group_goes_on_with_its_last_pod_once_its_gang_has_ended(
     assert evicted(came) == [(20, [("default/in-slow-0", "Preempted")])]
     assert starts(came) == {"in-quick-0": 0, "in-quick-1": 0, "in-slow-0": 70, "hi-t-0": 50}
     assert phases(came) == {"in": "Completed", "hi": "Completed"}
+
+
+def test_a_claimant_that_its_namespace_has_no_room_for_by_now_gives_up_its_reservation() -> None:
+    """The quota is cut while the victims stop, which hold more than that until they have."""
+    came = outcome(
+        *CLASSES,
+        node("n1", 4),
+        *runs("low", grace="20s"),
+        timeline(applies(5, claims("hi", 4, "high")), applies(10, quota("default", cpu=1))),
+        cycles=12,
+    )
+    assert requeued(came)[1:] == [(25, [("default/hi", "CapacityCut")])]
+
+
+def test_a_claimant_stays_reserved_when_a_node_is_lost_on_which_it_can_take_others() -> None:
+    """Beside its victims it counts for nothing: that it leaves would not make the rest fit."""
+    came = outcome(
+        *CLASSES,
+        LATE,
+        queue("q", admissionChecks=["late"]),
+        node("n1", 2),
+        node("n2", 3),
+        *runs("low", 2, queue="q"),
+        *runs("other", 3, queue="q", on="n2"),
+        claims("hi", 2, "high", queue="q"),
+        timeline({"at": "10s", "failNode": "n2"}, answers(50, "hi", "late", "True")),
+        cycles=12,
+    )
+    assert pledged(came)[:2] == [
+        (0, {"default/hi": pods_of("low", 2)}),
+        (10, {"default/hi": [*pods_of("low", 2), "default/other"]}),
+    ]
+    assert requeued(came)[0] == (50, [("default/low", "Preempted"), ("default/other", "Preempted")])
 
 
 # --- One instant ------------------------------------------------------------------------------

@@ -350,6 +350,11 @@ def claims_that_wait_for_nothing(snapshot: Snapshot, now_ms: int) -> list[str]:
         for pod in pods
         if pod.status.phase in ON_NODE
     }
+    ready = {
+        node.metadata.name
+        for node in snapshot.nodes
+        if node.status.ready and not node.spec.unschedulable
+    }
     found = []
     for one in stand:
         pledge = one.status.pledge
@@ -358,7 +363,9 @@ def claims_that_wait_for_nothing(snapshot: Snapshot, now_ms: int) -> list[str]:
         )
         waits = any(uid in alive for uid in pledge.holds) or external
         asked = any(check.status != "True" for check in one.status.checks)
-        if not waits and not asked and one.status.phase == PodGroupPhase.PENDING:
+        # Until it expires, it waits for a node that has gone since its victims were told to stop.
+        node_away = bool(pledge.room.keys() - ready) and now_ms < (pledge.expires or 0)
+        if not (waits or asked or node_away) and one.status.phase == PodGroupPhase.PENDING:
             name = f"{one.metadata.namespace}/{one.metadata.name}"
             found.append(f"{name} has a pledge, and everything that it waits for has ended")
     return found

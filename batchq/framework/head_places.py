@@ -101,11 +101,13 @@ def _booked(
 
 def place_of(session: Session, head: GroupState, table: Timetable) -> HeadPlace:
     """Return where a head stands beside what is known and planned: where it has stood, unless it
-    could start sooner elsewhere.
+    could start sooner elsewhere. One for which nodes are held stays there.
     """
     length = length_of(session, head)
     known = session.head_places.get(head.uid)
     former: Room = head.status.set_aside_on if known is None else known.room
+    if former and head.uid in session.rooms and table.could_stand(head, former):
+        return HeadPlace(None, former)
     start = table.slot(head, length)
     if start is not None:
         return HeadPlace(start, table.room_for(head, start, length, former))
@@ -119,12 +121,12 @@ def place_of(session: Session, head: GroupState, table: Timetable) -> HeadPlace:
 
 def room_against(session: Session, group: GroupState) -> Room:
     """Return what stands on nodes for heads of other queues and is not for more pods of a group: as
-    what is set aside for them is not, in sums.
+    what is set aside for them is not, in sums. What is held for a head is off the nodes already.
     """
     heads = [
         one.head
         for queue, one in session.ledger.aside.items()
-        if queue != group.queue and one.against(group)
+        if queue != group.queue and one.against(group) and one.head not in session.rooms
     ]
     return together(_places_of(session)[uid].room for uid in heads) if heads else {}
 

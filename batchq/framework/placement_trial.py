@@ -12,13 +12,13 @@ from collections import Counter
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, describe, minus, plus
+from batchq.api.resources import Amounts, covers, describe, minus, plus, smaller
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
 from batchq.framework.gangs import bind_until_ready
 from batchq.framework.head_places import keeping_off, room_against_gang, room_to_come, together
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.node_refusals import Gang, wanted_of
-from batchq.framework.nodetimes import nodes_decide
+from batchq.framework.nodetimes import Room, nodes_decide
 from batchq.framework.placement import (
     explain_no_node,
     fill_largest_first,
@@ -253,15 +253,19 @@ def seek_for_admitted(session: Session, group: GroupState) -> bool:
 def hold(session: Session, group: GroupState) -> None:
     """Keep for a gang that has waited for long what nodes have for it, until the session ends.
 
-    If nodes take it by now, its places; else places for those pods that find one, and for each of
-    the others what is free on the node that would take it empty and has most free, by name among
-    equals.
+    If nodes take it by now, its places. Else what is free where the group stands as a head, if it
+    does; or places for those pods that find one, and for each of the others what is free on the
+    node that would take it empty and has most free, by name among equals.
     """
     gang = gang_of(session, group)
     session.node_refusals.forget(wanted_of(gang))
     found = seek(session, group)
     if isinstance(found, KeptPlaces):
         session.kept[group.uid] = found
+        return
+    stands = group.status.set_aside_on
+    if stands and all(_would_hold(session, name, amounts) for name, amounts in stands.items()):
+        hold_room(session, group, _free_part(session, stands))
         return
     room: dict[str, Amounts] = {}
     for shape, count in gang:
@@ -279,6 +283,22 @@ def hold(session: Session, group: GroupState) -> None:
             room[fullest.name] = plus(room.get(fullest.name, {}), part)
     if room:
         session.rooms[group.uid] = room
+
+
+def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:
+    """Whether an open node of this name would have so much if it were empty."""
+    node = session.nodes.get(name)
+    return node is not None and node.open and covers(node.total, amounts)
+
+
+def _free_part(session: Session, room: Room) -> dict[str, Amounts]:
+    """What is free of certain room now."""
+    found: dict[str, Amounts] = {}
+    for name, amounts in room.items():
+        part = minus(smaller(amounts, session.nodes[name].free), {})
+        if part:
+            found[name] = part
+    return found
 
 
 def _there(node: NodeState, shape: TaskShape) -> list[tuple[str, int]]:

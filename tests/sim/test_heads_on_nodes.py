@@ -17,6 +17,7 @@ from tests.sim.worlds import (
     applies,
     bound,
     group,
+    node,
     of,
     outcome,
     outcome_until,
@@ -158,3 +159,34 @@ def test_a_queue_that_is_tried_before_takes_the_heads_node_if_no_other_takes_its
     world += [job("head", 4, 50, queue="a")]
     came = where(*world, timeline(applies(5, job("small", 2, 1_000))))
     assert came["small"] == (5, "n1")
+
+
+def asks(cpu: int, memory: int, runtime: str = "1000s") -> list[Manifest]:
+    template = {
+        "requests": {"cpu": cpu, "memory": memory},
+        "annotations": {"batchq/runtime": runtime},
+    }
+    return [{"name": "t", "replicas": 1, "template": template}]
+
+
+def runs_on(name: str, on: str, tasks: list[Manifest]) -> list[Manifest]:
+    status = {"phase": "Running", "startedAt": 0}
+    held = group(name, tasks=tasks, created=0, status=status)
+    return [held, pod(f"{name}-t-0", name, node=on, **status)]
+
+
+def test_a_head_that_has_waited_for_long_holds_the_node_where_it_stands_and_no_other() -> None:
+    """From 100 on most memory is free on n2; it stands on n1. Later a pod of three cpus comes: n1
+    has two beside the head, n2 has three.
+    """
+    came = where(
+        node("n1", 4, memory=4),
+        node("n2", 4, memory=4),
+        queue("a", strategy={"type": "StrictFIFO"}, deserved={"cpu": 4, "memory": 4}),
+        *runs_on("long-1", "n1", asks(1, 2)),
+        *runs_on("long-2", "n2", asks(1, 1)),
+        *runs_on("short", "n2", asks(0, 2, "100s")),
+        group("head", tasks=asks(1, 4, "10s"), queue="a", created=0),
+        timeline(applies(300, group("later", tasks=asks(3, 0, "10s")))),
+    )
+    assert came == {"later": (300, "n2"), "head": (1000, "n1")}

@@ -12,7 +12,7 @@ than its due over time (batchq.framework.usage).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
@@ -200,17 +200,32 @@ def everybody_gets_all_back(session: Session) -> bool:
         and session.all_reclaimable
         and all(spec.preemption.reclaim == "Any" for spec in specs)
         and everybody_may_evict(session)
-        and next(_protected(session), None) is None
+        and not _protected(session)
     )
 
 
-def _protected(session: Session) -> Iterator[GroupState]:
-    """The groups that reclaim may not take yet, for how short they have run."""
-    for group in session.busy():
-        if is_admitted(group):
-            pods = tuple(pod for pod in group.current() if pod.status.phase in ON_NODE)
-            if pods and is_protected(session, Victim(group, pods, whole=True), "reclaimable"):
-                yield group
+def _protected(session: Session) -> Iterable[GroupState]:
+    """Of each queue with groups that reclaim may not take yet, for how short they have run, the one
+    of the lowest priority.
+
+    Found once a session, for any number of heads: what a session starts itself is not protected.
+    """
+    if session.protected is None:
+        session.protected = {}
+        for group in session.busy():
+            lowest = session.protected.get(group.queue)
+            if (lowest is None or group.priority < lowest.priority) and _is_protected(
+                session, group
+            ):
+                session.protected[group.queue] = group
+    return session.protected.values()
+
+
+def _is_protected(session: Session, group: GroupState) -> bool:
+    if group.is_external or not is_admitted(group):
+        return False
+    pods = tuple(pod for pod in group.current() if pod.status.phase in ON_NODE)
+    return bool(pods) and is_protected(session, Victim(group, pods, whole=True), "reclaimable")
 
 
 def _spares_some(session: Session, head: GroupState) -> bool:

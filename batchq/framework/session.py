@@ -126,6 +126,8 @@ class Session:
         self.strict_heads: dict[str, GroupState] = {}
         #: Heads for which nothing is set aside, as they ask for more than their queues deserve.
         self.exceeding: list[GroupState] = []
+        #: Queue -> of its groups that reclaim may not take yet the lowest, once asked.
+        self.protected: dict[str, GroupState] | None = None
         #: Heads' uids -> where what is set aside for them stands on nodes, once asked.
         self.head_places: dict[str, HeadPlace] = {}
         #: Heads of strict queues that have waited before, and where they stand, once asked.

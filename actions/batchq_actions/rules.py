@@ -289,3 +289,7 @@ class FromBoth(GangClaim):
         others = [victim.group.queue for victim in victims]
         queues = [self.claimant.queue, *_below(session, self.claimant, others)]
         return ends_within(session, self.claimant, dict.fromkeys(queues))
+
+    def lacks_own_victims(self, session: Session) -> bool:
+        """While its queue would hold more than it deserves, whatever others hold."""
+        return not ends_within(session, self.claimant, [self.claimant.queue])

@@ -183,6 +183,8 @@ class Pool:
         self._session = session
         self._claimant = claimant
         self._queues = [name for name in queues if session.ledger.holding.get(name)]
+        #: Queue -> its share, of those that hold what they held when it was asked.
+        self._shares: dict[str, Share] = {}
 
     def extras(self, ask: Ask) -> Iterator[Victim]:
         """Pods beyond minMember, one at a time; whoever takes one asks for the next."""
@@ -281,6 +283,9 @@ class Pool:
                 self._session.spares_the_new = True
                 continue
             yield victim
+            # What is taken lowers what its queue holds, and those above it.
+            for queue in victim.group.chain:
+                self._shares.pop(queue, None)
 
     def _next_queue(self, heaps: dict[str, list[Entry]]) -> str:
         if len(heaps) == 1:
@@ -289,7 +294,7 @@ class Pool:
         names = [name for name, heap in heaps.items() if heap[0][0][0] == lowest]
         if len(names) == 1:
             return names[0]
-        shares = {name: share_path(self._session, name) for name in names}
+        shares = {name: share_path(self._session, name, self._shares) for name in names}
         most = max(shares.values())
         return min(
             (name for name in names if shares[name] == most), key=lambda name: heaps[name][0][0]
@@ -303,6 +308,16 @@ class Pool:
         return group.reserved or any(pod.metadata.uid in group.pods for pod in victim.pods)
 
 
-def share_path(session: Session, queue: str) -> tuple[Share, ...]:
-    """The shares of a queue and those above it, the highest first."""
-    return tuple(share_of_queue(session, name) for name in session.tree.chain(queue)[1:])
+def share_path(
+    session: Session, queue: str, known: dict[str, Share] | None = None
+) -> tuple[Share, ...]:
+    """The shares of a queue and those above it, the highest first.
+
+    `known`: queue -> its share where that has been asked and still holds; what is asked is added.
+    """
+    known = {} if known is None else known
+    names = session.tree.chain(queue)[1:]
+    for name in names:
+        if name not in known:
+            known[name] = share_of_queue(session, name)
+    return tuple([known[name] for name in names])

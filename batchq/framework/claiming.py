@@ -171,6 +171,10 @@ class GangClaim:
         """What is reserved and finds nodes is in nobody's way, whatever a described world holds."""
         return _has_its_own(self.claimant) and self._fit_on_nodes(session).fits
 
+    def lacks_own_victims(self, session: Session) -> bool:
+        """Never: only victims of two actions together depend on it."""
+        return False
+
     def _fit_on_nodes(self, session: Session) -> Fit:
         group = self.claimant
         if group.is_external:
@@ -256,6 +260,10 @@ class ExtraClaim:
 
     def needs_nobody(self, session: Session) -> bool:
         """What fits without victims was bound by allocate, or soon is."""
+        return False
+
+    def lacks_own_victims(self, session: Session) -> bool:
+        """Never: see `GangClaim`."""
         return False
 
     def fit(self, session: Session) -> Fit:

@@ -12,7 +12,8 @@ Before victims come the pledges of claimants that stand behind this one: it may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -37,6 +38,8 @@ from batchq.framework.state import GroupState, Victim
 from batchq.framework.statement import Statement
 
 Kind = Literal["undo", "ending", "pledge", "pod", "group"]
+#: How a victim leaves in a trial.
+Leave = Callable[[Statement, Victim], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,9 @@ class Claim(Protocol):
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Whether the action may let it end like this, once the claimant fits."""
+
+    def lacks_own_victims(self, session: Session) -> bool:
+        """Whether it cannot end well, as it stands, whatever other queues give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +196,26 @@ class _Trial:
         for other in outranked_by(self._session, self._claim.claimant):
             if self._take_over(other) and (self._take_what_ends() or self._is_enough()):
                 return True
-        for stage in stages:
-            passes = 0
+        left = deque(stages)
+        while left:
+            stage, passes = left.popleft(), 0
+            own_to_come = any(self._claim.claimant.queue in later for later in left)
             while stage and passes <= self._pledges_ended():
                 passes += 1
                 pool = Pool(self._session, self._claim.claimant, stage)
-                if self._take_from(pool) or (self._pledges_ended() and self._take_what_ends()):
+                if self._take_from(pool, own_to_come=own_to_come):
+                    return True
+                if own_to_come and self._has_enough_of_others():
+                    # Should its own not suffice, others may still give up something.
+                    left.append(stage)
+                    break
+                if self._pledges_ended() and self._take_what_ends():
                     return True
         return False
+
+    def _has_enough_of_others(self) -> bool:
+        """Whether it fits, and only what its own queue gives up is still missing."""
+        return self._fit.fits and self._claim.lacks_own_victims(self._session)
 
     def _take_what_ends(self) -> bool:
         """Count on all that stops anyway, and is pledged to nobody; whether it is enough."""
@@ -227,16 +245,26 @@ class _Trial:
         """How many of those taken counted on victims of their own, who are anybody's by that."""
         return sum(taken.kind == "group" and taken.former[0].pledge.stands for taken in self._taken)
 
-    def _take_from(self, pool: Pool) -> bool:
-        for victim in pool.extras(self._may_take):
-            self._take("pod", victim, _drop)
-            if self._is_enough():
-                return True
-        for victim in pool.groups(self._may_take):
-            self._take("group", victim, send_off)
-            if self._is_enough():
-                return True
+    def _take_from(self, pool: Pool, *, own_to_come: bool) -> bool:
+        """Take victims one by one; whether they are enough.
+
+        Where the claimant's own queue comes after these, no more than it lacks beside its own.
+        """
+        if own_to_come and self._has_enough_of_others():
+            return False
+        for kind, leave, victims in self._kinds(pool):
+            for victim in victims:
+                self._take(kind, victim, leave)
+                if self._is_enough():
+                    return True
+                if own_to_come and self._has_enough_of_others():
+                    return False
         return False
+
+    def _kinds(self, pool: Pool) -> Iterator[tuple[Kind, Leave, Iterator[Victim]]]:
+        """Single pods, then whole groups, and how they leave."""
+        yield "pod", _drop, pool.extras(self._may_take)
+        yield "group", send_off, pool.groups(self._may_take)
 
     def _may_take(self, victim: Victim) -> bool:
         lacks_place = POD_GROUPS in self._session.lacking
@@ -250,7 +278,7 @@ class _Trial:
         """
         return any(uid in self._session.pledged for uid in group.pods)
 
-    def _take(self, kind: Kind, victim: Victim, leave: Callable[[Statement, Victim], None]) -> None:
+    def _take(self, kind: Kind, victim: Victim, leave: Leave) -> None:
         group = victim.group
         self._taken.append(Taken(kind, victim, (group.status, dict(group.pods))))
         leave(self._statement, victim)

@@ -19,6 +19,7 @@ from batchq.errors import EndlessSessions
 from batchq.sim.run import Stage
 from batchq.sim.world import read_world
 from tests.worlds.checking import with_checks
+from tests.worlds.happenings import FIRST, with_happenings
 from tests.worlds.making import CLASSES, Described, Manifest
 
 #: Sessions of one such world; it has come to rest long before.
@@ -40,9 +41,10 @@ def wide_world(seed: int) -> Described:
     dice = random.Random(f"wide ends {seed}")
     if dice.random() < 0.3:
         world = structs.replace(with_checks(_without_edits_of_queues(world)), static=False)
-    elif dice.random() < 0.5:
-        world = _with_failures(world, dice)
-    return world
+        return with_happenings(world) if seed >= FIRST else world
+    if seed >= FIRST:
+        world = with_happenings(world)
+    return _with_failures(world, dice) if dice.random() < 0.5 else world
 
 
 def _without_edits_of_queues(world: Described) -> Described:

@@ -1,0 +1,145 @@
+"""What operators and users do besides in busy worlds: queues are stopped for a while and guaranteed
+something, nodes come and change their size, groups become more or less important or are cancelled,
+pods have gates of their own, and clocks run faster.
+
+Seeds below FIRST stay as they were: those that once showed a fault are known by their number.
+"""
+
+from __future__ import annotations
+
+import random
+
+from msgspec import structs
+
+from tests.worlds.making import Described, Manifest
+
+#: The first seed whose world has them.
+FIRST = 200_000
+_CLASSES = ("low", "mid", "high", "polite")
+
+
+def with_happenings(world: Described) -> Described:
+    """The world with some more steps in its Timeline, which is its last document."""
+    dice = random.Random(f"wide happenings {world.seed}")
+    *manifests, timeline = [dict(one) for one in world.manifests]
+    steps: list[Manifest] = list(timeline["spec"])
+    _guarantee(dice, manifests)
+    _gate_templates(dice, manifests, steps)
+    _stop_queues(dice, manifests, steps)
+    _change_nodes(dice, manifests, steps)
+    _change_groups(dice, manifests, steps)
+    steps.sort(key=_at)
+    return structs.replace(
+        world,
+        manifests=[*manifests, {**timeline, "spec": steps}],
+        config={**world.config, **_clocks(dice)},
+    )
+
+
+def _at(step: Manifest) -> int:
+    return int(step["at"][:-1])
+
+
+def _of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [one for one in manifests if one["kind"] == kind]
+
+
+def _for_a_while(dice: random.Random, made: Manifest, spec: Manifest) -> list[Manifest]:
+    begins = dice.randint(1, 90)
+    ends = begins + dice.randint(5, 60)
+    return [
+        {"at": f"{begins}s", "apply": {**made, "spec": spec}},
+        {"at": f"{ends}s", "apply": made},
+    ]
+
+
+def _clocks(dice: random.Random) -> Manifest:
+    config: Manifest = {}
+    if dice.random() < 0.4:
+        config["inQueueTimeout"] = f"{dice.choice((20, 60))}s"
+    if dice.random() < 0.2:
+        config["recoveryTimeout"] = "20s"
+    if dice.random() < 0.1:
+        config["fairness"] = {"halfLife": dice.choice(("off", "60s"))}
+    return config
+
+
+def _guarantee(dice: random.Random, manifests: list[Manifest]) -> None:
+    """To some queues at the root, no more than they deserve or may have."""
+    nodes = _of_kind(manifests, "Node")
+    left: int = sum(one["spec"]["resources"]["cpu"] for one in nodes)
+    for one in _of_kind(manifests, "Queue"):
+        spec = one["spec"]
+        if "parent" in spec or dice.random() > 0.3:
+            continue
+        stated = [spec[name]["cpu"] for name in ("deserved", "capability") if name in spec]
+        most = min([left // 2, *stated])
+        if most > 0:
+            amount = dice.randint(1, most)
+            one["spec"] = {**spec, "guarantee": {"cpu": amount}}
+            left -= amount
+
+
+def _stop_queues(dice: random.Random, manifests: list[Manifest], steps: list[Manifest]) -> None:
+    for one in _of_kind(manifests, "Queue"):
+        if dice.random() < 0.2:
+            policy = dice.choice(("Hold", "HoldAndDrain"))
+            steps += _for_a_while(dice, one, {**one["spec"], "stopPolicy": policy})
+
+
+def _change_nodes(dice: random.Random, manifests: list[Manifest], steps: list[Manifest]) -> None:
+    nodes = _of_kind(manifests, "Node")
+    for place in range(dice.choice((0, 0, 1, 2))):
+        model = dice.choice(nodes)
+        metadata = {**model["metadata"], "name": f"m{place}", "uid": f"node-m{place}"}
+        steps.append(
+            {"at": f"{dice.randint(1, 90)}s", "apply": {**model, "metadata": metadata}},
+        )
+    for one in nodes:
+        if dice.random() < 0.15:
+            resources = {**one["spec"]["resources"], "cpu": dice.randint(1, 8)}
+            steps += _for_a_while(dice, one, {**one["spec"], "resources": resources})
+
+
+def _groups(manifests: list[Manifest], steps: list[Manifest]) -> list[tuple[int, Manifest]]:
+    """Every group, and when it comes."""
+    first = [(0, one) for one in _of_kind(manifests, "PodGroup")]
+    return first + [
+        (_at(step), step["apply"])
+        for step in steps
+        if step.get("apply", {}).get("kind") == "PodGroup"
+    ]
+
+
+def _gate_templates(dice: random.Random, manifests: list[Manifest], steps: list[Manifest]) -> None:
+    """Some pods wait for a gate of their own, which is opened later."""
+    for since, group in _groups(manifests, steps):
+        if dice.random() > 0.1:
+            continue
+        task = dice.choice(group["spec"]["tasks"])
+        task["template"]["schedulingGates"] = [{"name": "own"}]
+        opened = {"podGroup": _key(group), "gate": "own"}
+        steps.append({"at": f"{since + dice.randint(1, 60)}s", "openGate": opened})
+
+
+def _change_groups(dice: random.Random, manifests: list[Manifest], steps: list[Manifest]) -> None:
+    for since, group in _groups(manifests, steps):
+        at = since + dice.randint(1, 60)
+        spec = group["spec"]
+        key = _key(group)
+        if dice.random() < 0.15 and not ("suspend" in spec or "schedulingGates" in spec):
+            changed = {**spec, "priorityClassName": dice.choice(_CLASSES)}
+            steps.append({"at": f"{at}s", "apply": {**group, "spec": changed}})
+        elif dice.random() < 0.1 and not any(_is_about(step, key) for step in steps):
+            steps.append({"at": f"{at}s", "delete": f"PodGroup/{key}"})
+
+
+def _key(group: Manifest) -> str:
+    return f"{group['metadata']['namespace']}/{group['metadata']['name']}"
+
+
+def _is_about(step: Manifest, key: str) -> bool:
+    """Whether a step, but for one that makes the group, names it."""
+    named = [step.get("suspend"), step.get("resume")]
+    named += [step.get(deed, {}).get("podGroup") for deed in ("openGate", "setCheck")]
+    return key in named

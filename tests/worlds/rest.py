@@ -7,7 +7,7 @@ take a copy of the sessions to say whether it may, it may.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
@@ -285,7 +285,8 @@ class Rest(Picture):
         if not ready:
             # A gang starts whole or not at all: also if one of its pods waits for a retry.
             if (
-                self._is_whole(group, needed)
+                needed
+                and self._has_its_gang(group, needed)
                 and self.put(needed, shared)
                 and not self._grows(group, needed)
             ):
@@ -298,9 +299,11 @@ class Rest(Picture):
             if promised or not self._grows(group, [place]):
                 yield place, promised
 
-    def _has_its_gang(self, group: PodGroup) -> bool:
-        """Whether pods on nodes and succeeded ones are enough: else it lacks some, or will fail."""
-        there = [
+    def _has_its_gang(self, group: PodGroup, more: Sequence[Place] = ()) -> bool:
+        """Whether pods on nodes and succeeded ones, and these, are enough: else it lacks some, or
+        will fail.
+        """
+        there = [one.task.name for one in more] + [
             pod.spec.task
             for pod in self.counts_now(group)
             if pod.status.phase == PodPhase.SUCCEEDED
@@ -314,11 +317,6 @@ class Rest(Picture):
         """Whether a group's charge stays as it is when these are bound."""
         held = total([self.held(group), *(one.asks for one in places)])
         return fits(held, self.charges[group.metadata.uid])
-
-    def _is_whole(self, group: PodGroup, needed: list[Place]) -> bool:
-        """Whether these are all that a gang lacks."""
-        alive = sum(not pod.status.terminating for pod in self.on_nodes(group))
-        return bool(needed) and len(needed) + alive >= len(self.lacking(group))
 
     def _grows(self, group: PodGroup, places: list[Place]) -> bool:
         """Whether binding these passes a limit, where they make the group's charge grow."""

@@ -27,18 +27,20 @@ def place_largest_first(
 
     Of pods of one size those come first that fewer nodes would take if they were empty: `choices`.
     `takes` tells whether a node takes one more pod, and `take` lets it. Sizes are compared as parts
-    of the `whole`, in the largest dimension; how full nodes are, in all that a pod asks for.
+    of the `whole`, in the largest dimension, then in all; how full nodes are, in all that a pod
+    asks for. The parts of one task come one after another.
     """
     there = list(nodes)
     placed: list[list[NodeState]] = [[] for _ in parts]
     sizes = [
-        (-_size(shape, whole), choices(shape), place) for place, (shape, _) in enumerate(parts)
+        (_size(shape, whole), choices(shape), shape.place, part)
+        for part, (shape, _) in enumerate(parts)
     ]
-    for *_, place in sorted(sizes):
-        shape, count = parts[place]
+    for *_, part in sorted(sizes):
+        shape, count = parts[part]
         takers = [node for node in there if takes(shape, node)]
         takers.sort(key=lambda node: (_free_part(shape, node, whole), node.name))
-        found = placed[place]
+        found = placed[part]
         for node in takers:
             # One that takes a pod stays the fullest until it takes no more.
             while len(found) < count and takes(shape, node):
@@ -49,16 +51,12 @@ def place_largest_first(
     return placed, True
 
 
-def _size(shape: TaskShape, whole: Amounts) -> int:
-    """The largest of a pod's requests, in millionths of the whole."""
-    return max(
-        (
-            units * _PARTS // whole[name]
-            for name, units in shape.requests.items()
-            if whole.get(name)
-        ),
-        default=0,
-    )
+def _size(shape: TaskShape, whole: Amounts) -> tuple[int, int]:
+    """The largest of a pod's requests and all of them, in millionths of the whole, negated."""
+    parts = [
+        units * _PARTS // whole[name] for name, units in shape.requests.items() if whole.get(name)
+    ]
+    return -max(parts, default=0), -sum(parts)
 
 
 def _free_part(shape: TaskShape, node: NodeState, whole: Amounts) -> int:

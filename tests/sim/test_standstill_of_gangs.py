@@ -60,6 +60,21 @@ def test_a_gang_starts_that_fits_only_with_its_largest_pods_first(overcommit: st
     assert phases(came) == {"mixed": "Completed"}
 
 
+def test_a_gang_starts_that_fits_largest_pods_first_though_one_small_pod_is_vital() -> None:
+    """A cpu of `large` is as large a part of all as the gpu that each pod asks for."""
+    tasks = [
+        task_of("large", 3, runtime="10s", replicas=2),
+        {**task_of("small", 2, runtime="10s", replicas=3), "minAvailable": 1},
+    ]
+    for task in tasks:
+        task["template"]["requests"]["gpu"] = 1
+    came = outcome(
+        node("n1", 6, gpu=3), node("n2", 6), node("n3", 6, gpu=3), group("mixed", tasks=tasks)
+    )
+    assert set(starts(came).values()) == {0}
+    assert phases(came) == {"mixed": "Completed"}
+
+
 def test_a_gang_starts_of_which_some_pods_go_to_one_node_only() -> None:
     """All ask for a cpu; `picky` tolerates no taint, and comes after `easy` in the gang."""
     easy = task_of("easy", 1, runtime="10s", priority=10, replicas=4)

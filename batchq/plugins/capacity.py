@@ -65,7 +65,7 @@ class Capacity:
             if not session.ledger.unused:
                 # Nothing is guaranteed to anybody.
                 continue
-            beside, of_machines = _beside_siblings(session, group, queue, left)
+            beside, of_machines = _beside_siblings(session, group, queue, left, session.could_have)
             left = plus(left, _guaranteed_beside(session, queue))
             subject = f"queue {queue}, beside what its siblings are guaranteed,"
             verdicts += never_fits(
@@ -124,14 +124,13 @@ class Capacity:
         self, session: Session, group: GroupState, full: list[Verdict]
     ) -> list[Verdict]:
         """Put a group out of line that not even empty nodes that are ready and not cordoned would
-        take: what is full now is not what it waits for.
+        take, beside what is guaranteed to others: what is full now is not what it waits for.
         """
         of_machines = Waiting.WAITING_FOR_RESOURCES
         # With an overcommit above 1 their sum alone says so.
         beyond = any(
-            one.reason == of_machines and one.limit is not None and (one.need or 0) > one.limit
-            for one in full
-        )
+            one.reason == of_machines and one.is_larger_than_limit for one in full
+        ) or _exceeds_ready_beside_siblings(session, group)
         if group.is_external or not (beyond or nodes_decide(session)):
             return full
         gang = gang_of(session, group)
@@ -168,12 +167,26 @@ def _who_is_guaranteed(session: Session, chain: tuple[str, ...], resource: str) 
     return f"guaranteed are {', '.join(shown)}{more}" if shown else ""
 
 
+def _exceeds_ready_beside_siblings(session: Session, group: GroupState) -> bool:
+    """Whether a group asks for more than ready nodes have beside what is guaranteed to others."""
+    if not session.ledger.unused:
+        return False
+    claim, left = claim_of(group), Amounts()
+    ready = session.ledger.limits.get(CLUSTER, {})
+    for queue in reversed(group.chain):
+        beside, _ = _beside_siblings(session, group, queue, left, ready)
+        if any(claim.get(name, 0) > units for name, units in beside.items()):
+            return True
+        left = plus(left, _guaranteed_beside(session, queue))
+    return False
+
+
 def _beside_siblings(
-    session: Session, group: GroupState, queue: str, left: Amounts
+    session: Session, group: GroupState, queue: str, left: Amounts, machines: Amounts
 ) -> tuple[Amounts, set[str]]:
-    """The most that a group below could ever hold beside what is guaranteed to others: to siblings
-    of the queue, and `left` to those of queues further down; and the dimensions in which the group
-    asks for more than all machines have, where no stated limit bounds that.
+    """The most that a group below could hold of these machines beside what is guaranteed to others:
+    to siblings of the queue, and `left` to those of queues further down; and the dimensions in
+    which the group asks for more than the machines have, where no stated limit bounds that.
 
     Only where something bounds what is above it: a stated capability, and at the top, for groups
     that need nodes, the cluster. A queue never has less than its own guarantee.
@@ -184,7 +197,7 @@ def _beside_siblings(
         return {}, set()
     above = stated = session.ledger.limits.get(queue_scope(parent), {})
     if parent == ROOT and not group.is_external and session.nodes:
-        above = session.could_have | stated
+        above = {**machines, **stated}
     own, others = tree.guarantee(queue), plus(_guaranteed_beside(session, queue), left)
     most = {
         name: max(above[name] - units, own.get(name, 0) - left.get(name, 0))

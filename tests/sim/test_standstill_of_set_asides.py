@@ -53,6 +53,28 @@ def test_a_head_starts_beside_an_array_whose_only_pod_is_being_stopped() -> None
     assert starts(came) == {"head-t-0": 10, "array-t-1": 30}
 
 
+def test_a_queue_has_its_guarantee_beside_a_head_that_asks_for_more_than_that_leaves() -> None:
+    """While n1 is away, four cpus are there, and all are guaranteed to `sure`: `wide` does not wait
+    for what is full now, and nothing is set aside for it.
+    """
+    status = {"phase": "Running", "startedAt": 0}
+    came = outcome(
+        node("n1", 8),
+        node("n2", 4),
+        queue("sure", guarantee={"cpu": 4}),
+        queue("heads", strategy={"type": "StrictFIFO"}, deserved={"cpu": 4}),
+        group("busy", 1, 1, runtime="100s", queue="sure", created=0, status=status),
+        pod("busy-t-0", "busy", phase="Running", node="n2", startedAt=0),
+        timeline(
+            {"at": "1s", "failNode": "n1"},
+            applies(5, group("wide", 2, 2, runtime="10s", queue="heads")),
+            applies(6, group("own", 1, 1, runtime="10s", queue="sure")),
+            {"at": "60s", "recoverNode": "n1"},
+        ),
+    )
+    assert starts(came) == {"own-t-0": 6, "wide-t-0": 60, "wide-t-1": 60}
+
+
 def occupies(name: str, pods: int, cpu: int, **spec: object) -> list[Manifest]:
     """A group of which the first pod runs on n1 since the start."""
     status = {"phase": "Running", "startedAt": 0}

@@ -54,7 +54,8 @@ class Rest(Picture):
         spec, status = group.spec, group.status
         if spec.scheduling_gates or spec.suspend or not self.is_leaf(spec.queue):
             return True
-        if any(self._stops(name) for name in self.chain(group)):
+        if not self.is_admitted(group) and any(self._stops(name) for name in self.chain(group)):
+            # What runs goes on in a queue that is held, with more pods, too.
             return True
         if spec.priority_class_name and spec.priority_class_name not in self.classes:
             return True

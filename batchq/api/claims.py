@@ -59,10 +59,15 @@ def stop_reason_of(group: PodGroup) -> str:
 
 
 def is_claimable(group: PodGroup) -> bool:
-    """Whether a consumer may claim the group now."""
+    """Whether a consumer may claim the group now.
+
+    One that was admitted may count on other victims by now: a group that comes before it has taken
+    over those that it had.
+    """
     return (
         group.spec.controller == "external"
         and group.status.phase in ADMITTED
+        and not group.status.pledge.awaits_victims
         and not group.spec.suspend
         and not group.status.claim.is_open
         and group.status.claim.phase not in ("Succeeded", "Failed")

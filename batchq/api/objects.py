@@ -324,6 +324,7 @@ class Pledge(Value, frozen=True):
     #: Scope -> what the victims were charged there when the ledger was last written: the claimant
     #: counts for so much less in it.
     owed: dict[str, Amounts] = {}
+    #: Since when victims are awaited; None once all of them have ended.
     made_at: Instant | None = None
     expires: Instant | None = None
 
@@ -331,6 +332,11 @@ class Pledge(Value, frozen=True):
     def stands(self) -> bool:
         """Whether there is one at all."""
         return bool(self.victims)
+
+    @property
+    def awaits_victims(self) -> bool:
+        """Whether victims were still there when a session last looked."""
+        return self.stands and self.made_at is not None
 
 
 class Evictions(Value, frozen=True):

@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 
 from batchq.api.claims import ended, final_reports, grace_of, is_claimable, stop_reason_of
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.names import shown, subdomain_problem
+from batchq.api.names import counted, shown, subdomain_problem
 from batchq.api.objects import GroupClaim, PodGroup, PodGroupStatus, key_of
 from batchq.api.times import DAY, SECOND, format_duration, format_instant
 from batchq.api.transaction import Event, Transaction, Write, fence_of
@@ -316,6 +316,12 @@ def _refuse_claim(group: PodGroup, now_ms: int) -> NoReturn:
         )
     if status.phase in ADMITTED and group.spec.suspend:
         raise Conflict(f"{title(group)} is suspended", hint="resume it: `batchq resume`")
+    if status.phase in ADMITTED and status.pledge.awaits_victims:
+        victims = counted(len(status.pledge.victims), "victim")
+        raise Conflict(
+            f"{title(group)} is promised the room of {victims} that may still run",
+            hint="claim another group, or this one once they have ended",
+        )
     if status.phase in ADMITTED:
         raise Conflict(
             f"{title(group)}: {claim.holder} has reported it as {claim.phase} just now",

@@ -53,7 +53,7 @@ def _follow(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
         _give_up(statement, claimant)
         return
     is_young = pledge.expires is None and evicts_late(session, claimant)
-    if is_young and (pledge.action in session.actions or holds_off(session, claimant)):
+    if left and is_young and (pledge.action in session.actions or holds_off(session, claimant)):
         # Nobody has been evicted yet: the action chooses its victims anew.
         return
     for group, pods in left:

@@ -8,7 +8,7 @@ from batchq import changes
 from batchq.api.objects import Dependency, Task
 from batchq.changes import claims
 from batchq.errors import Conflict
-from tests.builders import a_queue
+from tests.builders import a_priority, a_queue
 from tests.scheduler.conftest import Stack
 from tests.scheduler.consumers import (
     CHARGED,
@@ -206,3 +206,32 @@ def test_what_depends_on_it_starts_when_its_consumer_never_answers_and_the_grace
     assert phase(stack, "second") == "Pending"
     later(stack, 1)
     assert phase(stack, "second") == "InQueue"
+
+
+def test_one_that_was_admitted_cannot_be_claimed_while_others_have_to_stop_for_it_again(
+    stack: Stack,
+) -> None:
+    """What was made free for `mid` goes to `high`, which came at that moment."""
+    stack.apply(
+        *(a_priority(name, value) for name, value in (("mid", 5), ("high", 9))),
+        a_queue("q", capability={"cpu": 4}),
+    )
+    in_queue(stack, *(external(name, cpu=2, queue="q") for name in ("one", "two")))
+    tokens = {name: claim(stack, name) for name in ("one", "two")}
+    later(stack, 1)
+    stack.apply(external("mid", cpu=2, queue="q", priority_class_name="mid"))
+    stack.until_idle()
+    [stopping] = [name for name in tokens if phase(stack, name) == "Pending"]
+    [goes_on] = set(tokens) - {stopping}
+    report(stack, tokens[stopping], "evicted")
+    stack.apply(external("high", cpu=2, queue="q", priority_class_name="high"))
+    stack.until_idle()
+    assert (phase(stack, "high"), phase(stack, goes_on)) == ("InQueue", "Pending")
+    claim(stack, "high")
+    assert refusal(stack, claim, "mid") == (
+        "PodGroup default/mid is promised the room of 1 victim that may still run"
+    )
+    report(stack, tokens[goes_on], "evicted")
+    stack.until_idle()
+    assert phase(stack, "mid") == "InQueue"
+    claim(stack, "mid")

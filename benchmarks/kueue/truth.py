@@ -42,11 +42,20 @@ class Story:
 
 
 def story_of(changes: Iterable[tuple[float, Change]]) -> Story:
-    """The story that the changes tell."""
+    """The story that the changes tell, each with the time at which it was read.
+
+    What is held is looked at after all that was read at once. Several groups are written in one
+    commit, one after the other, and between two of these writes a ledger may hold too much: where
+    one takes over the room that another was promised.
+    """
     story = Story()
     held: Counter[str] = Counter()
     charges: dict[tuple[str, str], tuple[int, float]] = {}
+    read_at = 0.0
     for at, change in changes:
+        if at != read_at:
+            _note_most(story, held)
+            read_at = at
         group = change.value
         if not isinstance(group, PodGroup):
             continue
@@ -57,11 +66,16 @@ def story_of(changes: Iterable[tuple[float, Change]]) -> Story:
                 continue
             charges[name, scope] = units, at
             held[scope] += units - before
-            story.most[scope] = max(story.most[scope], held[scope])
             if "-" not in scope:
                 story.charged_unit_s += before * (at - since)
         _note(story, name, group)
+    _note_most(story, held)
     return story
+
+
+def _note_most(story: Story, held: Counter[str]) -> None:
+    for scope, units in held.items():
+        story.most[scope] = max(story.most[scope], units)
 
 
 def _charged(group: PodGroup) -> Iterator[tuple[str, int]]:

@@ -11,11 +11,13 @@ and only as far as the limits allow what the reservation did not promise.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
+from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import (
     node_for_extra,
@@ -38,10 +40,13 @@ from batchq.framework.pledges import (
 )
 from batchq.framework.pods import shape_of_extra
 from batchq.framework.session import Session
-from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.shapes import TaskShape
+from batchq.framework.state import GroupState, NodeState, is_admitted
 from batchq.framework.statement import Statement
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
+
+_RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 
 class Allocate:
@@ -54,6 +59,8 @@ class Allocate:
         extras: dict[str, _Extras] = {}
         _place_gangs(session, waiting, extras)
         _place_extras(session, waiting, extras)
+        _say_what_is_refused(session, extras.values())
+        _forget_what_was_refused(session)
 
 
 def _by_queue(session: Session) -> dict[str, list[GroupState]]:
@@ -150,8 +157,9 @@ class _Extras:
         self.left = waiting_extras(session, group)
         #: Whether the head of its queue comes before more pods of it.
         self.waits_behind = waits_behind(session, group)
-        #: Tasks whose pods no node or no limit takes; neither gets better within a session.
-        self.refused: set[str] = set()
+        #: Tasks whose pods no node or no limit takes, which does not get better within a session,
+        #: and what the next pod of each was refused for.
+        self.refused: dict[str, list[Verdict]] = {}
 
 
 def _extras_of(session: Session, group: GroupState, extras: dict[str, _Extras]) -> _Extras:
@@ -229,11 +237,9 @@ def _place_next(session: Session, extras: _Extras) -> bool:
         shape = shape_of_extra(group, extra)
         if shape.task.name in extras.refused:
             continue
-        # What is promised to the group already is not held back by the head of its queue.
-        waits = extras.waits_behind and bool(growth_with(session, group, shape))
-        node = None if waits else node_for_extra(session, group, shape, {}, 0)
-        if node is None or over_limit_with(session, group, shape):
-            extras.refused.add(shape.task.name)
+        node, verdicts = _node_for_next(session, extras, shape)
+        if node is None:
+            extras.refused[shape.task.name] = verdicts
             left = (one for one in group.tasks if one.task.replicas and not one.gated)
             if all(one.task.name in extras.refused for one in left):
                 return False
@@ -244,3 +250,46 @@ def _place_next(session: Session, extras: _Extras) -> bool:
             statement.commit()
         return True
     return False
+
+
+def _node_for_next(
+    session: Session, extras: _Extras, shape: TaskShape
+) -> tuple[NodeState | None, list[Verdict]]:
+    """The node for one more pod of a group; None with what is against it."""
+    group = extras.group
+    # What is promised to the group already is not held back by the head of its queue.
+    if extras.waits_behind and growth_with(session, group, shape):
+        head = session.strict_heads[group.queue]
+        text = f"task {shape.task.name}: PodGroup {head.key} comes before more pods of this group"
+        return None, [_against(shape, Waiting.WAITING_FOR_TURN, text)]
+    node = node_for_extra(session, group, shape, {}, 0)
+    if node is None:
+        # How many nodes say what changes with every pod, and is worked out when somebody asks.
+        text = f"task {shape.task.name}: no node has room for one more pod"
+        return None, [_against(shape, Waiting.WAITING_FOR_RESOURCES, text)]
+    over = over_limit_with(session, group, shape)
+    return (None, over) if over else (node, [])
+
+
+def _against(shape: TaskShape, reason: Waiting, detail: str) -> Verdict:
+    return Verdict(plugin=Allocate.name, reason=reason, detail=detail)
+
+
+# --- Why pods have no node ------------------------------------------------------------------
+
+
+def _say_what_is_refused(session: Session, extras: Iterable[_Extras]) -> None:
+    """Of groups that run with fewer pods than they would like."""
+    for mine in extras:
+        group = mine.group
+        if mine.refused and not group.has_all_placed and group.uid not in session.refusals:
+            session.refuse(group, chain.from_iterable(mine.refused.values()))
+
+
+def _forget_what_was_refused(session: Session) -> None:
+    """Of groups that run with all of their pods by now."""
+    for group in session.busy():
+        if group.status.reasons and group.phase in _RUNS and group.has_all_placed:
+            with Statement(session) as statement:
+                statement.set_status(group, reasons=())
+                statement.commit()

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api import intents
-from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.lifecycle import ADMITTED, PodGroupPhase
 from batchq.api.quantity import PODS, format_quantity
 from batchq.api.reasons import UNSEEN, Verdict, Waiting, ranked
 from batchq.api.resources import UNLIMITED_PODS, Amounts, minus, total
@@ -26,7 +26,7 @@ from batchq.scheduler.cycle import CycleReport
 from batchq.scheduler.scheduler import Scheduler
 
 #: Phases in which a group may lack something, and say so.
-_WAITING = frozenset({PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE, PodGroupPhase.UNKNOWN})
+_WAITING = frozenset({PodGroupPhase.PENDING, *ADMITTED})
 
 
 class Requeued(Struct, frozen=True):

@@ -73,17 +73,21 @@ def what_is_guaranteed_is_left(before: Session, after: Session) -> None:
                 )
                 for one in (before, after)
             )  # fmt: skip
-            if after.snapshot.overbooked:
-                # A world that begins with too much has that again when a pledge ends early: until
-                # then a claimant and its victims were counted as one.
-                was += sum(
-                    before.ledger.owed(group).get(of, {}).get(resource, 0)
-                    for group in before.groups.values()
-                )
+            # What was too much is so again when a pledge ends early: until then a claimant and its
+            # victims were counted as one.
+            was += sum(
+                before.ledger.owed(group).get(of, {}).get(resource, 0)
+                for group in before.groups.values()
+                if not _still_claims(after, group)
+            )
             if now > max(limit, was):
                 raise Broken(
                     f"below {parent}, {now} of {resource} are held or guaranteed, of {limit}"
                 )
+
+
+def _still_claims(after: Session, group: GroupState) -> bool:
+    return group.uid in after.groups and after.groups[group.uid].status.pledge.stands
 
 
 def every_victim_is_owed_to_the_one_it_was_evicted_for(before: Session, after: Session) -> None:

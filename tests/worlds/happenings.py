@@ -15,6 +15,12 @@ from tests.worlds.making import Described, Manifest
 
 #: The first seed whose world has them.
 FIRST = 200_000
+_ORDERS = (
+    ["enqueue", "allocate", "preempt", "reclaim", "backfill"],
+    ["enqueue", "backfill", "allocate", "reclaim", "preempt"],
+    ["reclaim", "preempt", "enqueue", "allocate", "backfill"],
+    ["enqueue", "reclaim", "preempt", "allocate", "backfill"],
+)
 _CLASSES = ("low", "mid", "high", "polite")
 
 
@@ -61,23 +67,44 @@ def _clocks(dice: random.Random) -> Manifest:
         config["recoveryTimeout"] = "20s"
     if dice.random() < 0.1:
         config["fairness"] = {"halfLife": dice.choice(("off", "60s"))}
+    if dice.random() < 0.2:
+        config["actions"] = list(dice.choice(_ORDERS))
     return config
 
 
 def _guarantee(dice: random.Random, manifests: list[Manifest]) -> None:
-    """To some queues at the root, no more than they deserve or may have."""
+    """To some queues, no more than they deserve or may have; of a tree to the parent or to its
+    children. These may deserve something, too.
+    """
     nodes = _of_kind(manifests, "Node")
     left: int = sum(one["spec"]["resources"]["cpu"] for one in nodes)
-    for one in _of_kind(manifests, "Queue"):
-        spec = one["spec"]
-        if "parent" in spec or dice.random() > 0.3:
+    queues = _of_kind(manifests, "Queue")
+    if dice.random() < 0.4:
+        _deserve(queues, left)
+    above = {one["spec"].get("parent") for one in queues}
+    tops = {one["metadata"]["name"]: one["spec"] for one in queues}
+    to_children = dice.random() < 0.5
+    for one in queues:
+        spec, parent = one["spec"], one["spec"].get("parent")
+        fits = not to_children if one["metadata"]["name"] in above else to_children or not parent
+        if dice.random() > 0.3 or not fits:
             continue
         stated = [spec[name]["cpu"] for name in ("deserved", "capability") if name in spec]
+        if parent and "capability" in tops[parent]:
+            stated.append(tops[parent]["capability"]["cpu"] // len(queues))
         most = min([left // 2, *stated])
         if most > 0:
             amount = dice.randint(1, most)
             one["spec"] = {**spec, "guarantee": {"cpu": amount}}
             left -= amount
+
+
+def _deserve(queues: list[Manifest], cpu: int) -> None:
+    children = [one for one in queues if "parent" in one["spec"]]
+    for one in children:
+        share = cpu // (2 * len(children))
+        most = one["spec"].get("capability", {}).get("cpu", share)
+        one["spec"] = {**one["spec"], "deserved": {"cpu": min(share, most)}}
 
 
 def _stop_queues(dice: random.Random, manifests: list[Manifest], steps: list[Manifest]) -> None:

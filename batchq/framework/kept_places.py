@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchq.api.resources import Amounts, plus
+from batchq.api.resources import Amounts, covers, plus
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import GroupState, NodeState, is_admitted
 from batchq.framework.statement import Statement
@@ -97,7 +97,7 @@ def keep_stored(session: Session) -> None:
 
 
 def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
-    """Return the places in a group's status; None if any of the nodes takes its pod no more."""
+    """Return the places in a group's status; None if any of the nodes takes its pods no more."""
     parts = []
     for task, names in group.status.places.items():
         shape = group.shape.by_task.get(task)
@@ -109,7 +109,9 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
         ):
             return None
         parts.append((shape, tuple(nodes)))
-    return KeptPlaces(tuple(parts))
+    places = KeptPlaces(tuple(parts))
+    room = places.room().items()
+    return places if all(covers(session.nodes[name].free, asked) for name, asked in room) else None
 
 
 def store_kept_places(session: Session) -> None:

@@ -7,7 +7,10 @@ import pytest
 from tests.sim.worlds import (
     Manifest,
     admitted,
+    answers,
     applies,
+    bound,
+    check,
     group,
     node,
     outcome,
@@ -184,3 +187,17 @@ def test_nobody_waits_behind_a_head_for_which_the_nodes_that_are_there_are_too_s
     )
     assert starts(came) == {"small-t-0": 6}
     assert reasons(came, "head") == ["WaitingForResources"]
+
+
+def test_places_are_sought_again_when_a_node_has_become_too_small_for_those_kept_on_it() -> None:
+    """Three of the four pods have places on n1, which has room for two once it is made smaller."""
+    came = outcome(
+        node("n1", 7),
+        node("n2", 4),
+        check("leave"),
+        queue("q", admissionChecks=["leave"]),
+        group("gang", 4, 2, runtime="10s", queue="q"),
+        timeline(applies(5, node("n1", 4)), answers(10, "gang", "leave", "True")),
+    )
+    assert [sorted(pods.values()) for _, pods in bound(came)] == [["n1", "n1", "n2", "n2"]]
+    assert set(starts(came).values()) == {10}

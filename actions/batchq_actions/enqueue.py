@@ -26,7 +26,7 @@ from batchq.framework.asides import (
 from batchq.framework.crowds import Crowd, Walk
 from batchq.framework.extras import GrowingGroups, is_drained, start_extras, waiting_shapes
 from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
-from batchq.framework.growth import over_limit_with
+from batchq.framework.growth import exceeds_ready_beside_siblings, over_limit_with
 from batchq.framework.head_places import store_head_places
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.line import (
@@ -121,13 +121,18 @@ def _next_pod(session: Session, group: GroupState) -> TaskShape | None:
         shape
         for shape in shapes
         if session.is_taken_when_empty(shape)
-        and not _is_larger_than_limit(over_limit_with(session, group, shape))
+        and not _never_fits(session, group, shape, over_limit_with(session, group, shape))
     )
     return next(could_start, None) or next(iter(shapes), None)
 
 
-def _is_larger_than_limit(verdicts: Sequence[Verdict]) -> bool:
-    return any(verdict.is_larger_than_limit for verdict in verdicts)
+def _never_fits(
+    session: Session, group: GroupState, shape: TaskShape, over: Sequence[Verdict]
+) -> bool:
+    """Whether limits that refuse a pod would do so if nothing were taken."""
+    return any(verdict.is_larger_than_limit for verdict in over) or (
+        bool(over) and exceeds_ready_beside_siblings(session, group, shape.requests)
+    )
 
 
 def _keep_promises(session: Session, growing: GrowingGroups) -> None:
@@ -338,7 +343,7 @@ def _against_next_pod(session: Session, group: GroupState, shape: TaskShape) -> 
     if not session.is_taken_when_empty(shape):
         return [explain_no_node(session, shape)]
     over = over_limit_with(session, group, shape)
-    if _is_larger_than_limit(over):
+    if _never_fits(session, group, shape, over):
         return [structs.replace(verdict, in_line=False) for verdict in over]
     return over or [structs.replace(explain_no_node(session, shape), in_line=True)]
 

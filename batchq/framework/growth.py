@@ -146,6 +146,59 @@ def _guaranteed_to(session: Session, group: GroupState, resource: str, left: int
     return f"{describe_quantity(resource, left)} of that is guaranteed to {owners}"
 
 
+def guaranteed_beside(session: Session, queue: str) -> Amounts:
+    """Return what is guaranteed to the siblings of a queue."""
+    tree = session.tree
+    parent = tree.parent_of.get(queue)
+    return {} if parent is None else minus(tree.guaranteed_below(parent), tree.guarantee(queue))
+
+
+def exceeds_ready_beside_siblings(
+    session: Session, group: GroupState, wanted: Mapping[str, int]
+) -> bool:
+    """Return whether a group wants more than ready nodes have beside what is guaranteed to others:
+    it would be refused even if nothing were taken.
+    """
+    if not session.ledger.unused:
+        return False
+    left: Amounts = {}
+    ready = session.ledger.limits.get(CLUSTER, {})
+    for queue in reversed(group.chain):
+        beside, _ = most_beside_siblings(session, group, queue, left, ready)
+        if any(wanted.get(name, 0) > units for name, units in beside.items()):
+            return True
+        left = plus(left, guaranteed_beside(session, queue))
+    return False
+
+
+def most_beside_siblings(
+    session: Session, group: GroupState, queue: str, left: Amounts, machines: Amounts
+) -> tuple[Amounts, set[str]]:
+    """Return the most that a group below could hold of these machines beside what is guaranteed to
+    others: to siblings of the queue, and `left` to those of queues further down; and the dimensions
+    in which the group asks for more than the machines have, where no stated limit bounds that.
+
+    Only where something bounds what is above it: a stated capability, and at the top, for groups
+    that need nodes, the cluster. A queue never has less than its own guarantee.
+    """
+    tree = session.tree
+    parent = tree.parent_of.get(queue)
+    if parent is None:
+        return {}, set()
+    above = stated = session.ledger.limits.get(queue_scope(parent), {})
+    if parent == ROOT and not group.is_external and session.nodes:
+        above = {**machines, **stated}
+    own, others = tree.guarantee(queue), plus(guaranteed_beside(session, queue), left)
+    most = {
+        name: max(above[name] - units, own.get(name, 0) - left.get(name, 0))
+        for name, units in others.items()
+        if units and name in above
+    }
+    claim = claim_of(group)
+    beyond = {name for name in most if claim.get(name, 0) > above[name]}
+    return most, beyond - stated.keys()
+
+
 def _room_above(session: Session, group: GroupState, parent: str, resource: str) -> str | None:
     """The scope that bounds a queue's children together; None where nothing does."""
     scope = queue_scope(parent)

@@ -24,16 +24,22 @@ from msgspec import structs
 
 from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, minus, plus
+from batchq.api.resources import Amounts, plus
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.framework.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
-from batchq.framework.growth import claim_of, over_guarantees, over_limit
+from batchq.framework.growth import (
+    claim_of,
+    exceeds_ready_beside_siblings,
+    guaranteed_beside,
+    most_beside_siblings,
+    over_guarantees,
+    over_limit,
+)
 from batchq.framework.nodetimes import nodes_decide
 from batchq.framework.parking import LiftedBy
 from batchq.framework.placement import gang_of
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
-from batchq.framework.tree import ROOT
 from batchq.plugins.limits import UNBOUNDED, never_fits
 
 _UNBOUNDED = dict.fromkeys(UNBOUNDED, 2**53)
@@ -65,8 +71,10 @@ class Capacity:
             if not session.ledger.unused:
                 # Nothing is guaranteed to anybody.
                 continue
-            beside, of_machines = _beside_siblings(session, group, queue, left, session.could_have)
-            left = plus(left, _guaranteed_beside(session, queue))
+            beside, of_machines = most_beside_siblings(
+                session, group, queue, left, session.could_have
+            )
+            left = plus(left, guaranteed_beside(session, queue))
             subject = f"queue {queue}, beside what its siblings are guaranteed,"
             verdicts += never_fits(
                 group,
@@ -130,7 +138,7 @@ class Capacity:
         # With an overcommit above 1 their sum alone says so.
         beyond = any(
             one.reason == of_machines and one.is_larger_than_limit for one in full
-        ) or _exceeds_ready_beside_siblings(session, group)
+        ) or exceeds_ready_beside_siblings(session, group, claim_of(group))
         if group.is_external or not (beyond or nodes_decide(session)):
             return full
         gang = gang_of(session, group)
@@ -143,13 +151,6 @@ class Capacity:
             ]
         detail = why_not_when_empty(session, gang)
         return [*full, Verdict(plugin=self.name, reason=of_machines, detail=detail)]
-
-
-def _guaranteed_beside(session: Session, queue: str) -> Amounts:
-    """What is guaranteed to the siblings of a queue."""
-    tree = session.tree
-    parent = tree.parent_of.get(queue)
-    return {} if parent is None else minus(tree.guaranteed_below(parent), tree.guarantee(queue))
 
 
 def _who_is_guaranteed(session: Session, chain: tuple[str, ...], resource: str) -> str:
@@ -165,48 +166,6 @@ def _who_is_guaranteed(session: Session, chain: tuple[str, ...], resource: str) 
     shown = [f"{name} {resource} {describe_quantity(resource, found[name])}" for name in names[:2]]
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"guaranteed are {', '.join(shown)}{more}" if shown else ""
-
-
-def _exceeds_ready_beside_siblings(session: Session, group: GroupState) -> bool:
-    """Whether a group asks for more than ready nodes have beside what is guaranteed to others."""
-    if not session.ledger.unused:
-        return False
-    claim, left = claim_of(group), Amounts()
-    ready = session.ledger.limits.get(CLUSTER, {})
-    for queue in reversed(group.chain):
-        beside, _ = _beside_siblings(session, group, queue, left, ready)
-        if any(claim.get(name, 0) > units for name, units in beside.items()):
-            return True
-        left = plus(left, _guaranteed_beside(session, queue))
-    return False
-
-
-def _beside_siblings(
-    session: Session, group: GroupState, queue: str, left: Amounts, machines: Amounts
-) -> tuple[Amounts, set[str]]:
-    """The most that a group below could hold of these machines beside what is guaranteed to others:
-    to siblings of the queue, and `left` to those of queues further down; and the dimensions in
-    which the group asks for more than the machines have, where no stated limit bounds that.
-
-    Only where something bounds what is above it: a stated capability, and at the top, for groups
-    that need nodes, the cluster. A queue never has less than its own guarantee.
-    """
-    tree = session.tree
-    parent = tree.parent_of.get(queue)
-    if parent is None:
-        return {}, set()
-    above = stated = session.ledger.limits.get(queue_scope(parent), {})
-    if parent == ROOT and not group.is_external and session.nodes:
-        above = {**machines, **stated}
-    own, others = tree.guarantee(queue), plus(_guaranteed_beside(session, queue), left)
-    most = {
-        name: max(above[name] - units, own.get(name, 0) - left.get(name, 0))
-        for name, units in others.items()
-        if units and name in above
-    }
-    claim = claim_of(group)
-    beyond = {name for name in most if claim.get(name, 0) > above[name]}
-    return most, beyond - stated.keys()
 
 
 def _no_node(plugin: str, known: int) -> Verdict:

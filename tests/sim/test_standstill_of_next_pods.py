@@ -4,7 +4,7 @@ on empty nodes; those that fit nowhere are left out, as of a gang.
 
 from __future__ import annotations
 
-from tests.sim.worlds import Manifest, group, node, outcome, queue, starts
+from tests.sim.worlds import Manifest, applies, group, node, outcome, queue, starts, timeline
 
 
 def task(name: str, pods: int, cpu: int) -> Manifest:
@@ -46,3 +46,16 @@ def test_a_short_group_passes_an_array_whose_next_pod_waits_for_a_known_end() ->
         "short-t-0": 20,
         "array-middle-0": 60,
     }
+
+
+def test_nobody_waits_for_a_next_pod_that_guarantees_of_others_leave_too_little_for() -> None:
+    """`sure` is guaranteed one of four cpus: the pod of four never starts."""
+    came = outcome(
+        node("n1", 4),
+        queue("sure", guarantee={"cpu": 1}),
+        queue("a", strategy={"type": "StrictFIFO"}),
+        queue("b"),
+        group("array", tasks=[task("small", 1, 1), task("large", 1, 4)], minMember=1, queue="a"),
+        timeline(applies(30, group("after", 1, 2, runtime="10s", queue="b"))),
+    )
+    assert starts(came) == {"array-small-0": 0, "after-t-0": 30}

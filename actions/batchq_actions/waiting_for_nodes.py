@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.framework.feasibility import fits_when_empty
 from batchq.framework.growth import over_any_limit
 from batchq.framework.head_places import length_of
 from batchq.framework.kept_places import KeptPlaces
 from batchq.framework.line import is_of_crowd, standing_aside, waits_in_line, wake_crowd
+from batchq.framework.placement import gang_of
 from batchq.framework.placement_trial import PLUGIN, hold, seek, seek_for_admitted
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -85,7 +87,8 @@ def has_waited_long(session: Session, group: GroupState, since: int | None) -> b
 
 def _may_hold(session: Session, group: GroupState) -> bool:
     """Whether a group lacks nothing but nodes, and has for long. One that was refused for what is
-    set aside for a head holds nothing: the two would keep each other off for ever.
+    set aside for a head holds nothing: the two would keep each other off for ever. Neither does one
+    that not even empty nodes take, since some are away.
     """
     return (
         group.phase == PodGroupPhase.PENDING
@@ -93,6 +96,7 @@ def _may_hold(session: Session, group: GroupState) -> bool:
         and group.queue in session.queues
         and has_waited_long(session, group, group.status.nodes_lacked_at)
         and all(verdict.plugin == PLUGIN for verdict in group.status.reasons)
+        and fits_when_empty(session, gang_of(session, group))
         and not standing_aside(session, group)
         and not over_any_limit(session, group)
     )

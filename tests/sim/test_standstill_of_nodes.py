@@ -12,6 +12,7 @@ from tests.sim.worlds import (
     bound,
     check,
     group,
+    manifest,
     node,
     outcome,
     outcome_until,
@@ -201,3 +202,26 @@ def test_places_are_sought_again_when_a_node_has_become_too_small_for_those_kept
     )
     assert [sorted(pods.values()) for _, pods in bound(came)] == [["n1", "n1", "n2", "n2"]]
     assert set(starts(came).values()) == {10}
+
+
+def test_a_gang_that_empty_nodes_do_not_take_any_more_holds_none_of_them() -> None:
+    """`wide` has waited for n1 for long when n2 is lost, without which it cannot start at all; n3
+    takes neither group.
+    """
+    came = outcome_until(
+        400,
+        node("n1", 5),
+        node("n2", 4),
+        manifest(
+            "Node",
+            "n3",
+            {"resources": {"cpu": 8}, "taints": [{"key": "dear", "effect": "NoSchedule"}]},
+        ),
+        *occupied("n1", 2, 1000),
+        group("wide", 2, 4, runtime="10s", created=1),
+        timeline(
+            {"at": "200s", "failNode": "n2"}, applies(210, group("small", 1, 2, runtime="10s"))
+        ),
+    )
+    assert starts(came) == {"small-t-0": 210}
+    assert reasons(came, "wide") == ["WaitingForResources"]

@@ -130,10 +130,6 @@ class NodeRefusals:
             alike[wanted] = None
         return verdict
 
-    def forget(self, wanted: Wanted) -> None:
-        """Let a gang be tried again."""
-        self._known.pop(wanted, None)
-
     # Crowds that sleep for want of nodes ----------------------------------------------------------
 
     def sleep(self, crowd: Crowd, wanted: Wanted) -> None:

@@ -258,8 +258,9 @@ def hold(session: Session, group: GroupState) -> None:
     node that would take it empty and has most free, by name among equals.
     """
     gang = gang_of(session, group)
-    session.node_refusals.forget(wanted_of(gang))
-    found = seek(session, group)
+    # Whatever has been refused: nodes may have more room since.
+    waits = bool(group.pods) and _waits_for_its_own(group, gang)
+    found = None if waits else _beside_heads(session, group, gang)
     if isinstance(found, KeptPlaces):
         session.kept[group.uid] = found
         return

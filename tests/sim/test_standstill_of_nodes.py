@@ -225,3 +225,28 @@ def test_a_gang_that_empty_nodes_do_not_take_any_more_holds_none_of_them() -> No
     )
     assert starts(came) == {"small-t-0": 210}
     assert reasons(came, "wide") == ["WaitingForResources"]
+
+
+def test_a_gang_that_has_waited_for_long_starts_though_a_smaller_one_was_refused_before() -> None:
+    """The places that `reserved` had are free at 200, and enough for either gang."""
+    came = outcome_until(
+        300,
+        node("n1", 2),
+        node("n2", 3),
+        manifest(
+            "Node",
+            "n3",
+            {"resources": {"cpu": 8}, "taints": [{"key": "dear", "effect": "NoSchedule"}]},
+        ),
+        check("leave", unknownTimeout="200s", retryDelayMinutes=60),
+        queue("a", strategy={"type": "StrictFIFO"}),
+        queue("asks", admissionChecks=["leave"]),
+        group("reserved", 1, 3, queue="asks", created=0),
+        timeline(
+            applies(5, group("four", 4, runtime="10s")),
+            applies(6, group("three", 3, queue="a", runtime="10s")),
+        ),
+    )
+    begun = starts(came)
+    assert {begun[f"four-t-{k}"] for k in range(4)} == {200}
+    assert {begun[f"three-t-{k}"] for k in range(3)} == {210}

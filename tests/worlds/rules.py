@@ -259,7 +259,20 @@ def no_promise_is_left(last: Session) -> None:
             raise Broken(f"{group.key} still has a pledge, and waits for {waits}")
 
 
-AT_REST = (nobody_waits_for_room_that_is_there, no_promise_is_left)
+def groups_that_run_say_why_more_pods_wait(last: Session) -> None:
+    """An elastic group with pods that have no node, and that nothing but their order holds back."""
+    for group in last.groups.values():
+        if is_admitted(group) and not group.is_external and last.group_ready(group):
+            waiting = next(waiting_extras(last, group), None)
+            if waiting is not None and not last.refusals.get(group.uid, group.status.reasons):
+                raise Broken(f"{group.key} runs with pods that have no node, and does not say why")
+
+
+AT_REST = (
+    nobody_waits_for_room_that_is_there,
+    no_promise_is_left,
+    groups_that_run_say_why_more_pods_wait,
+)
 
 
 # --- Over the sessions of a world -----------------------------------------------------------------

@@ -41,6 +41,7 @@ from batchq_actions.rules import (
     RECLAIM,
     FromOthers,
     GangFromOthers,
+    fits_in_what_is_set_aside,
     may_reclaim,
 )
 from batchq_actions.sparing import claims_nothing, ends_above_text, why_spared
@@ -79,6 +80,8 @@ class Reclaim:
         queues = borrowers_of(session, POINT).others(group.queue)
         if not queues:
             return ["no other queue holds more than it deserves"]
+        if fits_in_what_is_set_aside(session, group):
+            return ["it would fit in what is set aside for the head of another queue"]
         claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
         return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
 

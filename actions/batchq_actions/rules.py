@@ -52,9 +52,19 @@ def from_others(session: Session, group: GroupState) -> GangFromOthers | None:
     need = minus(group.reservation, session.ledger.charged(group))
     if not may_reclaim(session, group, need, group.reservation):
         return None
-    if not _borrowers(session).are_there(group.queue):
+    if not _borrowers(session).are_there(group.queue) or fits_in_what_is_set_aside(session, group):
         return None
     return GangFromOthers(claimant=group, need=need, asked=group.reservation)
+
+
+def fits_in_what_is_set_aside(session: Session, group: GroupState) -> bool:
+    """Whether a gang would start now but for what is set aside for heads of other queues: that is
+    idle until they start, and the work of others is not thrown away for as much again.
+    """
+    if not session.ledger.aside:
+        return False
+    with session.ledger.regarding(()):
+        return GangClaim(group).fit(session).fits
 
 
 def _by_both(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
@@ -66,6 +76,8 @@ def _by_both(session: Session, group: GroupState, action: str) -> tuple[Claim, D
     if "Never" in (policy.within_queue, policy.reclaim) or not has_victims(session, group):
         return None
     if not _borrowers(session).are_there(group.queue) or not _could_end_within(session, group):
+        return None
+    if fits_in_what_is_set_aside(session, group):
         return None
     claim = FromBoth(group)
     first, then = (_victims_queues(session, group, name) for name in order)

@@ -61,3 +61,21 @@ def test_of_two_such_heads_one_at_a_time_has_what_it_asks_for_set_aside() -> Non
     begun = starts(outcome(*world, config=ADMIT))
     assert begun["wide-a-t-0"] == 35
     assert begun["wide-c-t-0"] == 55
+
+
+def test_nothing_is_reclaimed_for_as_much_as_is_idle_for_such_a_head() -> None:
+    """At 12 s one of four cpus is idle for `wide`, and `b` holds 7 and deserves 2."""
+    world = [one for one in staggered("StrictFIFO", deserved=2) if one["kind"] != "Timeline"]
+    world = [one for one in world if one["metadata"]["name"] != "b"]
+    world += [
+        queue("b", deserved={"cpu": 2}),
+        queue("c", deserved={"cpu": 4}, preemption={"reclaim": "Any"}),
+        timeline(
+            applies(5, group("wide", 1, 4, runtime="20s", queue="a")),
+            applies(12, group("small", runtime="20s", queue="c")),
+        ),
+    ]
+    came = outcome(*world)
+    assert [cycle.evicted for cycle in came.cycles if cycle.evicted] == []
+    begun = starts(came)
+    assert (begun["wide-t-0"], begun["small-t-0"]) == (30, 25)

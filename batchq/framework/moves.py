@@ -236,6 +236,8 @@ def roll_back(
         started_at=None,
         rests_at=None,
         unknown_at=None,
+        # That more of its pods had no node is no reason why the group waits.
+        reasons=() if group.phase == PodGroupPhase.RUNNING else status.reasons,
         claim=stopped(status.claim, reason, now_ms),
         reported=final_reports(status) if group.is_elastic else {},
         # A check that asked for a retry stays False for as long as it asked for.

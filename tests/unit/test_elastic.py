@@ -5,11 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from batchq.api.intents import LosePod
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import PodGroup, PodGroupStatus
-from tests.builders import a_group, a_node, a_pod, a_running_group, a_task, amounts, decide
+from batchq.api.reasons import Leaving, Verdict, Waiting
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.framework.moves import roll_back
+from batchq.framework.statement import Statement
+from tests.builders import (
+    a_group,
+    a_node,
+    a_pod,
+    a_running_group,
+    a_snapshot,
+    a_task,
+    amounts,
+    decide,
+)
 
 _FAILED: dict[str, Any] = {"phase": PodPhase.FAILED, "failures": 1, "finished_at": 0}
 _SUCCEEDED: dict[str, Any] = {"phase": PodPhase.SUCCEEDED, "finished_at": 0}
@@ -109,3 +124,16 @@ def test_who_has_come_to_its_end_is_not_sent_back_for_being_suspended(ends: str)
     last = _SUCCEEDED if ends == "Completed" else _FAILED
     decided = decide(a_node(cpu=2), group, a_pod(group, 0, **_SUCCEEDED), a_pod(group, 1, **last))
     assert decided.session.by_key["default/g"].phase == ends
+
+
+def test_what_kept_more_pods_from_nodes_is_forgotten_when_the_group_has_to_leave() -> None:
+    """An action before enqueue goes by what a record says, and would claim room for the group."""
+    told = (Verdict(plugin="allocate", reason=Waiting.WAITING_FOR_RESOURCES),)
+    group, *pods = a_running_group("g", 1, min_member=1)
+    group = structs.replace(group, status=structs.replace(group.status, reasons=told))
+    scheduler = assemble(SchedulerConfig())
+    session = scheduler.open(a_snapshot(a_node(cpu=1), group, *pods), 0)
+    state = session.by_key["default/g"]
+    with Statement(session) as statement:
+        roll_back(statement, state, Leaving.CHECK_RETRY)
+        assert (state.phase, state.status.reasons) == (PodGroupPhase.PENDING, ())

@@ -46,8 +46,6 @@ from batchq.framework.statement import Statement
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
 
-_RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
-
 
 class Allocate:
     """Pending pods of InQueue, Running and Unknown groups -> Bound."""
@@ -261,17 +259,17 @@ def _node_for_next(
     if extras.waits_behind and growth_with(session, group, shape):
         head = session.strict_heads[group.queue]
         text = f"task {shape.task.name}: PodGroup {head.key} comes before more pods of this group"
-        return None, [_against(shape, Waiting.WAITING_FOR_TURN, text)]
+        return None, [_refused(Waiting.WAITING_FOR_TURN, text)]
     node = node_for_extra(session, group, shape, {}, 0)
     if node is None:
-        # How many nodes say what changes with every pod, and is worked out when somebody asks.
+        # Without numbers, which change with every pod: the record is written on change only.
         text = f"task {shape.task.name}: no node has room for one more pod"
-        return None, [_against(shape, Waiting.WAITING_FOR_RESOURCES, text)]
+        return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
     over = over_limit_with(session, group, shape)
     return (None, over) if over else (node, [])
 
 
-def _against(shape: TaskShape, reason: Waiting, detail: str) -> Verdict:
+def _refused(reason: Waiting, detail: str) -> Verdict:
     return Verdict(plugin=Allocate.name, reason=reason, detail=detail)
 
 
@@ -289,7 +287,7 @@ def _say_what_is_refused(session: Session, extras: Iterable[_Extras]) -> None:
 def _forget_what_was_refused(session: Session) -> None:
     """Of groups that run with all of their pods by now."""
     for group in session.busy():
-        if group.status.reasons and group.phase in _RUNS and group.has_all_placed:
+        if group.status.reasons and group.phase == PodGroupPhase.RUNNING and group.has_all_placed:
             with Statement(session) as statement:
                 statement.set_status(group, reasons=())
                 statement.commit()

@@ -321,10 +321,23 @@ class Picture:
                 return f"{scope}: a group's place"
         return self._over_guarantee(group, charge)
 
-    def _over_guarantee(self, group: PodGroup, charge: Amounts) -> str:
+    def exceeds_guarantees(self, group: PodGroup, charge: Amounts) -> bool:
+        """Rule 1: whether so much would not fit beside what siblings are guaranteed, even if
+        nothing else was charged. What uses a guarantee and no node, as an external group does,
+        does not count.
+        """
+        return bool(self._over_guarantee(group, charge, nothing_is_used=True))
+
+    def _over_guarantee(
+        self, group: PodGroup, charge: Amounts, *, nothing_is_used: bool = False
+    ) -> str:
         """Rule 3: what is guaranteed to siblings and not used by them is left to them, and so is
         what is guaranteed further down.
         """
+
+        def used_in(queue: str) -> Amounts:
+            return {} if nothing_is_used else self.used(("queue", queue), group)
+
         below: Amounts = {}
         for name in self.chain(group)[:-1]:
             above = self.parent(name)
@@ -332,17 +345,16 @@ class Picture:
             limit = dict(_limit_of_queue(self.queues[above])) if above in self.queues else {}
             if above == ROOT:
                 limit = {**(self.limit(CLUSTER) or {}), **limit}
-            used, own = (self.used(("queue", one), group) for one in (above, name))
+            used, own = used_in(above), used_in(name)
             for one, units in charge.items():
                 committed = own.get(one, 0) + units + below.get(one, 0)
                 if not units or committed <= self.guarantee(name).get(one, 0):
                     below[one] = 0
                     continue
                 below[one] = below.get(one, 0) + sum(
-                    max(0, self.guarantee(other).get(one, 0)
-                        - self.used(("queue", other), group).get(one, 0))
+                    max(0, self.guarantee(other).get(one, 0) - used_in(other).get(one, 0))
                     for other in siblings
-                )  # fmt: skip
+                )
                 most = limit.get(one)
                 if most is not None and used.get(one, 0) + units + below[one] > most:
                     return f"guarantees below {above} in {one}"

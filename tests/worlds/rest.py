@@ -123,7 +123,7 @@ class Rest(Picture):
         if not gang:
             return False
         asks = most_of(total(one.asks for one in gang), group.spec.min_resources)
-        if self.over_limit(group, asks):
+        if self.exceeds_guarantees(group, asks) or self.over_limit(group, asks):
             return False
         if not self.put(gang, self.free(self._kept_for_others(group))):
             return False

@@ -17,7 +17,7 @@ from batchq.framework.borrowers import Borrowers, borrowers_of
 from batchq.framework.checks import holds_off
 from batchq.framework.claiming import GangClaim
 from batchq.framework.outranked import pledged_below
-from batchq.framework.queue_shares import comparable, deserved_of_queues
+from batchq.framework.queue_shares import ask_for, comparable, deserved_of_queues, is_asked_for
 from batchq.framework.search import Claim, Decision, find_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
@@ -28,9 +28,25 @@ POINTS = {PREEMPT: "preemptable", RECLAIM: "reclaimable"}
 
 
 def propose(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
-    """What an action would do for a gang; None if nothing."""
+    """What an action would do for a gang; None if nothing.
+
+    Once it has reserved, its request is part of the demand. One that waits out of line is tried
+    with that, too, or it would reserve and give up for ever.
+    """
     if group.queue not in session.queues:
         return None
+    found = _proposed(session, group, action)
+    if found is None or isinstance(found[0], WithinQueue) or is_asked_for(session, group):
+        return found
+    former = session.fair_shares, session.borrowers
+    ask_for(session, group)
+    found = _proposed(session, group, action)
+    if found is None:
+        session.fair_shares, session.borrowers = former
+    return found
+
+
+def _proposed(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
     claim = within_queue(session, group) if action == PREEMPT else from_others(session, group)
     if claim is not None:
         queues = _victims_queues(session, group, action)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 from itertools import pairwise
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
@@ -72,6 +73,25 @@ def note_admission(session: Session, group: GroupState) -> None:
         session.fair_shares.grow(group.queue, _asked_beyond_promise(group))
 
 
+def is_asked_for(session: Session, group: GroupState) -> bool:
+    """Return whether the demand of a group's queue has what the group asks for: it holds it, has
+    reserved it, also if it chooses its victims again, or waits for it in line.
+    """
+    if session.chooses_again:
+        return True
+    return group.phase != PodGroupPhase.PENDING or group.reserved or _is_in_line(session, group)
+
+
+def ask_for(session: Session, group: GroupState) -> None:
+    """Add what a group out of line asks for to the demand of its queue, as its reservation would.
+
+    The session has new shares and borrowers then: with the former ones put back, it is undone.
+    """
+    shares = fair_shares(session).copy()
+    shares.grow(group.queue, group.reservation)
+    session.fair_shares, session.borrowers = shares, None
+
+
 def resources_named(session: Session) -> list[str]:
     """Every dimension that a node or a queue names, in order."""
     named: set[str] = set()
@@ -99,6 +119,15 @@ class FairShares:
         #: Queues of which that has changed since it was first worked out, in that order.
         self.moved: list[str] = []
         self._work_out()
+
+    def copy(self) -> FairShares:
+        """Return one that can grow without this one."""
+        found = copy(self)
+        found.demands, found._wanted = dict(self.demands), dict(self._wanted)
+        found._unwanted = dict(self._unwanted)
+        found.deserved = {name: dict(units) for name, units in self.deserved.items()}
+        found.moved = []
+        return found
 
     def _work_out(self) -> None:
         parents = [ROOT]

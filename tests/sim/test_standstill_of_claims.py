@@ -5,13 +5,20 @@ from __future__ import annotations
 from tests.sim.worlds import (
     Manifest,
     admitted,
+    answers,
+    applies,
+    check,
     evicted,
     group,
     node,
     outcome,
     phases,
+    pledged,
     pod,
     queue,
+    quota,
+    reserved,
+    starts,
     story,
     taker,
     timeline,
@@ -78,3 +85,27 @@ def test_an_array_that_is_taken_whole_claims_no_more_pods_in_that_session() -> N
     ]
     assert not [line for line in story(came) if line.startswith("0 bound")]
     assert "30 bound owner-t-1" in story(came)
+
+
+def test_a_claimant_out_of_line_reserves_only_what_it_keeps_once_it_has() -> None:
+    """The namespace's quota falls below what is used, so `small` waits out of line, and nothing is
+    asked for in its queue. With what it asks for, its parent deserves a cpu more, and `wide` holds
+    no more than its queue deserves of that: nothing is to be taken back.
+    """
+    came = outcome(
+        node("n1", 5),
+        queue("lab"),
+        queue("a", parent="lab", weight=2),
+        taker("b", parent="lab", guarantee={"cpu": 1}, admissionChecks=["late"]),
+        check("late", preemptionPolicy="AfterCheckPassedOrOnDemand"),
+        group("wide", 2, 2, queue="a", minMember=1, runtime="60s"),
+        timeline(
+            applies(5, quota("default", cpu=3)),
+            applies(10, group("small", queue="b", runtime="10s")),
+            answers(70, "small", "late", True),
+        ),
+        config="actions: [enqueue, allocate, reclaim]",
+    )
+    assert reserved(came) == [(0, ["default/wide"]), (60, ["default/small"])]
+    assert pledged(came) == []
+    assert starts(came)["small-t-0"] == 70

@@ -28,7 +28,8 @@ def place_largest_first(
     Of pods of one size those come first that fewer nodes would take if they were empty: `choices`.
     `takes` tells whether a node takes one more pod, and `take` lets it. Sizes are compared as parts
     of the `whole`, in the largest dimension, then in all; how full nodes are, in all that a pod
-    asks for. The parts of one task come one after another.
+    asks for, then in all else: a pod without GPUs leaves the nodes that have some to others. The parts
+    of one task come one after another.
     """
     there = list(nodes)
     placed: list[list[NodeState]] = [[] for _ in parts]
@@ -38,10 +39,15 @@ def place_largest_first(
     ]
     for *_, part in sorted(sizes):
         shape, count = parts[part]
-        takers = [node for node in there if takes(shape, node)]
-        takers.sort(key=lambda node: (_free_part(shape, node, whole), node.name))
+        asked = [name for name in shape.requests if whole.get(name)]
+        others = [name for name in whole if whole[name] and name not in shape.requests]
+        takers = sorted(
+            (_free_part(asked, node, whole), _free_part(others, node, whole), node.name, node)
+            for node in there
+            if takes(shape, node)
+        )
         found = placed[part]
-        for node in takers:
+        for *_, node in takers:
             # One that takes a pod stays the fullest until it takes no more.
             while len(found) < count and takes(shape, node):
                 take(shape, node)
@@ -59,8 +65,6 @@ def _size(shape: TaskShape, whole: Amounts) -> tuple[int, int]:
     return -max(parts, default=0), -sum(parts)
 
 
-def _free_part(shape: TaskShape, node: NodeState, whole: Amounts) -> int:
-    """What is free on a node of all that a pod asks for, in millionths of the whole."""
-    return sum(
-        node.free.get(name, 0) * _PARTS // whole[name] for name in shape.requests if whole.get(name)
-    )
+def _free_part(names: Iterable[str], node: NodeState, whole: Amounts) -> int:
+    """What is free on a node of these dimensions, in millionths of the whole."""
+    return sum(node.free.get(name, 0) * _PARTS // whole[name] for name in names)

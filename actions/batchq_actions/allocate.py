@@ -20,6 +20,7 @@ from batchq.api.quantity import PODS
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import ONE_POD
 from batchq.framework.extras import (
+    heeding_heads_before,
     node_for_extra,
     start_extras,
     waiting_extras,
@@ -260,13 +261,14 @@ def _node_for_next(
         head = session.strict_heads[group.queue]
         text = f"task {shape.task.name}: PodGroup {head.key} comes before more pods of this group"
         return None, [_refused(Waiting.WAITING_FOR_TURN, text)]
-    node = node_for_extra(session, group, shape, {}, 0)
-    if node is None:
-        # Without numbers, which change with every pod: the record is written on change only.
-        text = f"task {shape.task.name}: no node has room for one more pod"
-        return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
-    over = over_limit_with(session, group, shape)
-    return (None, over) if over else (node, [])
+    with heeding_heads_before(session, group):
+        node = node_for_extra(session, group, shape, {}, 0)
+        if node is None:
+            # Without numbers, which change with every pod: the record is written on change only.
+            text = f"task {shape.task.name}: no node has room for one more pod"
+            return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
+        over = over_limit_with(session, group, shape)
+        return (None, over) if over else (node, [])
 
 
 def _refused(reason: Waiting, detail: str) -> Verdict:

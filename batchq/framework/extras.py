@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from contextlib import contextmanager
+from itertools import islice, takewhile
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
@@ -172,6 +173,24 @@ def node_for_extra(
     is_promised = not session.ledger.aside or not growth_with(session, group, shape)
     with keeping_off(session, {} if is_promised else room_against(session, group)):
         return node_for(session, shape, plan, ordinal)
+
+
+@contextmanager
+def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
+    """Let a group have more pods in what is set aside for heads that come after them.
+
+    The head of its own queue, if less important, was tried as if these pods were bound already, and
+    so were the heads tried after that one: what is set aside for any of these is no reason not to
+    bind them.
+    """
+    asides = session.ledger.aside
+    own = asides.get(group.queue)
+    if own is None or session.groups[own.head].priority >= group.priority:
+        yield
+        return
+    before = takewhile(lambda queue: queue != group.queue, asides)
+    with session.ledger.regarding([asides[queue].head for queue in before]):
+        yield
 
 
 def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) -> frozenset[str]:

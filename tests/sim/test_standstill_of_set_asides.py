@@ -9,11 +9,14 @@ from tests.sim.worlds import (
     applies,
     group,
     node,
+    opens,
     outcome,
     phases,
     pod,
+    priority,
     queue,
     starts,
+    task,
     timeline,
 )
 
@@ -80,3 +83,34 @@ def occupies(name: str, pods: int, cpu: int, **spec: object) -> list[Manifest]:
     status = {"phase": "Running", "startedAt": 0}
     held = group(name, pods, cpu, status=status, created=0, **spec)
     return [held, pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)]
+
+
+def test_pods_that_come_before_the_head_of_their_queue_start_whatever_is_set_aside_behind_it() -> (
+    None
+):
+    """From 5 on a pod of `more` fits on n1, and comes before `small`, for which something is set
+    aside; because of that `wide` waits, too, which would take all that is free. Each kept off the
+    others: nothing started before 20.
+    """
+    easy = {"type": "Backfill"}
+    came = outcome(
+        priority("high", 10),
+        node("n1", 8, pods=5),
+        node("n2", 4),
+        queue("a", weight=2, strategy=easy),
+        queue("b", strategy=easy),
+        group(
+            "more",
+            queue="a",
+            tasks=[
+                {**task("one", 4, 1, "20s"), "minAvailable": 1},
+                {**task("two", 2, 2, "5s"), "minAvailable": 1},
+            ],
+            minMember=3,
+            priorityClassName="high",
+        ),
+        group("long", 2, 4, queue="b", runtime="20s", minMember=1, priorityClassName="high"),
+        group("small", 1, 2, queue="a", runtime="20s", schedulingGates=[{"name": "own"}]),
+        timeline(opens(1, "small", "own"), applies(4, group("wide", 4, queue="b", runtime="5s"))),
+    )
+    assert starts(came)["more-two-1"] == 5

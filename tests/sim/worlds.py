@@ -78,6 +78,21 @@ def group(
     return manifest("PodGroup", name, {"tasks": tasks, **spec}, metadata=metadata, **more)
 
 
+def task(
+    name: str,
+    pods: int,
+    cpu: Any,
+    runtime: str | None = None,
+    *,
+    grace: str | None = None,
+    **resources: Any,
+) -> Manifest:
+    """A task of a group that has several."""
+    (found,) = group("any", pods, cpu, runtime=runtime, grace=grace)["spec"]["tasks"]
+    found["template"]["requests"] |= resources
+    return {**found, "name": name}
+
+
 def pod(name: str, of: str, index: int = 0, *, task: str = "t", **status: Any) -> Manifest:
     metadata = {"namespace": "default"}
     spec = {"podGroup": of, "task": task, "index": index}

@@ -23,6 +23,7 @@ from batchq.framework.growth import over_any_limit
 from batchq.framework.head_places import keeping_off, room_against_gang
 from batchq.framework.moves import admit, create_pods
 from batchq.framework.placement import gang_of, slots_for
+from batchq.framework.placement_trial import waits_for_its_own
 from batchq.framework.pledges import enter_room
 from batchq.framework.search import Fit, fit_of
 from batchq.framework.session import Session
@@ -186,6 +187,8 @@ class GangClaim:
         ):
             # What is kept for it already is its own.
             enter_room(statement, group)
+            if group.phase == PodGroupPhase.PENDING and waits_for_its_own(group, gang):
+                return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
             nothing_placed = not any(group.placed.values())
             if nothing_placed and any(slots_for(session, *part) < part[1] for part in gang):
                 return Fit(fits=False, lacking=lacking_on_nodes(session, gang))

@@ -78,7 +78,7 @@ def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     if not gang:
         # Its pods have ended for good, or gates hold them back: nothing is to be placed.
         return KeptPlaces(())
-    if group.pods and _waits_for_its_own(group, gang):
+    if group.pods and waits_for_its_own(group, gang):
         return _ITS_OWN
     refusals, lacking = session.node_refusals, None
     if refusals:
@@ -123,9 +123,9 @@ def _beside_heads(
     )
 
 
-def _waits_for_its_own(group: GroupState, gang: Gang) -> bool:
-    """Whether pods of a former admission that have not ended leave it too few to start: nothing may
-    run twice at once, so their places would lie idle until then.
+def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
+    """Return whether pods of a former admission that have not ended leave a group too few to start:
+    nothing may run twice at once, so their places would lie idle until then.
     """
     former = Counter(pod.spec.task for pod in group.pods.values() if pod.status.phase in ON_NODE)
     if not former:
@@ -259,7 +259,7 @@ def hold(session: Session, group: GroupState) -> None:
     """
     gang = gang_of(session, group)
     # Whatever has been refused: nodes may have more room since.
-    waits = bool(group.pods) and _waits_for_its_own(group, gang)
+    waits = bool(group.pods) and waits_for_its_own(group, gang)
     found = None if waits else _beside_heads(session, group, gang)
     if isinstance(found, KeptPlaces):
         session.kept[group.uid] = found

@@ -15,12 +15,14 @@ from tests.sim.worlds import (
     phases,
     pledged,
     pod,
+    priority,
     queue,
     quota,
     reserved,
     starts,
     story,
     taker,
+    task,
     timeline,
 )
 
@@ -109,3 +111,29 @@ def test_a_claimant_out_of_line_reserves_only_what_it_keeps_once_it_has() -> Non
     assert reserved(came) == [(0, ["default/wide"]), (60, ["default/small"])]
     assert pledged(came) == []
     assert starts(came)["small-t-0"] == 70
+
+
+def test_a_claimant_keeps_its_victims_while_its_own_former_pods_end() -> None:
+    """One pod of `back` has succeeded, so that it lacks none to be Running; but it starts no other
+    before that of its former admission has ended, at 54. It gave its claim up and made it again.
+    """
+    came = outcome(
+        priority("mid", 5),
+        priority("high", 10),
+        node("n1", 30),
+        queue("a", strategy={"type": "Backfill"}, deserved={"cpu": 10}),
+        queue("b", strategy={"type": "Backfill"}, deserved={"cpu": 10}),
+        group("low", 4, 4, queue="b", grace="0s", runtime="60s", created=0),
+        timeline(
+            applies(10, group(
+                "back", queue="b", minMember=1, priorityClassName="mid",
+                tasks=[task("one", 1, 1, "5s"), task("two", 1, 4, "30s", grace="30s")],
+            )),
+            applies(16, group("wide", 3, 3, queue="a", runtime="5s", priorityClassName="mid")),
+            {"at": "24s", "suspend": "default/back"},
+            applies(25, group("busy", 4, 2, queue="a", runtime="30s", priorityClassName="high")),
+            {"at": "37s", "resume": "default/back"},
+        ),
+    )  # fmt: skip
+    assert [when for when, who in admitted(came) if "default/back" in who] == [10, 54]
+    assert set(phases(came).values()) == {"Completed"}

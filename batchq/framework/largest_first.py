@@ -28,8 +28,8 @@ def place_largest_first(
     Of pods of one size those come first that fewer nodes would take if they were empty: `choices`.
     `takes` tells whether a node takes one more pod, and `take` lets it. Sizes are compared as parts
     of the `whole`, in the largest dimension, then in all; how full nodes are, in all that a pod
-    asks for, then in all else: a pod without GPUs leaves the nodes that have some to others. The parts
-    of one task come one after another.
+    asks for, then in all else: a pod without GPUs leaves nodes with GPUs to others. The parts of
+    one task come one after another.
     """
     there = list(nodes)
     placed: list[list[NodeState]] = [[] for _ in parts]

@@ -22,6 +22,7 @@ from tests.sim.worlds import (
     reasons,
     requeued,
     starts,
+    task,
     timeline,
 )
 
@@ -250,3 +251,15 @@ def test_a_gang_that_has_waited_for_long_starts_though_a_smaller_one_was_refused
     begun = starts(came)
     assert {begun[f"four-t-{k}"] for k in range(4)} == {200}
     assert {begun[f"three-t-{k}"] for k in range(3)} == {210}
+
+
+def test_pods_without_gpus_leave_the_node_that_has_some_to_the_others_of_their_gang() -> None:
+    came = outcome(
+        node("n1", 3),
+        node("n2", 4, gpu=3),
+        node("n3", 4),
+        node("n4", 3),
+        group("mixed", tasks=[task("cpus", 3, 3), task("gpus", 3, 1, gpu=1)]),
+    )
+    placed = dict(bound(came))[0]
+    assert {placed[f"default/mixed-gpus-{index}"] for index in range(3)} == {"n2"}

@@ -16,7 +16,7 @@ from msgspec import structs
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import CheckState
-from batchq.api.reasons import Finish, Leaving, Verdict
+from batchq.api.reasons import Finish, Leaving, Verdict, Waiting
 from batchq.api.times import format_duration
 from batchq.framework.checks import (
     are_honoured,
@@ -35,6 +35,9 @@ from batchq.framework.pledges import awaits_victims
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
 from batchq.framework.statement import Statement
+
+#: What a limit or the machines never have room for.
+_TOO_LARGE = frozenset({Waiting.EXCEEDS_MAX_QUOTA, Waiting.EXCEEDS_CAPACITY})
 
 
 def follow_checks(statement: Statement, group: GroupState) -> bool:
@@ -81,7 +84,9 @@ def give_back_what_no_longer_fits(session: Session) -> None:
         if group.phase != PodGroupPhase.PENDING or not group.reserved:
             continue
         refusals = session.refusals.get(group.uid, ())
-        if open_checks(group) or awaits_victims(session, group) or not waits_in_line(refusals):
+        if open_checks(group) or awaits_victims(session, group):
+            continue
+        if not waits_in_line(refusals) and all(one.reason not in _TOO_LARGE for one in refusals):
             continue
         if all(verdict.plugin == "pledge" for verdict in refusals):
             # It fits: somebody whose checks are still open counts on its room.

@@ -20,6 +20,7 @@ from tests.sim.worlds import (
     phases,
     pledged,
     pod,
+    priority,
     queue,
     quota,
     requeued,
@@ -348,3 +349,23 @@ def test_what_has_started_at_an_instant_is_evicted_at_the_next_one_at_the_earlie
     assert not [
         (at, name) for at, gone in evicted(came) for name, _ in gone if (at, name) in started
     ]
+
+
+def test_a_claimant_that_fits_beside_no_guarantee_any_more_gives_its_pledge_up() -> None:
+    """n1 becomes smaller while its victims end, and 7 of 10 cpus are not guaranteed to others. It
+    kept what they left until its pledge expired.
+    """
+    came = outcome(
+        priority("high", 10),
+        node("n1", 8),
+        node("n2", 7),
+        queue("a"),
+        queue("b", guarantee={"cpu": 3}),
+        group("low", 12, 1, queue="a", grace="30s", runtime="600s", created=0),
+        timeline(
+            applies(10, group("hi", 3, 3, queue="a", priorityClassName="high", runtime="10s")),
+            applies(20, node("n1", 3)),
+        ),
+    )
+    assert requeued(came)[1:] == [(40, [("default/hi", "CapacityCut")])]
+    assert [when for when, who in admitted(came) if who == ["default/low"]] == [0]

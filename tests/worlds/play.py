@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from batchq.api.intents import RollBack
+from batchq.api.intents import EndPledge, RollBack
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import BatchqError
@@ -84,9 +84,9 @@ class Traceless:
         before, decided = state_of(session), len(session.joined)
         said = len(session.intents)
         self.action.execute(session)
-        sent_back = any(isinstance(one, RollBack) for one in session.intents[said:])
-        if len(session.joined) > decided or sent_back:
-            # A claimant that counted on victims it may not take any more is sent back.
+        gives_up = any(isinstance(one, EndPledge | RollBack) for one in session.intents[said:])
+        if len(session.joined) > decided or gives_up:
+            # A claimant that counted on a lost node, or on victims it may not take any more.
             return
         after = state_of(session)
         for what, value in before.items():

@@ -177,15 +177,14 @@ def node_for_extra(
 
 @contextmanager
 def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
-    """Let a group have more pods in what is set aside for heads that come after them.
+    """Let a group have more pods in what is set aside for heads that were tried after its queue.
 
-    The head of its own queue, if less important, was tried as if these pods were bound already, and
-    so were the heads tried after that one: what is set aside for any of these is no reason not to
-    bind them.
+    The head of its own queue was tried as if more pods of more important groups were bound already,
+    and so were the heads tried after that one. Where nothing is set aside for its queue, all heads
+    count.
     """
     asides = session.ledger.aside
-    own = asides.get(group.queue)
-    if own is None or session.groups[own.head].priority >= group.priority:
+    if group.queue not in asides:
         yield
         return
     before = takewhile(lambda queue: queue != group.queue, asides)

@@ -82,6 +82,13 @@ def release(statement: Statement, group: GroupState) -> None:
         statement.set_status(group, places={})
 
 
+def restore(statement: Statement, group: GroupState, places: KeptPlaces) -> None:
+    """Keep places again that were released; undone, they are not kept."""
+    session = statement.session
+    _keep_again(session, group, places)
+    statement.also_undo(lambda: drop(session, group))
+
+
 def _keep_again(session: Session, group: GroupState, places: KeptPlaces) -> None:
     places.take(session)
     session.kept[group.uid] = places

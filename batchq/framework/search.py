@@ -22,7 +22,7 @@ from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts
 from batchq.api.transaction import POD_GROUPS
 from batchq.framework.candidates import Pool, ending, undoable
-from batchq.framework.kept_places import release
+from batchq.framework.kept_places import KeptPlaces, release, restore
 from batchq.framework.outranked import outranked_by, told_and_untold
 from batchq.framework.pledges import (
     end_pledge,
@@ -44,11 +44,12 @@ Leave = Callable[[Statement, Victim], None]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A victim of a trial, and how its group was before."""
+    """A victim of a trial, and how its group was before, with the places that were kept for it."""
 
     kind: Kind
     victim: Victim
     former: tuple[PodGroupStatus, dict[str, Pod]]
+    kept: KeptPlaces | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,8 @@ class _Trial:
 
     def _take(self, kind: Kind, victim: Victim, leave: Leave) -> None:
         group = victim.group
-        self._taken.append(Taken(kind, victim, (group.status, dict(group.pods))))
+        kept = self._session.kept.get(group.uid)
+        self._taken.append(Taken(kind, victim, (group.status, dict(group.pods)), kept))
         leave(self._statement, victim)
 
     def _fill_back(self) -> None:
@@ -417,6 +419,8 @@ def _restore(statement: Statement, taken: Taken) -> None:
             statement.put_pod(group, pods[pod.metadata.uid])
     else:
         _put(statement, group, status, pods)
+        if taken.kept is not None and group.uid not in statement.session.kept:
+            restore(statement, group, taken.kept)
 
 
 def _put(

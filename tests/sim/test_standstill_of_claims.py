@@ -8,6 +8,7 @@ from tests.sim.worlds import (
     answers,
     applies,
     check,
+    cordoned,
     evicted,
     group,
     node,
@@ -18,6 +19,7 @@ from tests.sim.worlds import (
     priority,
     queue,
     quota,
+    requeued,
     reserved,
     starts,
     story,
@@ -137,3 +139,22 @@ def test_a_claimant_keeps_its_victims_while_its_own_former_pods_end() -> None:
     )  # fmt: skip
     assert [when for when, who in admitted(came) if "default/back" in who] == [10, 54]
     assert set(phases(came).values()) == {"Completed"}
+
+
+def test_a_victim_that_is_spared_keeps_the_places_that_it_has_found() -> None:
+    """Both that wait for their check hold a cpu of the two that a pod of `grows` asks for. Only one
+    of them was sent back, which reserved again: the pod never started.
+    """
+    came = outcome(
+        node("n1", 4),
+        cordoned("n2", 2),
+        taker("a", deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 0}, admissionChecks=["late"]),
+        check("late"),
+        group("here", queue="b", created=0),
+        group("there", queue="b", created=0),
+        timeline(applies(5, group("grows", 2, 2, queue="a", minMember=1, runtime="20s"))),
+        config="actions: [enqueue, allocate, reclaim]",
+    )
+    assert requeued(came)[0] == (5, [("default/here", "Reclaimed"), ("default/there", "Reclaimed")])
+    assert starts(came)["grows-t-1"] == 5

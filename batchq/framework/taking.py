@@ -297,13 +297,17 @@ def _has_leave(session: Session, group: GroupState) -> bool:
 
 
 def _extra(claim: Claim, decision: Decision) -> Amounts:
-    """What pods beyond minMember are to take beyond what the reservation promises already."""
+    """What pods beyond minMember are to take beyond what the reservation promises already, once
+    pods of the claimant itself that they wait for have ended.
+    """
     if not isinstance(claim, ExtraClaim):
         return {}
     group = claim.claimant
-    grown = group.charge_holding(plus(group.held, total(decision.room.values())))
+    own = total(of_pod(pod.spec.requests) for of, pod in _still_there(decision) if of is group)
+    held = minus(group.held, own)
+    grown = group.charge_holding(plus(held, total(decision.room.values())))
     # Never empty: that would be a gang's.
-    return minus(grown, group.charge()) or {PODS: 0}
+    return minus(grown, group.charge_holding(held)) or {PODS: 0}
 
 
 def _start(statement: Statement, claim: Claim) -> None:

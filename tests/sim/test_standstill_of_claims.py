@@ -158,3 +158,26 @@ def test_a_victim_that_is_spared_keeps_the_places_that_it_has_found() -> None:
     )
     assert requeued(came)[0] == (5, [("default/here", "Reclaimed"), ("default/there", "Reclaimed")])
     assert starts(came)["grows-t-1"] == 5
+
+
+def test_what_more_pods_count_on_as_their_own_pod_ends_is_counted_once() -> None:
+    """`mine-small-0` starts at second 0, five later than `mine-big-0`, whose walltime is over at 5.
+    What the next pod is promised as that one ends was counted beside it: 11 cpus of 8.
+    """
+    running = {"phase": "Running", "startedAt": 5}
+    came = outcome(
+        node("n1", 4),
+        cordoned("n2", 4),
+        taker("a", deserved={"cpu": 8}),
+        queue("b", deserved={"cpu": 0}),
+        group(
+            "mine", queue="a", minMember=1, walltime="10s", created=0, status=running,
+            tasks=[task("big", 2, 3, grace="5s"), task("small", 1, 1)],
+        ),
+        pod("mine-big-0", "mine", task="big", phase="Running", node="n1", startedAt=0),
+        group("theirs", 2, 2, queue="b", minMember=1, created=0, status=running),
+        *(pod(f"theirs-t-{k}", "theirs", k, phase="Running", node="n2", startedAt=5)
+          for k in range(2)),
+        cycles=8,
+    )  # fmt: skip
+    assert starts(came)["mine-big-1"] == 10

@@ -351,12 +351,15 @@ def try_claim(session: Session, claim: Claim, queues: list[str], *, action: str)
 
 
 def let_happen(session: Session, claim: Claim, decision: Decision, *, action: str) -> bool:
-    """Carry a decision out, unless the eviction budget is against it; whether it was."""
+    """Carry a decision out, unless the eviction budget is against it, or limits are; whether it
+    was.
+    """
     if exceeds_budget(session, decision) and not holds_off(session, claim.claimant):
         _say_over_budget(session, claim.claimant)
         return False
     was_pending = claim.claimant.phase == PodGroupPhase.PENDING
-    carry_out(session, claim, decision, action)
+    if not carry_out(session, claim, decision, action):
+        return False
     if was_pending and claim.claimant.phase != PodGroupPhase.PENDING:
         note_admission(session, claim.claimant)
     _tell_what_it_waits_for(session, claim.claimant)

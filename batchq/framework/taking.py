@@ -6,6 +6,8 @@ the claimant starts at once; else it has a pledge, and waits. All of it is one c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from batchq.api import intents
@@ -17,6 +19,7 @@ from batchq.api.quantity import PODS
 from batchq.api.reasons import Leaving
 from batchq.api.resources import Amounts, describe, minus, of_pod, plus, times, total
 from batchq.api.times import MINUTE
+from batchq.api.transaction import CLUSTER, POD_GROUPS
 from batchq.framework.checks import holds_off
 from batchq.framework.claiming import ExtraClaim, GangClaim, start_gang
 from batchq.framework.extras import start_extras
@@ -37,9 +40,15 @@ def action_against(claimant: GroupState, victim: GroupState) -> str:
     return "preempt" if victim.queue == claimant.queue else "reclaim"
 
 
-def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -> None:
-    """Let it happen."""
+def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -> bool:
+    """Let it happen; return whether it has.
+
+    What is promised at once may be more than what victims have given when they end: two claimants
+    that share a victim group both count on its place in a queue that limits groups. Such a promise
+    is not made; the claimant may find others, or waits until the group has gone.
+    """
     claimant = claim.claimant
+    before = {scope: dict(session.ledger.sums.get(scope, {})) for scope in claimant.scopes}
     with Statement(session) as statement:
         _take_back(statement, decision.undone)
         for taken in decision.outranked:
@@ -55,12 +64,29 @@ def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -
             _promise(statement, claim, decision, left, action, waits=waits)
         else:
             _start(statement, claim)
+        if _passes_limit(session, before):
+            return False
         statement.commit()
     outranked = [taken.victim for taken in decision.outranked]
     gave = (*outranked, *decision.victims, *decision.ending)
     groups = (claimant, *(victim.group for victim in gave))
     uids = (*(group.uid for group in groups), *_owed_before(session, decision))
     session.joined.append(tuple(dict.fromkeys(uids)))
+    return True
+
+
+def _passes_limit(session: Session, before: Mapping[str, Amounts]) -> bool:
+    """Whether a scope of which these were the sums holds more than that now, and than its limit;
+    the cluster has none for groups.
+    """
+    for scope, was in before.items():
+        for name, units in session.ledger.sums.get(scope, {}).items():
+            if units <= was.get(name, 0) or (scope == CLUSTER and name == POD_GROUPS):
+                continue
+            limit = session.ledger.limit(scope, name)
+            if limit is not None and units > limit:
+                return True
+    return False
 
 
 def _owed_before(session: Session, decision: Decision) -> list[str]:

@@ -181,3 +181,31 @@ def test_what_more_pods_count_on_as_their_own_pod_ends_is_counted_once() -> None
         cycles=8,
     )  # fmt: skip
     assert starts(came)["mine-big-1"] == 10
+
+
+def test_two_claimants_of_one_ending_group_do_not_both_count_on_its_place() -> None:
+    """From 5 on both pods of `old` end, one for `first`, and `second` has found room. `third` fits
+    once the other pod has ended, but a fourth group has no place in the queue before all of `old`
+    has gone. It was promised one: four groups of three, which the store refused in each session.
+    """
+    claimants = [
+        group(name, queue="q", priorityClassName="high", runtime="10s")
+        for name in ("first", "second", "third")
+    ]
+    came = outcome(
+        priority("high", 10),
+        check("late", preemptionPolicy="AfterCheckPassedOrOnDemand"),
+        node("n1", 3),
+        queue("q", maxPodGroups=3, admissionChecks=["late"]),
+        group("old", 2, queue="q", grace="5s", walltime="5s", created=0,
+              status={"phase": "Running", "startedAt": 0}),
+        group("brief", queue="q", runtime="5s", created=0,
+              status={"phase": "Running", "startedAt": 0}),
+        timeline(*(applies(2, one) for one in claimants)),
+        cycles=12,
+    )  # fmt: skip
+    assert reserved(came) == [
+        (2, ["default/first"]),
+        (5, ["default/second"]),
+        (10, ["default/third"]),
+    ]

@@ -15,9 +15,8 @@ from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts, minus, named, of_pod, plus, smaller, total
-from batchq.api.transaction import queue_scope
 from batchq.framework.ledger import ByScope, charge_with_count, counted, falls_by
-from batchq.framework.state import GroupState, is_admitted
+from batchq.framework.state import GroupState
 
 if TYPE_CHECKING:
     from batchq.framework.session import Session
@@ -139,25 +138,6 @@ def _left_by_scopes(session: Session, pledge: Pledge) -> dict[tuple[str, ...], A
         for name, units in still_charged(pledge, group, pods).items():
             sums[name] = sums.get(name, 0) + units
     return left
-
-
-def counted_with_victims(session: Session, claimant: GroupState) -> Amounts:
-    """What the claimant asks for and its queue's ledger leaves out, since victims that run on there
-    count for it: of the queue's demand it is a part all the same.
-
-    A victim that has left whole asks for as much again from its place in line, and that stands for
-    the claimant's part while its processes end.
-    """
-    owed = session.ledger.owed(claimant).get(queue_scope(claimant.queue))
-    if not owed:
-        return {}
-    pledge = claimant.status.pledge
-    running_on = total(
-        still_charged(pledge, group, pods)
-        for group, pods in victims_left(session, pledge)
-        if group.queue == claimant.queue and (leaves_whole(pledge, group) or is_admitted(group))
-    )
-    return smaller(running_on, owed)
 
 
 def promised_to(claimant: GroupState) -> Amounts:

@@ -21,11 +21,16 @@ from itertools import pairwise
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.quantity import LARGEST, PODS
 from batchq.api.reasons import Verdict
-from batchq.api.resources import Amounts, minus, plus, total
+from batchq.api.resources import Amounts, minus, plus, smaller, total
 from batchq.api.transaction import POD_GROUPS, namespace_scope, queue_scope
 from batchq.framework.crowds import Crowd
 from batchq.framework.line import blockers, is_of_crowd, waits_in_line
-from batchq.framework.pledges import counted_with_victims, standing_pledges
+from batchq.framework.pledges import (
+    leaves_whole,
+    standing_pledges,
+    still_charged,
+    victims_left,
+)
 from batchq.framework.session import Session
 from batchq.framework.shares import APART, Part, Share, share_of, water_fill
 from batchq.framework.state import GroupState, QueueState, is_admitted
@@ -257,7 +262,7 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
             asked[group.queue].append(_asked_beyond_promise(group))
     for group, _ in standing_pledges(session):
         if group.queue in asked:
-            asked[group.queue].append(counted_with_victims(session, group))
+            asked[group.queue].append(_counted_with_victims(session, group))
     let_in = _let_in(session)
     demands = {}
     for name, queue in session.queues.items():
@@ -267,6 +272,26 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
         together = minus(_asked_by_crowds(session, queue), total(let_in.get(name, ())))
         demands[name] = total([ledger, together, *in_line, *asked[name]])
     return demands
+
+
+def _counted_with_victims(session: Session, claimant: GroupState) -> Amounts:
+    """What a claimant asks for and its queue's ledger leaves out, since victims that are charged
+    there still count for it: of the queue's demand it is a part all the same.
+
+    A victim that has left and stands in line asks for as much again, and that stands for the
+    claimant's part while its processes end.
+    """
+    owed = session.ledger.owed(claimant).get(queue_scope(claimant.queue))
+    if not owed:
+        return {}
+    pledge = claimant.status.pledge
+    charged = total(
+        still_charged(pledge, group, pods)
+        for group, pods in victims_left(session, pledge)
+        if group.queue == claimant.queue
+        and (leaves_whole(pledge, group) or not _is_in_line(session, group))
+    )
+    return smaller(charged, owed)
 
 
 def _asked_by_crowds(session: Session, queue: QueueState) -> Amounts:

@@ -209,3 +209,31 @@ def test_two_claimants_of_one_ending_group_do_not_both_count_on_its_place() -> N
         (5, ["default/second"]),
         (10, ["default/third"]),
     ]
+
+
+def test_a_claimant_counts_beside_a_finished_group_of_its_queue_whose_pods_still_end() -> None:
+    """`more` waits for the last pod of `done`, and for one of `lends`. While both are charged for
+    the same two cpus, its queue seemed to ask for no more than these: it gave its pledge up, and
+    made it again.
+    """
+    came = outcome(
+        check("late", preemptionPolicy="AfterCheckPassedOrOnDemand"),
+        node("n1", 10),
+        taker("a", admissionChecks=["late"]),
+        queue("b", deserved={"cpu": 1}),
+        queue("c", reclaimable=False),
+        group("fills", 1, 6, queue="c", namespace="red", created=0,
+              status={"phase": "Running", "startedAt": 0}),
+        group("done", 1, 2, queue="a", walltime="5s", grace="5s", created=0,
+              status={"phase": "Running", "startedAt": 0}),
+        group("lends", 2, queue="b", minMember=1, runtime="60s", created=0,
+              status={"phase": "Running", "startedAt": 0}),
+        timeline(
+            applies(2, quota("default", cpu=3)),
+            applies(3, group("more", 1, 2, queue="a", runtime="5s")),
+            answers(20, "more", "late", "True"),
+        ),
+        cycles=20,
+    )  # fmt: skip
+    assert pledged(came)[0] == (5, {"default/more": ["default/lends-t-1", "default/done-t-0"]})
+    assert admitted(came)[-1] == (50, ["default/more"])

@@ -8,13 +8,15 @@ as long as the nodes stay as they are: a backlog costs one look for each shape, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import TypeAlias
 
 from batchq.api.quantity import describe_quantity
 from batchq.api.resources import Amounts, larger
 from batchq.framework.atonce import takes_for
 from batchq.framework.largest_first import place_largest_first
-from batchq.framework.machines import is_known
+from batchq.framework.machines import EmptyNodes, is_known
+from batchq.framework.node_refusals import wanted_of
 from batchq.framework.placement import count_fitting, take_best
 from batchq.framework.session import Session
 from batchq.framework.shapes import TaskShape
@@ -25,8 +27,8 @@ Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
 
 #: How failures of plugins at this point are named.
 _AT_PREDICATE = " at predicate"
-#: So many answers are remembered.
-_MOST_KNOWN = 10_000
+#: Of so many gangs it is remembered whether nodes take them, and of so many why not.
+_MOST_KNOWN, _MOST_EXPLAINED = 200_000, 10_000
 #: Nodes are asked about so many at a time: mostly the first few take the gang.
 _FIRST, _AT_ONCE = 4, 64
 #: How full a node is, is told in so many parts of what the largest node has.
@@ -37,17 +39,19 @@ def why_no_known_node(session: Session, gang: Gang) -> str:
     """Why these pods would not fit on the nodes that were seen within a day, if all of them were
     there, empty and not cordoned; '' if they would, or if no node is known.
     """
-    known = session.machines.when_empty()
+    known = session.machines.known_when_empty()
+    if not known.nodes or _are_taken_by(session, gang, known):
+        return ""
     asked = tuple((shape.task.name, shape.shape, count) for shape, count in gang)
-    answer = known.answers.get(asked)
+    answer = known.why_not.get(asked)
     if answer is None:
         answer = _why_not(session, gang, known.nodes)
-        if any(failed.endswith(_AT_PREDICATE) for failed in session.failures):
+        if _has_failed(session):
             # A plugin that raised has said nothing of the nodes.
             return ""
-        if len(known.answers) >= _MOST_KNOWN:
-            known.answers.clear()
-        known.answers[asked] = answer
+        if len(known.why_not) >= _MOST_EXPLAINED:
+            known.why_not.clear()
+        known.why_not[asked] = answer
     return answer
 
 
@@ -56,17 +60,7 @@ def fits_when_empty(session: Session, gang: Gang) -> bool:
 
     Looked up once for each gang and set of nodes.
     """
-    known = session.machines.gangs_when_empty
-    wanted = tuple([(shape.shape, count) for shape, count in gang])
-    answer = known.get(wanted)
-    if answer is None:
-        if len(known) >= _MOST_KNOWN:
-            known.clear()
-        answer = _fit(session, gang, {node.name: node for node in session.empty_nodes()})
-        if any(failed.endswith(_AT_PREDICATE) for failed in session.failures):
-            return answer
-        known[wanted] = answer
-    return answer
+    return _are_taken_by(session, gang, session.machines.open_when_empty())
 
 
 def why_not_when_empty(session: Session, gang: Gang) -> str:
@@ -90,9 +84,27 @@ def largest_node(session: Session, resource: str) -> int:
     return max((node.total.get(resource, 0) for node in known), default=0)
 
 
+def _are_taken_by(session: Session, gang: Gang, empty: EmptyNodes) -> bool:
+    wanted = wanted_of(gang)
+    answer = empty.takes.get(wanted)
+    if answer is None:
+        answer = _fit(session, gang, empty.nodes)
+        if _has_failed(session):
+            return answer
+        if len(empty.takes) >= _MOST_KNOWN:
+            empty.takes.clear()
+        empty.takes[wanted] = answer
+    return answer
+
+
+def _has_failed(session: Session) -> bool:
+    """Whether a plugin has raised at `predicate` in this session."""
+    return bool(session.failures) and any(
+        failed.endswith(_AT_PREDICATE) for failed in session.failures
+    )
+
+
 def _why_not(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> str:
-    if not nodes or _fit(session, gang, nodes):
-        return ""
     for shape, _ in gang:
         detail, fitting = count_fitting(session, shape, nodes.values())
         if not fitting:
@@ -110,6 +122,9 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
     """Whether the nodes take a gang: in its order, each pod on the best node; or the largest pods
     first, each on the fullest node that takes it. Nothing stays on the nodes.
     """
+    if len(gang) == 1:
+        ((only, count),) = gang
+        return _slots(session, only, nodes, count) >= count
     counts: dict[tuple[object, ...], int] = {}
     for shape, count in gang:
         counts[shape.shape] = counts.get(shape.shape, 0) + count
@@ -145,8 +160,9 @@ def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], m
         some = there[start : start + at_once]
         start, at_once = start + at_once, _AT_ONCE
         for takes in takers:
-            some = [node for node, taken in zip(some, takes(some), strict=True) if taken]
-        found += sum(_slots_on(shape, node) for node in some)
+            some = list(compress(some, takes(some)))
+        for node in some:
+            found += _slots_on(shape, node)
         if found >= most:
             return most
     return found

@@ -14,7 +14,7 @@ from batchq.api.facts import PROTOCOL_ANNOTATION
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Node
 from batchq.api.resources import Amounts, scaled, total
-from batchq.framework.node_refusals import FreedNodes
+from batchq.framework.node_refusals import FreedNodes, Wanted
 from batchq.framework.settings import Settings
 from batchq.framework.snapshot import Snapshot
 from batchq.framework.state import GroupState, NodeState
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class KnownNodes:
-    """The nodes that were seen within a day, as if all were there, empty and not cordoned.
+class EmptyNodes:
+    """Nodes as if all of them were there, empty and not cordoned.
 
-    `answers`: what was found of them (batchq.framework.feasibility), good while they stay so.
+    What was found of gangs on them (batchq.framework.feasibility) is good while they stay so.
     """
 
-    __slots__ = ("answers", "nodes")
+    __slots__ = ("nodes", "takes", "why_not")
 
     def __init__(self, nodes: Iterable[NodeState]) -> None:
         self.nodes = {node.name: _when_empty(node.record) for node in nodes}
-        self.answers: dict[tuple[object, ...], str] = {}
+        #: Shapes and counts of a gang -> whether these nodes take it.
+        self.takes: dict[Wanted, bool] = {}
+        #: The same with the names of its tasks -> why they do not.
+        self.why_not: dict[tuple[object, ...], str] = {}
 
 
 class Machines:
@@ -50,9 +53,8 @@ class Machines:
         self.could_have: Amounts = {}
         #: Shape of a pod -> whether any of the nodes that are open would take it, were it empty.
         self.taken_when_empty: dict[tuple[object, ...], bool] = {}
-        #: The same of gangs, as shapes and counts.
-        self.gangs_when_empty: dict[tuple[object, ...], bool] = {}
-        self._when_empty: KnownNodes | None = None
+        self._known_when_empty: EmptyNodes | None = None
+        self._open_when_empty: EmptyNodes | None = None
         #: On which nodes something has been freed, and what was kept there when the last session
         #: ended.
         self.freed = FreedNodes()
@@ -86,22 +88,33 @@ class Machines:
         known = known_resources(self.nodes.values(), now_ms, settings)
         if anew or before != after or known != self.known:
             self.version += 1
-            self.taken_when_empty, self.gangs_when_empty = {}, {}
+            self.taken_when_empty = {}
             self.known = known
-            self._when_empty = None
+            self._known_when_empty = self._open_when_empty = None
         self.ready = total(node.total for node in self.nodes.values() if node.ready)
         self.could_have = scaled(self.known, settings.overcommit)
         later = (at for at in _instants(snapshot, records, settings) if at > now_ms)
         self._until = min(later, default=None)
         return anew
 
-    def when_empty(self) -> KnownNodes:
-        """The known nodes as if they were empty: the same until the version rises."""
-        if self._when_empty is None:
+    def known_when_empty(self) -> EmptyNodes:
+        """Return the nodes that were seen within a day, the same until the version rises."""
+        if self._known_when_empty is None:
             nodes, settings = self.nodes.values(), self._settings
             known = (node for node in nodes if is_known(node, self._now_ms, settings))
-            self._when_empty = KnownNodes(known)
-        return self._when_empty
+            self._known_when_empty = EmptyNodes(known)
+        return self._known_when_empty
+
+    def open_when_empty(self) -> EmptyNodes:
+        """Return the nodes that are ready and not cordoned, the same until the version rises; the
+        very same as the known ones if these are all open, so that a gang is asked of them once.
+        """
+        if self._open_when_empty is None:
+            known = self.known_when_empty()
+            nodes = {name: node for name, node in self.nodes.items() if node.open}
+            same = nodes.keys() == known.nodes.keys()
+            self._open_when_empty = known if same else EmptyNodes(nodes.values())
+        return self._open_when_empty
 
     def count(self, groups: Iterable[GroupState]) -> None:
         """Take what the pods of these groups have on nodes; on nodes that are new."""

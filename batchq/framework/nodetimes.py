@@ -35,6 +35,8 @@ from batchq.framework.settings import Settings
 from batchq.framework.shapes import TaskShape
 from batchq.framework.state import NodeState
 
+#: The factor that promises no more than there is, in thousandths.
+_NO_OVERCOMMIT = Settings().overcommit
 #: Shapes and how many pods of each, in the order in which they are placed.
 Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
 #: Node -> what pods ask for there.
@@ -47,7 +49,7 @@ def nodes_decide(session: Session) -> bool:
     """
     return (
         "allocate" in session.actions
-        and session.settings.overcommit <= Settings().overcommit
+        and session.settings.overcommit <= _NO_OVERCOMMIT
         and bool(session.nodes)
     )
 

@@ -150,7 +150,7 @@ class Session:
         #: What groups that ask for the same were told, and at which version of the ledger.
         self.told: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
         #: What groups are told on their first admission, by what they have reserved.
-        self.admitted: dict[tuple[str, bool], tuple[Condition, ...]] = {}
+        self.admitted: dict[tuple[tuple[str, int], ...], tuple[Condition, ...]] = {}
         #: How many groups were asked about, whatever the answer; for those who watch the cost.
         self.evaluated = 0
         #: The dimensions that a claimant lacks, while victims are looked for.
@@ -159,7 +159,6 @@ class Session:
         self.leaving: Mapping[str, Amounts] = {}
         #: The names of nodes on which something was taken or given back, in that order.
         self.node_changes: list[str] = []
-        self._empty_nodes: list[NodeState] | None = None
         #: Resource -> what `most_free` says of it, and at how many changes of nodes.
         self._most_free: dict[str, tuple[int, str]] = {}
         self._most_free_at = -1
@@ -275,17 +274,10 @@ class Session:
             if len(self._taken_when_empty) >= _MOST_SHAPES:
                 self._taken_when_empty.clear()
             known = self._taken_when_empty[shape.shape] = any(
-                self.refused_by(shape, node) is None for node in self.empty_nodes()
+                self.refused_by(shape, node) is None
+                for node in self.machines.open_when_empty().nodes.values()
             )
         return known
-
-    def empty_nodes(self) -> list[NodeState]:
-        """Return the ready, uncordoned nodes as they would be without a pod; not to be changed."""
-        if self._empty_nodes is None:
-            self._empty_nodes = [
-                NodeState(node.record, ready=True) for node in self.nodes.values() if node.open
-            ]
-        return self._empty_nodes
 
     def most_free(self, resource: str) -> tuple[int, str]:
         """Return the most of a resource that one open node has free, and its name; 0 and '' without

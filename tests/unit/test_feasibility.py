@@ -48,6 +48,50 @@ def test_many_groups_of_one_shape_are_one_look_at_the_nodes(
     assert len(looked) == 1
 
 
+def _count_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the names of the nodes at each look at what a gang finds on them."""
+    looks: list[str] = []
+    fit = feasibility._fit
+
+    def counted(session: Any, gang: Any, nodes: Any) -> bool:
+        looks.append(" ".join(nodes))
+        return fit(session, gang, nodes)
+
+    monkeypatch.setattr(feasibility, "_fit", counted)
+    return looks
+
+
+def test_many_groups_that_wait_are_one_look_at_nodes_that_are_all_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = _count_looks(monkeypatch)
+    groups = [a_group(f"g{number}", cpu=4, created=number) for number in range(50)]
+    done = decide(a_node(cpu=4), a_node("n2", cpu=4), *groups)
+    assert done.admitted == ["default/g0", "default/g1"]
+    assert done.reasons("g49") == ["WaitingForResources"]
+    assert looks == ["n1 n2"]
+
+
+def test_open_nodes_are_looked_at_besides_the_known_ones_if_one_is_cordoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = _count_looks(monkeypatch)
+    groups = [a_group(f"g{number}", cpu=4, created=number) for number in range(3)]
+    done = decide(a_node(cpu=4), a_node("n2", cpu=8, cordoned=True), *groups)
+    assert done.admitted == ["default/g0"]
+    assert done.reasons("g2") == ["WaitingForResources"]
+    assert looks == ["n1 n2", "n1"]
+
+
+def test_what_is_remembered_of_gangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feasibility, "_MOST_KNOWN", 2)
+    groups = [a_group(f"g{cpu}", cpu=cpu, created=cpu) for cpu in range(1, 6)]
+    done = decide(a_node(cpu=5), *groups)
+    assert done.admitted == ["default/g1", "default/g2"]
+    assert done.reasons("g5") == ["WaitingForResources"]
+    assert len(done.session.machines.known_when_empty().takes) == 1
+
+
 def _reasons(done: Any, group: Any) -> list[str]:
     return [str(one) for one in done.reasons(group.metadata.name, group.metadata.namespace)]
 

@@ -325,28 +325,32 @@ class Watches:
         self._watching: dict[tuple[str, str], Ordered[Crowd]] = {}
         #: Their places are found by how much they leave, and among equals by when they came.
         self._places: dict[Crowd, tuple[tuple[str, str], tuple[int, int]]] = {}
+        #: Those that are not in their places yet: many at once are sorted before that.
+        self._unplaced: list[Crowd] = []
         self._count = 0
 
     def clear(self) -> None:
         """Nobody watches anything."""
         self._watching.clear()
         self._places.clear()
+        self._unplaced.clear()
 
     def add(self, crowd: Crowd, watches: tuple[str, str], most: int) -> None:
         """It sleeps as long as that sum is above `most`."""
         self._count += 1
-        place = (most, self._count)
-        self._watching.setdefault(watches, Ordered()).add(place, crowd)
-        self._places[crowd] = (watches, place)
+        self._places[crowd] = (watches, (most, self._count))
+        self._unplaced.append(crowd)
 
     def remove(self, crowd: Crowd) -> None:
         """It does not any more; nothing happens if it did not."""
         if crowd in self._places:
+            self._put_in_place()
             watches, place = self._places.pop(crowd)
             self._watching[watches].remove(place)
 
     def freed(self, sums: Mapping[str, Mapping[str, int]]) -> list[Crowd]:
         """Those whose sum has come down far enough, in the order in which they began to watch."""
+        self._put_in_place()
         found: list[tuple[int, Crowd]] = []
         for (scope, resource), watching in self._watching.items():
             used = sums.get(scope, {}).get(resource, 0)
@@ -356,3 +360,9 @@ class Watches:
                 found.append((count, crowd))
         found.sort(key=lambda entry: entry[0])
         return [crowd for _, crowd in found]
+
+    def _put_in_place(self) -> None:
+        for crowd in sorted(self._unplaced, key=lambda crowd: self._places[crowd][1]):
+            watches, place = self._places[crowd]
+            self._watching.setdefault(watches, Ordered()).add(place, crowd)
+        self._unplaced.clear()

@@ -125,6 +125,20 @@ def test_those_wake_whose_number_has_come_down_far_enough() -> None:
     assert watches.freed({}) == [large, elsewhere]
 
 
+def test_a_crowd_that_watches_no_more_is_not_woken_whenever_it_began() -> None:
+    watches, cpu = Watches(), ("cluster", "cpu")
+    small, large, other = (Crowd((name,), "q") for name in ("small", "large", "other"))
+    watches.add(large, cpu, 60)
+    watches.add(small, cpu, 63)
+    watches.remove(large)
+    watches.add(other, cpu, 61)
+    watches.add(large, cpu, 62)
+    assert watches.freed({"cluster": {"cpu": 61}}) == [small, other, large]
+    watches.add(Crowd(("late",), "q"), cpu, 64)
+    watches.clear()
+    assert watches.freed({}) == []
+
+
 def test_a_crowd_sleeps_on_the_limit_that_is_full_and_new_members_are_told_the_same() -> None:
     scheduler = assemble(SchedulerConfig())
     world = [a_node(cpu=FULL), a_queue("default")]

@@ -92,7 +92,6 @@ def _crowds(session: Session, hopes: Hopes) -> tuple[list[Crowd], list[Crowd]]:
     """Those that hope, and the others of the same queues; crowds are many, and their kinds few."""
     hopeful: list[Crowd] = []
     hopeless: list[Crowd] = []
-    wishes: dict[tuple[object, ...], Wish] = {}
     for name, queue in session.queues.items():
         kinds = queue.line.kinds
         could_have = hopes(name) if kinds else None
@@ -100,10 +99,8 @@ def _crowds(session: Session, hopes: Hopes) -> tuple[list[Crowd], list[Crowd]]:
             continue
         hoping: list[tuple[Wish, Mapping[Any, Crowd]]] = []
         others: list[tuple[Wish, Mapping[Any, Crowd]]] = []
-        for kind, alike in kinds.items():
-            wish = wishes.get(kind)
-            if wish is None:
-                wish = wishes[kind] = _wish_of(session, next(iter(alike.values())).first)
+        for alike in kinds.values():
+            wish = _wish_of(session, next(iter(alike.values())).first)
             (hoping if could_have(wish) else others).append((wish, alike))
         if hoping:
             hopeful += _that_lack_room(hoping)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from batchq.framework.shapes import GroupShape
+    from batchq.api.objects import PodGroupSpec
 
 
-def contradictions(shape: GroupShape) -> list[str]:
+def contradictions(spec: PodGroupSpec, replicas: int, min_member: int) -> list[str]:
     """What a submission would have been refused for, and a described world may still contain."""
-    spec = shape.spec
     found = []
     if not spec.tasks and spec.controller == "batchq":
         found.append("the group has no tasks, so there is nothing to run")
@@ -18,11 +17,11 @@ def contradictions(shape: GroupShape) -> list[str]:
         found.append(f"minMember is {spec.min_member}, and must be at least 1")
     if spec.controller == "external" and not spec.min_resources:
         found.append("an external group must state minResources: there are no pods to add up")
-    if spec.tasks and shape.replicas < shape.min_member:
-        found.append(f"minMember is {shape.min_member}, but the tasks have {shape.replicas} pods")
+    if spec.tasks and replicas < min_member:
+        found.append(f"minMember is {min_member}, but the tasks have {replicas} pods")
     least = sum(task.min_available for task in spec.tasks)
-    if least > shape.min_member:
-        found.append(f"minAvailable adds up to {least}, more than minMember {shape.min_member}")
+    if least > min_member:
+        found.append(f"minAvailable adds up to {least}, more than minMember {min_member}")
     found += [
         f"task {task.name} has minAvailable {task.min_available}, but {task.replicas} replicas"
         for task in spec.tasks

@@ -21,9 +21,10 @@ _QUEUES_SHOWN = 10
 def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
     """Every such reason: contradictions, a missing or stopped queue, suspension, back-off."""
     found: list[tuple[Waiting, str]] = []
+    shape = group.given_shape
+    unsound = [] if shape.is_sound else contradictions(shape.spec, shape.replicas, shape.min_member)
     found += [
-        (Waiting.MISCONFIGURED, text)
-        for text in (*contradictions(group.given_shape), *_stands_for_nothing(session, group))
+        (Waiting.MISCONFIGURED, text) for text in (*unsound, *_stands_for_nothing(session, group))
     ]
     queue = session.queues.get(group.queue)
     if queue is None:

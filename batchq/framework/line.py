@@ -15,6 +15,9 @@ from batchq.framework.pledges import awaits_victims, gives_way_to
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState
 
+#: At no version of the ledger, nothing.
+_NOT_TOLD: tuple[int, tuple[Verdict, ...]] = (-1, ())
+
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
@@ -44,7 +47,7 @@ def _of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdic
     if not aside:
         return () if _fits(session, crowd, group) else _ask_of_crowd(session, crowd, group)
     key = ("aside", *group.asks, crowd.asks)
-    version, verdicts = session.told.get(key, (-1, ()))
+    version, verdicts = session.told.get(key, _NOT_TOLD)
     if version != session.ledger.version:
         verdicts = session.dated((*aside, *_ask(session, group)))
         session.told[key] = (session.ledger.version, verdicts)
@@ -78,6 +81,9 @@ def _fits(session: Session, crowd: Crowd, group: GroupState) -> bool:
     if ledger.unused or ledger.aside:
         return False
     if crowd.bounds is None or crowd.bounds.limits is not ledger.limits:
+        if session.told.get(group.asks, _NOT_TOLD)[0] == ledger.version:
+            # It has just been asked, so there is an answer.
+            return False
         crowd.bounds = _bounds_for(ledger, group)
     for sums, resource, most in crowd.bounds.most:
         if sums.get(resource, 0) > most:
@@ -182,7 +188,7 @@ def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Asked once for all groups of one queue, namespace and request, until the ledger moves."""
-    version, verdicts = session.told.get(group.asks, (-1, ()))
+    version, verdicts = session.told.get(group.asks, _NOT_TOLD)
     if version != session.ledger.version:
         verdicts = session.dated(_ask(session, group))
         session.told[group.asks] = (session.ledger.version, verdicts)

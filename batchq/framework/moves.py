@@ -115,9 +115,7 @@ def set_condition(
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
     """Pending -> InQueue: reserve (nothing, if the reservation is empty), count the admission."""
     now_ms = statement.session.now_ms
-    shape = group.shape
-    in_words = shape.described if reservation is shape.reservation else describe(reservation)
-    conditions = _on_admission(statement.session, group, f"reserved {in_words}", bool(reservation))
+    conditions = _on_admission(statement.session, group, reservation)
     statement.set_status(
         group,
         phase=PodGroupPhase.IN_QUEUE,
@@ -142,15 +140,15 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
 
 
 def _on_admission(
-    session: Session, group: GroupState, message: str, has_reserved: bool
+    session: Session, group: GroupState, reservation: Amounts
 ) -> tuple[Condition, ...]:
     former = group.status.conditions
-    key = (message, has_reserved)
+    key = tuple(reservation.items())
     if not former and key in session.admitted:
         return session.admitted[key]
-    now_ms = session.now_ms
+    now_ms, message = session.now_ms, f"reserved {describe(reservation)}"
     found = _with_one(former, "Admitted", "True", "Admitted", message, now_ms)
-    if has_reserved:
+    if reservation:
         found = _with_one(found, "QuotaReserved", "True", "QuotaReserved", message, now_ms)
     for one in former:
         if one.type == "Evicted":

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from batchq.api.objects import PodGroupSpec, Task
-from batchq.api.resources import Amounts, describe, larger, named, of_pod, times, total
+from batchq.api.resources import Amounts, larger, named, of_pod, times, total
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 from batchq.framework.contradictions import contradictions
 
@@ -55,8 +55,6 @@ class GroupShape:
     reservation: Amounts
     #: The reservation, and one group: what an admission asks of a limit.
     counted: Amounts
-    #: The reservation in words.
-    described: str
     #: Equal for groups that ask for the same.
     claim: tuple[object, ...]
     #: Equal for groups whose pods, too, fit where the others' do.
@@ -124,6 +122,8 @@ def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) 
     min_member = spec.min_member or max(1, replicas)
     if spec.controller == "external":
         replicas = max(replicas, min_member)
+    gated = any(task.template.scheduling_gates for task in spec.tasks)
+    is_sound = not gated and not contradictions(spec, replicas, min_member)
     shape = GroupShape(
         spec=spec,
         tasks=tasks,
@@ -132,18 +132,13 @@ def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) 
         min_member=min_member,
         reservation={},
         counted={},
-        described="",
         claim=(),
         alike=(),
         none_placed=dict.fromkeys([shape.task.name for shape in tasks], 0),
-    )
-    shape = with_left(shape, [task.replicas for task in spec.tasks])
-    gated = any(task.template.scheduling_gates for task in spec.tasks)
-    return replace(
-        shape,
-        is_sound=not gated and not contradictions(shape),
+        is_sound=is_sound,
         gated=any(task.gated for task in tasks),
     )
+    return with_left(shape, [task.replicas for task in spec.tasks])
 
 
 def with_left(shape: GroupShape, left: Sequence[int], last: Collection[str] = ()) -> GroupShape:
@@ -167,7 +162,6 @@ def with_gang(shape: GroupShape, chosen: Sequence[int]) -> GroupShape:
         shape,
         reservation=reservation,
         counted={**reservation, POD_GROUPS: ONE_GROUP},
-        described=describe(reservation),
         claim=claim,
         alike=(claim, pods),
     )

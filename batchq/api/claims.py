@@ -67,7 +67,7 @@ def is_claimable(group: PodGroup) -> bool:
     return (
         group.spec.controller == "external"
         and group.status.phase in ADMITTED
-        and not group.status.pledge.awaits_victims
+        and not group.status.pledge.awaited_victims
         and not group.spec.suspend
         and not group.status.claim.is_open
         and group.status.claim.phase not in ("Succeeded", "Failed")

@@ -334,7 +334,7 @@ class Pledge(Value, frozen=True):
         return bool(self.victims)
 
     @property
-    def awaits_victims(self) -> bool:
+    def awaited_victims(self) -> bool:
         """Whether victims were still there when a session last looked."""
         return self.stands and self.made_at is not None
 

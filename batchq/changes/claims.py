@@ -316,7 +316,7 @@ def _refuse_claim(group: PodGroup, now_ms: int) -> NoReturn:
         )
     if status.phase in ADMITTED and group.spec.suspend:
         raise Conflict(f"{title(group)} is suspended", hint="resume it: `batchq resume`")
-    if status.phase in ADMITTED and status.pledge.awaits_victims:
+    if status.phase in ADMITTED and status.pledge.awaited_victims:
         victims = counted(len(status.pledge.victims), "victim")
         raise Conflict(
             f"{title(group)} is promised the room of {victims} that may still run",

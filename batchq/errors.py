@@ -7,6 +7,7 @@
     ├── UsageError                   2     the command line is wrong
     ├── NotFound                     6
     ├── Conflict                     8     the object is not in a state that allows this
+    │   └── UnreadableRecord         8     what is stored under its name cannot be read
     ├── StoreUnavailable             9     the server does not answer, or refuses us
     ├── GroupFailed                 10     the group whose results were asked for has failed
     ├── GroupCancelled              11     it was cancelled
@@ -64,6 +65,13 @@ class Conflict(BatchqError):
     """The object exists, but not in a state that allows what was asked."""
 
     exit_code = 8
+
+
+class UnreadableRecord(Conflict):
+    """What is stored under this name is no object: somebody wrote past batchq, or bytes were lost.
+
+    It can be deleted by its name.
+    """
 
 
 class StoreUnavailable(BatchqError):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from batchq.api.objects import Taint
+from batchq.api.objects import Integer, Taint
 
 #: What agents and schedulers of this version say to each other. Neighbours understand each other:
 #: what one does not know it leaves aside, and what it does not find has a default.
@@ -39,8 +39,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     say.
     """
 
-    exit_code: int | None = None
-    signal: int | None = None
+    exit_code: Integer | None = None
+    signal: Integer | None = None
     stopped: str = ""
     how: str = ""
     message: str = ""
@@ -50,7 +50,7 @@ class Claim(Struct, frozen=True, kw_only=True, tag="claim", tag_field="fact"):
     """`author`, a work-horse, is about to start this attempt of a pod that is Bound to the node."""
 
     pod: str
-    attempt: int
+    attempt: Integer
     author: str
 
     @property
@@ -62,7 +62,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended", tag_field="fact"):
     """An attempt has ended, and no process of it is left."""
 
     pod: str
-    attempt: int
+    attempt: Integer
     outcome: Outcome
     author: str = ""
 
@@ -75,9 +75,9 @@ class Runs(Struct, frozen=True, kw_only=True, tag="runs", tag_field="fact"):
     """An attempt runs here. Left after a restart of the server, which may have forgotten it."""
 
     pod: str
-    attempt: int
+    attempt: Integer
     author: str
-    started_at: int
+    started_at: Integer
 
     @property
     def subject(self) -> str:
@@ -90,11 +90,11 @@ class Serves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="serves"
     """
 
     agent: str
-    resources: dict[str, int]
+    resources: dict[str, Integer]
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
-    protocol: int = PROTOCOL
+    protocol: Integer = PROTOCOL
 
     @property
     def subject(self) -> str:

@@ -23,11 +23,18 @@ DEFAULT = "default"
 #: Where a template says how long its pods run in a described world.
 RUNTIME_ANNOTATION = "batchq/runtime"
 
-Amounts: TypeAlias = Annotated[dict[str, int], Meta(extra={"form": "amounts"})]
-Duration: TypeAlias = Annotated[int, Meta(extra={"form": "duration"})]
-Instant: TypeAlias = Annotated[int, Meta(extra={"form": "instant"})]
+#: No number of an object is larger. A record with a larger one is refused where it is decoded, so
+#: that no session meets an integer that overflows the arrays that it counts with.
+MOST_NUMBER = 2**63 - 1
+_RANGE = Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)
+Integer: TypeAlias = Annotated[int, _RANGE]
+Amounts: TypeAlias = Annotated[dict[str, Integer], Meta(extra={"form": "amounts"})]
+#: Amounts times seconds, which add up to more than one amount may be.
+AmountsOverTime: TypeAlias = Annotated[dict[str, int], Meta(extra={"form": "amounts"})]
+Duration: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "duration"})]
+Instant: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "instant"})]
 #: A decimal factor such as 1.5, in thousandths.
-Factor: TypeAlias = Annotated[int, Meta(extra={"form": "factor"})]
+Factor: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "factor"})]
 
 
 class Value(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
@@ -45,7 +52,7 @@ class Metadata(Value, frozen=True):
     annotations: dict[str, str] = {}
     uid: str = ""
     creation_timestamp: Instant | None = None
-    revision: int = 0
+    revision: Integer = 0
 
 
 class Condition(Value, frozen=True):
@@ -70,17 +77,17 @@ class Strategy(Value, frozen=True):
 class QueuePreemption(Value, frozen=True):
     within_queue: Literal["LowerPriority", "Never"] = "LowerPriority"
     reclaim: Literal["Any", "LowerPriority", "Never"] = "Never"
-    borrowing: int | Literal["Never"] = "Never"
+    borrowing: Integer | Literal["Never"] = "Never"
 
 
 class QueueSpec(Value, frozen=True):
     parent: str = ""
-    weight: int = 1
+    weight: Integer = 1
     guarantee: Amounts = {}
     deserved: Amounts = {}
     capability: Amounts = {}
     strategy: Strategy = Strategy()
-    max_pod_groups: int | None = None
+    max_pod_groups: Integer | None = None
     reclaimable: bool = True
     preemption: QueuePreemption = QueuePreemption()
     overcommit: Factor = 1000
@@ -106,7 +113,7 @@ class ResourceQuota(Value, frozen=True):
 
 
 class PriorityClassSpec(Value, frozen=True):
-    value: int = 0
+    value: Integer = 0
     preemption_policy: Literal["PreemptLowerPriority", "Never"] = "PreemptLowerPriority"
     default: bool = False
 
@@ -118,7 +125,7 @@ class PriorityClass(Value, frozen=True):
 
 class AdmissionCheckSpec(Value, frozen=True):
     controller_name: str = ""
-    retry_delay_minutes: int = 15
+    retry_delay_minutes: Integer = 15
     preemption_policy: Literal["Anytime", "AfterCheckPassedOrOnDemand"] = "Anytime"
     unknown_timeout: Duration = 30 * times.MINUTE
     on_timeout: Literal["Retry", "Reject"] = "Retry"
@@ -194,20 +201,20 @@ class PodTemplate(Value, frozen=True):
     requests: Amounts = {}
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
-    priority: int | None = None
+    priority: Integer | None = None
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     termination_grace: Duration = 30 * times.SECOND
 
 
 class Task(Value, frozen=True):
     name: str
-    replicas: int = 1
-    min_available: int = 0
+    replicas: Integer = 1
+    min_available: Integer = 0
     template: PodTemplate = PodTemplate()
 
 
 class Retry(Value, frozen=True):
-    limit: int = 0
+    limit: Integer = 0
     backoff: Duration = 10 * times.SECOND
 
 
@@ -220,7 +227,7 @@ class Dependency(Value, frozen=True):
 
 class PodGroupSpec(Value, frozen=True):
     queue: str = DEFAULT
-    min_member: int | None = None
+    min_member: Integer | None = None
     min_resources: Amounts = {}
     priority_class_name: str = ""
     scheduling_gates: tuple[SchedulingGate, ...] = ()
@@ -311,7 +318,7 @@ class Pledge(Value, frozen=True):
     victims: tuple[str, ...] = ()
     #: Uid of each victim pod -> the attempt that was pledged; of an external group, its own uid
     #: -> its admission.
-    holds: dict[str, int] = {}
+    holds: dict[str, Integer] = {}
     #: The groups that the victims belong to, by uid; of these, those that leave whole.
     groups: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
@@ -348,22 +355,22 @@ class Evictions(Value, frozen=True):
     group's pods, by ordinal.
     """
 
-    groups: int = 0
-    pods: int = 0
-    lost: Amounts = {}
-    recent: dict[str, int] = {}
+    groups: Integer = 0
+    pods: Integer = 0
+    lost: AmountsOverTime = {}
+    recent: dict[str, Integer] = {}
     #: The claimant that took something last, why, and when.
     last_by: str = ""
     last_reason: str = ""
     last_at: Instant | None = None
     longest_run: Duration = 0
-    longest_pod_runs: dict[str, int] = {}
+    longest_pod_runs: dict[str, Integer] = {}
 
 
 class PodGroupStatus(Value, frozen=True):
     phase: PodGroupPhase = PodGroupPhase.PENDING
     #: How often the group has become InQueue; never reset.
-    admission: int = 0
+    admission: Integer = 0
     reserved_at: Instant | None = None
     #: What the group holds beyond its pods' own requests can never exceed this.
     reservation: Amounts = {}
@@ -393,7 +400,7 @@ class PodGroupStatus(Value, frozen=True):
     #: less than its due, though the queue deserves less.
     set_aside_at: Instant | None = None
     backoff_until: Instant | None = None
-    backoff_count: int = 0
+    backoff_count: Integer = 0
     checks: tuple[CheckState, ...] = ()
     pledge: Pledge = Pledge()
     conditions: tuple[Condition, ...] = ()
@@ -401,7 +408,7 @@ class PodGroupStatus(Value, frozen=True):
     reasons: tuple[Verdict, ...] = ()
     #: Pod number -> failed attempts so far, of an elastic group that had to leave: its retries
     #: are spent per pod, and not per admission.
-    spent: dict[str, int] = {}
+    spent: dict[str, Integer] = {}
     #: Of an external group: who runs it.
     claim: GroupClaim = GroupClaim()
     #: Of an external group: name of a pod, as its consumer calls it -> what was reported of it.
@@ -426,10 +433,10 @@ class PodSpec(Value, frozen=True):
 
     pod_group: str
     task: str
-    index: int = 0
+    index: Integer = 0
     requests: Amounts = {}
     termination_grace: Duration = 30 * times.SECOND
-    priority: int | None = None
+    priority: Integer | None = None
     #: Of a pod in a described world: those that batchq makes have none.
     scheduling_gates: tuple[SchedulingGate, ...] = ()
 
@@ -438,8 +445,8 @@ class PodStatus(Value, frozen=True):
     phase: PodPhase = PodPhase.PENDING
     #: The uid of the group, and the admission that made this pod: its fence, with `attempt`.
     group_uid: str = ""
-    admission: int = 0
-    attempt: int = 0
+    admission: Integer = 0
+    attempt: Integer = 0
     node: str = ""
     bound_at: Instant | None = None
     started_at: Instant | None = None
@@ -452,16 +459,16 @@ class PodStatus(Value, frozen=True):
     last_reason: str = ""
     #: Where the last attempt was, of a pod that waits to be bound again.
     last_node: str = ""
-    exit_code: int | None = None
-    signal: int | None = None
+    exit_code: Integer | None = None
+    signal: Integer | None = None
     message: str = ""
     #: Attempts that ended in failure; evictions and node losses are not counted.
-    failures: int = 0
+    failures: Integer = 0
     retry_at: Instant | None = None
     #: The work-horse that has claimed the attempt.
     holder: str = ""
     #: Attempts of this admission whose node fell silent, or stopped them for want of the server.
-    losses: int = 0
+    losses: Integer = 0
 
 
 class Pod(Value, frozen=True):

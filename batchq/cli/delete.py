@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from batchq.api.objects import KINDS, NAMESPACED, full_name, key_of, kind_of
+from batchq.api.objects import KINDS, NAMESPACED, Object, full_name, key_of, kind_of
+from batchq.api.unreadable import Unreadable
 from batchq.cli.apply import warn
 from batchq.cli.files import read_objects
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
@@ -17,7 +18,7 @@ from batchq.cli.values import (
     name_of_kind,
 )
 from batchq.client import Client
-from batchq.errors import UsageError
+from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError
 
 _NAMED_ALONE = tuple(kind for kind in KINDS if kind not in NAMESPACED)
 
@@ -49,18 +50,30 @@ def delete(
 
     All of them or, if one cannot be deleted, none. A finished group takes its pods along; one that
     has not ended has to be cancelled first. Queues that ask for an admission check that is deleted
-    admit nothing more, which is told on stderr.
+    admit nothing more, which is told on stderr. What cannot be read is deleted by the name that
+    `batchq get` and `batchq doctor` show for it.
     """
     wanted = _wanted(words, filename, namespace)
     with shared.connect() as client:
         if len(words) == 1:
             _check_meant(client, words[0])
-        found = [client.get(kind, name, namespace=space) for kind, name, space in wanted]
+        found: list[Object] = []
+        damaged: list[Unreadable] = []
+        for kind, name, space in wanted:
+            item = _found(client, kind, name, space)
+            if isinstance(item, Unreadable):
+                damaged.append(item)
+            else:
+                found.append(item)
         places = list(dict.fromkeys((kind_of(item), key_of(item)) for item in found))
-        applied = client.delete_all(places, dry_run=dry_run)
+        applied = client.delete_all(places, dry_run=dry_run) if places else ()
+        for record in damaged if not dry_run else ():
+            client.discard(record)
     warn(applied)
     suffix = " (dry run)" if dry_run else ""
     with report(output) as done:
+        for record in damaged:
+            done(record.kind, record.key, f"deleted, unreadable{suffix}")
         for one in applied:
             done(kind_of(one.object), full_name(one.object), f"deleted{suffix}")
 
@@ -86,6 +99,17 @@ def _wanted(
         return [(*kind_and_name(word), namespace) for word in words]
     kind = kind_of_word(words[0])
     return [(kind, name_of_kind(kind, name), namespace) for name in words[1:]]
+
+
+def _found(client: Client, kind: str, name: str, namespace: str) -> Object | Unreadable:
+    """What stands under a name, also where it is no object, and where the name is none."""
+    try:
+        return client.get(kind, name, namespace=namespace)
+    except (UnreadableRecord, NotFound, InvalidInput):
+        for one in client.listing(kind).unreadable:
+            if one.key in (name, f"{namespace}/{name}"):
+                return one
+        raise
 
 
 def _check_meant(client: Client, word: str) -> None:

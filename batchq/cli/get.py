@@ -14,6 +14,7 @@ from batchq.api.objects import (
     Pod,
     ResourceQuota,
 )
+from batchq.api.unreadable import Unreadable
 from batchq.cli import tables
 from batchq.cli.checkview import checks_table
 from batchq.cli.options import (
@@ -25,6 +26,7 @@ from batchq.cli.options import (
     pass_globals,
 )
 from batchq.cli.output import Table, is_terminal, show_objects, show_table
+from batchq.cli.unreadableview import show_unreadable
 from batchq.cli.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
 from batchq.client import Client
 
@@ -56,6 +58,8 @@ def get(
     KIND is podgroup, pod, queue, node, resourcequota, priorityclass or admissioncheck, also in the
     plural or short (pg, q, no, quota, pc, check). What `-o yaml` prints, `batchq apply -f -` reads;
     what `-o name` prints, such as podgroup/default/train, stands for KIND NAME in other commands.
+
+    What is stored and cannot be read is listed as Unreadable; `batchq delete` deletes it by name.
     """
     if name is None and "/" in kind:
         kind, name = kind_and_name(kind)
@@ -64,16 +68,22 @@ def get(
         name = None if name is None else name_of_kind(kind, name)
     space = "" if all_namespaces or kind not in NAMESPACED else namespace
     with shared.connect() as client:
+        damaged: Sequence[Unreadable] = ()
+        objects: Sequence[Object]
         if name is None:
-            objects = client.nodes() if kind == "Node" else client.list(kind, namespace=space)
+            listing = client.listing(kind, namespace=space)
+            damaged = listing.unreadable
+            objects = client.nodes() if kind == "Node" else listing.objects
         else:
             objects = [client.get(kind, name, namespace=namespace)]
-        if output in ("json", "yaml", "name"):
+        tabled = output not in ("json", "yaml", "name")
+        if not tabled:
             show_objects(objects, output, alone=name is not None)
         elif objects:
             table = _table(client, kind, objects, namespaces=space == "")
             show_table(table, wide=output == "wide", color=shared.color)
-        else:
+        show_unreadable(damaged, tabled=tabled, color=shared.color)
+        if tabled and not objects and not damaged:
             click.echo(f"there are no objects of kind {kind}", err=True)
 
 

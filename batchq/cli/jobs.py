@@ -24,6 +24,7 @@ from batchq.cli.options import (
 )
 from batchq.cli.output import is_terminal, show_data, show_table
 from batchq.cli.tables import groups_table
+from batchq.cli.unreadableview import show_unreadable
 from batchq.cli.values import name_of_kind
 from batchq.client.overview import GATED, GroupView
 from batchq.client.queues import ROOT
@@ -111,6 +112,7 @@ def jobs(
         led = client.schedulers().led
         queue = name_of_kind("Queue", queue) if queue else ""
         space = "" if all_namespaces else namespace
+        damaged = client.unreadable("PodGroup", namespace=space)
         views = overview.groups(namespace=space, queue=queue, phases=known)
         # What has ended may be of a queue that is no more.
         if not views and queue not in ("", ROOT) and not overview.groups(queue=queue):
@@ -141,6 +143,7 @@ def jobs(
         case _:
             where = "" if all_namespaces else f" in namespace {namespace}"
             click.echo(f"there are no such pod groups{where}", err=True)
+    show_unreadable(damaged, tabled=output not in ("json", "yaml", "name"), color=shared.color)
 
 
 def _check_alone(**others: object) -> None:

@@ -66,17 +66,18 @@ from batchq.client.requests import (
     plan_deletion,
 )
 from batchq.client.submitting import Submitting
-from batchq.errors import NotFound
+from batchq.errors import Conflict, NotFound
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
+    from batchq.api.unreadable import Unreadable
     from batchq.client.leading import Schedulers
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview
     from batchq.client.queues import QueueView
     from batchq.client.waiting import Goal, Result
     from batchq.store.mirror import Change
-    from batchq.store.redis import RedisStore
+    from batchq.store.redis import Listing, RedisStore
 
 # fmt: off
 __all__ = [
@@ -273,6 +274,29 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """All objects of a kind, of one namespace or of all, by key."""
         return self._store.list(kind, namespace=namespace)
+
+    def listing(self, kind: str, *, namespace: str = "") -> Listing:
+        """As `list`, and what stands among them and cannot be read."""
+        return self._store.listing(kind, namespace=namespace)
+
+    def unreadable(self, kind: str, *, namespace: str = "") -> Sequence[Unreadable]:
+        """What the last `overview` left out of a kind (and namespace) as unreadable."""
+        return [
+            one
+            for one in self._store.unreadable()
+            if one.kind == kind and (not namespace or one.key.startswith(namespace + "/"))
+        ]
+
+    def discard(self, record: Unreadable) -> None:
+        """Delete a record that cannot be read.
+
+        Raises Conflict if something else stands there by now.
+        """
+        if not self._store.discard(record.kind, record.key):
+            raise Conflict(
+                f"{record.kind} {record.key} is not, or no longer, unreadable",
+                hint="look again: `batchq get`",
+            )
 
     def watch(
         self, *kinds: str, namespace: str = "", timeout_s: float | None = None

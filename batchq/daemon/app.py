@@ -27,18 +27,23 @@ from batchq.daemon.health import UNFIT_AFTER_PERIODS
 from batchq.daemon.leader import Leadership
 from batchq.daemon.lookout import Lookout
 from batchq.daemon.loop import Loop, TurnReport
+from batchq.daemon.mender import Mender
+from batchq.daemon.quarantine import Quarantine
 from batchq.daemon.reload import Effective, Reload, reload_service
 from batchq.daemon.service import Services
 from batchq.daemon.watcher import watcher
+from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.ids import RandomIds
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.attendance import attend, depart
 from batchq.store.connect import open_when_up
-from batchq.store.effective import publish_config
+from batchq.store.effective import publish_config, read_config_text
+from batchq.store.link import is_damaged
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
+from batchq.store.rules import THE_LEDGER
 from batchq.store.urls import shown
 from batchq.worker.relay import Relay
 
@@ -108,6 +113,7 @@ def _serve(
     lookout = lookout or Lookout()
     settings, outage = reload.current.config.settings, Outage()
     store.judge_silence_by(settings.pod_lease_ms)
+    store.link.waits_for_mending = False
     before, threading.excepthook = threading.excepthook, _ends_the_process(ending)
     identity = leader.new_identity()
     leadership = Leadership(
@@ -164,6 +170,8 @@ def _serve(
         epoch=leadership.epoch,
         revision=lambda: turn.mirrored,
         config_hash=lambda: reload.current.digest,
+        unreadable=lambda: turn.quarantine.counts,
+        mended=lambda: turn.mender.mended,
     )
     garbage.stand_still()
     services.start()
@@ -219,29 +227,55 @@ class LeaderTurn:
         self._compare_at = time.monotonic() + _COMPARED_EVERY_S
         self._deliver_at = 0.0
         self._has_taken_in = False
+        self.quarantine = Quarantine(store, ids)
+        self.mender = Mender(store, ids)
         #: What plugins of others have raised, as far as it has been told.
         self._failures: dict[str, str] = {}
         self.mirrored: int | None = None
 
     def __call__(self) -> TurnReport:
-        """Take the turn. Raises StoreUnavailable."""
+        """Take the turn; where something damaged stands in its way, mend it and take it again.
+
+        Raises StoreUnavailable.
+        """
+        try:
+            return self._take()
+        except StoreUnavailable as error:
+            if not is_damaged(error) or self._epoch() is None:
+                raise
+        self.mender.hurry()
+        return self._take()
+
+    def _take(self) -> TurnReport:
         effective = self._effective()
         epoch = self._epoch()
         if epoch is None:
             # A warm mirror: who succeeds the leader decides at once, and lists nothing first.
             self.mirrored = self._store.follow()
+            self.quarantine.look()
             self._taken_in()
             return TurnReport()
+        has_looked = self.mender.look(epoch)
         if self._furnished_in != epoch:
             self._deliver_at = 0.0
             ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
             self._furnished_in = epoch
+        if has_looked and read_config_text(self._store) != effective.text:
+            self._published = None
         if self._published != (epoch, effective.digest):
             publish_config(self._store, effective.text, epoch=epoch)
             self._published = (epoch, effective.digest)
         report = self._cycle.run_once(epoch)
         self._taken_in()
         self.mirrored = report.session.snapshot.revision
+        if self.quarantine.look():
+            # One of them may have stood in the place of the default queue.
+            self._furnished_in = None
+            # What it was charged is charged to nobody, once it is gone.
+            self.mender.suspect()
+        if any(one.answer.subject == THE_LEDGER for one in report.commit.refused):
+            self.mender.suspect()
+        self.quarantine.tell(epoch)
         self._observed(report)
         self._deliver(report)
         _tell(report, effective)
@@ -291,8 +325,14 @@ class LeaderTurn:
 
 
 def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:
-    """Make the queue `default` unless it exists. Raises StoreUnavailable."""
-    if store.get("Queue", DEFAULT) is not None:
+    """Make the queue `default` unless it exists, or something unreadable stands in its place.
+
+    Raises StoreUnavailable.
+    """
+    try:
+        if store.get("Queue", DEFAULT) is not None:
+            return
+    except UnreadableRecord:
         return
     uid = ids.new_uid()
     queue = Queue(metadata=Metadata(name=DEFAULT, uid=uid, creation_timestamp=clock.now_ms()))

@@ -6,7 +6,7 @@ Without an address all this is off, and costs nothing: nothing listens, nothing 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 from prometheus_client.exposition import choose_encoder
@@ -101,12 +101,19 @@ class Lookout:
         epoch: Callable[[], int | None],
         revision: Callable[[], int | None],
         config_hash: Callable[[], str],
+        unreadable: Callable[[], Mapping[str, int]],
+        mended: Callable[[], int],
     ) -> None:
         """From now on, tell of these."""
         self.health.follow(loop, outage)
         if self.metrics is not None:
             self.metrics.follow(
-                epoch=epoch, revision=revision, config_hash=config_hash, outage=outage
+                epoch=epoch,
+                revision=revision,
+                config_hash=config_hash,
+                unreadable=unreadable,
+                mended=mended,
+                outage=outage,
             )
 
     def _metrics_page(self, accept: str) -> Answer:

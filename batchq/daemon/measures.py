@@ -96,6 +96,12 @@ CHECK_ACTIVE = _gauge(
 LEADER = _gauge("leader", "1 in the scheduler that leads, 0 in those that stand by.")
 EPOCH = _gauge("leader_epoch", "The epoch in which this process leads; 0 if it does not.")
 REVISION = _gauge("mirror_revision", "The store's revision that the last turn has seen.")
+UNREADABLE = _gauge(
+    "unreadable_records",
+    "Records in the store that cannot be read, and are left where they are; `batchq doctor` names"
+    " them.",
+    "kind",
+)
 STORE_AWAY = _gauge("store_unavailable", "1 while the store does not answer, else 0.")
 CONFIG = _gauge("config_info", "1, with the hash of the configuration that counts.", "hash")
 RELOAD_OK = _gauge(
@@ -171,6 +177,11 @@ TRANSACTIONS = _counter(
     "word",
 )
 RELOADS = _counter("config_reloads", "Configurations that were read anew: ok or refused.", "result")
+MENDED = _counter(
+    "mended_records",
+    "Keys and fields that could not be read, and were made anew by this process while it led: of"
+    " ledger, charges, limits and heads, and keys of another type.",
+)
 OUTAGES = _counter("store_outages", "How often the store stopped answering.")
 OUTAGE_SECONDS = _counter("store_unavailable_seconds", "For how long it did not, in all.")
 
@@ -205,6 +216,8 @@ MEASURES: tuple[Measure, ...] = (
     LEADER,
     EPOCH,
     REVISION,
+    UNREADABLE,
+    MENDED,
     STORE_AWAY,
     OUTAGES,
     OUTAGE_SECONDS,

@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from batchq import __version__
 from batchq.api.fences import count_of
+from batchq.api.objects import KINDS
 from batchq.api.transaction import Word
 from batchq.daemon import measures
 from batchq.daemon.levels import Levels, levels_of
@@ -84,6 +85,8 @@ class Metrics:
         self._epoch: Callable[[], int | None] = lambda: None
         self._revision: Callable[[], int | None] = lambda: None
         self._config_hash: Callable[[], str] = lambda: ""
+        self._unreadable: Callable[[], Mapping[str, int]] = dict
+        self._mended: Callable[[], int] = int
         self._outage: Outage | None = None
         self._begin_with_zeros()
         self.registry.register(self)
@@ -94,10 +97,13 @@ class Metrics:
         epoch: Callable[[], int | None],
         revision: Callable[[], int | None],
         config_hash: Callable[[], str],
+        unreadable: Callable[[], Mapping[str, int]],
+        mended: Callable[[], int],
         outage: Outage,
     ) -> None:
         """From now on, tell of this process's leadership, mirror, configuration and server."""
         self._outage, self._config_hash = outage, config_hash
+        self._unreadable, self._mended = unreadable, mended
         self._revision, self._epoch = revision, epoch
 
     def watching(self, turn: Turn) -> Turn:
@@ -216,6 +222,8 @@ class Metrics:
             measures.LEADER.name: _one(epoch is not None),
             measures.EPOCH.name: _one(0 if epoch is None else count_of(epoch)),
             measures.REVISION.name: _one(self._revision() or 0),
+            measures.UNREADABLE.name: _by_name(self._unreadable_by_kind()),
+            measures.MENDED.name: _one(self._mended()),
             measures.STORE_AWAY.name: _one(outage is not None and outage.unavailable),
             measures.OUTAGES.name: _one(outages),
             measures.OUTAGE_SECONDS.name: _one(away_s),
@@ -224,6 +232,10 @@ class Metrics:
             measures.BUILD.name: [((__version__, platform.python_version()), 1)],
             measures.LAST_SESSION.name: _one(self._session_at),
         }
+
+    def _unreadable_by_kind(self) -> dict[str, int]:
+        """With a 0 for each kind of object: alerts need one."""
+        return dict.fromkeys(KINDS, 0) | dict(self._unreadable())
 
     def _of_levels(self) -> dict[str, Rows]:
         if self._levels is None or self._epoch() is None:
@@ -269,8 +281,8 @@ _OF_LEVELS = (
     measures.NODES,
     measures.CHECK_ACTIVE,
 )
-#: Counted by whoever talks to the store.
-_OF_THE_STORE = (measures.OUTAGES, measures.OUTAGE_SECONDS)
+#: Counted by whoever talks to the store, or mends it.
+_OF_THE_STORE = (measures.OUTAGES, measures.OUTAGE_SECONDS, measures.MENDED)
 
 
 def _one(value: float) -> Rows:

@@ -15,11 +15,14 @@ from msgspec import Struct
 
 from batchq.api.facts import subject_of_pod
 from batchq.store import keys, scripts
-from batchq.store.link import Link
+from batchq.store.link import Link, each_of
+from batchq.store.records import head_of
 
 _BEAT = b"beat"
 _RUN = b"run"
 _PAGE = 200
+#: No number of an attempt is longer.
+_DIGITS = 19
 
 #: What nodes have said: node -> field -> value.
 Said: TypeAlias = Mapping[str, Mapping[bytes, bytes]]
@@ -59,7 +62,7 @@ class Alive:
         told = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.alive(node), _RUN.decode()))
         )
-        return (told or b"").decode() == self._link.run_id()
+        return _text(told or b"") == self._link.run_id()
 
     def leased(self, node: str) -> list[tuple[str, int]]:
         """The attempts that have a lease on a node, run out or not."""
@@ -68,18 +71,23 @@ class Alive:
         return [one for one in found if one is not None]
 
     def read(self, nodes: Sequence[str]) -> Said:
-        """What each of these nodes has said, one round trip for many."""
+        """What each of these nodes has said, one round trip for many; nothing of one whose key is
+        of another type.
+        """
         said: dict[str, Mapping[bytes, bytes]] = {}
         for start in range(0, len(nodes), _PAGE):
             some = nodes[start : start + _PAGE]
 
-            def asked(client: Any, some: Sequence[str] = some) -> list[dict[bytes, bytes]]:
+            def asked(client: Any, some: Sequence[str] = some) -> list[dict[bytes, bytes] | None]:
                 pipeline = client.pipeline(transaction=False)
                 for node in some:
                     pipeline.hgetall(keys.alive(node))
-                return cast("list[dict[bytes, bytes]]", pipeline.execute())
+                return each_of(pipeline)
 
-            said.update(zip(some, self._link.ask(asked), strict=True))
+            for node, fields in zip(some, self._link.ask(asked), strict=True):
+                said[node] = {} if fields is None else fields
+                if fields is None:
+                    self._link.found_damaged.add(keys.alive(node))
         return said
 
     def _write(self, node: str, field: bytes, at_ms: int, *, run: str = "", pod: str = "") -> bytes:
@@ -105,7 +113,7 @@ def beats_of(said: Said) -> dict[str, int]:
 
 def runs_of(said: Said) -> dict[str, str]:
     """The run id of the server that each node has last told everything to, by name."""
-    return {node: said[node][_RUN].decode() for node in sorted(said) if _RUN in said[node]}
+    return {node: _text(said[node][_RUN]) for node in sorted(said) if _RUN in said[node]}
 
 
 def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
@@ -122,7 +130,8 @@ def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
 def _attempt(field: bytes) -> tuple[str, int] | None:
     """The pod and attempt that a field is about; None for a beat, and for what is no attempt."""
     pod, dash, attempt = field.decode(errors="replace").rpartition("-")
-    return (pod, int(attempt)) if dash and attempt.isascii() and attempt.isdigit() else None
+    is_number = attempt.isascii() and attempt.isdigit() and len(attempt) <= _DIGITS
+    return (pod, int(attempt)) if dash and is_number else None
 
 
 def _number(value: bytes) -> int:
@@ -130,9 +139,14 @@ def _number(value: bytes) -> int:
     return int(value) if value.isdigit() and len(value) < 16 else 0
 
 
+def _text(value: bytes) -> str:
+    """What is not UTF-8 is the run id of no server."""
+    return value.decode(errors="replace")
+
+
 def renewal_of(head: bytes, fence: str) -> Renewal:
     """What the head of a pod, `revision|phase|fence|stop`, says to the holder of a fence."""
-    _, phase, current, stop = head.decode().split("|", 3) if head else ("", "", "", "")
+    _, phase, current, stop = head_of(head)
     if current != fence or phase not in ("Bound", "Running"):
         return Renewal(word="fenced")
     return Renewal(word="stop", reason=stop) if stop else Renewal(word="ok")

@@ -14,9 +14,10 @@ from redis.exceptions import ResponseError
 
 from batchq.api.facts import Claim, Ended, Fact, encode
 from batchq.api.objects import PodGroup
-from batchq.store import codec, keys, scripts
+from batchq.store import keys, scripts
 from batchq.store.alive import Renewal, renewal_of
 from batchq.store.inboxes import BELL_KEPT
+from batchq.store.records import read_record
 from batchq.store.redis import RedisStore
 
 
@@ -63,7 +64,7 @@ class Attempts:
             renewal_of(head or b"", fence) for head, (_, fence) in zip(heads, claims, strict=True)
         ]
         found = {
-            name: codec.read_object("PodGroup", one)
+            name: read_record("PodGroup", name, one)
             for name, one in zip(groups, stored, strict=True)
             if one
         }

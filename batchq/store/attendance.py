@@ -6,12 +6,15 @@ lead, of which version, and whether they could begin at once. Entries go by them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import cast
 
 from msgspec import Struct
 
 from batchq.store import keys, scripts
+from batchq.store.link import read_revision
+from batchq.store.records import name_of
 from batchq.store.redis import RedisStore
 
 
@@ -49,8 +52,8 @@ def attending(store: RedisStore) -> Sequence[Seen]:
         lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.SCHEDULERS))
     )
     oldest = store.now_ms() - keys.SCHEDULERS_TTL_S * 1000
-    found = [_read(identity.decode(), stored[identity].decode()) for identity in sorted(stored)]
-    return [one for one in found if one.seen_at >= oldest]
+    found = [_read(identity, stored[identity]) for identity in sorted(stored)]
+    return [one for one in found if one is not None and one.seen_at >= oldest]
 
 
 def revision(store: RedisStore) -> int:
@@ -58,13 +61,20 @@ def revision(store: RedisStore) -> int:
 
     Raises StoreUnavailable.
     """
-    return int(store.link.ask(lambda client: cast(bytes, client.get(keys.REVISION))) or 0)
+    return read_revision(store.link)
 
 
-def _read(identity: str, said: str) -> Seen:
-    seen_at, mirrored, version = said.split(" ", 2)
+#: What schedulers say of themselves. The script forgets what is none.
+_SAID = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
+
+
+def _read(identity: bytes, stored: bytes) -> Seen | None:
+    said = _SAID.fullmatch(stored.decode(errors="replace"))
+    if said is None:
+        return None
+    seen_at, mirrored, version = said.groups()
     return Seen(
-        identity=identity,
+        identity=name_of(identity),
         seen_at=int(seen_at),
         version=version,
         mirrored=None if mirrored == "-" else int(mirrored),

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct, structs
 
-from batchq.api.objects import KINDS, Object, Pod
+from batchq.api.names import shown
+from batchq.api.objects import KINDS, Integer, Object, Pod
 from batchq.api.transaction import (
     Answer,
     Charge,
     Delivery,
     Event,
-    Ledger,
     Limit,
     Transaction,
     Word,
@@ -28,8 +28,18 @@ from batchq.api.transaction import (
     phase_of,
     stop_of,
 )
-from batchq.store.keys import KIND_NAMES, LAST_CHANGE
+from batchq.store.keys import KIND_NAMES
 from batchq.store.rules import MOST, NOTHING, Held, held_by
+
+#: What decoders raise for bytes that are no record: malformed or truncated, of another type, not
+#: UTF-8, nested too deeply, or with a number that is none or too large.
+DAMAGE = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    RecursionError,
+    OverflowError,
+    ValueError,
+)
 
 #: Every object begins so; the script puts the revision behind it.
 _START = b'{"metadata":{'
@@ -41,6 +51,9 @@ _ENCODER = msgspec.json.Encoder()
 _OBJECTS = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
 _EVENT = msgspec.json.Decoder(Event)
 _CHARGE = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[str, str], ...]])
+#: As many as the scripts read, with a sign.
+_DIGITS = 17
+_MINUS: dict[type, Any] = {str: "-", bytes: b"-"}
 _LIMIT = msgspec.json.Decoder(dict[str, str])
 
 
@@ -48,7 +61,7 @@ class Carried(Struct, frozen=True):
     """A delivery in the outbox."""
 
     pod: str
-    attempt: int
+    attempt: Integer
     node: str
 
 
@@ -68,7 +81,7 @@ def pod_if_readable(stored: bytes | None) -> Pod | None:
     """
     try:
         pod = read_object("Pod", stored) if stored else None
-    except msgspec.MsgspecError:
+    except DAMAGE:
         return None
     return pod if isinstance(pod, Pod) else None
 
@@ -80,25 +93,39 @@ def read_event(stored: bytes) -> Event:
 def read_charge(stored: bytes) -> Held:
     """A holder's scopes and amounts."""
     scopes, amounts = _CHARGE.decode(stored)
-    return scopes, {name: int(units) for name, units in amounts}
+    return scopes, {name: read_amount(units) for name, units in amounts}
 
 
-def read_ledger(stored: Mapping[bytes, bytes]) -> Ledger:
-    """The sums of every scope, in order, from the fields of the ledger."""
-    sums: Ledger = {}
-    for field in sorted(stored):
-        scope, name = field.decode().split(" ", 1)
-        sums.setdefault(scope, {})[name] = int(stored[field])
-    return {scope: sums[scope] for scope in sorted(sums)}
+def read_amount(stored: str) -> int:
+    """An amount or a limit as the scripts keep them. Raises ValueError for anything else."""
+    if stored.startswith("-"):
+        raise ValueError(f"expected no negative number, found {shown(stored)}")
+    return read_units(stored)
 
 
-def read_limits(stored: Mapping[bytes, bytes]) -> dict[str, dict[str, int]]:
-    """The limits of every scope, from the fields of the limits."""
-    return {
-        field.decode(): {name: int(units) for name, units in _LIMIT.decode(amounts).items()}
-        for field, amounts in stored.items()
-        if field.decode() != LAST_CHANGE
-    }
+def read_units(stored: str | bytes) -> int:
+    """A number as the scripts keep it. Raises ValueError for anything else."""
+    if len(stored) > _DIGITS or not stored.removeprefix(_MINUS[type(stored)]).isdigit():
+        raise ValueError(f"expected a whole number below 10^17, found {shown(str(stored))}")
+    return int(stored)
+
+
+def whole(stored: bytes | None) -> int | None:
+    """A count or an instant; None for anything else."""
+    if stored is None or len(stored) > _DIGITS or not stored.isdigit():
+        return None
+    return int(stored)
+
+
+def read_sum(field: bytes, stored: bytes) -> tuple[str, str, int]:
+    """The scope and resource of a field of the ledger, and the sum."""
+    scope, name = field.decode().split(" ", 1)
+    return scope, name, read_units(stored)
+
+
+def read_limit(stored: bytes) -> dict[str, int]:
+    """The limits of a scope."""
+    return {name: read_amount(units) for name, units in _LIMIT.decode(stored).items()}
 
 
 def read_delivery(stored: bytes) -> tuple[tuple[int, int], Delivery]:
@@ -106,7 +133,7 @@ def read_delivery(stored: bytes) -> tuple[tuple[int, int], Delivery]:
     revision, place, rest = stored.split(b" ", 2)
     carried = _CARRIED.decode(rest)
     delivery = Delivery(pod=carried.pod, attempt=carried.attempt, node=carried.node)
-    return (int(revision), int(place)), delivery
+    return (read_units(revision), read_units(place)), delivery
 
 
 def delivery_field(delivery: Delivery) -> str:
@@ -178,6 +205,12 @@ def _write(write: Write, place: int) -> tuple[str | int, ...]:
     return (*kind, phase_of(item), fence_of(item), stop_of(item), "yes")
 
 
+def head_of_object(item: Object) -> bytes:
+    """What scripts compare of an object, as `commit.lua` writes it."""
+    revision = item.metadata.revision
+    return f"{revision}|{phase_of(item)}|{fence_of(item)}|{stop_of(item)}".encode()
+
+
 def _after_start(item: Object) -> bytes:
     meta = structs.replace(item.metadata, revision=0)
     return _ENCODER.encode(structs.replace(item, metadata=meta))[len(_START) :]
@@ -196,6 +229,17 @@ def _record(scopes: tuple[str, ...], amounts: tuple[tuple[str, int], ...]) -> st
         return ""
     scopes, counted = held
     return _text((scopes, [(name, str(units)) for name, units in counted.items()]))
+
+
+def write_charge(held: Held) -> bytes:
+    """What a holder counts for, as it is stored."""
+    scopes, amounts = held
+    return _record(scopes, tuple(amounts.items())).encode()
+
+
+def write_limit(amounts: Mapping[str, int]) -> bytes:
+    """The limits of a scope, as they are stored."""
+    return _limit(Limit(scope="", amounts=dict(amounts)))[1].encode()
 
 
 def _limit(limit: Limit) -> tuple[str, str]:

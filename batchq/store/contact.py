@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 from zlib import crc32
 
 from batchq.framework.snapshot import Standing
-from batchq.store import keys
+from batchq.store import codec, keys
 from batchq.store.link import Link
 
 #: Who has not been heard of for longer may have been out of reach; so may everybody else.
@@ -101,13 +101,15 @@ def standing_of(
     `runs`: under which run of the server each node has reported.
     """
     run, generation, since = server
-    if run is None or generation is None or since is None:
+    began, restarted_at = codec.whole(generation), codec.whole(since)
+    # What is no number is written anew by who leads next.
+    if run is None or began is None or restarted_at is None:
         return Standing(contact_since=contact.since)
-    now_runs = run.decode()
+    now_runs = run.decode(errors="replace")
     return Standing(
-        generation=int(generation),
+        generation=began,
         contact_since=contact.since,
-        restarted_at=int(since),
+        restarted_at=restarted_at,
         reported=frozenset(name for name, at in runs.items() if at == now_runs),
         forgot=forgot,
     )

@@ -27,4 +27,4 @@ def publish_config(store: RedisStore, text: str, *, epoch: int | None = None) ->
 def read_config_text(store: RedisStore) -> str | None:
     """What was published last; None if nobody has ever led. Raises StoreUnavailable."""
     stored = store.link.ask(lambda client: cast("bytes | None", client.get(keys.CONFIG)))
-    return None if stored is None else stored.decode()
+    return None if stored is None else stored.decode(errors="replace")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, cast
 
-import msgspec
 import structlog
 from msgspec import Struct
 from redis.exceptions import ResponseError
@@ -19,9 +18,12 @@ from redis.exceptions import ResponseError
 from batchq.api.facts import Fact, decode, encode
 from batchq.api.names import shown, subdomain_problem
 from batchq.api.objects import Pod
+from batchq.errors import StoreUnavailable
 from batchq.store import codec, keys, scripts
+from batchq.store.codec import DAMAGE
 from batchq.store.doorbell import RINGS_KEPT, Word
-from batchq.store.link import LONGEST_BLOCK_MS, Call, Link
+from batchq.store.link import LONGEST_BLOCK_MS, Call, Link, is_wrong_type
+from batchq.store.records import name_of, reason_of
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,9 @@ BYTES_A_CALL = 1024 * 1024
 POD_BYTES_A_CALL = 1024 * 1024
 #: So many calls go out together: one look is answered with at most about 32 MiB.
 CALLS_A_LOOK = 32
+
+#: No count is longer.
+_DIGITS = 17
 
 SUPERSEDED = "superseded"
 UNREADABLE = "unreadable"
@@ -103,7 +108,7 @@ class Inboxes:
         for raw in stored.values():
             try:
                 facts.append(decode(raw))
-            except msgspec.MsgspecError:
+            except DAMAGE:
                 # Left by another version of the agent; the clerk tells of it.
                 continue
         return facts
@@ -111,14 +116,23 @@ class Inboxes:
     def nodes(self) -> set[str]:
         """The nodes that there are as objects."""
         names = self._link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.heads("Node"))))
-        return {name.decode() for name in names}
+        found = {name.decode(errors="replace") for name in names}
+        return {name for name in found if not subdomain_problem(name)}
 
     def rung(self, timeout_ms: int) -> set[str]:
         """The nodes that have rung since the last call; waits for one up to `timeout_ms`."""
         block = min(timeout_ms, LONGEST_BLOCK_MS) or None
-        reply = self._link.wait(
-            lambda client: client.xread({keys.BELL: self._heard}, count=BELL_KEPT, block=block)
-        )
+        try:
+            reply = self._link.wait(
+                lambda client: client.xread({keys.BELL: self._heard}, count=BELL_KEPT, block=block)
+            )
+        except StoreUnavailable as error:
+            if not is_wrong_type(error.__cause__):
+                raise
+            # No bell: all inboxes are looked through now and then, and the leader takes it out.
+            self._link.pause(timeout_ms / 1000)
+            self._heard = "0-0"
+            return set()
         found: set[str] = set()
         for _, entries in cast("Any", reply) or ():
             for id_, fields in entries:
@@ -159,7 +173,9 @@ class Inboxes:
         heard: list[str] = []
         wrong: list[tuple[str, bytes, bytes]] = []
         for node, (left, *facts) in zip(nodes, replies, strict=False):
-            if left:
+            if left < 0:
+                self._link.found_damaged.add(keys.inbox(node))
+            elif left:
                 (heard if facts else unheard).append(node)
             for subject, raw, pod in sorted(zip(*(facts[at::3] for at in range(3)), strict=True)):
                 entry = _read(node, subject, raw, pod)
@@ -178,14 +194,28 @@ class Inboxes:
 
     def count(self, what: str, more: int) -> None:
         """Count something. A lost reply may count it twice."""
-        self._link.ask(lambda client: client.hincrby(keys.COUNTS, what, more))
+
+        def counted(client: Any) -> None:
+            try:
+                client.hincrby(keys.COUNTS, what, more)
+            except ResponseError as error:
+                if is_wrong_type(error):
+                    raise
+                # Somebody has left no number there: it is counted from here.
+                client.hset(keys.COUNTS, what, more)
+
+        self._link.ask(counted)
 
     def counts(self) -> dict[str, int]:
         """Everything that was ever counted, by name."""
         stored = self._link.ask(
             lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.COUNTS))
         )
-        return {name.decode(): int(stored[name]) for name in sorted(stored)}
+        return {
+            name_of(name): int(stored[name])
+            for name in sorted(stored)
+            if stored[name].isdigit() and len(stored[name]) < _DIGITS
+        }
 
     def _take_out(self, places: Sequence[tuple[str, bytes, bytes]]) -> None:
         self._link.run_all(
@@ -231,8 +261,8 @@ def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> Entry | None:
     name = subject.decode(errors="replace")
     try:
         fact = decode(raw)
-    except msgspec.MsgspecError as error:
-        log.error("fact.unreadable", node=node, subject=shown(name), why=str(error)[:200])
+    except DAMAGE as error:
+        log.error("fact.unreadable", node=node, subject=shown(name), why=reason_of(error))
         return None
     if fact.subject != name:
         log.error("fact.unreadable", node=node, subject=shown(name), why="it is about another")

@@ -12,17 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from batchq.api.facts import Fact, decode
 from batchq.api.objects import KINDS, Object, key_of, kind_of
 from batchq.api.transaction import Ledger
+from batchq.api.unreadable import Unreadable
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot, Standing
-from batchq.store import codec, keys
-from batchq.store.link import is_forbidden
+from batchq.store import keys
+from batchq.store.codec import DAMAGE
+from batchq.store.link import count_of_writes, is_forbidden
 from batchq.store.mirror import Change, Trimmed, read_changes
+from batchq.store.records import field_of_key, name_of, read_charges, read_ledger, read_limits
 from batchq.store.redis import RedisStore
 from batchq.store.rules import Held
 
@@ -65,6 +67,14 @@ class ServerFacts(Struct, frozen=True, kw_only=True):
     user: str | None = None
 
 
+class Stored(Struct, frozen=True):
+    """The hashes of the ledger, charges and limits, as they stand in the server."""
+
+    ledger: Mapping[bytes, bytes] = {}
+    charges: Mapping[bytes, bytes] = {}
+    limits: Mapping[bytes, bytes] = {}
+
+
 class Books(Struct, frozen=True, kw_only=True):
     """Objects by kind and key, and ledger, charges and limits, all at one revision."""
 
@@ -74,6 +84,9 @@ class Books(Struct, frozen=True, kw_only=True):
     charges: Mapping[str, Held]
     limits: Mapping[str, Mapping[str, int]]
     standing: Standing = Standing()
+    #: What stands among all these and cannot be read.
+    unreadable: tuple[Unreadable, ...] = ()
+    stored: Stored = Stored()
 
 
 def open_for_inspection(url: str) -> RedisStore:
@@ -149,14 +162,24 @@ def read_books(store: RedisStore) -> Books | None:
             continue
         if (changes[-1].revision if changes else snapshot.revision) != revision:
             continue
-        ledger, charges, limits = hashes
+        ledger, bad_sums = read_ledger(hashes[0])
+        charges, bad_charges = read_charges(hashes[1])
+        limits, bad_limits = read_limits(hashes[2])
+        objects = _with_changes(snapshot, changes)
         return Books(
             revision=revision,
-            objects=_with_changes(snapshot, changes),
-            ledger=codec.read_ledger(ledger),
-            charges={holder.decode(): codec.read_charge(charges[holder]) for holder in charges},
-            limits=codec.read_limits(limits),
+            objects=objects,
+            ledger=ledger,
+            charges=charges,
+            limits=limits,
+            stored=Stored(*hashes),
             standing=snapshot.standing,
+            unreadable=(
+                *_left_out(store.unreadable(), changes),
+                *bad_sums,
+                *bad_charges,
+                *bad_limits,
+            ),
         )
     return None
 
@@ -168,7 +191,7 @@ def _pull(client: Any, after: int) -> tuple[int, Any, dict[bytes, bytes], Any, A
     for key in (keys.LEDGER, keys.CHARGES, keys.LIMITS):
         pipeline.hgetall(key)
     revision, *rest = pipeline.execute()
-    return int(revision or 0), *rest
+    return count_of_writes(revision), *rest
 
 
 def _with_changes(snapshot: Snapshot, changes: list[Change]) -> dict[str, dict[str, Object]]:
@@ -183,6 +206,19 @@ def _with_changes(snapshot: Snapshot, changes: list[Change]) -> dict[str, dict[s
         else:
             objects[change.kind][change.key] = change.value
     return objects
+
+
+def _left_out(
+    of_snapshot: Sequence[Unreadable], changes: Sequence[Change]
+) -> tuple[Unreadable, ...]:
+    """What is no object, after the changes since the snapshot."""
+    found = {(one.kind, one.key): one for one in of_snapshot}
+    for change in changes:
+        place = change.kind, name_of(field_of_key(change.key))
+        found.pop(place, None)
+        if change.unreadable is not None:
+            found[place] = change.unreadable
+    return tuple(found[place] for place in sorted(found))
 
 
 def _ping_us(store: RedisStore) -> int:
@@ -255,7 +291,7 @@ def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
         return []
     found = store.link.ask(partial(_inboxes, nodes=nodes))
     return [
-        Posted(node=node, subject=subject.decode(), fact=_fact(stored), stored=stored)
+        Posted(node=node, subject=name_of(subject), fact=_fact(stored), stored=stored)
         for node, inbox in zip(nodes, found, strict=True)
         for subject, stored in sorted(inbox.items())
     ]
@@ -272,5 +308,5 @@ def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes]]:
 def _fact(stored: bytes) -> Fact | None:
     try:
         return decode(stored)
-    except msgspec.MsgspecError:
+    except DAMAGE:
         return None

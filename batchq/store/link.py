@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import redis
 from redis import exceptions as broken
@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
+from batchq.store.keys import REVISION
 from batchq.store.outage import Patience
 from batchq.store.scripts import Script
 from batchq.store.sentinel import NoPrimary, PrimaryPool
@@ -41,7 +42,14 @@ LONGEST_DELAY_S = 1.0
 #: How long a server may take to read its files after a start.
 LOADING_TIMEOUT_S = 60.0
 
+#: No count of writes is larger: as in lua/stream.lua.
+_MOST_WRITES = 2**52
+_DIGITS = 17
+
 OLDEST_VERSION = (6, 2)
+
+#: What scripts, and readers of single values, say of a key that holds what batchq never writes.
+DAMAGED = "DAMAGED"
 
 #: A broken connection, or no answer in time: what was asked may or may not have happened.
 _LOST = (broken.ConnectionError, broken.TimeoutError)
@@ -149,6 +157,12 @@ class Link:
         self._url = url
         self._through_sentinels = is_sentinel(url)
         self.connections = 0
+        #: Whether who meets a key that is damaged waits a moment for a leader to mend it; not the
+        #: leader itself.
+        self.waits_for_mending = True
+        #: Keys of single nodes that were met and are of another type, for a leader to take out.
+        #: Threads add to it, and one takes from it.
+        self.found_damaged: set[str] = set()
         self._closing = threading.Event()
         once = Retry(NoBackoff(), 0)
         self._has_server = client is None
@@ -235,6 +249,10 @@ class Link:
             return ""
         return self.ask(lambda client: str(client.info("server").get("run_id", "")))
 
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the connection is closed meanwhile."""
+        self._closing.wait(seconds)
+
     def close(self) -> None:
         """Let go of every connection; whoever waits between two tries stops waiting."""
         self._closing.set()
@@ -296,6 +314,8 @@ class Link:
         """Whether the next try may fare better."""
         if isinstance(error, _LOST):
             return True
+        if _word_of(error) in _MENDED:
+            return self.waits_for_mending
         if self._through_sentinels and _word_of(error) in _DEMOTED:
             # Nothing has been done; the next connection asks who is the primary now.
             client.connection_pool.disconnect(inuse_connections=False)
@@ -339,10 +359,21 @@ _CODES: tuple[tuple[str, str, str], ...] = (
     ("MOVED", "is part of a cluster", "connect to a standalone server: RQ needs one"),
     ("CLUSTERDOWN", "is part of a cluster", "connect to a standalone server: RQ needs one"),
     ("MASTERDOWN", "has lost its primary", "connect to the primary"),
+    (
+        DAMAGED,
+        "holds something under a key of batchq's that batchq cannot go on with",
+        "a scheduler that leads mends it within seconds: start one, or see `batchq doctor`",
+    ),
+    (
+        "WRONGTYPE",
+        "holds something of another type under a key of batchq's",
+        "a scheduler that leads takes it out within seconds: start one, or see `batchq doctor`",
+    ),
     ("BUSY", "is busy with somebody's script", "wait, or stop it with SCRIPT KILL"),
 )
-#: What a server says from inside a script, where the leading word may be missing.
+#: What a server says from inside a script or a pipeline, where the leading word may be missing.
 _PHRASES: tuple[tuple[str, str], ...] = (
+    ("WRONGTYPE Operation", "WRONGTYPE"),
     ("command not allowed when used memory", "OOM"),
     ("can't write against a read only", "READONLY"),
     ("read-only script", "READONLY"),
@@ -355,6 +386,8 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ("Authentication required", "NOAUTH"),
 )
 
+#: What a leader mends within a second or two.
+_MENDED = (DAMAGED, "WRONGTYPE")
 #: Who is refused so is refused again.
 _LASTING = ("NOAUTH", "NOPERM", "MOVED")
 #: What a server says that was the primary until just now.
@@ -364,6 +397,46 @@ _DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 def is_forbidden(error: StoreUnavailable) -> bool:
     """Whether the server answered, and does not permit this user what was asked."""
     return error.__cause__ is not None and _word_of(error.__cause__) == "NOPERM"
+
+
+def is_wrong_type(error: BaseException | None) -> bool:
+    """Whether what was asked for stands in a key of another type than batchq's."""
+    return error is not None and _word_of(error) == "WRONGTYPE"
+
+
+def each_of(pipeline: Any) -> list[Any]:
+    """The answers of reads, None for a key of another type. Raises any other error."""
+    answers = cast("list[Any]", pipeline.execute(raise_on_error=False))
+    for place, answer in enumerate(answers):
+        if isinstance(answer, Exception):
+            if not is_wrong_type(answer):
+                raise answer
+            answers[place] = None
+    return answers
+
+
+def is_damaged(error: StoreUnavailable) -> bool:
+    """Whether what was asked for is there, and not what batchq writes."""
+    return error.__cause__ is not None and _word_of(error.__cause__) in _MENDED
+
+
+def is_count(stored: bytes | None) -> bool:
+    """Whether this is a count of writes, or none has been made."""
+    return stored is None or (stored.isdigit() and int(stored[:_DIGITS]) < _MOST_WRITES)
+
+
+def count_of_writes(stored: bytes | None) -> int:
+    """The count of writes as stored. Raises ResponseError where it is none: that is asked for again
+    while a leader mends it.
+    """
+    if not is_count(stored):
+        raise broken.ResponseError(f"{DAMAGED} {REVISION} is no count of writes")
+    return int(stored or 0)
+
+
+def read_revision(link: Link) -> int:
+    """The count of writes. Raises StoreUnavailable."""
+    return link.ask(lambda client: count_of_writes(cast("bytes | None", client.get(REVISION))))
 
 
 def _diagnosis(error: Exception, url: str) -> tuple[str, str]:

@@ -8,22 +8,23 @@ the reader was trimmed off, or the server has lost writes. It lists again then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
 from typing import Any, cast
 
-import msgspec
 from msgspec import Struct
 
-from batchq.api.objects import Node, Object
+from batchq.api.objects import KINDS, Node, Object
+from batchq.api.unreadable import Unreadable
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys
 from batchq.store.alive import Alive, beats_of, leases_of, runs_of
 from batchq.store.contact import Contact, LastSeen, ServerHash, standing_of
-from batchq.store.link import Link
+from batchq.store.link import Link, count_of_writes, is_wrong_type, read_revision
 from batchq.store.reading import Reader
+from batchq.store.records import Decode, field_of_key, key_of_field, read_record
 from batchq.store.shelf import Shelf
 
 #: Objects per reply while listing.
@@ -32,6 +33,7 @@ PAGE = 1_000
 CHANGES_A_TRIP = 20_000
 #: How often a list is begun again because writes trimmed the stream meanwhile.
 LISTS = 5
+_LIST_LATER_S = 0.2
 #: How often nodes are heard while pods wait for them to report.
 HEAR_REPORTS_EVERY_MS = 50
 
@@ -41,13 +43,17 @@ class Trimmed(Exception):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One write. `value` is None where the object was deleted; `id` is its place in the stream."""
+    """One write. `value` is None where the object was deleted; `id` is its place in the stream.
+
+    `unreadable`: what is said to have been written is no object, and `value` is None.
+    """
 
     kind: str
     key: str
     revision: int
     value: Object | None
     id: str
+    unreadable: Unreadable | None = None
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -59,38 +65,34 @@ class Difference(Struct, frozen=True, kw_only=True):
     stored: int
 
 
-def read_changes(
-    reply: Any, after: int, read: Callable[[str, bytes], Object] = codec.read_object
-) -> list[Change]:
-    """The changes of an XREAD's reply, their objects read by `read`.
+def read_changes(reply: Any, after: int, decode: Decode = codec.read_object) -> list[Change]:
+    """The changes of an XREAD's reply, their objects read by `decode`.
 
     Raises Trimmed if the first does not follow `after`, or if one is none that batchq has written:
     what is stored is to be read then, and not what the stream says of it.
     """
     try:
         changes = [
-            _change(raw_id, fields, read)
+            _change(raw_id, fields, decode)
             for _, entries in reply or ()
             for raw_id, fields in entries
         ]
-    except (KeyError, ValueError, msgspec.MsgspecError):
+    except (KeyError, ValueError):
         raise Trimmed from None
     if changes and changes[0].revision != after + 1:
         raise Trimmed
     return changes
 
 
-def _change(
-    raw_id: bytes, fields: dict[bytes, bytes], read: Callable[[str, bytes], Object]
-) -> Change:
-    kind, value = fields[b"kind"].decode(), fields[b"value"]
-    return Change(
-        kind=kind,
-        key=fields[b"key"].decode(),
-        revision=int(raw_id.split(b"-")[0]),
-        value=read(kind, value) if value else None,
-        id=raw_id.decode(),
-    )
+def _change(raw_id: bytes, fields: dict[bytes, bytes], decode: Decode) -> Change:
+    kind, key, value = fields[b"kind"].decode(), key_of_field(fields[b"key"]), fields[b"value"]
+    if kind not in KINDS:
+        raise ValueError(kind)
+    revision, id_ = int(raw_id.split(b"-")[0]), raw_id.decode()
+    item = read_record(kind, key, value, decode) if value else None
+    if isinstance(item, Unreadable):
+        return Change(kind=kind, key=key, revision=revision, value=None, id=id_, unreadable=item)
+    return Change(kind=kind, key=key, revision=revision, value=item, id=id_)
 
 
 def scan_objects(link: Link, kind: str) -> Iterator[tuple[str, bytes]]:
@@ -111,7 +113,7 @@ def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]
             client.hscan(keys.objects(kind), cursor=cursor, count=PAGE),
         )
     )
-    return int(following), {key.decode(): value for key, value in page.items()}
+    return int(following), {key_of_field(key): value for key, value in page.items()}
 
 
 class Mirror:
@@ -134,6 +136,9 @@ class Mirror:
         self._moved: set[str] = set()
         self._reader = Reader()
         self._shelf = Shelf()
+        #: What stands in the server and is no object, by kind and key.
+        self._unreadable: dict[tuple[str, str], Unreadable] = {}
+        self._left_out: tuple[Unreadable, ...] | None = ()
         self._revision: int | None = None
         self._connections = -1
         self._run_id = ""
@@ -158,7 +163,9 @@ class Mirror:
         )
 
     def _drain(self) -> None:
-        for _ in range(LISTS):
+        for lists in range(LISTS):
+            # Soon it may be read: a leader lets the count follow a stream that was written past us.
+            self._link.pause(lists * _LIST_LATER_S)
             self._notice_restart()
             try:
                 if self._revision is None:
@@ -180,6 +187,16 @@ class Mirror:
         """What the last `drain` has come to, 0 before the first."""
         return self._revision or 0
 
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """What stood in the server at the last `drain` and is no object, by kind and key; the same
+        tuple until that changes.
+
+        A record that was written past batchq since the list is found by `compare`.
+        """
+        if self._left_out is None:
+            self._left_out = tuple(self._unreadable[at] for at in sorted(self._unreadable))
+        return self._left_out
+
     def forget(self) -> None:
         """List everything again at the next drain."""
         self._revision = None
@@ -197,6 +214,7 @@ class Mirror:
             for key in sorted(stored.keys() | expected)
             if not self._agrees(kind, key, stored.get(key))
         ]
+        suspects += [place for place in list(self._unreadable)[:PAGE] if self._is_gone(*place)]
         found = (self._difference(kind, key) for kind, key in dict.fromkeys(suspects))
         return [difference for difference in found if difference is not None]
 
@@ -209,33 +227,56 @@ class Mirror:
                 return None
             if self._read(kind, key) == stored:
                 break
+        item = None if stored is None else read_record(kind, key, stored)
+        if isinstance(item, Unreadable) or (kind, key) in self._unreadable:
+            # Written past batchq, and so not our mistake: it is told of as what it is.
+            self._place(kind, key, item)
+            return None
         here = self._shelf.get(kind, key)
         return Difference(
             kind=kind,
             key=key,
             mirrored=here.metadata.revision if here else 0,
-            stored=codec.read_object(kind, stored).metadata.revision if stored else 0,
+            stored=item.metadata.revision if item else 0,
         )
 
     def _agrees(self, kind: str, key: str, stored: bytes | None) -> bool:
-        here = self._shelf.get(kind, key)
-        return here == (codec.read_object(kind, stored) if stored else None)
+        here = self._unreadable.get((kind, key)) or self._shelf.get(kind, key)
+        return here == (None if stored is None else read_record(kind, key, stored))
+
+    def _is_gone(self, kind: str, key: str) -> bool:
+        return self._read(kind, key) is None
 
     def _read(self, kind: str, key: str) -> bytes | None:
-        return self._link.ask(
-            lambda client: cast("bytes | None", client.hget(keys.objects(kind), key))
-        )
+        return read_one(self._link, kind, key)
 
     def _list(self) -> None:
-        revision = self._link.ask(lambda client: int(cast(bytes, client.get(keys.REVISION)) or 0))
+        revision = read_revision(self._link)
         shelf = Shelf()
+        self._unreadable, self._left_out = {}, None
         for kind in keys.KIND_NAMES:
-            # Read as it comes: as stored, it would be more than what is made of it.
-            scanned = scan_objects(self._link, kind)
-            shelf.fill(kind, {key: self._reader.read(kind, stored) for key, stored in scanned})
+            shelf.fill(kind, self._listed(kind))
         self._shelf, self._revision = shelf, revision
         self._heard_at = None
         self._last_seen.note_latest(self._link)
+
+    def _listed(self, kind: str) -> dict[str, Object]:
+        """Every object of a kind. What is none is noted; so is a key that holds no objects."""
+        found: dict[str, Object] = {}
+        try:
+            # Read as it comes: as stored, it would be more than what is made of it.
+            for key, stored in scan_objects(self._link, kind):
+                item = read_record(kind, key, stored, self._reader.read)
+                if isinstance(item, Unreadable):
+                    self._leave_out(kind, key, item)
+                else:
+                    found[key] = item
+        except StoreUnavailable as error:
+            if not is_wrong_type(error.__cause__):
+                raise
+            why = f"{keys.objects(kind)} is no hash"
+            self._leave_out(kind, "", Unreadable(kind=kind, key="", why=why))
+        return found
 
     def _watch(self) -> None:
         while True:
@@ -259,6 +300,14 @@ class Mirror:
         self._revision = change.revision
         if change.kind == "Pod":
             self._moved.add(change.key)
+        if change.unreadable is not None:
+            # The stream may say what is stored nowhere.
+            stored = self._read(change.kind, change.key)
+            item = None if stored is None else read_record(change.kind, change.key, stored)
+            self._place(change.kind, change.key, item)
+            return
+        if self._unreadable:
+            self._let_in(change.kind, change.key)
         here = self._shelf.get(change.kind, change.key)
         if here is not None and here.metadata.revision >= change.revision:
             return
@@ -266,6 +315,24 @@ class Mirror:
             self._shelf.remove(change.kind, change.key)
         else:
             self._shelf.put(change.kind, change.key, change.value)
+
+    def _place(self, kind: str, key: str, item: Object | Unreadable | None) -> None:
+        """Believe this of an object, whatever was believed before."""
+        self._let_in(kind, key)
+        if item is None or isinstance(item, Unreadable):
+            self._shelf.remove(kind, key)
+        else:
+            self._shelf.put(kind, key, item)
+        if isinstance(item, Unreadable):
+            self._leave_out(kind, key, item)
+
+    def _leave_out(self, kind: str, key: str, item: Unreadable) -> None:
+        self._unreadable[kind, key] = item
+        self._left_out = None
+
+    def _let_in(self, kind: str, key: str) -> None:
+        if self._unreadable.pop((kind, key), None) is not None:
+            self._left_out = None
 
     def _hear(self) -> None:
         """Beats and leases, asked for now and then; but a lease goes with its attempt at once."""
@@ -286,7 +353,7 @@ class Mirror:
 
     def _waits_for_reports(self) -> bool:
         """Whether a ready node has not said yet what it runs under this run of the server."""
-        run = (self._server[0] or b"").decode()
+        run = (self._server[0] or b"").decode(errors="replace")
         return any(
             isinstance(node, Node)
             and node.status.ready
@@ -343,7 +410,7 @@ def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
     pipeline.xread({keys.CHANGES: f"{after}-0"}, count=CHANGES_A_TRIP)
     pipeline.hmget(keys.SERVER, ("run", "generation", "since"))
     revision, reply, server = pipeline.execute()
-    return int(revision or 0), reply, tuple(server)
+    return count_of_writes(revision), reply, tuple(server)
 
 
 class _Turn:
@@ -385,7 +452,14 @@ class _Turn:
 
 def read_many(link: Link, kind: str, wanted: Sequence[str]) -> dict[str, bytes]:
     """Objects of a kind as stored, by key; those that are missing are left out."""
+    fields = [field_of_key(key) for key in wanted]
     values = link.ask(
-        lambda client: cast("list[bytes | None]", client.hmget(keys.objects(kind), list(wanted)))
+        lambda client: cast("list[bytes | None]", client.hmget(keys.objects(kind), fields))
     )
     return {key: value for key, value in zip(wanted, values, strict=True) if value is not None}
+
+
+def read_one(link: Link, kind: str, key: str) -> bytes | None:
+    """An object as stored."""
+    field = field_of_key(key)
+    return link.ask(lambda client: cast("bytes | None", client.hget(keys.objects(kind), field)))

@@ -9,7 +9,7 @@ through. So they are now and then in any case, for the ledger may have been spoi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,9 +18,10 @@ from batchq.api.objects import Pod
 from batchq.api.quantity import PODS
 from batchq.api.resources import ONE_POD
 from batchq.api.transaction import node_scope
-from batchq.store import codec, keys
+from batchq.store import keys
 from batchq.store.link import Link
 from batchq.store.mirror import PAGE, read_many
+from batchq.store.records import field_of_key, head_of, key_of_field, read_record
 
 #: After so many answers that went by the ledger, all pods are looked through: every ten minutes of
 #: an agent that asks every ten seconds.
@@ -55,16 +56,19 @@ class Places:
         """
         field = f"{node_scope(node)} {PODS}"
 
+        fields = [field_of_key(key) for key in known]
+
         def asked(client: Any) -> tuple[list[bytes | None], bytes | None]:
             pipeline = client.pipeline(transaction=True)
-            if known:
-                pipeline.hmget(keys.objects("Pod"), known)
+            if fields:
+                pipeline.hmget(keys.objects("Pod"), fields)
             pipeline.hget(keys.LEDGER, field)
             *stored, counted = pipeline.execute()
-            return (stored[0] if stored else []), counted
+            return (stored[0] if stored else [None] * len(known)), counted
 
         stored, counted = self._link.ask(asked)
-        return list(_on_node(node, (one for one in stored if one))), counted or b"0"
+        found = {key: one for key, one in zip(known, stored, strict=True) if one is not None}
+        return list(_on_node(node, found)), counted or b"0"
 
     def _all(self, node: str) -> Iterator[Pod]:
         """Heads tell which pods are on any node: they are short, and pods that have ended are
@@ -74,19 +78,18 @@ class Places:
         while True:
             following, heads = self._link.ask(partial(_heads_of_pods, cursor=cursor))
             there = [
-                uid.decode()
-                for uid, head in heads.items()
-                if head.split(b"|", 2)[1].decode() in ON_NODE
+                key_of_field(field) for field, head in heads.items() if head_of(head)[1] in ON_NODE
             ]
             if there:
-                yield from _on_node(node, read_many(self._link, "Pod", there).values())
+                yield from _on_node(node, read_many(self._link, "Pod", there))
             if (cursor := int(following)) == 0:
                 return
 
 
-def _on_node(node: str, stored: Iterable[bytes]) -> Iterator[Pod]:
-    for value in stored:
-        pod = codec.read_object("Pod", value)
+def _on_node(node: str, stored: Mapping[str, bytes]) -> Iterator[Pod]:
+    """What cannot be read is on no node: the leader tells of it."""
+    for key, value in stored.items():
+        pod = read_record("Pod", key, value)
         if isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE:
             yield pod
 

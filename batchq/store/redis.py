@@ -6,6 +6,7 @@ Whatever depends on what is stored is decided by a script in the server (`lua/`)
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from msgspec import Struct
 
 from batchq.api.objects import NAMESPACED, Object, Pod
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
+from batchq.api.unreadable import Unreadable
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys, scripts
@@ -24,7 +26,15 @@ from batchq.store.clock import ServerClock
 from batchq.store.commits import calls_of, size_of
 from batchq.store.contact import Contact
 from batchq.store.inboxes import Inboxes, Settled
-from batchq.store.link import LONGEST_BLOCK_MS, Asked, Link, check_info, in_trips, is_forbidden
+from batchq.store.link import (
+    LONGEST_BLOCK_MS,
+    Asked,
+    Link,
+    check_info,
+    in_trips,
+    is_forbidden,
+    read_revision,
+)
 from batchq.store.mirror import (
     PAGE,
     Change,
@@ -33,10 +43,22 @@ from batchq.store.mirror import (
     Trimmed,
     read_changes,
     read_many,
+    read_one,
     scan_objects,
 )
 from batchq.store.outbox import add_taking_out
 from batchq.store.places import Places
+from batchq.store.records import (
+    error_of,
+    field_named,
+    key_of_field,
+    name_of,
+    read_charges,
+    read_event,
+    read_ledger,
+    read_outbox,
+    read_record,
+)
 from batchq.store.roles import forbidden
 from batchq.store.rules import Held, commit_of
 
@@ -71,6 +93,13 @@ class LogChunk(Struct, frozen=True, kw_only=True):
     id: str
     stream: str
     data: bytes
+
+
+class Listing(Struct, frozen=True, kw_only=True):
+    """Objects of a kind by key, and what stands among them and is none."""
+
+    objects: tuple[Object, ...]
+    unreadable: tuple[Unreadable, ...]
 
 
 class RedisStore:
@@ -127,31 +156,74 @@ class RedisStore:
     # --- reading ----------------------------------------------------------------------------
 
     def get(self, kind: str, key: str) -> Object | None:
-        """The object as it is now, or None. Raises StoreUnavailable."""
-        stored = self._link.ask(
-            lambda client: cast("bytes | None", client.hget(keys.objects(kind), key))
-        )
-        return codec.read_object(kind, stored) if stored else None
+        """The object as it is now, or None. Raises StoreUnavailable; UnreadableRecord if what
+        stands there is no object.
+        """
+        stored = read_one(self._link, kind, key)
+        item = None if stored is None else read_record(kind, key, stored)
+        if isinstance(item, Unreadable):
+            raise error_of(item)
+        return item
 
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
-        """Those of the objects that there are, by key, as they are now. Raises StoreUnavailable."""
+        """Those of the objects that there are, by key, as they are now; what cannot be read is left
+        out. Raises StoreUnavailable.
+        """
         found: dict[str, Object] = {}
         for start in range(0, len(keys), OBJECTS_A_TRIP):
             stored = read_many(self._link, kind, keys[start : start + OBJECTS_A_TRIP])
-            found.update((key, codec.read_object(kind, value)) for key, value in stored.items())
+            for key, value in stored.items():
+                item = read_record(kind, key, value)
+                if not isinstance(item, Unreadable):
+                    found[key] = item
         return found
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind (of one namespace), ordered by key. Raises StoreUnavailable."""
+        """All objects of a kind (of one namespace), ordered by key; what cannot be read is left
+        out. Raises StoreUnavailable.
+        """
+        return self.listing(kind, namespace=namespace).objects
+
+    def listing(self, kind: str, *, namespace: str = "") -> Listing:
+        """As `list`, and what could not be read. Raises StoreUnavailable."""
         found: dict[str, Object] = {}
+        damaged: dict[str, Unreadable] = {}
         spaced = bool(namespace) and kind in NAMESPACED
         for key, stored in scan_objects(self._link, kind):
             if spaced and kind != "Pod" and not key.startswith(namespace + "/"):
                 continue
-            item = codec.read_object(kind, stored)
-            if not spaced or item.metadata.namespace == namespace:
+            item = read_record(kind, key, stored)
+            if isinstance(item, Unreadable):
+                damaged[key] = item
+            elif not spaced or item.metadata.namespace == namespace:
                 found[key] = item
-        return tuple(found[key] for key in sorted(found))
+        return Listing(
+            objects=tuple(found[key] for key in sorted(found)),
+            unreadable=tuple(damaged[key] for key in sorted(damaged)),
+        )
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """What the last snapshot left out because it is no object; from `snapshot`'s thread."""
+        return self._mirror.unreadable()
+
+    def discard(self, kind: str, name: str) -> bool:
+        """Delete what is no object, named as `Unreadable.key` has it; False if nothing stands
+        there, or something that can be read. Raises StoreUnavailable.
+        """
+        field = field_named(name)
+        key = key_of_field(field)
+        stored = read_one(self._link, kind, key)
+        if stored is None or not isinstance(read_record(kind, key, stored), Unreadable):
+            return False
+        names = (keys.objects(kind), keys.heads(kind), keys.REVISION, keys.CHANGES)
+        digest = hashlib.sha1(stored, usedforsecurity=False).hexdigest()
+        arguments = (kind, field, digest, self._changes_kept)
+        try:
+            return bool(self._link.run(scripts.DISCARD, names, arguments))
+        except StoreUnavailable as error:
+            if not is_forbidden(error):
+                raise
+            raise forbidden(error, kinds=(kind,), leads=False) from error.__cause__
 
     def snapshot(self) -> Snapshot:
         """Everything a session reads, with all that was committed before; from one thread only.
@@ -181,21 +253,23 @@ class RedisStore:
             self._mirror.forget()
         return differences
 
+    def forget(self) -> None:
+        """Let the mirror list everything again; from `snapshot`'s thread."""
+        self._mirror.forget()
+
     def ledger(self) -> Ledger:
-        """The sums of every scope, without zeros. Raises StoreUnavailable."""
-        return codec.read_ledger(self._hash(keys.LEDGER))
+        """The sums of every scope, without zeros and what is none. Raises StoreUnavailable."""
+        return read_ledger(self._hash(keys.LEDGER))[0]
 
     def charges(self) -> Mapping[str, Held]:
-        """Every holder's scopes and amounts. Raises StoreUnavailable."""
-        return {
-            holder.decode(): codec.read_charge(stored)
-            for holder, stored in sorted(self._hash(keys.CHARGES).items())
-        }
+        """Every holder's scopes and amounts, without what is none. Raises StoreUnavailable."""
+        return read_charges(self._hash(keys.CHARGES))[0]
 
     def events(
         self, *, kind: str = "", key: str = "", most: int = 100, until: str = "+"
     ) -> Sequence[Event]:
-        """The latest events (of one object), oldest first; none after the place `until`.
+        """The latest events (of one object), oldest first; none after the place `until`, and none
+        that cannot be read.
 
         Raises StoreUnavailable.
         """
@@ -219,14 +293,17 @@ class RedisStore:
         """
         reply = self._read_stream(keys.EVENTS, place, block_ms)
         entries = reply[0][1] if reply else []
-        events = [codec.read_event(fields[b"event"]) for _, fields in entries]
+        found = (read_event(fields) for _, fields in entries)
+        events = [event for event in found if event is not None]
         return (entries[-1][0].decode() if entries else place), events
 
     def _events_backwards(self, before: str) -> Iterator[Event]:
         while True:
             page = self._events_page(before)
             for _, fields in page:
-                yield codec.read_event(fields[b"event"])
+                event = read_event(fields)
+                if event is not None:
+                    yield event
             if len(page) < PAGE:
                 return
             before = f"({page[-1][0].decode()}"
@@ -304,7 +381,7 @@ class RedisStore:
         return replies
 
     def _revision(self) -> int:
-        return self._link.ask(lambda client: int(cast(bytes, client.get(keys.REVISION)) or 0))
+        return read_revision(self._link)
 
     # --- the leader -------------------------------------------------------------------------
 
@@ -324,22 +401,24 @@ class RedisStore:
         told = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.SERVER, "since"))
         )
-        return int(told or 0)
+        return codec.whole(told) or 0
 
     def resign(self, identity: str) -> None:
         """Give the leader's lease back, if it is still held."""
         self._link.run(scripts.RESIGN, (keys.LEADER,), (identity,))
 
     def leader(self) -> Leader | None:
-        """Who leads, or led last: its lease may have ended."""
+        """Who leads, or led last: its lease may have ended. None also while what is stored is no
+        lease.
+        """
         stored = self._hash(keys.LEADER)
-        if not stored:
-            return None
-        return Leader(
-            identity=stored[b"identity"].decode(),
-            epoch=int(stored[b"epoch"]),
-            expires_at=int(stored[b"expires_at"]),
+        epoch, expires_at = (
+            codec.whole(stored.get(b"epoch")),
+            codec.whole(stored.get(b"expires_at")),
         )
+        if epoch is None or expires_at is None or b"identity" not in stored:
+            return None
+        return Leader(identity=name_of(stored[b"identity"]), epoch=epoch, expires_at=expires_at)
 
     # --- nodes and work-horses --------------------------------------------------------------
 
@@ -377,9 +456,10 @@ class RedisStore:
         return self.inboxes.counts()
 
     def outbox(self) -> Sequence[Delivery]:
-        """What has been bound and not yet been handed over, in order of binding."""
-        entries = (codec.read_delivery(stored) for stored in self._hash(keys.OUTBOX).values())
-        return tuple(delivery for _, delivery in sorted(entries, key=lambda entry: entry[0]))
+        """What has been bound and not yet been handed over, in order of binding; without what
+        cannot be read, which the leader takes out.
+        """
+        return read_outbox(self._hash(keys.OUTBOX))[0]
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         """Take what has been handed over out of the outbox."""
@@ -414,9 +494,10 @@ class RedisStore:
         """Up to a thousand pieces of output after `after`; waits for one if `block_ms` is given."""
         reply = self._read_stream(keys.log(node, pod, attempt), after, block_ms)
         return [
-            LogChunk(id=id_.decode(), stream=fields[b"stream"].decode(), data=fields[b"data"])
+            LogChunk(id=id_.decode(), stream=name_of(fields[b"stream"]), data=fields[b"data"])
             for _, entries in reply or ()
             for id_, fields in entries
+            if fields.keys() >= {b"stream", b"data"}
         ]
 
     def put_result(self, node: str, pod: str, attempt: int, result: bytes) -> None:

@@ -34,6 +34,9 @@ MOST = 2**53 - 1
 
 #: What a transaction is in conflict with that was decided on under other limits.
 THE_LIMITS = "the limits"
+#: What a transaction is in conflict with that has to do with a sum, charge or limit that is none:
+#: the leader counts it anew.
+THE_LEDGER = "the ledger"
 
 #: What a holder counts for: its scopes, and its amounts without zeros, ordered by dimension.
 Held: TypeAlias = tuple[tuple[str, ...], dict[str, int]]

@@ -1,8 +1,8 @@
 """The Lua scripts, by name: their text, and the digest by which the server knows them.
 
-`commit` is seven files, one after the other: what is read and written together, the words of the
-transactions, what speaks against a write, the arithmetic of charges, what limits say of it, the
-stream's count, and the writing.
+`commit` is seven files, one after the other: the stream's count, what is read and written together,
+the words of the transactions, what speaks against a write, the arithmetic of charges, what limits
+say of it, and the writing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ def _read(name: str, *parts: str) -> Script:
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-COMMIT = _read("commit", "hashes", "words", "moves", "charges", "limits", "stream")
+COMMIT = _read("commit", "stream", "hashes", "words", "moves", "charges", "limits")
+DISCARD = _read("discard", "stream")
 LEAD = _read("lead", "stream")
+MEND = _read("mend", "stream")
+RECOUNT = _read("recount")
 RESIGN = _read("resign")
 ATTEND = _read("attend")
 INBOX = _read("inbox")
@@ -40,6 +43,6 @@ RAISE = _read("raise")
 PUBLISH = _read("publish")
 
 ALL: tuple[Script, ...] = (
-    *(COMMIT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, SETTLED),
+    *(COMMIT, DISCARD, MEND, RECOUNT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, SETTLED),
     *(LOG, RAISE, PUBLISH),
 )

@@ -48,7 +48,7 @@ def test_a_healthy_system_has_nothing_but_notes() -> None:
     assert lines_with(done, "!") + lines_with(done, "✗") == []
     # It was started by this very test.
     assert [line.split()[1] for line in lines_with(done, "·")] == ["uptime"]
-    assert done.lines[-1] == "29 checks: 0 errors, 0 warnings, 1 note"
+    assert done.lines[-1] == "30 checks: 0 errors, 0 warnings, 1 note"
 
 
 def test_a_server_that_evicts_is_an_error_with_what_to_do() -> None:

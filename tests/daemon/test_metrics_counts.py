@@ -209,7 +209,12 @@ def test_reloads_outages_mirror_and_configuration_are_told(watched: Watched) -> 
 def test_levels_are_worked_out_once_in_a_while_only(watched: Watched) -> None:
     watched.metrics = Metrics(levels_every_s=60, clock=lambda: watched.clock.at_ms / 1000)
     watched.metrics.follow(
-        epoch=lambda: 1, revision=lambda: 1, config_hash=lambda: "", outage=Outage()
+        epoch=lambda: 1,
+        revision=lambda: 1,
+        config_hash=lambda: "",
+        unreadable=dict,
+        mended=lambda: 0,
+        outage=Outage(),
     )
     watched.submit("first")
     watched.turn()
@@ -257,3 +262,10 @@ def test_the_closed_lists_of_words_begin_at_zero() -> None:
     zeros: Mapping[frozenset[tuple[str, str]], float] = seen.all("transactions_total")
     assert set(zeros.values()) == {0}
     assert len(zeros) == 6
+
+
+def test_records_that_cannot_be_read_are_counted_by_kind(watched: Watched) -> None:
+    told = watched.scrape()
+    assert told.value("unreadable_records", kind="PodGroup") == 1
+    assert told.value("unreadable_records", kind="Queue") == 0
+    assert told.value("mended_records_total") == 3

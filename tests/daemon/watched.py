@@ -41,6 +41,8 @@ class Watched(Stack):
             epoch=lambda: self.epoch,
             revision=lambda: 42,
             config_hash=lambda: "0badcafe",
+            unreadable=lambda: {"PodGroup": 1},
+            mended=lambda: 3,
             outage=self.outage,
         )
 

@@ -186,7 +186,7 @@ def test_of_a_commit_that_fails_in_the_middle_the_rest_is_not_applied_until_it_i
     assert len(warm.list("Queue")) == 4 * commits.TRANSACTIONS_A_CALL
 
 
-def test_a_spoiled_record_leaves_sums_and_count_of_what_was_applied_before_it(
+def test_a_spoiled_charge_refuses_the_transaction_about_it_and_no_other(
     warm: RedisStore, raw: redis.Redis
 ) -> None:
     before = warm.snapshot().revision
@@ -195,11 +195,11 @@ def test_a_spoiled_record_leaves_sums_and_count_of_what_was_applied_before_it(
     counted = Transaction(
         subject="x", writes=(put(queue("a")),), charges=(charge("group:a", "ns:a", cpu=7),)
     )
-    with pytest.raises(StoreUnavailable):
-        warm.commit([counted, spoiled, asked("b")], request_id="1")
+    commit = warm.commit([counted, spoiled, asked("b")], request_id="1")
+    [refused] = commit.refused
+    assert (refused.answer.word, refused.answer.subject) == ("conflict", "the ledger")
     assert warm.ledger()["ns:a"] == {"cpu": 7}
-    assert [one.metadata.name for one in warm.snapshot().queues] == ["a"]
-    warm.commit([asked("c")], request_id="2")
+    assert [one.metadata.name for one in warm.snapshot().queues] == ["a", "b"]
     assert warm.snapshot().revision == before + 2
 
 

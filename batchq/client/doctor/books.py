@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from batchq.api.lifecycle import ON_NODE, TERMINAL
-from batchq.api.limits import capacity_of, hard_limit, limit_of_queue, only_groups
-from batchq.api.objects import ResourceQuota, full_name
+from batchq.api.objects import full_name
 from batchq.api.quantity import describe_quantity
-from batchq.api.resources import Amounts, of_pod, plus
-from batchq.api.transaction import (
-    CAPACITY,
-    ONE_GROUP,
-    POD_GROUPS,
-    Ledger,
-    namespace_scope,
-    node_scope,
-    objects_scope,
-    queue_scope,
-)
+from batchq.api.transaction import Ledger
 from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
 from batchq.client.doctor.state import State
-from batchq.framework.ledger import holders_in_store, title_of
-from batchq.store.rules import MOST, Held
+from batchq.framework.ledger import title_of
+from batchq.store.books import charges_of, limits_of, sums_of
+from batchq.store.rules import Held
 
 _READS = "reading (`+@read +multi +exec`) of batchq's keys"
 _REMEDY = (
@@ -39,7 +27,7 @@ def ledger(state: State) -> tuple[Finding, ...]:
         return _not_compared(state, check)
     counted = sums_of(books.charges)
     findings = list(_differing_sums(books.ledger, counted))
-    findings += _differing_charges(charges_of(state), books.charges, _titles(state))
+    findings += _differing_charges(charges_of(books.objects), books.charges, _titles(state))
     return or_ok(findings, check, f"{len(books.charges)} charges counted anew, all agree")
 
 
@@ -48,7 +36,7 @@ def limits(state: State) -> tuple[Finding, ...]:
     check, books = "limits", state.books
     if books is None:
         return _not_compared(state, check)
-    stated = limits_of(state)
+    stated = limits_of(books.objects)
     findings = [
         _difference(
             check,
@@ -63,59 +51,6 @@ def limits(state: State) -> tuple[Finding, ...]:
         if stated.get(scope, {}).get(name) != books.limits.get(scope, {}).get(name)
     ]
     return or_ok(findings, check, f"{len(books.limits)} limits, all as their objects state them")
-
-
-def charges_of(state: State) -> dict[str, Held]:
-    """Every holder's scopes and amounts, as the objects say."""
-    expected: dict[str, Held] = {}
-    for node in state.nodes():
-        if node.status.ready:
-            expected[f"node:{node.metadata.name}"] = ((CAPACITY,), capacity_of(node))
-    for group in state.groups():
-        uid = group.metadata.uid
-        expected |= holders_in_store(group)
-        if group.status.phase not in TERMINAL:
-            scope = objects_scope(group.metadata.namespace)
-            expected[f"object:{uid}"] = ((scope,), {POD_GROUPS: ONE_GROUP})
-    for pod in state.pods():
-        if pod.status.phase in ON_NODE:
-            scope = node_scope(pod.status.node)
-            expected[f"pod:{pod.metadata.uid}"] = ((scope,), of_pod(pod.spec.requests))
-    nonzero = {
-        holder: (scopes, {name: units for name, units in amounts.items() if units})
-        for holder, (scopes, amounts) in expected.items()
-    }
-    return {holder: held for holder, held in nonzero.items() if held[1]}
-
-
-def sums_of(charges: Mapping[str, Held]) -> Ledger:
-    """The ledger as charges add up."""
-    sums: Ledger = {}
-    for scopes, amounts in charges.values():
-        for scope in scopes:
-            sums[scope] = plus(sums.get(scope, {}), amounts)
-    return sums
-
-
-def limits_of(state: State) -> dict[str, Amounts]:
-    """The limits of every scope, as the objects state them."""
-    stated: dict[str, Amounts] = {}
-    for queue in state.queues():
-        stated[queue_scope(queue.metadata.name)] = limit_of_queue(queue)
-    for node in state.nodes():
-        stated[node_scope(node.metadata.name)] = capacity_of(node)
-    quotas: dict[str, list[ResourceQuota]] = defaultdict(list)
-    for quota in state.quotas():
-        quotas[quota.metadata.namespace].append(quota)
-    for namespace, of_namespace in quotas.items():
-        hard = hard_limit(of_namespace)
-        stated[namespace_scope(namespace)] = hard
-        stated[objects_scope(namespace)] = only_groups(hard)
-    return {
-        scope: {name: min(MOST, units) for name, units in amounts.items()}
-        for scope, amounts in stated.items()
-        if amounts
-    }
 
 
 def _differing_sums(kept: Ledger, counted: Ledger) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from batchq.client.doctor import books, machine, nodes, people, queues, server, work
+from batchq.client.doctor import books, machine, nodes, people, queues, records, server, work
 from batchq.client.doctor.finding import Finding, Report
 from batchq.client.doctor.state import State
 
@@ -43,6 +43,7 @@ CHECKS: tuple[Check, ...] = (
     Check("pods", work.pods),
     Check("outbox", work.outbox),
     Check("inboxes", work.inboxes),
+    Check("records", records.records),
     Check("ledger", books.ledger),
     Check("limits", books.limits),
     Check("home", machine.home),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import disk_usage
 from time import monotonic, sleep
+from typing import TypeVar
 
 from batchq import __version__
 from batchq.api.facts import AGENT_ANNOTATION, Serves
 from batchq.api.objects import Node
+from batchq.api.transaction import Event
+from batchq.api.unreadable import Unreadable
 from batchq.client.connecting import target_of
 from batchq.client.doctor.state import HomeFacts, Installed, State
 from batchq.client.leading import schedulers
 from batchq.config.load import load_config
+from batchq.errors import StoreUnavailable
 from batchq.paths import Home, default_url, find_home
 from batchq.store.inspection import (
     Books,
@@ -26,6 +30,8 @@ from batchq.store.inspection import (
     posted_by,
     read_books,
 )
+from batchq.store.link import is_damaged as is_about_damage
+from batchq.store.mending import MENDED, damaged_deliveries, damaged_keys
 from batchq.store.redis import RedisStore
 
 #: Name of a library -> the versions that batchq works with, as in pyproject.toml.
@@ -36,6 +42,11 @@ RANGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 #: How long what lies in an inbox is given to be folded.
 FOLDED_WITHIN_S = 3.0
 _LOOK_AGAIN_S = 0.2
+#: So far back, and among so many of the latest events, what was mended is told of.
+_MENDED_WITHIN_MS = 60 * 60 * 1000
+_EVENTS_LOOKED_AT = 1_000
+
+T = TypeVar("T")
 
 
 def read_state(url: str | None, config: Path | None) -> State:
@@ -48,28 +59,64 @@ def read_state(url: str | None, config: Path | None) -> State:
     store = open_for_inspection(target)
     try:
         server = look_at_server(store)
-        seen = permitted(lambda: (read_books(store), store.beats()))
+        # First: the leader may have mended them by the time that all else is read.
+        store.link.waits_for_mending = False
+        damaged = _seen(lambda: damaged_keys(store.link))
+        if damaged is not None:
+            damaged += _seen(lambda: damaged_deliveries(store.link)) or []
+        seen = _seen(lambda: (read_books(store), store.beats()), is_damaged=bool(damaged))
         books, beats = seen or (None, {})
         nodes = _nodes(books)
-        posted = permitted(lambda: _left_lying(store, [node.metadata.name for node in nodes]))
+        posted = _seen(lambda: _left_lying(store, [node.metadata.name for node in nodes]))
         return State(
             now_ms=store.now_ms(),
             version=__version__,
             server=server,
             settings=settings,
-            schedulers=permitted(lambda: schedulers(store)),
+            schedulers=_seen(lambda: schedulers(store)),
             books=books,
             moving=seen is not None and books is None,
+            unreadable=_unreadable(damaged, books),
+            mended=_seen(lambda: _mended(store)) or (),
             beats=beats,
             contested=tuple(_contested(nodes, posted or ())),
-            outbox=permitted(lambda: tuple(store.outbox())),
+            outbox=_seen(lambda: tuple(store.outbox())),
             waiting_facts=_places(posted),
-            counts=permitted(store.counts) or {},
+            counts=_seen(store.counts) or {},
             home=_home_facts(find_home()) if target == default_url(find_home()) else None,
             libraries=tuple(_installed(name) for name in RANGES),
         )
     finally:
         store.close()
+
+
+def _seen(question: Callable[[], T], *, is_damaged: bool = False) -> T | None:
+    """The answer; None where this user may not ask, or where a key stands in the way that cannot
+    be read, which is a finding of its own. `is_damaged`: one is known to.
+    """
+    try:
+        return permitted(question)
+    except StoreUnavailable as error:
+        if is_damaged or is_about_damage(error):
+            return None
+        raise
+
+
+def _unreadable(
+    damaged: Sequence[Unreadable] | None, books: Books | None
+) -> tuple[Unreadable, ...] | None:
+    if damaged is None:
+        return None
+    of_books = () if books is None else books.unreadable
+    # A key as a whole is among the damaged ones.
+    return (*damaged, *(one for one in of_books if one.is_object or one.remedy))
+
+
+def _mended(store: RedisStore) -> tuple[Event, ...]:
+    """What a leader has told of late, the newest last."""
+    since = store.now_ms() - _MENDED_WITHIN_MS
+    latest = store.events(most=_EVENTS_LOOKED_AT)
+    return tuple(one for one in latest if one.reason in MENDED and one.at >= since)
 
 
 def _nodes(books: Books | None) -> list[Node]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, ResourceQuota
-from batchq.api.transaction import Delivery
+from batchq.api.transaction import Delivery, Event
+from batchq.api.unreadable import Unreadable
 from batchq.client.leading import Schedulers
 from batchq.framework.settings import Settings
 from batchq.store.inspection import Books, ServerFacts
@@ -47,6 +48,10 @@ class State(Struct, frozen=True, kw_only=True):
     schedulers: Schedulers | None = None
     books: Books | None = None
     moving: bool = False
+    #: What is stored and cannot be read.
+    unreadable: tuple[Unreadable, ...] | None = ()
+    #: What a leader has told of late of what it has mended.
+    mended: tuple[Event, ...] = ()
     #: Node -> when it was last heard of.
     beats: Mapping[str, int | None] = {}
     #: Node, the agent that serves it, and another that lays claim to it.

@@ -9,13 +9,32 @@ local function text(number) return string.format('%.0f', number) end
 -- writes while a script runs, so each is read once and written once.
 local sums, moved, is_moved = {}, {}, {}
 
+-- Fields of which the sum is none, and whether a limit or a charge was found that is none: nothing is
+-- decided by them until the leader has counted them anew (recount.lua).
+local spoiled, is_record_spoiled = {}, false
+
 local function sum(field)
   local units = sums[field]
   if not units then
-    units = tonumber(redis.call('HGET', KEYS[6], field) or '0')
+    local stored = redis.call('HGET', KEYS[6], field)
+    units = units_of(stored or '0')
+    if not units then spoiled[field], units = true, 0 end
     sums[field] = units
   end
   return units
+end
+
+-- Whether a transaction that adds and takes this has to do with anything spoiled.
+local function is_spoiled(plus, minus)
+  local found = is_record_spoiled
+  for _, fields in ipairs({plus, minus}) do
+    for field in pairs(fields) do
+      sum(field)
+      found = found or spoiled[field]
+    end
+  end
+  is_record_spoiled = false
+  return found
 end
 
 -- Exact: no sum passes 2^53 (limits.lua).
@@ -30,37 +49,47 @@ local function set_sums()
   end
 end
 
-local NOTHING = {parts = {}, by_field = {}}
+local NOTHING = {parts = {}, by_field = {}, is_countable = true}
 
 -- By record: most holders of a call count for the same as others do.
 local known = {}
 
--- What a holder counts for: parts {scope, resource, units, the ledger's field} in order, and units by
--- field.
-local function held(record)
-  if not record or record == '' then return NOTHING end
-  local found = known[record]
-  if found then return found end
+local function read_held(record)
   local decoded = cjson.decode(record)
-  found = {parts = {}, by_field = {}}
+  local found = {parts = {}, by_field = {}, is_countable = true}
   for _, scope in ipairs(decoded[1]) do
     for _, amount in ipairs(decoded[2]) do
-      local field, units = scope .. ' ' .. amount[1], tonumber(amount[2])
+      local field, digits = scope .. ' ' .. amount[1], string.match(amount[2], '^%d+$')
+      local units = #digits < 40 and tonumber(digits) or 1 / 0
+      found.is_countable = found.is_countable and #digits < 18
       found.parts[#found.parts + 1] = {scope, amount[1], units, field}
       found.by_field[field] = units
     end
   end
-  known[record] = found
   return found
+end
+
+-- What a holder counts for: parts {scope, resource, units, the ledger's field} in order, and units by
+-- field; nil for a record that is none.
+local function held(record)
+  if not record or record == '' then return NOTHING end
+  local found = known[record]
+  if found == nil then
+    local is_one, decoded = pcall(read_held, record)
+    found = is_one and decoded
+    known[record] = found
+  end
+  return found or nil
 end
 
 -- By '<scope> <resource>' what the charges add and take, and each growth of a holder in order: the part
 -- that grows, by how much, and whether that is checked. The charges are words from one place to
--- before another.
+-- before another. Nothing if one of the records is none.
 local function weigh(first, past)
   local plus, minus, growths = {}, {}, {}
   for place = first, past - 1, CHARGE do
     local old, new = held(value_of(KEYS[7], words[place])), held(words[place + 1])
+    if not old or not new or not old.is_countable then return nil, nil, nil end
     local checked = words[place + 2] == 'yes'
     for _, part in ipairs(new.parts) do
       local field = part[4]

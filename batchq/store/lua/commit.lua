@@ -22,12 +22,13 @@
 local answered = redis.call('GET', KEYS[1])
 if answered then return answered end
 if ARGV[9] ~= '' and not redis.call('GET', ARGV[9]) then return '' end
+local wrong = wrong_type(5) or keep_in_step()
+if wrong then return wrong end
 -- A server that may not write (full, read-only) says so here, before anything has been written.
 redis.call('INCRBY', KEYS[3], 0)
-if KEYS[4] ~= KEYS[1] then keep_in_step() end
 
 -- Counted here, and written at the end, as the ledger's sums are.
-local former = tonumber(redis.call('GET', KEYS[3]))
+local former = count_of_writes()
 local revision = former
 
 -- To cut a stream back takes as long as to append to it: it is done for every so many entries.
@@ -78,7 +79,8 @@ local function transact(value, write, charge, limit, delivery, event, past)
   end
   if charge < limit then
     local plus, minus, growths = weigh(charge, limit)
-    local refused = refuse_charges(plus, minus, growths, limit, delivery)
+    local refused = growths and refuse_charges(plus, minus, growths, limit, delivery)
+    if not growths or is_spoiled(plus, minus) then return {'conflict', 'the ledger'} end
     if refused then return refused end
     for field, units in pairs(minus) do count(field, -units) end
     for field, units in pairs(plus) do count(field, units) end

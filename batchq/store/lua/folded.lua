@@ -7,7 +7,7 @@ for _, inbox in ipairs(KEYS) do
   local pairs_left = tonumber(ARGV[place])
   place = place + 1
   while pairs_left > 0 do
-    if redis.call('HGET', inbox, ARGV[place]) == ARGV[place + 1] then
+    if redis.pcall('HGET', inbox, ARGV[place]) == ARGV[place + 1] then
       taken = taken + redis.call('HDEL', inbox, ARGV[place])
     end
     place, pairs_left = place + 2, pairs_left - 1

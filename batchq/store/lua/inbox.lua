@@ -5,20 +5,23 @@
 --       read, 4 bytes of pods after which no more are.
 -- Answers: of each inbox [how many facts are left in it, subject, fact, pod, subject, fact, pod ...]
 --       with the pod that the subject names, '' if there is none or too many have been read; what
---       is longer was removed unread, and its place is taken by ['', size, ''].
+--       is longer was removed unread, and its place is taken by ['', size, '']. [-1] of an inbox of
+--       another type.
 local answers = {}
 local facts, bytes, pods = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local function pod_of(subject)
   local uid = pods > 0 and string.match(subject, '^(.+)%-%d+$')
-  local pod = uid and redis.call('HGET', KEYS[1], uid) or ''
+  local pod = uid and redis.pcall('HGET', KEYS[1], uid) or ''
+  if type(pod) == 'table' then pod = '' end
   pods = pods - #pod
   return pod
 end
 
 for place = 2, #KEYS do
   local inbox = KEYS[place]
-  local left = redis.call('HLEN', inbox)
+  local left = redis.pcall('HLEN', inbox)
+  if type(left) == 'table' then left = -1 end
   local found = {left}
   -- Any of them, if there are more: the next look finds others.
   local subjects = left > 0 and facts > 0 and redis.call('HRANDFIELD', inbox, facts) or {}

@@ -6,16 +6,27 @@
 -- Answers: the epoch; '' if another leads.
 -- An epoch is generation * JUMP + count, as in batchq/api/fences.py.
 local JUMP = 1000000
+-- No leader's lease is longer.
+local LONGEST_MS = 600000
+-- What somebody has made another type of is let go: there must be a leader to mend what else is.
+for _, key in ipairs({KEYS[1], KEYS[5]}) do
+  if type(redis.pcall('HGET', key, 'run')) == 'table' then redis.call('DEL', key) end
+end
 -- A reader that finds the stream ahead cannot read it; who leads must be able to.
 keep_in_step()
-local epoch = tonumber(redis.call('GET', KEYS[2]) or '0')
+local stored_epoch = redis.pcall('GET', KEYS[2])
+local epoch = units_of(stored_epoch or '0')
+local is_lost = not epoch or epoch < 0 or epoch >= MOST_WRITES
+if is_lost then epoch = 0 end
 
-if ARGV[4] == 'yes' then
-  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-  local known, last = unpack(redis.call('HMGET', KEYS[5], 'run', 'generation'))
-  if known ~= run then
+if ARGV[4] == 'yes' or is_lost then
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') or ''
+  local known, generation, since = unpack(redis.call('HMGET', KEYS[5], 'run', 'generation', 'since'))
+  local last = units_of(generation) or 0
+  if last < 0 or last >= MOST_WRITES / JUMP then generation, last = nil, 0 end
+  if known ~= run or is_lost or not units_of(generation) or not units_of(since) then
     -- By the clock, since the number itself may be one of the things forgotten.
-    local generation = math.max(math.floor(ARGV[2] / 1000), tonumber(last or '0') + 1)
+    generation = math.max(math.floor(ARGV[2] / 1000), last + 1)
     epoch = math.max(generation, math.floor(epoch / JUMP)) * JUMP + math.fmod(epoch, JUMP)
     redis.call('HSET', KEYS[5], 'run', run, 'since', ARGV[2],
       'generation', string.format('%.0f', generation))
@@ -23,7 +34,11 @@ if ARGV[4] == 'yes' then
   end
 end
 local identity, expires_at = unpack(redis.call('HMGET', KEYS[1], 'identity', 'expires_at'))
-if identity and identity ~= ARGV[1] and tonumber(ARGV[2]) < tonumber(expires_at) then return '' end
+-- A lease that ends later than any that was given is none.
+local ends = units_of(expires_at) or 0
+local now, own_end = tonumber(ARGV[2]), tonumber(ARGV[3])
+if ends > now + math.max(LONGEST_MS, own_end - now) then ends = 0 end
+if identity and identity ~= ARGV[1] and now < ends then return '' end
 if identity ~= ARGV[1] then epoch = epoch + 1 end
 local answer = string.format('%.0f', epoch)
 redis.call('SET', KEYS[2], answer)

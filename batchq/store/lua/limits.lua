@@ -18,7 +18,11 @@ local function is_of_node(scope) return string.sub(scope, 1, 5) == 'node:' end
 local stored, read = {}, {}
 
 local function record_of(scope)
-  if stored[scope] == nil then stored[scope] = redis.call('HGET', ARGV[7], scope) end
+  if stored[scope] == nil then
+    local record = redis.call('HGET', ARGV[7], scope)
+    -- '' stands for a limit that this call has taken away; nobody of ours stores it.
+    stored[scope] = record == '' and 'nothing' or record
+  end
   return stored[scope]
 end
 
@@ -27,11 +31,23 @@ local function put(hash, field, value)
   if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
 end
 
+-- The amounts of a record; false if it is none.
+local function read_limit(record)
+  local is_one, amounts = pcall(cjson.decode, record)
+  if not is_one or string.sub(record, 1, 1) ~= '{' then return false end
+  for _, stated in pairs(amounts) do
+    local units = units_of(stated)
+    if not units or units < 0 then return false end
+  end
+  return amounts
+end
+
 local function amounts_of(scope, stated)
   local record = stated[scope] or record_of(scope)
   if not record or record == '' then return nil end
-  if not read[record] then read[record] = cjson.decode(record) end
-  return read[record]
+  if read[record] == nil then read[record] = read_limit(record) end
+  if not read[record] then is_record_spoiled = true end
+  return read[record] or nil
 end
 
 -- Exact up to 2^53: a quotient that is no integer is then too far from the next one to round to it.
@@ -70,7 +86,10 @@ end
 
 -- Whether something grows, and not on a node, that was decided on before limits were changed.
 local function is_outdated(growths)
-  if not seen or tonumber(record_of(LAST_CHANGE) or '0') <= seen then return false end
+  if not seen then return false end
+  local last_change = units_of(record_of(LAST_CHANGE) or '0')
+  if not last_change then is_record_spoiled = true end
+  if (last_change or 0) <= seen then return false end
   for _, growth in ipairs(growths) do
     if growth[3] and not is_of_node(growth[1][1]) then return true end
   end

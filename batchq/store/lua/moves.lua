@@ -54,6 +54,8 @@ local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _
   if fence ~= '' and fence ~= old_fence then return {'fenced', kind .. ' ' .. key} end
   if expect ~= '' and expect ~= written then return {'conflict', kind .. ' ' .. key} end
   if is_kept == '' then return nil end
+  -- A head that is none tells nothing to compare with: the leader makes it anew.
+  if not written then return {'conflict', kind .. ' ' .. key} end
   if falls(old_fence, new_fence) then return {'fenced', kind .. ' ' .. key} end
   if phase ~= old_phase and not MOVES[kind .. ' ' .. old_phase .. '>' .. phase] then
     return {'move', kind .. ' ' .. key}

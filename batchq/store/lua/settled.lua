@@ -15,7 +15,7 @@ for node = 2, #KEYS, 2 do
   for fact = place + 1, last, 4 do
     local answer = answers[tonumber(ARGV[fact])]
     if answer and answer[1] == 'ok' then
-      if redis.call('HGET', KEYS[node], ARGV[fact + 1]) == ARGV[fact + 2] then
+      if redis.pcall('HGET', KEYS[node], ARGV[fact + 1]) == ARGV[fact + 2] then
         taken = taken + redis.call('HDEL', KEYS[node], ARGV[fact + 1])
       end
       rings = rings or ARGV[fact + 3] ~= ''

@@ -17,9 +17,9 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.client.doctor.books import charges_of, limits_of, sums_of
 from batchq.client.doctor.state import HomeFacts, Installed, State
 from batchq.client.leading import Leading, Schedulers, SchedulerSeen
+from batchq.store.books import charges_of, limits_of, sums_of
 from batchq.store.inspection import Books, ServerFacts
 from tests.builders import a_group, a_node, a_pod, a_queue, a_quota
 
@@ -104,9 +104,8 @@ def books_of(*objects: Object) -> Books:
     for item in objects:
         by_kind[kind_of(item)][key_of(item)] = item
     bare = Books(revision=9, objects=by_kind, ledger={}, charges={}, limits={})
-    state = State(now_ms=NOW, version="0.1.0", server=SERVER, books=bare)
-    charges = charges_of(state)
-    return structs.replace(bare, charges=charges, ledger=sums_of(charges), limits=limits_of(state))
+    charges, limits = charges_of(by_kind), limits_of(by_kind)
+    return structs.replace(bare, charges=charges, ledger=sums_of(charges), limits=limits)
 
 
 def a_state(*objects: Object, **changes: Any) -> State:

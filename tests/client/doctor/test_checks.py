@@ -8,13 +8,14 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Dependency
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.transaction import Delivery
+from batchq.api.transaction import Delivery, Event
+from batchq.api.unreadable import Unreadable
 from batchq.client.doctor import CHECKS, Level, diagnose
-from batchq.client.doctor.books import sums_of
 from batchq.client.doctor.finding import Finding
 from batchq.client.doctor.state import Installed, State
 from batchq.client.leading import Leading, Schedulers
 from batchq.framework.snapshot import Standing
+from batchq.store.books import sums_of
 from tests.builders import a_queue
 from tests.client.doctor.made import (
     FOLLOWS,
@@ -96,8 +97,21 @@ def depending(condition: str) -> State:
     return beside_the_healthy(waiting("second", spec={"depends_on": (dependency,)}))
 
 
+UNREADABLE = Unreadable(kind="PodGroup", key="default/poison", why="JSON is malformed")
+MENDED = Event(
+    kind="Ledger", key="cluster cpu", reason="Recounted", message="counted anew: 5", at=NOW
+)
+
 #: What is wrong -> the state, the check that finds it, how bad, about what, and words of it.
 UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
+    "an object that cannot be read is deleted by its name": (
+        a_state(unreadable=(UNREADABLE,)),
+        *("records", ERROR, "PodGroup default/poison", "JSON is malformed"),
+    ),
+    "what a leader has mended is worth knowing": (
+        a_state(mended=(MENDED,)),
+        *("records", NOTE, "Ledger cluster cpu", "counted anew"),
+    ),
     "a server before 6.2 will not do": (
         a_state(server=a_server(version="Redis 6.0.16", numbers=(6, 0, 16))),
         *("version", ERROR, "", "Redis 6.0.16"),
@@ -472,7 +486,14 @@ def test_what_may_not_be_seen_is_a_note_with_the_permission_that_lacks() -> None
         user=None,
     )
     report = diagnose(
-        a_state(server=bare, schedulers=None, books=None, outbox=None, waiting_facts=None)
+        a_state(
+            server=bare,
+            schedulers=None,
+            books=None,
+            unreadable=None,
+            outbox=None,
+            waiting_facts=None,
+        )
     )
     hidden = {one.check for one in report.findings if one.found.startswith("cannot see")}
     assert hidden == {check.name for check in CHECKS} - {

@@ -1,0 +1,15 @@
+-- Deletes a record that cannot be read, and its head, if it is still the one that was looked at. No
+-- head is compared: there may be none, or one that cannot be read either.
+-- KEYS: 1 objects, 2 heads, 3 revision, 4 changes.
+-- ARGV: 1 kind, 2 key, 3 the digest of what stands there (SHA-1 in hex), 4 changes kept.
+-- Answers: 1, or 0 if something else stands there by now.
+local stored = redis.call('HGET', KEYS[1], ARGV[2])
+if not stored or redis.sha1hex(stored) ~= ARGV[3] then return 0 end
+local error_reply = keep_in_step()
+if error_reply then return error_reply end
+local revision = string.format('%.0f', redis.call('INCR', KEYS[3]))
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], revision .. '-0',
+  'kind', ARGV[1], 'key', ARGV[2], 'value', '')
+redis.call('HDEL', KEYS[1], ARGV[2])
+redis.call('HDEL', KEYS[2], ARGV[2])
+return 1

@@ -1,0 +1,19 @@
+-- Sets the count of writes right where it is none, or is behind the newest change: it goes on behind
+-- that, or, where there is none either, at a number that no count has come to.
+-- KEYS: 1 and 2 the epoch, 3 revision, 4 changes.
+-- ARGV: 1 the leader's epoch, 2 now in ms.
+-- Answers: the count if it was set, '' if it is right or another leads.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return '' end
+if count_of_writes() then
+  keep_in_step()
+  return ''
+end
+local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)[1]
+local ahead = newest and tonumber(string.match(newest[1], '^%d+')) or MOST_WRITES
+if ahead >= MOST_WRITES then
+  ahead = tonumber(ARGV[2])
+  redis.call('DEL', KEYS[4])
+end
+local count = string.format('%.0f', ahead)
+redis.call('SET', KEYS[3], count)
+return count

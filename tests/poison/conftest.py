@@ -1,0 +1,15 @@
+"""What starts processes is marked so, as in tests/e2e."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+_LIVE = Path(__file__).parent / "test_live.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path == _LIVE:
+            item.add_marker(pytest.mark.e2e)

@@ -1,0 +1,241 @@
+"""What the ledger cannot be trusted for is counted anew from the objects, and said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import redis
+from msgspec import structs
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Node, NodeSpec, Queue, QueueSpec
+from batchq.api.transaction import Transaction, Word
+from batchq.changes import apply
+from batchq.daemon.mender import Mender
+from batchq.ids import RandomIds
+from batchq.store import keys
+from batchq.store.inspection import read_books
+from batchq.store.mending import damaged_keys
+from batchq.store.recount import recount
+from batchq.store.redis import RedisStore
+from tests.contract.made import charge, gone, group, pod, put, writing
+from tests.poison.damage import DAMAGES, DEEP, HUGE
+
+#: What somebody may leave where a number should be.
+NO_NUMBERS = (*DAMAGES.values(), b"1e400", b"-", b"1.5", b" 7", b"0x10")
+NO_RECORDS = (
+    *DAMAGES.values(),
+    *(b'{"a":1}', b'[["x"],[["cpu","1e9"]]]', b'[["x"],[["cpu",1]]]', b'[["x"],[["cpu","-1"]]]'),
+    *(b'[["x"],[["cpu","' + HUGE + b'"]]]', b'[["x"],' + DEEP, b'[["x"]]', b"[1,2]"),
+)
+NO_LIMITS = (*DAMAGES.values(), b'{"cpu":1}', b'{"cpu":"1e9"}', b'{"cpu":"' + HUGE + b'"}')
+
+
+def in_books(store: RedisStore, raw: redis.Redis) -> dict[bytes, dict[bytes, bytes]]:
+    names = (keys.LEDGER, keys.CHARGES, keys.LIMITS, *map(keys.heads, ("Queue", "Node", "Pod")))
+    return {name.encode(): cast("dict[bytes, bytes]", raw.hgetall(name)) for name in names}
+
+
+@pytest.fixture
+def booked(redis_store: RedisStore) -> RedisStore:
+    """A store with a queue, a node and a pod on it, all charged as they should be."""
+    store = redis_store
+    store.lead("me", 60_000)
+    for item in (
+        Queue(
+            metadata=group("default", namespace="").metadata,
+            spec=QueueSpec(capability={"cpu": 9000}),
+        ),
+        Node(metadata=group("n1", namespace="").metadata, spec=NodeSpec(resources={"cpu": 8000})),
+    ):
+        done = apply(store, item, now_ms=1, uid="u" * 16, by="me")
+        assert done is not None
+        store.commit([done], request_id=item.metadata.name)
+    bound = pod(phase=PodPhase.BOUND, attempt=1, node="n1")
+    bound = structs.replace(bound, spec=structs.replace(bound.spec, requests={"cpu": 1000}))
+    charged = charge(f"pod:{bound.metadata.uid}", "node:n1", cpu=1000, pods=1000)
+    store.commit(
+        [Transaction(subject="x", writes=(put(bound),), charges=(charged,))], request_id="pod"
+    )
+    return store
+
+
+def epoch(store: RedisStore) -> int:
+    leader = store.leader()
+    assert leader is not None
+    return leader.epoch
+
+
+def test_books_that_are_right_are_left_alone(booked: RedisStore, raw: redis.Redis) -> None:
+    before = in_books(booked, raw)
+    assert recount(booked, epoch(booked)) == []
+    assert in_books(booked, raw) == before
+
+
+def healed_after(
+    booked: RedisStore, raw: redis.Redis, spoil: Callable[[redis.Redis], object]
+) -> None:
+    """The leader's next look finds it, says so, and leaves the books as they were."""
+    before = in_books(booked, raw)
+    spoil(raw)
+    mender = Mender(booked, RandomIds())
+    mender.look(epoch(booked))
+    assert in_books(booked, raw) == before
+    told = [one for one in booked.events() if one.reason in ("Recounted", "Mended")]
+    assert told
+    assert mender.mended == len(told)
+
+
+@pytest.mark.parametrize("damage", NO_NUMBERS)
+@pytest.mark.parametrize("field", ["node:n1 cpu", "capacity cpu", "cluster cpu", "no field"])
+def test_a_sum_that_is_none_is_counted_anew(
+    booked: RedisStore, raw: redis.Redis, field: str, damage: bytes
+) -> None:
+    healed_after(booked, raw, lambda client: client.hset(keys.LEDGER, field, damage))
+
+
+@pytest.mark.parametrize("damage", NO_RECORDS)
+@pytest.mark.parametrize("holder", ["pod:u1-1-0", "node:n1", "group:nobody"])
+def test_a_charge_that_is_none_is_counted_anew(
+    booked: RedisStore, raw: redis.Redis, holder: str, damage: bytes
+) -> None:
+    healed_after(booked, raw, lambda client: client.hset(keys.CHARGES, holder, damage))
+
+
+@pytest.mark.parametrize("damage", NO_LIMITS)
+@pytest.mark.parametrize("scope", ["queue:default", "node:n1", "ns:nobody"])
+def test_a_limit_that_is_none_is_stated_anew(
+    booked: RedisStore, raw: redis.Redis, scope: str, damage: bytes
+) -> None:
+    healed_after(booked, raw, lambda client: client.hset(keys.LIMITS, scope, damage))
+
+
+def test_when_limits_changed_last_is_now_if_it_cannot_be_read(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    raw.hset(keys.LIMITS, keys.LAST_CHANGE, "never")
+    Mender(booked, RandomIds()).look(epoch(booked))
+    assert raw.hget(keys.LIMITS, keys.LAST_CHANGE) == raw.get(keys.REVISION)
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff", b"1|Bound", b"NaN|a|b|c", HUGE])
+@pytest.mark.parametrize(("kind", "key"), [("Queue", "default"), ("Node", "n1"), ("Pod", "u1-1-0")])
+def test_a_head_that_is_none_is_made_anew_from_its_object(
+    booked: RedisStore, raw: redis.Redis, kind: str, key: str, damage: bytes
+) -> None:
+    healed_after(booked, raw, lambda client: client.hset(keys.heads(kind), key, damage))
+
+
+@pytest.mark.parametrize(
+    "name", [keys.LEDGER, keys.CHARGES, keys.LIMITS, *map(keys.heads, ("Queue", "Node", "Pod"))]
+)
+@pytest.mark.parametrize("type_", ["string", "list"])
+def test_books_of_another_type_are_made_anew(
+    booked: RedisStore, raw: redis.Redis, name: str, type_: str
+) -> None:
+    def spoiled(client: redis.Redis) -> None:
+        client.delete(name)
+        client.set(name, "x") if type_ == "string" else client.rpush(name, "x")
+
+    last_change = raw.hget(keys.LIMITS, keys.LAST_CHANGE)
+    if name != keys.LIMITS:
+        healed_after(booked, raw, spoiled)
+        return
+    spoiled(raw)
+    Mender(booked, RandomIds()).look(epoch(booked))
+    raw.hset(name, keys.LAST_CHANGE, cast(bytes, last_change))
+    assert recount(booked, epoch(booked)) == []
+
+
+@pytest.mark.parametrize("damage", NO_NUMBERS)
+def test_what_has_to_do_with_a_sum_that_is_none_is_refused_and_nothing_else(
+    booked: RedisStore, raw: redis.Redis, damage: bytes
+) -> None:
+    raw.hset(keys.LEDGER, "ns:x cpu", damage)
+    about = Transaction(subject="x", charges=(charge("group:a", "ns:x", cpu=1),))
+    beside = Transaction(subject="x", charges=(charge("group:b", "ns:y", cpu=1),))
+    commit = booked.commit([about, beside], request_id="both")
+    assert [one.answer.word for one in commit.refused] == [Word.CONFLICT]
+    assert commit.refused[0].answer.subject == "the ledger"
+    assert booked.ledger()["ns:y"] == {"cpu": 1}
+
+
+@pytest.mark.parametrize("damage", NO_LIMITS)
+def test_what_has_to_do_with_a_limit_that_is_none_is_refused(
+    booked: RedisStore, raw: redis.Redis, damage: bytes
+) -> None:
+    raw.hset(keys.LIMITS, "ns:x", damage)
+    about = Transaction(subject="x", charges=(charge("group:a", "ns:x", checked=True, cpu=1),))
+    [refused] = booked.commit([about], request_id="one").refused
+    assert (refused.answer.word, refused.answer.subject) == ("conflict", "the ledger")
+
+
+def test_the_charges_of_what_cannot_be_read_are_kept_until_it_is_deleted(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    raw.hset(keys.objects("Pod"), "u1-1-0", "garbage")
+    raw.hset(keys.objects("Node"), "n1", "garbage")
+    raw.hset(keys.LEDGER, "x cpu", "NaN")
+    assert booked.compare() == []
+    before = in_books(booked, raw)
+    told = recount(booked, epoch(booked))
+    assert told is not None
+    assert [one.key for one in told] == [r"x\x20cpu"]
+    after = in_books(booked, raw)
+    assert before[b"{bq}:charges"] == after[b"{bq}:charges"]
+    assert before[b"{bq}:limits"] == after[b"{bq}:limits"]
+    assert booked.discard("Pod", "u1-1-0")
+    assert booked.discard("Node", "n1")
+    recount(booked, epoch(booked))
+    assert booked.charges() == {}
+    assert booked.ledger() == {}
+
+
+def test_the_doctor_names_every_field_that_cannot_be_read(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    raw.hset(keys.LEDGER, "cluster cpu", HUGE)
+    raw.hset(keys.CHARGES, b"\xff", "garbage")
+    raw.hset(keys.LIMITS, "queue:default", DEEP)
+    books = read_books(booked)
+    assert books is not None
+    assert [(one.kind, one.key) for one in books.unreadable] == [
+        ("Ledger", r"cluster\x20cpu"),
+        ("Charge", r"\xff"),
+        ("Limit", "queue:default"),
+    ]
+
+
+def test_another_leader_counts_nothing_anew(booked: RedisStore, raw: redis.Redis) -> None:
+    raw.hset(keys.LEDGER, "cluster cpu", "NaN")
+    assert recount(booked, epoch(booked) - 1) is None
+    assert raw.hget(keys.LEDGER, "cluster cpu") == b"NaN"
+
+
+@pytest.mark.parametrize("damage", [*NO_NUMBERS, b"-5", b"9007199254740993", b"9" * 19])
+def test_a_count_of_writes_that_is_none_goes_on_behind_the_newest_change(
+    booked: RedisStore, raw: redis.Redis, damage: bytes
+) -> None:
+    revision = booked.snapshot().revision
+    raw.set(keys.REVISION, damage)
+    assert [one.key for one in damaged_keys(booked.link)] == [keys.REVISION]
+    Mender(booked, RandomIds()).look(epoch(booked))
+    assert raw.get(keys.REVISION) == b"%d" % revision
+    booked.commit([writing(put(group("late", uid="u9")))], request_id="late")
+    assert [one.metadata.name for one in booked.snapshot().groups] == ["late"]
+    assert booked.snapshot().revision == revision + 1
+
+
+def test_without_a_change_the_count_of_writes_goes_on_above_every_object(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    raw.delete(keys.CHANGES)
+    raw.set(keys.REVISION, "NaN")
+    Mender(booked, RandomIds()).look(epoch(booked))
+    assert booked.snapshot().revision > 10**12
+    [found] = booked.snapshot().queues
+    removed = writing(gone(found, expect=found.metadata.revision))
+    assert booked.commit([removed], request_id="late").refused == ()
+    assert booked.snapshot().queues == ()

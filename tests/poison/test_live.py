@@ -1,0 +1,174 @@
+"""One bad record on a live stack costs that record: groups of others run, nobody dies, and the
+doctor names it with a remedy that heals it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+import redis
+
+from tests.e2e.guarded import GuardedStack
+from tests.e2e.machine import until
+from tests.poison.damage import DEEP
+
+WITHIN_S = 10
+_NUMBERS = count()
+
+Poison = Callable[[redis.Redis], object]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[GuardedStack]:
+    with GuardedStack() as made:
+        yield made
+
+
+def written_by(stack: GuardedStack, user: str, poison: Poison) -> None:
+    """Write something past batchq, with the rights of a role."""
+    client = redis.Redis.from_url(stack.server.url_of(user))
+    poison(client)
+    client.close()
+
+
+def findings(stack: GuardedStack) -> list[dict[str, str]]:
+    """What the doctor finds wrong; it must get to its end."""
+    done = stack.batchq("operator", "doctor", "-o", "json", exits=None)
+    assert "Traceback" not in done.stderr
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    return [one for one in found if one["level"] == "error"]
+
+
+def goes_on(stack: GuardedStack) -> None:
+    """A group of another namespace completes in time, and nobody has died."""
+    name = f"other-{next(_NUMBERS)}"
+    begun = time.monotonic()
+    stack.batchq("submitter", "submit", "--quiet", "-n", "other", "--name", name, "--", "true")
+    stack.batchq("submitter", "wait", "-n", "other", name, "--timeout", f"{WITHIN_S}s")
+    assert time.monotonic() - begun < WITHIN_S
+    for process in (*stack.schedulers, *stack.agents.values()):
+        assert process.poll() is None
+    done = stack.batchq("readonly", "jobs", "-A")
+    assert "Traceback" not in done.stderr
+
+
+def names_in(stack: GuardedStack) -> str:
+    """What the doctor says of records, mended ones too, as text."""
+    done = stack.batchq("operator", "doctor", "-o", "json", exits=None)
+    assert "Traceback" not in done.stderr
+    found = json.loads(done.stdout)["findings"]
+    return " ".join(one["subject"] for one in found if one["check"] == "records")
+
+
+def restart(stack: GuardedStack) -> None:
+    """All schedulers and agents end, and begin again."""
+    nodes = list(stack.agents)
+    for process in (*stack.schedulers, *stack.agents.values()):
+        process.terminate()
+    for process in (*stack.schedulers, *stack.agents.values()):
+        process.wait(30)
+    stack.schedulers.clear()
+    stack.start_scheduler()
+    for node in nodes:
+        stack.start_agent(node)
+
+
+def test_objects_that_cannot_be_read_cost_nobody_else_anything(stack: GuardedStack) -> None:
+    def poisoned(client: redis.Redis) -> None:
+        client.hset("{bq}:PodGroup", "default/poison", "garbage")
+        client.hset("{bq}:PodGroup", b"default/\xff", b"\xff")
+        client.hset("{bq}:Pod", "deep", b'{"metadata":{"name":"a","uid":"deep"},"x":' + DEEP)
+
+    written_by(stack, "submitter", poisoned)
+    written_by(stack, "operator", lambda client: client.hset("{bq}:Queue", "poison", "[]"))
+    goes_on(stack)
+    restart(stack)
+    goes_on(stack)
+    subjects = {
+        "PodGroup default/poison",
+        r"PodGroup default/\xff",
+        "Pod deep",
+        "Queue poison",
+    }
+    assert {one["subject"] for one in findings(stack) if one["check"] == "records"} == subjects
+    assert "Unreadable" in stack.batchq("readonly", "get", "podgroups").stdout
+    assert "default/poison" in stack.batchq("readonly", "jobs").stdout
+    told = stack.batchq("readonly", "describe", "poison", exits=8).stderr
+    assert "PodGroup default/poison is unreadable: JSON is malformed" in told
+    events = stack.batchq("readonly", "events", "-A", "-o", "json").stdout
+    assert events.count('"Unreadable"') >= len(subjects)
+
+    stack.batchq("submitter", "delete", "podgroup", "poison", r"default/\xff")
+    stack.batchq("submitter", "delete", "pod", "deep")
+    refused = stack.batchq("submitter", "delete", "queue", "poison", exits=9)
+    assert "does not permit this user to write Queues" in refused.stderr
+    stack.batchq("operator", "delete", "queue", "poison")
+    until(lambda: findings(stack) == [], what="healed")
+    goes_on(stack)
+
+
+def test_books_that_cannot_be_read_are_counted_anew(stack: GuardedStack) -> None:
+    huge = "9" * 400
+
+    def by_submitter(client: redis.Redis) -> None:
+        client.set("{bq}:revision", "NaN")
+        client.hset("{bq}:ledger", mapping={"cluster cpu": huge, "queue:default cpu": "x"})
+        client.hset("{bq}:charges", "group:poison", "[" * 5000)
+        client.hset("{bq}:charges", b"\xff", b'[["cluster"],[["cpu","' + b"9" * 400 + b'"]]]')
+        client.hset("{bq}:PodGroup:head", "default/poison", b"\xff")
+
+    def by_operator(client: redis.Redis) -> None:
+        client.hset("{bq}:limits", mapping={"queue:default": huge, "last change": "NaN"})
+
+    written_by(stack, "submitter", by_submitter)
+    written_by(stack, "operator", by_operator)
+    goes_on(stack)
+    until(lambda: "Charge group:poison" in names_in(stack), what="told")
+    told = names_in(stack)
+    for name in (
+        "Key {bq}:revision",
+        r"Ledger cluster\x20cpu",
+        r"Charge \xff",
+        "Limit queue:default",
+    ):
+        assert name in told
+    until(lambda: findings(stack) == [], what="healed")
+
+
+def test_books_that_cannot_be_read_at_the_start_are_counted_anew(stack: GuardedStack) -> None:
+    for process in stack.schedulers:
+        process.terminate()
+        process.wait(30)
+
+    def by_submitter(client: redis.Redis) -> None:
+        client.hset("{bq}:ledger", mapping={"cluster pods": b"\xff", "cluster podgroups": "1e9"})
+        for name in ("charges", "events", "changes", "revision"):
+            client.eval("redis.call('SET', KEYS[1], 'x')", 1, "{bq}:" + name)
+
+    written_by(stack, "submitter", by_submitter)
+    found = {one["subject"] for one in findings(stack) if one["check"] == "records"}
+    assert found == {f"Key {{bq}}:{name}" for name in ("charges", "events", "changes", "revision")}
+    jobs = stack.batchq("readonly", "jobs", exits=9)
+    assert "a scheduler that leads" in jobs.stderr
+    stack.schedulers.clear()
+    stack.start_scheduler()
+    goes_on(stack)
+    until(lambda: findings(stack) == [], what="healed")
+
+
+def test_what_a_node_writes_of_itself_costs_no_other(stack: GuardedStack) -> None:
+    alive: dict[bytes | str, bytes | str] = {"run": b"\xff", "beat": "NaN", "x-" + "9" * 5000: "1"}
+    inbox: dict[bytes | str, bytes | str] = {"deep": "[" * 60_000, b"\xff": b"\xff", "x": "1e999"}
+
+    def by_worker(client: redis.Redis) -> None:
+        client.hset("{bq}:alive:n1", mapping=alive)
+        client.hset("{bq}:inbox:n1", mapping=inbox)
+
+    written_by(stack, "worker-n1", by_worker)
+    goes_on(stack)
+    restart(stack)
+    goes_on(stack)

@@ -1,0 +1,254 @@
+"""What stands in a key that all share, or that one node writes, costs nobody else a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+import redis
+
+from batchq.api.facts import Serves
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import PodGroup
+from batchq.api.transaction import Delivery
+from batchq.client import Client
+from batchq.client.doctor import Level, examine
+from batchq.daemon import app
+from batchq.daemon.clerk import LeaderDesk
+from batchq.daemon.reload import Reload
+from batchq.errors import StoreUnavailable
+from batchq.ids import RandomIds
+from batchq.scheduler.cycle import Cycle
+from batchq.store import keys
+from batchq.store.attendance import attend, attending
+from batchq.store.mending import SHARED
+from batchq.store.redis import RedisStore
+from tests.daemon.waiting import until
+from tests.poison.damage import DAMAGES, DEEP, HUGE
+
+#: Of another, which a damaged identity may look like, that is waited for.
+LEASE_MS = 200
+
+
+class Bound:
+    """An executor that takes what is handed over for started."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+
+    def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
+        there = self._store.outbox() if bound is None else bound
+        self._store.delivered(there)
+        return len(there)
+
+
+class Small:
+    """A scheduler and a node in this process, on a real server."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.store = store
+        store.link.waits_for_mending = False
+        self._desk = LeaderDesk(store, RandomIds())
+        self._begin()
+        store.inboxes.post("n1", Serves(agent="a", resources={"cpu": 8000}))
+        self.turn()
+        self.turn()
+
+    def _begin(self) -> None:
+        first = Reload(None).current
+        self.epoch: int | None = None
+        self._turn = app.LeaderTurn(
+            self.store,
+            Cycle(self.store, first.scheduler, self.store, RandomIds()),
+            Bound(self.store),
+            effective=lambda: first,
+            clock=self.store,
+            epoch=lambda: self.epoch,
+            ids=RandomIds(),
+        )
+
+    def restart(self) -> None:
+        """Another scheduler begins, with a mirror of its own."""
+        self.store.forget()
+        self._begin()
+
+    def turn(self) -> None:
+        """What the threads of a scheduler do in a second, whatever the last one met."""
+        until(lambda: self.store.lead("me", LEASE_MS) is not None)
+        self.epoch = self.store.lead("me", LEASE_MS)
+        # As the daemon does: only people look at it.
+        with suppress(StoreUnavailable):
+            attend(self.store, "me", version="1", mirrored=None)
+        self._turn.mender.hurry()
+        self._turn()
+        nodes = self.store.inboxes.rung(0) | self.store.inboxes.nodes() | {"n1"}
+        self._desk.fold(sorted(nodes), self.epoch)
+        # Its own key may be in the way of the node, until a leader has seen that.
+        with suppress(StoreUnavailable):
+            self.store.beat("n1", self.store.run_id())
+
+    def completes(self, name: str) -> None:
+        """A group that is submitted now is admitted and bound."""
+        self.turn()
+        with Client(self.store.url) as client:
+            client.submit(name=name, command=("true",), namespace="other")
+        for _ in range(3):
+            self.turn()
+        group = self.store.get("PodGroup", f"other/{name}")
+        assert isinstance(group, PodGroup)
+        assert group.status.phase == PodGroupPhase.IN_QUEUE
+        [pod] = [one for one in self.store.list("Pod") if one.metadata.name.startswith(name)]
+        assert pod.status.phase == PodPhase.BOUND  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def small(redis_store: RedisStore) -> Small:
+    return Small(redis_store)
+
+
+def other_type(raw: redis.Redis, name: str, type_: str) -> None:
+    """Make a key one of another type than it should have."""
+    raw.delete(name)
+    if type_ == "string":
+        raw.rpush(name, "x")
+    else:
+        raw.set(name, "x")
+
+
+def doctor_ends(small: Small) -> list[str]:
+    """It gets to its end; the subjects of what is wrong with records."""
+    findings = examine(small.store.url).findings
+    wrong = [one for one in findings if one.check == "records" and one.level == Level.ERROR]
+    assert all(one.remedy for one in wrong)
+    return [one.subject for one in wrong]
+
+
+def goes_on(small: Small) -> None:
+    """Groups are admitted, whether the scheduler goes on or begins; in the end all is well."""
+    small.completes("first")
+    small.restart()
+    small.completes("second")
+    small.store.events()
+    attending(small.store)
+    small.store.leader()
+    small.store.counts()
+    assert doctor_ends(small) == []
+
+
+def test_a_healthy_cluster_goes_on(small: Small) -> None:
+    goes_on(small)
+
+
+@pytest.mark.parametrize("key", SHARED, ids=lambda key: key.name)
+def test_a_shared_key_of_another_type_is_named_taken_out_and_made_anew(
+    small: Small, raw: redis.Redis, key: keys.Key
+) -> None:
+    is_of_objects = key.name == keys.objects("Node")
+    other_type(raw, key.name, key.type)
+    assert f"Key {key.name}" in doctor_ends(small)
+    if is_of_objects:
+        # The nodes themselves are gone with it, until their agents say that they serve them.
+        small.turn()
+        small.store.inboxes.post("n1", Serves(agent="a", resources={"cpu": 8000}))
+        small.turn()
+    goes_on(small)
+
+
+#: What cannot be read in each of the shared keys that hold one value, or fields of their own.
+FIELDS = (
+    *((keys.LEADER, field) for field in ("identity", "epoch", "expires_at")),
+    *((keys.SERVER, field) for field in ("run", "generation", "since")),
+    (keys.SCHEDULERS, "other"),
+    (keys.OUTBOX, "u1-1-0-1"),
+    (keys.COUNTS, "unreadable"),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda part: part)
+def test_a_field_that_cannot_be_read_costs_nobody_a_decision(
+    small: Small, raw: redis.Redis, name: str, field: str, damage: str
+) -> None:
+    raw.hset(name, field, DAMAGES[damage])
+    raw.hset(name, b"\xff", DAMAGES[damage])
+    doctor_ends(small)
+    goes_on(small)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [keys.REVISION, keys.EPOCH, keys.CONFIG])
+def test_a_value_that_cannot_be_read_costs_nobody_a_decision(
+    small: Small, raw: redis.Redis, name: str, damage: str
+) -> None:
+    raw.set(name, DAMAGES[damage])
+    doctor_ends(small)
+    goes_on(small)
+    if name == keys.CONFIG:
+        stored = raw.get(name)
+        assert isinstance(stored, bytes)
+        assert stored.startswith(b"actions:")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [(keys.EVENTS, "event"), (keys.EVENTS, "other"), (keys.CHANGES, "kind"), (keys.BELL, "node")],
+)
+def test_an_entry_that_cannot_be_read_costs_nobody_a_decision(
+    small: Small, raw: redis.Redis, name: str, field: str, damage: str
+) -> None:
+    raw.xadd(name, {field: DAMAGES[damage], b"\xff": b"\xff"})
+    doctor_ends(small)
+    goes_on(small)
+
+
+def test_an_epoch_that_was_lost_is_followed_by_a_higher_one(small: Small, raw: redis.Redis) -> None:
+    before = small.epoch
+    assert before is not None
+    for damage in (b"NaN", HUGE, b"-1"):
+        raw.set(keys.EPOCH, damage)
+        small.turn()
+        assert small.epoch is not None
+        assert small.epoch > before
+        before = small.epoch
+
+
+@pytest.mark.parametrize(
+    "name", [keys.alive("n1"), keys.inbox("n1"), keys.doorbell("n1"), keys.alive("gone")]
+)
+def test_a_nodes_key_of_another_type_costs_that_node_only(
+    small: Small, raw: redis.Redis, name: str
+) -> None:
+    raw.delete(name)
+    raw.set(name, "x")
+    goes_on(small)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("field", [b"beat", b"run", b"u1-1-0-1", b"\xff", b"x-" + b"9" * 5000])
+def test_a_beat_or_lease_that_cannot_be_read_costs_nobody_a_decision(
+    small: Small, raw: redis.Redis, field: bytes, damage: str
+) -> None:
+    raw.hset(keys.alive("n1"), field, DAMAGES[damage])
+    goes_on(small)
+
+
+FACTS = {
+    **DAMAGES,
+    "huge attempt": b'{"fact":"claim","pod":"p","attempt":' + HUGE + b',"agent":"a","fence":"f"}',
+    "deep": b'{"fact":"serves","agent":"a","resources":{},"unknown":' + DEEP[:60_000],
+    "huge resources": b'{"fact":"serves","agent":"a","resources":{"cpu":' + HUGE + b"}}",
+    "negative resources": b'{"fact":"serves","agent":"a","resources":{"cpu":-5}}',
+    "no text": b'{"fact":"leaves","agent":"\xff"}',
+}
+
+
+@pytest.mark.parametrize("damage", FACTS)
+@pytest.mark.parametrize("subject", [b"node", b"u1-1-0-1", b"\xff"])
+def test_a_fact_that_cannot_be_read_is_taken_out(
+    small: Small, raw: redis.Redis, subject: bytes, damage: str
+) -> None:
+    raw.hset(keys.inbox("n1"), subject, FACTS[damage])
+    goes_on(small)
+    assert raw.hlen(keys.inbox("n1")) == 0

@@ -32,7 +32,8 @@ Amounts: TypeAlias = Annotated[dict[str, Integer], Meta(extra={"form": "amounts"
 #: Amounts times seconds, which add up to more than one amount may be.
 AmountsOverTime: TypeAlias = Annotated[dict[str, int], Meta(extra={"form": "amounts"})]
 Duration: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "duration"})]
-Instant: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "instant"})]
+_YEARS = Meta(ge=times.FIRST_INSTANT, le=times.LAST_INSTANT)
+Instant: TypeAlias = Annotated[int, _YEARS, Meta(extra={"form": "instant"})]
 #: A decimal factor such as 1.5, in thousandths.
 Factor: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "factor"})]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+#: The years that the calendar of Python can name, 1 to 9999, in milliseconds.
+FIRST_INSTANT, LAST_INSTANT = -62_135_596_800_000, 253_402_300_799_999
 SECOND = 1000
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
@@ -87,7 +89,10 @@ def parse_instant(written: str | int | float | datetime) -> int:
 
 
 def format_instant(milliseconds: int) -> str:
-    """RFC 3339 in UTC, with milliseconds only where there are any."""
+    """RFC 3339 in UTC, with milliseconds only where there are any; beyond the calendar, its
+    first or last instant.
+    """
+    milliseconds = max(FIRST_INSTANT, min(LAST_INSTANT, milliseconds))
     moment = datetime.fromtimestamp(milliseconds / SECOND, tz=UTC)
     precision = "milliseconds" if milliseconds % SECOND else "seconds"
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")

@@ -40,6 +40,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.attendance import attend, depart
 from batchq.store.connect import open_when_up
 from batchq.store.effective import publish_config, read_config_text
+from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
@@ -261,6 +262,8 @@ class LeaderTurn:
             ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
             self._furnished_in = epoch
         if has_looked and read_config_text(self._store) != effective.text:
+            if self._published is not None and self._published[0] == epoch:
+                self.mender.has_mended(CONFIG, "is not what was published", epoch)
             self._published = None
         if self._published != (epoch, effective.digest):
             publish_config(self._store, effective.text, epoch=epoch)

@@ -15,6 +15,7 @@ from batchq.api.transaction import Event, Transaction
 from batchq.ports import IdSource
 from batchq.store import keys
 from batchq.store.mending import (
+    KEY,
     BookPages,
     damaged_deliveries,
     damaged_keys,
@@ -55,6 +56,11 @@ class Mender:
     def hurry(self) -> None:
         """Something damaged is in the way: look at once."""
         self._look_at = 0.0
+
+    def has_mended(self, key: str, why: str, epoch: int) -> None:
+        """Say that another has mended a key as a whole."""
+        _log.error("key.mended", key=key, why=why)
+        self._tell([(KEY, key, "Mended", f"it {why}; it was mended")], epoch)
 
     def look(self, epoch: int) -> bool:
         """Now and then, as the leader of `epoch`: look for what is damaged, and mend it; whether it

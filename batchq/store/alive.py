@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeAlias, cast
 from msgspec import Struct
 
 from batchq.api.facts import subject_of_pod
+from batchq.api.unreadable import Unreadable
 from batchq.store import keys, scripts
 from batchq.store.link import Link, each_of
-from batchq.store.records import head_of
+from batchq.store.records import head_of, name_of
 
 _BEAT = b"beat"
 _RUN = b"run"
@@ -65,8 +66,13 @@ class Alive:
         return _text(told or b"") == self._link.run_id()
 
     def leased(self, node: str) -> list[tuple[str, int]]:
-        """The attempts that have a lease on a node, run out or not."""
+        """The attempts that have a lease on a node, run out or not. What is no lease is taken out:
+        its agent asks, who may write there.
+        """
         fields = self._link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.alive(node))))
+        damaged = [field for field in fields if _is_damaged(field)]
+        if damaged:
+            self._link.ask(lambda client: client.hdel(keys.alive(node), *damaged))
         found = [_attempt(field) for field in sorted(fields)]
         return [one for one in found if one is not None]
 
@@ -125,6 +131,29 @@ def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
             if attempt is not None:
                 found[node, *attempt] = _number(value)
     return found
+
+
+def _is_damaged(field: bytes) -> bool:
+    return field not in (_BEAT, _RUN) and _attempt(field) is None
+
+
+def damaged_in(node: str, fields: Mapping[bytes, bytes]) -> list[Unreadable]:
+    """What stands in the hash of a node and is no beat, run or lease."""
+    found = [field for field in sorted(fields) if _is_damaged(field)]
+    found += [
+        field
+        for field in sorted(fields)
+        if field not in found and field != _RUN and not (fields[field].isdigit())
+    ]
+    return [
+        Unreadable(
+            kind="Key",
+            key=keys.alive(node),
+            why=f"its field {name_of(field)[:60]} is no beat and no lease",
+            remedy="its agent sets it right or takes it out within 10 s; if it stays, see its log",
+        )
+        for field in found
+    ]
 
 
 def _attempt(field: bytes) -> tuple[str, int] | None:

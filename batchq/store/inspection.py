@@ -22,7 +22,7 @@ from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot, Standing
 from batchq.store import keys
 from batchq.store.codec import DAMAGE
-from batchq.store.link import count_of_writes, is_forbidden
+from batchq.store.link import count_of_writes, each_of, is_forbidden
 from batchq.store.mirror import Change, Trimmed, read_changes
 from batchq.store.records import field_of_key, name_of, read_charges, read_ledger, read_limits
 from batchq.store.redis import RedisStore
@@ -290,19 +290,20 @@ def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
     if not nodes:
         return []
     found = store.link.ask(partial(_inboxes, nodes=nodes))
+    damaged = [node for node, inbox in zip(nodes, found, strict=True) if inbox is None]
+    store.link.found_damaged.update(map(keys.inbox, damaged))
     return [
         Posted(node=node, subject=name_of(subject), fact=_fact(stored), stored=stored)
         for node, inbox in zip(nodes, found, strict=True)
-        for subject, stored in sorted(inbox.items())
+        for subject, stored in sorted((inbox or {}).items())
     ]
 
 
-def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes]]:
+def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes] | None]:
     pipeline = client.pipeline(transaction=False)
     for node in nodes:
         pipeline.hgetall(keys.inbox(node))
-    found: list[dict[bytes, bytes]] = pipeline.execute()
-    return found
+    return each_of(pipeline)
 
 
 def _fact(stored: bytes) -> Fact | None:

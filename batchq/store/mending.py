@@ -14,16 +14,20 @@ from typing import Any, cast
 from batchq.api.objects import KINDS
 from batchq.api.unreadable import Unreadable
 from batchq.store import keys, scripts
+from batchq.store.alive import damaged_in
 from batchq.store.keys import Key
 from batchq.store.link import Link, count_of_writes, is_count, is_wrong_type
 from batchq.store.records import (
     field_named,
     is_head,
+    name_of,
     read_charges,
+    read_event,
     read_ledger,
     read_limits,
     read_outbox,
 )
+from batchq.store.redis import RedisStore
 
 #: The keys that all share, by name: a family of them has a part that varies.
 SHARED: tuple[Key, ...] = tuple(key for key in keys.TABLE if "<" not in key.name)
@@ -36,6 +40,7 @@ _PAGE = 1_000
 
 _NO_COUNT = "it is no count of writes"
 _AHEAD = "its newest entry is ahead of the count of writes"
+_GOES = "nothing: it is passed over, and goes when there are 10,000 newer ones"
 _BY_LEADER = "the scheduler that leads mends it within seconds; if it stays, start a scheduler"
 
 
@@ -93,6 +98,27 @@ def take_out_deliveries(link: Link, damaged: Sequence[Unreadable]) -> None:
     """Take these out of the outbox. Raises StoreUnavailable."""
     fields = [field_named(one.key) for one in damaged]
     link.ask(lambda client: client.hdel(keys.OUTBOX, *fields))
+
+
+def damaged_in_nodes(store: RedisStore, nodes: Sequence[str]) -> list[Unreadable]:
+    """What stands in keys that nodes write and is none of theirs, and keys of another type.
+
+    Raises StoreUnavailable.
+    """
+    found = [
+        one for node, said in store.alive.read(nodes).items() for one in damaged_in(node, said)
+    ]
+    return [*found, *damaged_keys_of_nodes(store.link)]
+
+
+def damaged_events(store: RedisStore, most: int) -> list[Unreadable]:
+    """The entries among the latest events that are none. Raises StoreUnavailable."""
+    page = store.link.ask(lambda client: client.xrevrange(keys.EVENTS, count=most))
+    return [
+        Unreadable(kind="Event", key=name_of(id_), why="it is no event", remedy=_GOES)
+        for id_, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", page)
+        if read_event(fields) is None
+    ]
 
 
 def damaged_keys_of_nodes(link: Link) -> list[Unreadable]:

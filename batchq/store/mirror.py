@@ -163,9 +163,7 @@ class Mirror:
         )
 
     def _drain(self) -> None:
-        for lists in range(LISTS):
-            # Soon it may be read: a leader lets the count follow a stream that was written past us.
-            self._link.pause(lists * _LIST_LATER_S)
+        for lists in range(1, LISTS + 1):
             self._notice_restart()
             try:
                 if self._revision is None:
@@ -173,6 +171,8 @@ class Mirror:
                 self._watch()
             except Trimmed:
                 self._revision = None
+                # A leader lets the count follow a stream that was written past us: then it is read.
+                self._link.pause((lists - 1) * _LIST_LATER_S)
             if self._revision is not None and self._link.connections == self._connections:
                 return
         if self._revision is not None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from batchq.api.names import shown
-from batchq.api.objects import NAMESPACED, Object
+from batchq.api.objects import NAMESPACED, Object, Pod, PodGroup
 from batchq.api.transaction import Delivery, Event, Ledger
 from batchq.api.unreadable import Unreadable
 from batchq.errors import UnreadableRecord
@@ -45,13 +45,29 @@ def read_record(
     except DAMAGE as error:
         return _unreadable(kind, key, reason_of(error))
     meta = item.metadata
+    uid = meta.uid
     if kind == "Pod":
-        named = meta.uid
+        named, uid = uid, cast(Pod, item).status.group_uid
     else:
         named = f"{meta.namespace}/{meta.name}" if kind in NAMESPACED else meta.name
     if named != key:
         return _unreadable(kind, key, f"it says that it is {shown(named)}")
+    # Uids are parts of fences, and names parts of scopes, which are told apart by these.
+    if " " in key or " " in uid or "|" in uid or _names_no_scope(item):
+        return _unreadable(kind, key, "there is a space in a name, or a space or bar in its uid")
     return item
+
+
+def _names_no_scope(item: Object) -> bool:
+    """Whether it would be charged in a scope that is none, for the name of a queue or node."""
+    if isinstance(item, PodGroup):
+        status = item.status
+        if " " in item.spec.queue:
+            return True
+        if not status.charge_path and not status.pledge.owed:
+            return False
+        return any(" " in name for name in (*status.charge_path, *status.pledge.owed))
+    return isinstance(item, Pod) and (" " in item.status.node or " " in item.metadata.namespace)
 
 
 def _unreadable(kind: str, key: str, why: str) -> Unreadable:

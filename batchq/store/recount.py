@@ -110,8 +110,9 @@ def _damaged_heads(kind: str, stored: Mapping[bytes, bytes], books: Books) -> It
     # A head without an object keeps one from being made.
     unreadable = {one.key for one in books.unreadable if one.kind == kind}
     for field, head in stored.items():
-        is_kept = records.key_of_field(field) in objects or records.name_of(field) in unreadable
-        if not is_kept:
+        is_damaged = records.name_of(field) in unreadable and not records.is_head(head)
+        is_of_none = records.name_of(field) not in unreadable
+        if records.key_of_field(field) not in objects and (is_damaged or is_of_none):
             yield _Field(kind, field, head, b"")
 
 

@@ -165,6 +165,10 @@ class RedisStore:
             raise error_of(item)
         return item
 
+    def get_if_readable(self, kind: str, key: str) -> Object | None:
+        """As `get`, and None for what is no object, where others tell of it."""
+        return self.get_many(kind, [key]).get(key)
+
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
         """Those of the objects that there are, by key, as they are now; what cannot be read is left
         out. Raises StoreUnavailable.

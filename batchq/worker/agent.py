@@ -24,8 +24,9 @@ from batchq.api.limits import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.times import HOUR, SECOND
-from batchq.errors import StoreUnavailable
+from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.store.connect import open_when_up
+from batchq.store.link import is_damaged
 from batchq.store.outage import Backoff, Outage
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
@@ -179,6 +180,7 @@ class Agent:
             author=self._identity,
             lease_ms=settings.lease_ms,
         )
+        self._slots.take_out_damaged()
         #: The RQ job of each attempt that is being claimed.
         self._jobs: dict[PodAttempt, PodJob] = {}
         sweep(self._run_dir, self._files.all(), self._enforcement.existing())
@@ -276,6 +278,8 @@ class Agent:
                 else:
                     log.info("pod declined", pod=answer.attempt.pod, why=answer.why)
         except StoreUnavailable as trouble:
+            if is_damaged(trouble):
+                self._slots.take_out_damaged()
             self._outage.failed(trouble)
             self._door.look_at = 0
             self._away_until = monotonic_ms() + self._backoff.next_ms()
@@ -484,11 +488,18 @@ class Agent:
         self._slots.let_idle_go(now_ms=monotonic_ms())
 
     def _rq_heartbeat(self) -> None:
+        self._slots.take_out_damaged()
         self._slots.heartbeat()
 
     def _rq_clean(self) -> None:
         self._slots.clean()
-        forget_gone_nodes(self._link, lambda node: self._store.get("Node", node) is None)
+        forget_gone_nodes(self._link, lambda node: self._is_gone(node))
+
+    def _is_gone(self, node: str) -> bool:
+        try:
+            return self._store.get("Node", node) is None
+        except UnreadableRecord:
+            return False
 
     def _prune_logs(self) -> None:
         """Agents of several nodes may share the folder, so all their run files count."""

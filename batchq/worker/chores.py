@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
-from batchq.errors import StoreUnavailable
+import structlog
+
+from batchq.errors import BatchqError, InvariantBroken, StoreUnavailable, UnreadableRecord
+from batchq.store.link import is_damaged
 from batchq.store.outage import Backoff, Outage
+
+log = structlog.get_logger(__name__)
 
 _AGAIN_MS = 500
 _AGAIN_MOST_MS = 2000
@@ -21,6 +27,8 @@ class Chores:
         self, steps: dict[Callable[[], object], int], *, now_ms: int, outage: Outage
     ) -> None:
         self._outage = outage
+        #: How often each step has failed, by its name.
+        self.failures: Counter[str] = Counter()
         self._backoff = Backoff(first_ms=_AGAIN_MS, longest_ms=_AGAIN_MOST_MS)
         self._periods = dict(steps)
         self._due_at = dict.fromkeys(steps, now_ms)
@@ -42,7 +50,9 @@ class Chores:
         return min(self._due_at.values())
 
     def do(self, *, now_ms: int) -> None:
-        """What is due. A step that the server does not let happen is tried again soon.
+        """What is due. A step that the server does not let happen is tried again soon; one that
+        fails for another reason, or meets what batchq never writes, is told of, counted, and due
+        again after its period: pods that run are not to end with it.
 
         The steps behind it wait for the next turn: asking a server that is away takes seconds,
         and signals are looked at between turns.
@@ -54,10 +64,24 @@ class Chores:
             try:
                 step()
             except StoreUnavailable as trouble:
-                self._outage.failed(trouble)
-                self._due_at[step] = now_ms + self._backoff.next_ms()
-                return
+                if not is_damaged(trouble):
+                    self._outage.failed(trouble)
+                    self._due_at[step] = now_ms + self._backoff.next_ms()
+                    return
+                self._note_failure(step, trouble)
+            except UnreadableRecord as error:
+                self._note_failure(step, error)
+            except (BatchqError, InvariantBroken):
+                # What this agent is to end for: another serves its node, or a mistake of ours.
+                raise
+            except Exception as error:  # RQ raises anything over what anybody has written there
+                self._note_failure(step, error)
             if not self._outage.unavailable:
                 self._backoff.reset()
             due_at = now_ms + self._periods[step]
             self._due_at[step] = min(due_at, self._hurried.get(step, due_at))
+
+    def _note_failure(self, step: Callable[[], object], error: Exception) -> None:
+        name = getattr(step, "__name__", "step").strip("_")
+        self.failures[name] += 1
+        log.error("chore failed", chore=name, times=self.failures[name], error=str(error)[:200])

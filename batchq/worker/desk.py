@@ -36,7 +36,7 @@ class Desk:
 
     def current(self, uid: str, attempt: int) -> Pod | None:
         """The pod, if this is still its attempt."""
-        pod = self._store.get("Pod", uid)
+        pod = self._store.get_if_readable("Pod", uid)
         return pod if isinstance(pod, Pod) and pod.status.attempt == attempt else None
 
     def ended(self, uid: str, attempt: int, outcome: Outcome, *, author: str) -> None:

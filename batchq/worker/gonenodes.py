@@ -15,11 +15,11 @@ from typing import cast
 import structlog
 from rq import Queue
 from rq.registry import BaseRegistry
-from rq.utils import as_text, parse_composite_key
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, clean_worker_registry
 
+from batchq.api.names import subdomain_problem
 from batchq.store.rq_link import RqLink
-from batchq.worker.nodequeue import PodJob, node_of, node_queue
+from batchq.worker.nodequeue import PodJob, is_id, node_of, node_queue
 
 log = structlog.get_logger(__name__)
 
@@ -36,8 +36,10 @@ def forget_gone_nodes(link: RqLink, is_gone: Callable[[str], bool]) -> list[str]
     """
     with link.errors():
         keys = link.connection.srandmember(Queue.redis_queues_keys, _QUEUES_A_ROUND)
-        found = sorted(as_text(key) for key in cast("list[bytes]", keys))
+        found = sorted(key.decode(errors="replace") for key in cast("list[bytes]", keys))
     nodes = [node for key in found if (node := node_of(key)) is not None]
+    # Whoever may write there may write anything.
+    nodes = [node for node in nodes if not subdomain_problem(node)]
     forgotten = [node for node in nodes if is_gone(node) and _forget(link, node)]
     for node in forgotten:
         log.info("rq records of a node that is gone removed", node=node)
@@ -77,14 +79,14 @@ def _registries(queue: Queue) -> tuple[BaseRegistry, ...]:
 
 def _in_list(queue: Queue, key: str) -> list[str]:
     entries = cast("list[bytes]", queue.connection.lrange(key, 0, -1))
-    return [as_text(entry) for entry in entries]
+    return [entry.decode() for entry in entries if is_id(entry)]
 
 
 def _in_registry(registry: BaseRegistry) -> list[str]:
     """The jobs in it; entries of running ones name their execution, too."""
     entries = cast("list[bytes]", registry.connection.zrange(registry.key, 0, -1))
-    texts = [as_text(entry) for entry in entries]
-    return [parse_composite_key(text)[0] if ":" in text else text for text in texts]
+    ids = [entry.partition(b":")[0] for entry in entries]
+    return [id_.decode() for id_ in ids if is_id(id_)]
 
 
 def _keys_of_job(id_: str) -> tuple[str, ...]:

@@ -27,6 +27,9 @@ from batchq.worker.runfile import started_ms
 
 log = structlog.get_logger(__name__)
 
+#: Of a pid and an instant, together.
+_MOST_DIGITS = 40
+
 _BEATS_UNTIL_SILENT = 3
 
 
@@ -124,7 +127,7 @@ class Membership:
         self._store.inboxes.post(self._offer.name, fact)
 
     def _node(self) -> Node | None:
-        node = self._store.get("Node", self._offer.name)
+        node = self._store.get_if_readable("Node", self._offer.name)
         return node if isinstance(node, Node) else None
 
     def _refuse_if_served(self, node: Node) -> None:
@@ -152,7 +155,7 @@ def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
 
     Raises StoreUnavailable.
     """
-    node = store.get("Node", name)
+    node = store.get_if_readable("Node", name)
     if isinstance(node, Node) and node.status.ready and _agent_of(node) == agent:
         store.inboxes.post(name, Leaves(agent=agent))
         log.info("node withdrawn", node=name)
@@ -171,7 +174,7 @@ def _agent_of(node: Node) -> str:
 def _parts(identity: str) -> tuple[str, int | None, int | None]:
     host, _, rest = identity.partition(":")
     pid, _, started = rest.partition(":")
-    if pid.isdigit() and started.isdigit():
+    if pid.isdigit() and started.isdigit() and len(rest) < _MOST_DIGITS:
         return host, int(pid), int(started)
     return host, None, None
 

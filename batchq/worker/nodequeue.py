@@ -7,18 +7,22 @@ retries and dependencies that a job may carry are dropped when it is read.
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from rq import Queue
-from rq.exceptions import DeserializationError
+from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
+from rq.utils import now
 
 from batchq.api.transaction import Delivery
 from batchq.store.doorbell import Word, add_rings, check_rung
+from batchq.store.link import is_wrong_type
 from batchq.store.outbox import add_taking_out
 from batchq.store.rq_link import RqLink
 
@@ -27,10 +31,21 @@ ENTRY = "batchq.worker.entry.run_pod"
 #: RQ's records are not the truth and nobody reads them; they go after a minute.
 _RECORD_TTL_S = 60
 _QUEUE_PREFIX = "bq-node-"
+#: A pod's uid and a number are far shorter.
+_MOST_PAYLOAD_BYTES = 16 * 1024
+_ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")
 
 
 class NotOurs(Exception):
     """An RQ job that is not a pod's attempt."""
+
+
+class DamagedKeys(Exception):
+    """Keys of RQ's are of another type; nothing that matters is in them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = tuple(names)
 
 
 class NoAlarm(BaseDeathPenalty):
@@ -62,22 +77,27 @@ class PodJob(Job):
     pod: bytes | None = None
 
     def restore(self, raw_data: Any) -> None:
-        """Read the record, and forget everything in it that would make RQ call or do more."""
-        super().restore(raw_data)
-        self._success_callback_name = None
-        self._failure_callback_name = None
-        self._stopped_callback_name = None
-        self._dependency_ids = []
-        self.webhooks = []
-        self.retries_left = None
-        self.repeats_left = None
+        """Take the payload out of the record, and nothing else that would make RQ call or do more.
+
+        Whoever may write RQ's keys may write anything there: RQ would read dates, numbers and lists
+        of any size, and unpack what is packed whatever it comes to.
+
+        Raises NoSuchJobError if there is none, ValueError for one that is too large.
+        """
+        record = {bytes(name): value for name, value in dict(raw_data).items()}
+        if b"data" not in record:
+            raise NoSuchJobError(f"no payload in the record of {self.id}")
+        self.data = _unpacked(record[b"data"])
+        self.origin = record.get(b"origin", b"").decode(errors="replace")
+        self.created_at = self.enqueued_at = now()
         self.timeout = -1
+        self.result_ttl = self.failure_ttl = _RECORD_TTL_S
 
     def asks_for(self) -> PodAttempt:
         """The pod's attempt. Raises NotOurs."""
         try:
             name, arguments, keywords = self.func_name, self.args, self.kwargs
-        except (DeserializationError, ValueError):
+        except (DeserializationError, ValueError, RecursionError, TypeError):
             raise NotOurs("its payload cannot be read") from None
         if name != ENTRY:
             raise NotOurs(f"it names the function {str(name)[:80]!r}")
@@ -93,6 +113,23 @@ class PodJob(Job):
         from batchq.worker.entry import run_pod
 
         return run_pod
+
+
+def _unpacked(data: bytes) -> bytes:
+    """A payload, which RQ may have packed. Raises ValueError if it is longer than any of ours."""
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(data[:_MOST_PAYLOAD_BYTES], _MOST_PAYLOAD_BYTES)
+    except zlib.error:
+        plain = data
+    if len(data) > _MOST_PAYLOAD_BYTES or len(plain) >= _MOST_PAYLOAD_BYTES:
+        raise ValueError(f"its payload is longer than {_MOST_PAYLOAD_BYTES} bytes")
+    return plain
+
+
+def is_id(job_id: bytes) -> bool:
+    """Whether an RQ job with this id may be a pod's attempt."""
+    return _ID.fullmatch(job_id) is not None
 
 
 def queue_name(node: str) -> str:
@@ -152,7 +189,15 @@ def enqueue_all(
     add_taking_out(pipeline, taken_out)
     handing_over = len(pipeline)
     add_rings(pipeline, rings, Word.PODS)
+    names = [str(options[0][1]) for options in pipeline.command_stack if len(options[0]) > 1]
     answers = pipeline.execute(raise_on_error=False)
+    damaged = {
+        name
+        for name, answer in zip(names, answers[:handing_over], strict=False)
+        if isinstance(answer, Exception) and is_wrong_type(answer)
+    }
+    if damaged:
+        raise DamagedKeys(sorted(damaged))
     for answer in answers[:handing_over]:
         if isinstance(answer, Exception):
             raise answer

@@ -8,14 +8,15 @@ twice, and that is harmless, because a pod is claimed before it runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
+from rq import Queue
 
 from batchq.api.transaction import Delivery
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.nodequeue import PodAttempt, by_node, enqueue_all, node_queue
+from batchq.worker.nodequeue import DamagedKeys, PodAttempt, by_node, enqueue_all, node_queue
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +24,8 @@ log = structlog.get_logger(__name__)
 DELIVERIES_A_TRIP = 20_000
 #: So many in one step of the server, which does nothing else meanwhile.
 DELIVERIES_AT_ONCE = 100
+#: How often keys are taken out that somebody makes another type meanwhile.
+_TRIES = 3
 
 
 class Relay:
@@ -48,11 +51,28 @@ class Relay:
             nodes = sorted({one.node for one in some})
             at_once = some if len(some) <= DELIVERIES_AT_ONCE else ()
             with self._link.errors():
-                enqueue_all(attempts_of, rings=nodes, taken_out=at_once)
+                self._enqueue(attempts_of, nodes, at_once)
             if not at_once:
                 self._store.delivered(some)
             log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
         return len(deliveries)
+
+    def _enqueue(
+        self,
+        attempts_of: Mapping[Queue, Sequence[PodAttempt]],
+        nodes: Sequence[str],
+        taken_out: Sequence[Delivery],
+    ) -> None:
+        """Hand over; a key that some worker has made another type is taken out first."""
+        for _ in range(_TRIES):
+            try:
+                enqueue_all(attempts_of, rings=nodes, taken_out=taken_out)
+                return
+            except DamagedKeys as damaged:
+                log.error("rq keys of another type taken out", keys=damaged.names)
+                self._link.connection.delete(*damaged.names)
+        # Whose they are waits for the next time; the others have got theirs.
+        log.error("pods not delivered", nodes=nodes)
 
     def asking_s(self, thread: int) -> float:
         """For how long this thread has been waiting for RQ's connection; 0 if it is not."""

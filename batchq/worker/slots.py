@@ -25,16 +25,29 @@ from rq.job import Job
 from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
 from rq.utils import now
-from rq.worker_registration import clean_worker_registry
+from rq.worker_registration import (
+    REDIS_WORKER_KEYS,
+    WORKERS_BY_QUEUE_KEY,
+    clean_worker_registry,
+)
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.times import SECOND
 from batchq.store import codec, keys
+from batchq.store.link import is_wrong_type
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.entry import Harness, order_of, serve
-from batchq.worker.nodequeue import NoAlarm, NotOurs, PodAttempt, PodJob, enqueue, node_queue
+from batchq.worker.nodequeue import (
+    NoAlarm,
+    NotOurs,
+    PodAttempt,
+    PodJob,
+    enqueue,
+    is_id,
+    node_queue,
+)
 from batchq.worker.signals import Signals
 from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL
 
@@ -106,6 +119,15 @@ class Slot(Worker):
         prctl.die_with_parent(KILL_SIGNAL, self.pid)
         prctl.adopt_orphans()
         return signals
+
+
+def _fields(record: Any) -> dict[bytes, bytes]:
+    """Of a record as HMGET has it. Raises NoSuchJobError for what is no hash."""
+    if isinstance(record, Exception):
+        raise NoSuchJobError(str(record)[:80])
+    data, origin = record
+    found = {b"data": data, b"origin": origin}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _is_over(job_id: str, pod: Pod | None) -> bool:
@@ -341,9 +363,9 @@ class Slots:
         of an agent that died; nobody else would ever take its record away. Raises StoreUnavailable.
         """
         with self._link.errors():
-            queued = set(self._queue.get_job_ids())
+            queued = set(self._ids_in(self._queue.key))
             running = {attempt.id for attempt in self.attempts()}
-            stuck = self._queue.intermediate_queue.get_job_ids()
+            stuck = self._ids_in(self._queue.intermediate_queue_key)
             for job_id in stuck:
                 if job_id not in running:
                     self._queue.intermediate_queue.remove(job_id)
@@ -367,9 +389,18 @@ class Slots:
     def _stale(self) -> list[str]:
         """The jobs of this queue whose attempt is not bound any more."""
         queue = self._queue
-        job_ids = [*queue.get_job_ids(), *queue.intermediate_queue.get_job_ids()]
+        job_ids = [*self._ids_in(queue.key), *self._ids_in(queue.intermediate_queue_key)]
         pods = self._stored_pods(job_ids)
         return [job_id for job_id, pod in zip(job_ids, pods, strict=True) if _is_over(job_id, pod)]
+
+    def _ids_in(self, key: str) -> list[str]:
+        """The ids in a list of this queue; what is none is taken out."""
+        connection = self._queue.connection
+        entries = cast("list[bytes]", connection.lrange(key, 0, -1))
+        for entry in {entry for entry in entries if not is_id(entry)}:
+            log.error("foreign rq job refused", rq_job=repr(entry[:80]), why="its id is none")
+            connection.lrem(key, 0, entry)  # type: ignore[arg-type]  # any bytes will do
+        return [entry.decode() for entry in entries if is_id(entry)]
 
     def _stored_pods(self, job_ids: Sequence[str]) -> list[Pod | None]:
         """The pod of each job, as it stands in the store."""
@@ -412,7 +443,9 @@ class Slots:
         pipeline.lrange(queue.key, 0, 0)
         *taken, left = pipeline.execute()[-most - 1 :]
         del self._done_with[: len(done_with)]
-        ids = [job_id.decode(errors="replace") for job_id in taken if job_id is not None]
+        ids = [job_id.decode() for job_id in taken if job_id is not None and is_id(job_id)]
+        if any(job_id is not None and not is_id(job_id) for job_id in taken):
+            self._ids_in(queue.intermediate_queue_key)
         return ids, bool(left)
 
     def _read(self, ids: Sequence[str]) -> list[PodJob]:
@@ -422,7 +455,7 @@ class Slots:
             return []
         pipeline = self._queue.connection.pipeline(transaction=False)
         for job_id in names:
-            pipeline.hgetall(PodJob.key_for(job_id))
+            pipeline.hmget(PodJob.key_for(job_id), "data", "origin")
         pipeline.hmget(keys.objects("Pod"), [job_id.rpartition("-")[0] for job_id in names])
         *records, pods = pipeline.execute(raise_on_error=False)
         if isinstance(pods, Exception):
@@ -432,7 +465,7 @@ class Slots:
         for job_id, record, pod in zip(names, records, pods, strict=True):
             job = PodJob(job_id, connection=self._queue.connection, serializer=JSONSerializer)
             try:
-                job.restore(record)
+                job.restore(_fields(record))
                 job.pod = pod
                 jobs.append(job)
                 continue
@@ -445,6 +478,45 @@ class Slots:
         # The other one of each that was there twice.
         self._done_with += (Counter(ids) - Counter(names)).elements()
         return jobs
+
+    def take_out_damaged(self) -> list[str]:
+        """Take out those of RQ's keys for this node, and of its lists of all, that are of another
+        type; which those were. Raises StoreUnavailable.
+        """
+        queue = self._queue
+        registry = {
+            name: one.key
+            for name, one in (
+                ("started", queue.started_job_registry),
+                ("finished", queue.finished_job_registry),
+                ("failed", queue.failed_job_registry),
+                ("deferred", queue.deferred_job_registry),
+            )
+        }
+        sets = (
+            *(Queue.redis_queues_keys, REDIS_WORKER_KEYS),
+            WORKERS_BY_QUEUE_KEY % queue.name,
+        )
+        lists = (queue.key, queue.intermediate_queue_key)
+        names = [*sets, *lists, *registry.values()]
+        with self._link.errors():
+            pipeline = queue.connection.pipeline(transaction=False)
+            for name in sets:
+                pipeline.srandmember(name)
+            for name in lists:
+                pipeline.lrange(name, 0, 0)
+            for name in registry.values():
+                pipeline.zrange(name, 0, 0)
+            answers = pipeline.execute(raise_on_error=False)
+            damaged = [
+                name
+                for name, answer in zip(names, answers, strict=True)
+                if isinstance(answer, Exception) and is_wrong_type(answer)
+            ]
+            if damaged:
+                log.error("rq keys of another type taken out", keys=damaged)
+                queue.connection.delete(*damaged)
+        return damaged
 
     def _refuse(self, job: PodJob, why: str) -> None:
         slot = self._free[-1] if self._free else self._make()

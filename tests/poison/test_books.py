@@ -193,6 +193,20 @@ def test_the_charges_of_what_cannot_be_read_are_kept_until_it_is_deleted(
     assert booked.ledger() == {}
 
 
+def test_a_damaged_head_of_a_damaged_object_is_taken_out_once(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    raw.hset(keys.objects("Pod"), "poison", "garbage")
+    raw.hset(keys.heads("Pod"), "poison", "garbage")
+    mender = Mender(booked, RandomIds())
+    mender.look(epoch(booked))
+    assert not raw.hexists(keys.heads("Pod"), "poison")
+    assert raw.hexists(keys.objects("Pod"), "poison")
+    mender.hurry()
+    mender.look(epoch(booked))
+    assert mender.mended == 1
+
+
 def test_the_doctor_names_every_field_that_cannot_be_read(
     booked: RedisStore, raw: redis.Redis
 ) -> None:

@@ -5,13 +5,14 @@ doctor names it with a remedy that heals it.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 
 import pytest
 import redis
 
+from batchq.errors import StoreUnavailable
 from tests.e2e.guarded import GuardedStack
 from tests.e2e.machine import until
 from tests.poison.damage import DEEP
@@ -46,10 +47,8 @@ def findings(stack: GuardedStack) -> list[dict[str, str]]:
 def goes_on(stack: GuardedStack) -> None:
     """A group of another namespace completes in time, and nobody has died."""
     name = f"other-{next(_NUMBERS)}"
-    begun = time.monotonic()
     stack.batchq("submitter", "submit", "--quiet", "-n", "other", "--name", name, "--", "true")
     stack.batchq("submitter", "wait", "-n", "other", name, "--timeout", f"{WITHIN_S}s")
-    assert time.monotonic() - begun < WITHIN_S
     for process in (*stack.schedulers, *stack.agents.values()):
         assert process.poll() is None
     done = stack.batchq("readonly", "jobs", "-A")
@@ -155,9 +154,18 @@ def test_books_that_cannot_be_read_at_the_start_are_counted_anew(stack: GuardedS
     jobs = stack.batchq("readonly", "jobs", exits=9)
     assert "a scheduler that leads" in jobs.stderr
     stack.schedulers.clear()
-    stack.start_scheduler()
+    # Whoever asks meanwhile waits for two seconds, and this machine may be busy.
+    with suppress(StoreUnavailable):
+        stack.start_scheduler()
+    until(lambda: leads(stack), what="a scheduler leads")
     goes_on(stack)
     until(lambda: findings(stack) == [], what="healed")
+
+
+def leads(stack: GuardedStack) -> bool:
+    with suppress(StoreUnavailable), stack.client("readonly") as client:
+        return client.schedulers().led
+    return False
 
 
 def test_what_a_node_writes_of_itself_costs_no_other(stack: GuardedStack) -> None:
@@ -172,3 +180,29 @@ def test_what_a_node_writes_of_itself_costs_no_other(stack: GuardedStack) -> Non
     goes_on(stack)
     restart(stack)
     goes_on(stack)
+
+
+def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
+    stack: GuardedStack,
+) -> None:
+    def by_worker(client: redis.Redis) -> None:
+        client.sadd("rq:queues", b"\xff")
+        client.rpush("rq:queue:bq-node-n2", b"\xff", "timeout", "deep")
+        payload = b'["batchq.worker.entry.run_pod", null, ["x", 1], {}]'
+        client.hset("rq:job:timeout", mapping={"data": payload, "timeout": "1e999"})
+        client.hset("rq:job:deep", mapping={"data": payload, "dependency_ids": DEEP})
+        client.delete("rq:wip:bq-node-n2", "rq:workers", "{bq}:bell", "{bq}:alive:n1")
+        client.delete("{bq}:inbox:n1", "rq:queue:bq-node-n1")
+        for name in ("rq:wip:bq-node-n2", "rq:workers", "rq:queue:bq-node-n1"):
+            client.set(name, "x")
+        for name in ("{bq}:bell", "{bq}:alive:n1", "{bq}:inbox:n1"):
+            client.set(name, "x")
+
+    written_by(stack, "worker-n1", by_worker)
+    goes_on(stack)
+    until(lambda: "Key {bq}:alive:n1" in names_in(stack), what="told")
+    assert "Key {bq}:inbox:n1" in names_in(stack)
+    written_by(stack, "worker-n1", by_worker)
+    restart(stack)
+    goes_on(stack)
+    until(lambda: findings(stack) == [], what="healed")

@@ -173,3 +173,32 @@ def test_a_key_of_another_type_costs_the_objects_of_that_kind(
     there = len(snapshot.queues) + len(snapshot.groups) + len(snapshot.nodes) + len(snapshot.pods)
     assert there == sum(type(one).__name__ != kind for one in HEALTHY)
     assert named(redis_store.unreadable()) == [(kind, "")]
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("spec", '{"queue":"a b"}'),
+        ("status", '{"chargePath":["a b"]}'),
+        ("status", '{"pledge":{"owed":{"a b":{"cpu":1}}}}'),
+    ],
+)
+def test_a_name_that_would_break_a_scope_is_unreadable(
+    redis_store: RedisStore, raw: redis.Redis, part: str, text: str
+) -> None:
+    make_healthy(redis_store)
+    meta = '{"name":"poison","namespace":"default","uid":"u9"}'
+    raw.hset(keys.objects("PodGroup"), "default/poison", f'{{"metadata":{meta},"{part}":{text}}}')
+    is_healthy(redis_store)
+    assert named(redis_store.unreadable()) == [("PodGroup", "default/poison")]
+
+
+@pytest.mark.parametrize("uid", ["a b", "a|b"])
+def test_a_uid_that_would_break_a_fence_is_unreadable(
+    redis_store: RedisStore, raw: redis.Redis, uid: str
+) -> None:
+    make_healthy(redis_store)
+    stored = f'{{"metadata":{{"name":"poison","namespace":"default","uid":"{uid}"}}}}'
+    raw.hset(keys.objects("PodGroup"), "default/poison", stored)
+    is_healthy(redis_store)
+    assert named(redis_store.unreadable()) == [("PodGroup", "default/poison")]

@@ -87,6 +87,9 @@ class Small:
         # Its own key may be in the way of the node, until a leader has seen that.
         with suppress(StoreUnavailable):
             self.store.beat("n1", self.store.run_id())
+            # As its agent does, of what does not run there: nothing does.
+            for pod, attempt in self.store.alive.leased("n1"):
+                self.store.end_lease("n1", pod, attempt)
 
     def completes(self, name: str) -> None:
         """A group that is submitted now is admitted and bound."""
@@ -232,6 +235,23 @@ def test_a_beat_or_lease_that_cannot_be_read_costs_nobody_a_decision(
 ) -> None:
     raw.hset(keys.alive("n1"), field, DAMAGES[damage])
     goes_on(small)
+
+
+def test_the_doctor_names_what_a_node_and_events_cannot_be_read_by(
+    small: Small, raw: redis.Redis
+) -> None:
+    raw.hset(keys.alive("n1"), mapping={"x-" + "9" * 5000: "1", "beat": "NaN"})
+    raw.delete(keys.inbox("n1"))
+    raw.set(keys.inbox("n1"), "x")
+    raw.xadd(keys.EVENTS, {"event": b"\xff"})
+    small.store.inboxes.look(["n1"])
+    assert doctor_ends(small) == ["Key {bq}:alive:n1", "Key {bq}:alive:n1", "Key {bq}:inbox:n1"]
+    notes = [one.subject for one in examine(small.store.url).findings if one.check == "records"]
+    assert any(subject.startswith("Event ") for subject in notes)
+    # As the agent does.
+    small.store.alive.leased("n1")
+    small.turn()
+    assert doctor_ends(small) == []
 
 
 FACTS = {

@@ -31,7 +31,13 @@ from batchq.store.inspection import (
     read_books,
 )
 from batchq.store.link import is_damaged as is_about_damage
-from batchq.store.mending import MENDED, damaged_deliveries, damaged_keys
+from batchq.store.mending import (
+    MENDED,
+    damaged_deliveries,
+    damaged_events,
+    damaged_in_nodes,
+    damaged_keys,
+)
 from batchq.store.redis import RedisStore
 
 #: Name of a library -> the versions that batchq works with, as in pyproject.toml.
@@ -68,6 +74,10 @@ def read_state(url: str | None, config: Path | None) -> State:
         books, beats = seen or (None, {})
         nodes = _nodes(books)
         posted = _seen(lambda: _left_lying(store, [node.metadata.name for node in nodes]))
+        if damaged is not None:
+            names = [node.metadata.name for node in nodes]
+            damaged += _seen(lambda: damaged_in_nodes(store, names)) or []
+            damaged += _seen(lambda: damaged_events(store, _EVENTS_LOOKED_AT)) or []
         return State(
             now_ms=store.now_ms(),
             version=__version__,

@@ -34,7 +34,8 @@ def _mended(check: str, one: Event) -> Finding:
 def _finding(check: str, one: Unreadable) -> Finding:
     return Finding(
         check=check,
-        level=Level.ERROR,
+        # An event is there for people alone.
+        level=Level.NOTE if one.kind == "Event" else Level.ERROR,
         subject=f"{one.kind} {one.key}".strip(),
         found=f"is unreadable, and left out of everything: {one.why}",
         expected="what batchq writes",

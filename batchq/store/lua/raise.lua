@@ -6,7 +6,9 @@
 -- No call is so late: the clock was set back.
 local LATEST_MS = 600000
 for place = 2, #ARGV, 2 do
-  local known = tonumber(redis.call('HGET', KEYS[1], ARGV[place]) or '')
+  -- Not by tonumber alone, to which NaN is a number that nothing is later than.
+  local stored = redis.call('HGET', KEYS[1], ARGV[place]) or ''
+  local known = string.match(stored, '^%d+$') and tonumber(stored)
   local told = tonumber(ARGV[place + 1])
   if not known or known < told or known > told + LATEST_MS then
     redis.call('HSET', KEYS[1], ARGV[place], ARGV[place + 1])

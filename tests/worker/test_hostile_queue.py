@@ -1,0 +1,82 @@
+"""Whatever somebody has left in RQ's keys of a node: its agent lives, and runs its pods."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from batchq.api.lifecycle import PodPhase
+from tests.daemon.waiting import until
+from tests.worker.stage import WITHIN_S, Stage
+
+pytestmark = pytest.mark.e2e
+
+QUEUE = "rq:queue:bq-node-n1"
+ENTRY = "batchq.worker.entry.run_pod"
+
+
+def payload(name: str = ENTRY) -> bytes:
+    return json.dumps([name, None, ["x", 1], {}]).encode()
+
+
+def a_job(raw: redis.Redis, id_: str, **fields: bytes | str) -> None:
+    raw.hset(f"rq:job:{id_}", mapping={"data": payload(), "origin": "bq-node-n1", **fields})
+    raw.rpush(QUEUE, id_)
+
+
+def spoil(raw: redis.Redis) -> None:
+    """Jobs of all sorts that are none, and ids that are no text."""
+    raw.rpush(QUEUE, b"\xff", b"\xff\xfe-1", b"a b", b"", b"x" * 5000, "no-such-job")
+    raw.rpush(f"{QUEUE}:intermediate", b"\xff", b"../..", b"x" * 5000)
+    a_job(raw, "timeout", timeout="1e999")
+    a_job(raw, "deep", dependency_ids="[" * 200_000)
+    a_job(raw, "date", created_at="yesterday", enqueued_at=b"\xff")
+    a_job(raw, "status", status="unheard of", retries_left="many", origin=b"\xff")
+    a_job(
+        raw, "bomb", data=zlib.compress(b"0" * (1 << 29)), exc_info=zlib.compress(b"0" * (1 << 29))
+    )
+    a_job(raw, "bytes", data=b"\xff" * 100)
+    a_job(raw, "deep-data", data=b"[" * 10_000)
+    a_job(raw, "long-data", data=b"[" * 1_000_000)
+    a_job(raw, "meta", meta=b"\xff", result=b"\xff", webhooks=b"[" * 100_000)
+    raw.set("rq:job:string", "x")
+    raw.rpush(QUEUE, "string")
+    raw.sadd("rq:queues", b"\xff", "rq:queue:bq-node-\x1b[2J", b"rq:queue:bq-node-\xff")
+    raw.sadd("rq:workers:bq-node-n1", b"\xff")
+
+
+REGISTRIES = ("wip", "finished", "failed", "deferred", "canceled", "scheduled")
+
+
+def spoil_types(raw: redis.Redis) -> None:
+    """Every key of RQ's that the agent touches made another type."""
+    names = ["rq:workers", "rq:queues", "rq:workers:bq-node-n1", QUEUE, f"{QUEUE}:intermediate"]
+    names += [f"rq:{registry}:bq-node-n1" for registry in REGISTRIES]
+    raw.delete(*names)
+    for name in names:
+        raw.set(name, "x")
+
+
+@pytest.mark.parametrize("spoiled", [spoil, spoil_types])
+def test_the_agent_goes_on_and_begins_again(
+    stage: Stage, raw: redis.Redis, spoiled: Callable[[redis.Redis], None]
+) -> None:
+    agent = stage.start_agent()
+    (before,) = stage.bind("true")
+    assert stage.ended(before).status.phase == PodPhase.SUCCEEDED
+    spoiled(raw)
+    (pod,) = stage.bind("true")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert agent.poll() is None
+    agent.terminate()
+    agent.wait(WITHIN_S)
+    spoiled(raw)
+    agent = stage.start_agent()
+    (pod,) = stage.bind("true")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    until(lambda: raw.llen(QUEUE) == 0, within_s=WITHIN_S)
+    assert agent.poll() is None

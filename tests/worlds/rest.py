@@ -288,6 +288,7 @@ class Rest(Picture):
             if (
                 needed
                 and self._has_its_gang(group, needed)
+                and self.put(needed, free)
                 and self.put(needed, shared)
                 and not self._grows(group, needed)
             ):

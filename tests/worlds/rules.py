@@ -223,6 +223,7 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
                 and not over_any_limit(last, group)
                 and not last.refusals_at("admissible", group)
                 and not refused_by_nodes(last, group)
+                and not _is_held_off(last, group)
             ):
                 raise Broken(f"{group.key} is refused for room, and there is room")
         elif is_admitted(group) and not group.is_external and last.group_ready(group):

@@ -132,15 +132,12 @@ def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
     """Whether the victims of others leave more than is pledged, and enough for this claim, too.
 
     Several small claimants would each take a large victim otherwise, where one is enough for all.
-    Victims that were not told to stop yet may never be: a claimant that had others keeps to these.
+    A claimant that had victims keeps to those: it would lose its reservation, and claim again as
+    soon as others had taken what was left. Should it fit before these are told, they are spared.
     """
-    if not session.debts.is_more_than_needed(session):
+    if session.chooses_again or not session.debts.is_more_than_needed(session):
         return False
     claimants = session.debts.with_more_than_they_need(session)
-    if session.chooses_again:
-        claimants = [one for one in claimants if one.status.pledge.expires is not None]
-        if not claimants:
-            return False
     with Statement(session) as trial:
         for claimant in claimants:
             pledge = claimant.status.pledge

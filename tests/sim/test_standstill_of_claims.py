@@ -237,3 +237,28 @@ def test_a_claimant_counts_beside_a_finished_group_of_its_queue_whose_pods_still
     )  # fmt: skip
     assert pledged(came)[0] == (5, {"default/more": ["default/lends-t-1", "default/done-t-0"]})
     assert admitted(came)[-1] == (50, ["default/more"])
+
+
+def test_a_claimant_keeps_its_victims_though_those_of_others_leave_enough() -> None:
+    """`first` has four cpus given back, and needs two. `second` would fit beside it, but `small`
+    has reserved a cpu of that: `second` takes its place, and two pods of `lends`. It gave those up
+    for what the others leave, and claimed them again when `small` had reserved once more.
+    """
+    running = {"phase": "Running", "startedAt": 0}
+    came = outcome(
+        priority("high", 10),
+        check("late", preemptionPolicy="AfterCheckPassedOrOnDemand"),
+        node("n1", 8),
+        queue("a"),
+        queue("b", admissionChecks=["late"]),
+        group("gives", 4, queue="a", grace="30s", created=0, status=running),
+        group("lends", 3, queue="b", minMember=1, created=0, status=running),
+        timeline(
+            applies(10, group("first", 1, 2, queue="a", priorityClassName="high")),
+            applies(12, group("second", 1, 3, queue="b", priorityClassName="high")),
+            applies(12, group("small", queue="b")),
+        ),
+        cycles=20,
+    )
+    assert pledged(came)[1] == (12, {"default/second": ["default/lends-t-2", "default/lends-t-1"]})
+    assert [when for when, _ in evicted(came)] == [10]

@@ -47,4 +47,4 @@ def test_a_run_that_is_interrupted_twice_says_what_is_left_and_down_now_ends_it(
     server, scheduler, busy, idle = done.stdout.splitlines()[1:]
     assert [line.split()[1] for line in (server, scheduler, busy)] == ["ended"] * 3
     # Nothing ran there: it has ended by itself, or was about to.
-    assert idle.endswith("not running") or idle.split()[1] == "ended"
+    assert "not running" in idle or idle.split()[1] == "ended"

@@ -351,7 +351,7 @@ def try_claim(session: Session, claim: Claim, queues: list[str], *, action: str)
 
 
 def let_happen(session: Session, claim: Claim, decision: Decision, *, action: str) -> bool:
-    """Carry a decision out, unless the eviction budget is against it, or limits are; whether it
+    """Carry a decision out, unless the eviction budget or a limit is against it; return whether it
     was.
     """
     if exceeds_budget(session, decision) and not holds_off(session, claim.claimant):

@@ -30,8 +30,8 @@ POINTS = {PREEMPT: "preemptable", RECLAIM: "reclaimable"}
 def propose(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
     """What an action would do for a gang; None if nothing.
 
-    Once it has reserved, its request is part of the demand. One that waits out of line is tried
-    with that, too, or it would reserve and give up for ever.
+    A group's request is part of the demand once it has reserved. One that is out of line is tried
+    with its request counted, too; else it could reserve and give up again and again.
     """
     if group.queue not in session.queues:
         return None

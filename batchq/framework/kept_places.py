@@ -77,19 +77,19 @@ def release(statement: Statement, group: GroupState) -> None:
     places = session.kept.get(group.uid)
     if places is not None:
         drop(session, group)
-        statement.also_undo(lambda: _keep_again(session, group, places))
+        statement.also_undo(lambda: _keep(session, group, places))
     if group.status.places:
         statement.set_status(group, places={})
 
 
-def restore(statement: Statement, group: GroupState, places: KeptPlaces) -> None:
+def keep_again(statement: Statement, group: GroupState, places: KeptPlaces) -> None:
     """Keep places again that were released; undone, they are not kept."""
     session = statement.session
-    _keep_again(session, group, places)
+    _keep(session, group, places)
     statement.also_undo(lambda: drop(session, group))
 
 
-def _keep_again(session: Session, group: GroupState, places: KeptPlaces) -> None:
+def _keep(session: Session, group: GroupState, places: KeptPlaces) -> None:
     places.take(session)
     session.kept[group.uid] = places
 
@@ -100,7 +100,7 @@ def keep_stored(session: Session) -> None:
         if group.status.places and (group.reserved or is_admitted(group)):
             places = _stored(session, group)
             if places is not None:
-                _keep_again(session, group, places)
+                _keep(session, group, places)
 
 
 def _stored(session: Session, group: GroupState) -> KeptPlaces | None:

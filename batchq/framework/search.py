@@ -22,7 +22,7 @@ from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts
 from batchq.api.transaction import POD_GROUPS
 from batchq.framework.candidates import Pool, ending, undoable
-from batchq.framework.kept_places import KeptPlaces, release, restore
+from batchq.framework.kept_places import KeptPlaces, keep_again, release
 from batchq.framework.outranked import outranked_by, told_and_untold
 from batchq.framework.pledges import (
     end_pledge,
@@ -417,7 +417,7 @@ def _restore(statement: Statement, taken: Taken) -> None:
     else:
         _put(statement, group, status, pods)
         if taken.kept is not None and group.uid not in statement.session.kept:
-            restore(statement, group, taken.kept)
+            keep_again(statement, group, taken.kept)
 
 
 def _put(

@@ -139,11 +139,10 @@ def _is_damaged(field: bytes) -> bool:
 
 def damaged_in(node: str, fields: Mapping[bytes, bytes]) -> list[Unreadable]:
     """What stands in the hash of a node and is no beat, run or lease."""
-    found = [field for field in sorted(fields) if _is_damaged(field)]
-    found += [
+    found = [
         field
         for field in sorted(fields)
-        if field not in found and field != _RUN and not (fields[field].isdigit())
+        if _is_damaged(field) or (field != _RUN and not fields[field].isdigit())
     ]
     return [
         Unreadable(

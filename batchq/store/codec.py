@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct, structs
@@ -33,13 +33,7 @@ from batchq.store.rules import MOST, NOTHING, Held, held_by
 
 #: What decoders raise for bytes that are no record: malformed or truncated, of another type, not
 #: UTF-8, nested too deeply, or with a number that is none or too large.
-DAMAGE = (
-    msgspec.MsgspecError,
-    UnicodeDecodeError,
-    RecursionError,
-    OverflowError,
-    ValueError,
-)
+DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 #: Every object begins so; the script puts the revision behind it.
 _START = b'{"metadata":{'
@@ -53,7 +47,6 @@ _EVENT = msgspec.json.Decoder(Event)
 _CHARGE = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[str, str], ...]])
 #: As many as the scripts read, with a sign.
 _DIGITS = 17
-_MINUS: dict[type, Any] = {str: "-", bytes: b"-"}
 _LIMIT = msgspec.json.Decoder(dict[str, str])
 
 
@@ -105,9 +98,10 @@ def read_amount(stored: str) -> int:
 
 def read_units(stored: str | bytes) -> int:
     """A number as the scripts keep it. Raises ValueError for anything else."""
-    if len(stored) > _DIGITS or not stored.removeprefix(_MINUS[type(stored)]).isdigit():
-        raise ValueError(f"expected a whole number below 10^17, found {shown(str(stored))}")
-    return int(stored)
+    text = stored if isinstance(stored, str) else stored.decode()
+    if len(text) > _DIGITS or not text.removeprefix("-").isdigit():
+        raise ValueError(f"expected a whole number below 10^17, found {shown(text)}")
+    return int(text)
 
 
 def whole(stored: bytes | None) -> int | None:

@@ -39,9 +39,6 @@ POD_BYTES_A_CALL = 1024 * 1024
 #: So many calls go out together: one look is answered with at most about 32 MiB.
 CALLS_A_LOOK = 32
 
-#: No count is longer.
-_DIGITS = 17
-
 SUPERSEDED = "superseded"
 UNREADABLE = "unreadable"
 
@@ -211,11 +208,8 @@ class Inboxes:
         stored = self._link.ask(
             lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.COUNTS))
         )
-        return {
-            name_of(name): int(stored[name])
-            for name in sorted(stored)
-            if stored[name].isdigit() and len(stored[name]) < _DIGITS
-        }
+        found = {name_of(name): codec.whole(stored[name]) for name in sorted(stored)}
+        return {name: count for name, count in found.items() if count is not None}
 
     def _take_out(self, places: Sequence[tuple[str, bytes, bytes]]) -> None:
         self._link.run_all(

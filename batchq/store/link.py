@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
+from batchq.store.codec import whole
 from batchq.store.keys import REVISION
 from batchq.store.outage import Patience
 from batchq.store.scripts import Script
@@ -44,7 +45,6 @@ LOADING_TIMEOUT_S = 60.0
 
 #: No count of writes is larger: as in lua/stream.lua.
 _MOST_WRITES = 2**52
-_DIGITS = 17
 
 OLDEST_VERSION = (6, 2)
 
@@ -422,7 +422,8 @@ def is_damaged(error: StoreUnavailable) -> bool:
 
 def is_count(stored: bytes | None) -> bool:
     """Whether this is a count of writes, or none has been made."""
-    return stored is None or (stored.isdigit() and int(stored[:_DIGITS]) < _MOST_WRITES)
+    count = whole(stored)
+    return stored is None or (count is not None and count < _MOST_WRITES)
 
 
 def count_of_writes(stored: bytes | None) -> int:

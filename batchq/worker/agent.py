@@ -493,7 +493,7 @@ class Agent:
 
     def _rq_clean(self) -> None:
         self._slots.clean()
-        forget_gone_nodes(self._link, lambda node: self._is_gone(node))
+        forget_gone_nodes(self._link, self._is_gone)
 
     def _is_gone(self, node: str) -> bool:
         try:

@@ -71,7 +71,7 @@ class Relay:
             except DamagedKeys as damaged:
                 log.error("rq keys of another type taken out", keys=damaged.names)
                 self._link.connection.delete(*damaged.names)
-        # Whose they are waits for the next time; the others have got theirs.
+        # The nodes' agents hand in what is bound to them within seconds.
         log.error("pods not delivered", nodes=nodes)
 
     def asking_s(self, thread: int) -> float:

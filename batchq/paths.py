@@ -2,7 +2,8 @@
 
 A *home* is one folder: BATCHQ_HOME, or the user's state folder. Under it lie the embedded
 server's data, pid records and locks (`run`) and log files (`logs`). Two homes are two separate
-batchqs on one machine.
+batchqs on one machine. A home is closed to other users of the machine, and trusted only where no
+other user can have made it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from batchq.errors import InvalidInput
 
 HOME_VARIABLE = "BATCHQ_HOME"
 URL_VARIABLE = "BATCHQ_REDIS_URL"
+
+_PASSWORD = re.compile("[0-9A-Za-z]+")
 
 #: The kernel's field for a socket's path has 108 bytes on Linux and 104 on macOS, the last a NUL.
 LONGEST_SOCKET_PATH_BYTES = 103
@@ -49,6 +53,11 @@ class Home:
         return self.root / "logs"
 
     @property
+    def password(self) -> Path:
+        """The password of the embedded server, once it has listened on a port; one line."""
+        return self.run / "password"
+
+    @property
     def socket(self) -> Path:
         """The embedded server's unix socket, at a path that the kernel accepts.
 
@@ -64,15 +73,24 @@ class Home:
         return short_folder() / f"{digest}.sock"
 
     def prepare(self) -> None:
-        """Make the folders, for this user alone.
+        """Make the folders, and close those that exist to other users.
 
         Raises InvalidInput where that is not possible.
         """
-        for folder in (self.root, self.data, self.run, self.logs):
-            _make_private(folder)
+        # Others may look at a root that existed before, as at any folder, and not change it.
+        _make_private(self.root, but=0o022)
+        for folder in (self.data, self.run, self.logs):
+            _make_private(folder, but=0o077)
         if self.socket.parent != self.run:
-            _make_private(self.socket.parent)
+            _make_private(self.socket.parent, but=0)
             _refuse_strangers(self.socket.parent)
+
+    def check_socket(self) -> None:
+        """Raises InvalidInput where the socket lies in a folder that another user may have made."""
+        if self.socket.parent != self.run:
+            _refuse_strangers(self.socket.parent)
+        else:
+            _refuse_another_owner(self.run)
 
 
 def find_home(
@@ -104,8 +122,32 @@ def short_folder() -> Path:
 
 
 def default_url(home: Home) -> str:
-    """The URL of the home's embedded server."""
-    return f"unix://{quote(str(home.socket))}"
+    """The URL of the home's embedded server, with its password if it has one."""
+    password = read_password(home)
+    return f"unix://{f':{password}@' if password else ''}{quote(str(home.socket))}"
+
+
+def read_password(home: Home) -> str:
+    """The password of the home's embedded server; empty if it has none.
+
+    Raises InvalidInput where there is a file of it that cannot be read.
+    """
+    try:
+        words = home.password.read_text(encoding="ascii").split()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except PermissionError:
+        # What another user's home says is nothing for this one; the socket refuses it in words.
+        return ""
+    except (OSError, UnicodeDecodeError):
+        words = []
+    if len(words) == 1 and _PASSWORD.fullmatch(words[0]):
+        return words[0]
+    raise InvalidInput(
+        f"{home.password}: expected one line, the password of the embedded server, of letters and"
+        " digits",
+        hint="run `batchq down`, remove the file, and start again with `batchq up --port`",
+    )
 
 
 def resolve_url(
@@ -123,11 +165,18 @@ def is_own_server(url: str) -> bool:
         return False
 
 
-def _make_private(folder: Path) -> None:
+def _make_private(folder: Path, *, but: int) -> None:
+    """Make the folder; `but`: the bits of its mode that are taken away if it is there."""
     try:
         # `parents` get the usual mode: ~/.local/state is not ours to close.
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
+        _refuse_another_owner(folder)
+        found = folder.stat()
+        # Where names are safe from others by the sticky bit, as in /tmp, there is nothing to close.
+        closable = found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX
+        if closable and found.st_mode & but:
+            folder.chmod(stat.S_IMODE(found.st_mode) & ~but)
         writable = os.access(folder, os.W_OK | os.X_OK)
     except (FileExistsError, NotADirectoryError):
         raise InvalidInput(
@@ -140,6 +189,17 @@ def _make_private(folder: Path) -> None:
         ) from error
     if not writable:
         raise InvalidInput(f"cannot keep state in {folder}: Permission denied", hint=_ELSEWHERE)
+
+
+def _refuse_another_owner(folder: Path) -> None:
+    """Who owns a folder decides what is in it: our records, our data, our server's socket."""
+    owner = folder.stat().st_uid
+    if owner not in (os.getuid(), 0):
+        raise InvalidInput(
+            f"cannot keep state in {folder}: it belongs to user {owner}, and this is user"
+            f" {os.getuid()}",
+            hint=_ELSEWHERE,
+        )
 
 
 def _refuse_strangers(folder: Path) -> None:

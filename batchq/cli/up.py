@@ -8,6 +8,26 @@ import click
 
 from batchq.cli.options import Globals, examples, metrics_option, output_option, pass_globals
 from batchq.cli.trouble import on_interrupt
+from batchq.errors import InvalidInput
+
+
+def _loopback_port(
+    context: click.Context, parameter: click.Parameter, written: str | None
+) -> int | None:
+    """`PORT`, or `127.0.0.1:PORT`. Raises InvalidInput for any other address."""
+    if written is None:
+        return None
+    host, _, port = written.rpartition(":")
+    if host not in ("", "127.0.0.1", "localhost"):
+        raise InvalidInput(
+            f"--port {written}: the embedded server listens on 127.0.0.1 only, since nothing that"
+            " it says is encrypted",
+            hint="come through ssh from other machines, or run a server of your own with TLS; see"
+            " docs/security.md",
+        )
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65_536):
+        raise InvalidInput(f"--port {written}: expected a number from 1 to 65535")
+    return int(port)
 
 
 @click.command(
@@ -35,8 +55,10 @@ from batchq.cli.trouble import on_interrupt
 )
 @click.option(
     "--port",
-    type=click.IntRange(1, 65_535),
-    help="Let the embedded server listen on this port of 127.0.0.1, too.",
+    metavar="PORT",
+    callback=_loopback_port,
+    help="Let the embedded server listen on this port of 127.0.0.1, too. It asks for a random "
+    "password then, which is kept in run/password of the state folder.",
 )
 @metrics_option
 @click.option(
@@ -61,6 +83,11 @@ def up(
 
     There are two agents unless --agents says otherwise: two nodes that divide the machine between
     them, so that there is something to schedule.
+
+    The server listens on a unix socket that only this user can open. With --port it listens on
+    127.0.0.1 too, and asks for a password, since every user of the machine can connect there. It
+    speaks no TLS: from other machines come through ssh, or run a server of your own;
+    docs/security.md has the commands for both.
 
     State is kept in ~/.local/state/batchq, or in the folder BATCHQ_HOME: the server's data, logs,
     and what `batchq run` has collected. To start over: `batchq down`, and remove that folder.

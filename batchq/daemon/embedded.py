@@ -1,9 +1,11 @@
 """The server that batchq brings along: found, started, shared by all processes of a home, stopped.
 
 It is a real Valkey or Redis, listening on a unix socket that only this user may open, with an
-append-only file under the home. It outlives whoever started it; `stop_server` ends it and keeps
-the data. The server process itself holds a lock on its data for as long as it lives, so that no
-second server can ever write the same files, whatever the pid records say.
+append-only file under the home. Once it has been given a port, which every user of the machine can
+connect to, it asks for a random password, on the socket too. It outlives whoever started it;
+`stop_server` ends it and keeps the data. The server process itself holds a lock on its data for as
+long as it lives, so that no second server can ever write the same files, whatever the pid records
+say.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import importlib.util
 import os
 import platform
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -25,7 +28,7 @@ from msgspec import Struct
 from batchq.daemon import locks, processes
 from batchq.daemon.processes import Fate, Record
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
-from batchq.paths import URL_VARIABLE, Home, default_url
+from batchq.paths import URL_VARIABLE, Home, default_url, read_password
 
 OLDEST_VERSION = (6, 2)
 
@@ -39,6 +42,9 @@ _ASK_S = 2.0
 _ASK_AGAIN_S = 0.5
 _DYING_S = 5.0
 _NAME = "server"
+_PASSWORD_BYTES = 32
+#: It asks for a password that the home does not know.
+_REFUSED = ("-NOAUTH", "-WRONGPASS")
 _VERSION = re.compile(r"\bv=([0-9]+)\.([0-9]+)(\.[0-9]+)?")
 
 
@@ -90,8 +96,9 @@ def ensure_server(
 ) -> Server:
     """The home's server, started if it does not run, answering and with its data loaded.
 
-    `port` makes it listen on 127.0.0.1 too, for workers that come through a tunnel; whoever may
-    log in to this machine can then reach it.
+    `port` makes it listen on 127.0.0.1 too, for workers that come through a tunnel. Any user of
+    this machine can connect there, so the server asks for a password then, which is made at
+    random, kept in the home for this user alone, and asked for ever after.
 
     Raises StoreUnavailable when it cannot be started or does not answer in time, Conflict when it
     runs with another port or the port is taken, InvalidInput when the home cannot be used.
@@ -121,11 +128,23 @@ def ensure_server(
 
 
 def running_server(home: Home) -> Server | None:
-    """The home's server if it answers now, else None."""
+    """The home's server if it answers now, else None.
+
+    Raises StoreUnavailable if it asks for a password that the home does not know, InvalidInput
+    where the file of the password cannot be read.
+    """
+    password = read_password(home)
     try:
-        if not ask(home.socket, "PING").startswith("+PONG"):
+        said = ask(home.socket, "PING", password=password)
+        if said.startswith(_REFUSED):
+            raise StoreUnavailable(
+                f"the embedded server of {home.root} asks for a password that is not in"
+                f" {home.password}",
+                hint="run `batchq down`, then `batchq up`",
+            )
+        if not said.startswith("+PONG"):
             return None
-        info = _fields(ask(home.socket, "INFO server"))
+        info = _fields(ask(home.socket, "INFO server", password=password))
     except OSError:
         return None
     return Server(
@@ -185,8 +204,8 @@ def log_path(home: Home) -> Path:
     return home.logs / f"{_NAME}.log"
 
 
-def ask(path: Path, command: str) -> str:
-    """Send one command without arguments that need quoting; its reply as text.
+def ask(path: Path, command: str, *, password: str = "") -> str:
+    """Send one command without arguments that need quoting; its reply as text, be it an error.
 
     Spoken by hand, so that looking after the server needs no client library.
     Raises OSError when there is no answer.
@@ -194,9 +213,12 @@ def ask(path: Path, command: str) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ASK_S)
         connection.connect(str(path))
-        connection.sendall(command.encode() + b"\r\n")
+        lines = [f"AUTH {password}", command] if password else [command]
+        connection.sendall("".join(f"{line}\r\n" for line in lines).encode())
         with connection.makefile("rb") as reply:
-            line = reply.readline(1024)
+            # A refused AUTH needs no look: the command is then refused, too.
+            for _ in lines:
+                line = reply.readline(1024)
             if line.startswith(b"$"):
                 return reply.read(int(line[1:])).decode()
             return line.decode().strip()
@@ -204,11 +226,19 @@ def ask(path: Path, command: str) -> str:
 
 def _start(home: Home, port: int | None, data_lock: int, within_s: float) -> Server:
     binary = find_binary(home)
+    password = read_password(home)
+    if port is not None and not password:
+        password = _make_password(home)
     log = log_path(home)
     since = processes.size_of(log)
     try:
         pid = processes.spawn(
-            _arguments(home, binary, port), log=log, environ=os.environ, keep_open=data_lock
+            _arguments(home, binary, port),
+            log=log,
+            environ=os.environ,
+            keep_open=data_lock,
+            # Not an option, since a command line can be read by every user of the machine.
+            stdin=f"requirepass {password}\n".encode() if password else b"",
         )
     except OSError as error:
         raise StoreUnavailable(f"cannot start {binary.path}: {error.strerror}") from error
@@ -224,6 +254,20 @@ def _start(home: Home, port: int | None, data_lock: int, within_s: float) -> Ser
     return Server(
         url=server.url, pid=server.pid, started=True, version=binary.version, port=server.port
     )
+
+
+def _make_password(home: Home) -> str:
+    password = secrets.token_hex(_PASSWORD_BYTES)
+    draft = home.password.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{password}\n")
+        draft.replace(home.password)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot write {home.password}: {error.strerror}") from error
+    return password
 
 
 def _remember(home: Home, pid: int) -> None:
@@ -254,6 +298,8 @@ def _arguments(home: Home, binary: Binary, port: int | None) -> list[str]:
     return [
         binary.path,
         *(word for name, value in options.items() for word in (f"--{name}", value)),
+        # More is read from the standard input.
+        "-",
     ]
 
 
@@ -306,10 +352,13 @@ def _free(home: Home) -> bool:
 def _shut_down(home: Home, within_s: float) -> bool:
     """Ask it to end until it has: a server that is still starting does not hear the first time."""
     deadline = time.monotonic() + within_s
+    password = read_password(home)
     while time.monotonic() < deadline:
         # No answer is the right answer: it has closed the connection and is ending.
         with suppress(OSError):
-            ask(home.socket, "SHUTDOWN")
+            said = ask(home.socket, "SHUTDOWN", password=password)
+            if said.startswith(_REFUSED):
+                return False
         if _await_free(home, _ASK_AGAIN_S):
             return True
     return False

@@ -7,10 +7,12 @@ kernel has given to somebody else meanwhile is never taken for ours.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
@@ -52,15 +54,44 @@ def spawn(
     log: Path,
     environ: Mapping[str, str],
     keep_open: int | None = None,
+    stdin: bytes = b"",
 ) -> int:
     """Start a program in a session of its own, its output appended to `log`; its pid.
 
     A log that has grown too large is set aside first; one of ours sees to that while it runs, too.
-    `keep_open` is a file descriptor that it inherits, as number 3. Raises OSError.
+    `keep_open` is a file descriptor that it inherits, as number 3; `stdin` is what it finds on its
+    standard input, at most 4 KiB. Raises OSError.
     """
     _set_aside(log)
+    with _filled_pipe(stdin) as readable:
+        return _spawn(arguments, log, environ, keep_open, readable)
+
+
+@contextmanager
+def _filled_pipe(content: bytes) -> Iterator[int]:
+    """A pipe's readable end, with the content in it: so much fits without anybody reading."""
+    if len(content) > select.PIPE_BUF:
+        raise ValueError(f"{len(content)} bytes do not fit into a pipe")
+    readable, writable = os.pipe()
+    try:
+        try:
+            os.write(writable, content)
+        finally:
+            os.close(writable)
+        yield readable
+    finally:
+        os.close(readable)
+
+
+def _spawn(
+    arguments: Sequence[str],
+    log: Path,
+    environ: Mapping[str, str],
+    keep_open: int | None,
+    readable: int,
+) -> int:
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, readable, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]

@@ -33,6 +33,7 @@ from batchq.paths import (
     URL_VARIABLE,
     Home,
     default_url,
+    read_password,
     resolve_url,
 )
 from batchq.store.connect import open_store
@@ -98,7 +99,7 @@ class UpOptions(Struct, frozen=True, kw_only=True):
     #: What each agent offers, `cpu=2,memory=4Gi`; None divides the machine.
     resources: str | None = None
     config: Path | None = None
-    #: Let the embedded server listen on this port of 127.0.0.1, too.
+    #: Let the embedded server listen on this port of 127.0.0.1, too, and ask for a password.
     port: int | None = None
     #: `[HOST:]PORT` for the scheduler to serve metrics on; None to serve none.
     metrics: str | None = None
@@ -126,7 +127,11 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
             check_address(options.metrics)
         parts = []
         if url == default_url(home):
+            if options.port is not None and runs and not read_password(home):
+                raise _has_no_password(options.port)
             parts.append(_up_server(home, options, undo, say))
+            # It may have got a password.
+            url = default_url(home)
         store = open_store(url)
         try:
             launch = _Launch(home, url, store, undo, say)
@@ -377,12 +382,25 @@ def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Par
         else:
             undo.callback(embedded.stop_server, home)
     server = embedded.ensure_server(home, port=options.port)
+    if server.port:
+        say(
+            f"The server listens on 127.0.0.1:{server.port} too, and asks for the password in"
+            f" {home.password}, which only this user can read"
+        )
+        say("It does not encrypt what it says: come through ssh from other machines")
     return Part(
         name="server",
         state=State.STARTED if server.started else State.RUNNING,
         pid=server.pid,
         log=str(embedded.log_path(home)),
         detail=server.version,
+    )
+
+
+def _has_no_password(port: int) -> Conflict:
+    return Conflict(
+        f"what runs here knows no password, and a server that listens on port {port} asks for one",
+        hint="stop it first with `batchq down`; the data stays",
     )
 
 

@@ -9,13 +9,14 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from batchq.daemon import embedded, processes
 from batchq.daemon.embedded import ask, ensure_server, find_binary, running_server, stop_server
 from batchq.daemon.processes import Fate
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
-from batchq.paths import Home, default_url
+from batchq.paths import Home, default_url, read_password
 from tests.daemon.waiting import until
 
 
@@ -26,6 +27,13 @@ def kill(home: Home, pid: int) -> None:
     assert record.pid == pid
     os.kill(pid, signal.SIGKILL)
     until(lambda: not processes.is_running(record))
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 def write_program(path: Path, *lines: str) -> str:
@@ -159,9 +167,58 @@ def test_it_listens_on_a_port_where_one_is_asked_for(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert ensure_server(home, port=port).port == port
+    password = read_password(home)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        connection.sendall(b"PING\r\n")
-        assert connection.recv(16) == b"+PONG\r\n"
+        connection.sendall(f"PING\r\nAUTH {password}\r\nPING\r\n".encode())
+        with connection.makefile("rb") as replies:
+            assert [replies.readline() for _ in range(3)] == [
+                b"-NOAUTH Authentication required.\r\n",
+                b"+OK\r\n",
+                b"+PONG\r\n",
+            ]
+
+
+def test_its_password_is_made_once_kept_for_this_user_and_asked_for_ever_after(
+    home: Home, free_port: int
+) -> None:
+    ensure_server(home)
+    assert not home.password.exists()
+    stop_server(home)
+    ensure_server(home, port=free_port)
+    password = read_password(home)
+    assert len(password) == 64
+    assert stat.S_IMODE(home.password.stat().st_mode) == 0o600
+    assert stop_server(home) is Fate.ENDED
+    server = ensure_server(home)
+    assert (server.port, read_password(home)) == (0, password)
+    assert server.url == f"unix://:{password}@{home.socket}"
+    assert ask(home.socket, "PING") == "-NOAUTH Authentication required."
+
+
+def test_the_password_is_in_no_command_line_and_no_other_file(home: Home, free_port: int) -> None:
+    server = ensure_server(home, port=free_port)
+    password = read_password(home)
+    assert password not in " ".join(psutil.Process(server.pid).cmdline())
+    files = [path for path in home.root.rglob("*") if path.is_file()]
+    holding = [path for path in files if password.encode() in path.read_bytes()]
+    assert holding == [home.password]
+
+
+def test_a_lost_password_is_named_and_the_server_can_be_stopped(home: Home, free_port: int) -> None:
+    ensure_server(home, port=free_port)
+    home.password.unlink()
+    with pytest.raises(StoreUnavailable, match=r"asks for a password that is not in .*/password"):
+        ensure_server(home)
+    assert stop_server(home) is Fate.ENDED
+    assert ensure_server(home, port=free_port).started
+
+
+@pytest.mark.parametrize("text", ["", "two words", "ü", "x\r\n\0"])
+def test_a_file_that_is_no_password_is_named(home: Home, text: str) -> None:
+    home.prepare()
+    home.password.write_text(text)
+    with pytest.raises(InvalidInput, match=r"run/password: expected one line, the password of"):
+        ensure_server(home)
 
 
 def test_a_port_in_use_is_named(home: Home) -> None:

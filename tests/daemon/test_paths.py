@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from batchq.client.connecting import target_of
 from batchq.errors import InvalidInput
 from batchq.paths import Home, default_url, find_home, resolve_url, short_folder
 
@@ -64,6 +66,62 @@ def test_the_folders_are_for_this_user_alone(home: Home) -> None:
     assert [f.stat().st_mode & 0o777 for f in (home.root, home.data, home.run, home.logs)] == [
         0o700
     ] * 4
+
+
+def test_folders_that_were_open_to_others_are_closed(home: Home) -> None:
+    home.root.mkdir()
+    home.root.chmod(0o777)
+    home.data.mkdir()
+    home.data.chmod(0o755)
+    home.prepare()
+    # Others may list a folder that was not made by batchq, and change nothing in it.
+    assert home.root.stat().st_mode & 0o777 == 0o755
+    assert home.data.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_like_tmp_is_left_as_it_is(home: Home) -> None:
+    home.root.mkdir()
+    home.root.chmod(0o1777)
+    home.prepare()
+    assert home.root.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders to another user")
+@pytest.mark.parametrize("part", ["root", "data", "run", "logs"])
+def test_a_home_of_another_user_is_refused_in_a_sentence(home: Home, part: str) -> None:
+    home.prepare()
+    folder: Path = getattr(home, part)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(InvalidInput, match="it belongs to user 65534, and this is user 0"):
+        home.prepare()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders to another user")
+def test_no_command_speaks_to_a_socket_in_another_users_folder(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHQ_HOME", str(home.root))
+    monkeypatch.delenv("BATCHQ_REDIS_URL", raising=False)
+    home.prepare()
+    os.chown(home.run, 65534, 65534)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(home.socket))
+        with pytest.raises(InvalidInput, match="it belongs to user 65534, and this is user 0"):
+            target_of(None)
+
+
+def test_no_command_speaks_to_a_socket_in_a_short_folder_that_somebody_else_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    trap.chmod(0o777)
+    monkeypatch.setattr("batchq.paths.short_folder", lambda: trap)
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path / ("x" * 120)))
+    monkeypatch.delenv("BATCHQ_REDIS_URL", raising=False)
+    find_home().socket.touch()
+    with pytest.raises(InvalidInput, match="is not a folder of user"):
+        target_of(None)
 
 
 def test_a_home_that_is_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:

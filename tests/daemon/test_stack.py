@@ -57,6 +57,16 @@ def kill(report: StackReport, name: str) -> None:
     until(lambda: processes.reap(pid) is not None or processes.birth_of(pid) != birth)
 
 
+def test_a_port_and_so_a_password_are_refused_while_processes_run_that_know_none(
+    home: Home,
+) -> None:
+    stack.up(home, SMALL)
+    stop_server(home)
+    with pytest.raises(Conflict, match="what runs here knows no password, and a server that"):
+        stack.up(home, UpOptions(agents=2, port=17_812))
+    assert not home.password.exists()
+
+
 def test_up_starts_everything_and_a_second_up_finds_it(home: Home) -> None:
     first = stack.up(home, SMALL)
     assert states(first) == ["started"] * 4

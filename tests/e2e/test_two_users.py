@@ -1,0 +1,160 @@
+"""Two Unix users on one machine: the second can do nothing through any door of the first's `up`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchq.client import Client
+from batchq.daemon import processes
+from batchq.paths import default_url, read_password
+from tests.e2e.machine import Machine, group, until
+
+INTRUDER = Path(__file__).with_name("intruder.py")
+OTHER_USER = 65534
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def python_of_everybody() -> str:
+    """An interpreter that the other user may run, too."""
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3", shutil.which("python3") or ""):
+        if path and as_other_user([path, "-c", "pass"], "").returncode == 0:
+            return path
+    pytest.skip("no Python on this machine can be run by another user")
+
+
+def as_other_user(command: Sequence[str], stdin: str) -> subprocess.CompletedProcess[str]:
+    """Run to its end as another user, in none of our groups."""
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        env={},
+        timeout=60,
+        user=OTHER_USER,
+        group=OTHER_USER,
+        extra_groups=[],
+    )
+
+
+@pytest.fixture
+def shared(machine: Machine) -> Iterator[Machine]:
+    """A machine whose home lies in a folder that others may enter."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user: run these tests as root")
+    machine.root.chmod(0o755)
+    # As `mkdir -p` makes it, for a home that was chosen with BATCHQ_HOME.
+    machine.home.root.mkdir(mode=0o777)
+    machine.home.root.chmod(0o777)
+    yield machine
+    machine.batchq("down", "--now")
+
+
+def pids_of(machine: Machine) -> list[int]:
+    """Everything that `up` has started, and what that has started."""
+    records = [processes.read_record(path) for path in machine.home.run.glob("*.json")]
+    ours = [psutil.Process(record.pid) for record in records if record is not None]
+    return [one.pid for own in ours for one in (own, *own.children(recursive=True))]
+
+
+def doors_of(pids: Sequence[int]) -> tuple[set[tuple[str, int]], set[str]]:
+    """What these processes listen on: addresses with ports; and sockets with names."""
+    found = [one for pid in pids for one in psutil.Process(pid).net_connections(kind="all")]
+    unix = [one for one in found if one.family == socket.AF_UNIX]
+    inet = {tuple(one.laddr) for one in found if one.family != socket.AF_UNIX and not one.raddr}
+    return inet, {str(one.laddr) for one in unix if one.laddr}
+
+
+def attack(machine: Machine, pids: Sequence[int], ports: Sequence[int]) -> list[str]:
+    """What the other user could do."""
+    root = machine.home.root
+    _, sockets = doors_of(pids)
+    told = {
+        "paths": [str(path) for path in [root, *root.rglob("*")]],
+        "sockets": sorted(sockets),
+        "ports": ports,
+        "pids": pids,
+    }
+    done = as_other_user([python_of_everybody(), "-I", str(INTRUDER)], json.dumps(told))
+    if "Permission denied" in done.stderr and str(INTRUDER) in done.stderr:
+        source = INTRUDER.read_text()
+        done = as_other_user([python_of_everybody(), "-I", "-c", source], json.dumps(told))
+    assert done.returncode == 0, done.stderr
+    return [str(one) for one in json.loads(done.stdout)]
+
+
+def up_with_a_pod(machine: Machine, *options: str) -> str:
+    """What `up` said; one pod runs."""
+    told = machine.batchq("up", "--agents", "1", "--resources", "cpu=1,memory=512Mi", *options)
+    machine.batchq("submit", "--name", "mine", "--", "sleep", "600")
+    with Client(default_url(machine.home)) as client:
+        until(
+            lambda: (
+                [str(pod.status.phase) for pod in client.pods(group(client, "mine"))] == ["Running"]
+            )
+        )
+    return told.stderr
+
+
+def test_without_a_port_there_is_one_socket_and_nothing_else(shared: Machine) -> None:
+    up_with_a_pod(shared)
+    pids = pids_of(shared)
+    assert len(pids) >= 5
+    assert doors_of(pids) == (set(), {str(shared.home.socket)})
+    assert attack(shared, pids, []) == [f"I am {OTHER_USER}", f"listed {shared.home.root}"]
+    assert not shared.home.password.exists()
+
+
+def test_a_port_is_of_no_use_without_the_password(shared: Machine) -> None:
+    port = free_port()
+    told = up_with_a_pod(shared, "--port", str(port))
+    pids = pids_of(shared)
+    assert f"127.0.0.1:{port} too, and asks for the password in {shared.home.password}" in told
+    assert doors_of(pids) == ({("127.0.0.1", port)}, {str(shared.home.socket)})
+    assert attack(shared, pids, [port]) == [f"I am {OTHER_USER}", f"listed {shared.home.root}"]
+    with Client(default_url(shared.home)) as client:
+        assert [one.metadata.name for one in client.list("PodGroup")] == ["mine"]
+        assert str(group(client, "mine").status.phase) == "Running"
+    assert shared.home.password.stat().st_mode & 0o777 == 0o600
+    password = read_password(shared.home)
+    assert len(password) == 64
+    assert password not in told
+    assert not [pid for pid in pids if password in " ".join(psutil.Process(pid).cmdline())]
+
+
+def test_whoever_knows_the_password_comes_in_by_the_port(shared: Machine) -> None:
+    port = free_port()
+    shared.batchq("up", "--agents", "0", "--port", str(port))
+    refused = shared.batchq("jobs", url=f"redis://127.0.0.1:{port}", exits=9)
+    assert "asks for a password" in refused.stderr
+    url = f"redis://:{read_password(shared.home)}@127.0.0.1:{port}"
+    assert shared.batchq("queues", "-o", "name", url=url).stdout == "default\n"
+
+
+def test_metrics_may_be_read_by_anybody_and_do_nothing(shared: Machine) -> None:
+    port = free_port()
+    up_with_a_pod(shared, "--metrics", str(port))
+    assert doors_of(pids_of(shared))[0] == {("127.0.0.1", port)}
+    ask = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
+    url = f"http://127.0.0.1:{port}/metrics"
+    read = as_other_user([python_of_everybody(), "-c", ask, url], "")
+    assert "batchq_groups" in read.stdout
+    assert "mine" not in read.stdout
+    ask = ask.replace("sys.argv[1]", "r.Request(sys.argv[1], method='POST')")
+    assert "405" in as_other_user([python_of_everybody(), "-c", ask, url], "").stderr

@@ -8,6 +8,7 @@ import click
 
 from batchq.cli.options import examples, output_option
 from batchq.cli.output import show_data
+from batchq.cli.terminal import echo
 from batchq.errors import InvalidInput
 
 _LONGEST_PASSWORD_BYTES = 4096
@@ -68,7 +69,7 @@ def acl(
             output,
         )
         return
-    click.echo(found.line)
+    echo(found.line)
 
 
 def _password_in(path: Path) -> bytes:

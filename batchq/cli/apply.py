@@ -9,6 +9,7 @@ import click
 from batchq.cli.files import STDIN, Content, read_content
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import reference, show_objects
+from batchq.cli.terminal import echo
 from batchq.client import Applied
 
 
@@ -47,11 +48,11 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: s
     suffix = " (dry run)" if dry_run else ""
     for one in applied:
         changes = f": {one.changes}" if one.changes else ""
-        click.echo(f"{reference(one.object)} {one.effect}{suffix}{changes}")
+        echo(f"{reference(one.object)} {one.effect}{suffix}{changes}")
 
 
 def warn(applied: Sequence[Applied]) -> None:
     """What follows from a request that its author may not have meant, on stderr."""
     for one in applied:
         for warning in one.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            echo(f"warning: {warning}", err=True)

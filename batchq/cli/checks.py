@@ -14,6 +14,7 @@ from batchq.api.objects import full_name
 from batchq.cli import checkview
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import report, show_data, show_table
+from batchq.cli.terminal import echo
 from batchq.cli.values import as_duration, group_key, name_of_kind, seconds_of
 from batchq.client import Client
 from batchq.client.checks import CheckRequest, CheckWatch
@@ -81,7 +82,7 @@ def list_checks(
     elif views:
         show_table(checkview.views_table(views, now_ms), color=shared.color)
     else:
-        click.echo("no check waits for an answer" if waiting else "there are no checks", err=True)
+        echo("no check waits for an answer" if waiting else "there are no checks", err=True)
 
 
 @checks.command(
@@ -208,16 +209,16 @@ def _tell_standing(client: Client, watch: CheckWatch) -> tuple[str, ...]:
         if record.spec.controller_name == mine and one.active and one.name not in held
     ]
     if held:
-        click.echo("; ".join([f"keeping {', '.join(held)} active", *others]), err=True)
+        echo("; ".join([f"keeping {', '.join(held)} active", *others]), err=True)
     elif others:
-        click.echo(f"{'; '.join(others)}: standing by until that ends", err=True)
+        echo(f"{'; '.join(others)}: standing by until that ends", err=True)
     elif any(record.spec.controller_name == mine for _, record in listed):
-        click.echo(f"the checks of controller {mine} are free: taking them up", err=True)
+        echo(f"the checks of controller {mine} are free: taking them up", err=True)
     else:
         known = ", ".join(sorted({record.spec.controller_name for _, record in listed}))
         there = f"there are those of {known}" if known else "there is none at all"
         text = f"there is no AdmissionCheck of controller {mine} ({there})"
-        click.echo(f"{text}: standing by until one is applied", err=True)
+        echo(f"{text}: standing by until one is applied", err=True)
     return held
 
 
@@ -225,9 +226,9 @@ def _tell(request: CheckRequest, output: str) -> None:
     name = full_name(request.group).removeprefix("default/")
     if output == "json":
         row = {"podGroup": request.key, "check": request.check, "queue": request.queue}
-        click.echo(json.dumps(row, ensure_ascii=False))
+        echo(json.dumps(row, ensure_ascii=False))
         return
-    click.echo(
+    echo(
         f"{request.key} (queue {request.queue}) waits: `batchq checks set {name} {request.check}"
         " True`"
     )

@@ -6,6 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from batchq.cli.options import examples
+from batchq.cli.terminal import echo
 from batchq.errors import UsageError
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -28,4 +29,4 @@ def completion(ctx: click.Context, shell: str | None) -> None:
     assert kind is not None
     root = ctx.find_root().command
     # The script, not `kind.source_vars`: bash's own class asks bash for its version.
-    click.echo(kind(root, {}, "batchq", "_BATCHQ_COMPLETE").source())
+    echo(kind(root, {}, "batchq", "_BATCHQ_COMPLETE").source())

@@ -11,6 +11,7 @@ import click
 from batchq.cli.configlive import effective_config, reload
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import show_data
+from batchq.cli.terminal import echo
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
@@ -52,15 +53,15 @@ def check(file: Path, output: str) -> None:
     found = checked_config(file)
     plugins = _on(found, expanded(found))
     for line in _without_effect(found):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if output == "json":
         data = {"file": str(file), "actions": list(found.actions), "plugins": plugins}
         show_data(data, output)
         return
     names = ", ".join(plugins) or "none"
-    click.echo(f"{file} is a valid configuration")
-    click.echo(f"actions: {', '.join(found.actions)}")
-    click.echo(f"plugins: {names}")
+    echo(f"{file} is a valid configuration")
+    echo(f"actions: {', '.join(found.actions)}")
+    echo(f"plugins: {names}")
 
 
 @config.command(
@@ -95,7 +96,7 @@ def print_(
     if output == "json":
         show_data(as_written(found, expansion), output)
         return
-    click.echo(as_text(found, expansion), nl=False)
+    echo(as_text(found, expansion), nl=False)
 
 
 @config.command(
@@ -121,10 +122,10 @@ def diff(a: Path, b: Path, output: str) -> int:
         rows = [{"what": one.what, "a": one.a, "b": one.b} for one in found]
         show_data({"equal": not found, "differences": rows}, output)
     elif found:
-        click.echo(f"--- {a}\n+++ {b}")
+        echo(f"--- {a}\n+++ {b}")
         for one in found:
             for line in _difference(one):
-                click.echo(line)
+                echo(line)
     return _DIFFERENT if found else 0
 
 
@@ -151,10 +152,10 @@ def convert(file: Path) -> None:
     found = kube_batch.convert(documents[0], names)
     assemble(found.config)
     for note in found.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     for line in _without_effect(found.config):
-        click.echo(line, err=True)
-    click.echo(as_text(found.config), nl=False)
+        echo(line, err=True)
+    echo(as_text(found.config), nl=False)
 
 
 def checked_config(file: Path | None) -> SchedulerConfig:

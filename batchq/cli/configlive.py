@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.options import Globals, examples, pass_globals
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import EXIT_ERROR
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ def reload(shared: Globals) -> int:
     with shared.connect() as client:
         answer = ask_to_reload(find_home(), client)
     if answer.reason == RELOADED:
-        click.echo(answer.message)
+        echo(answer.message)
         return 0
-    click.echo(f"error: {answer.message}", err=True)
+    echo(f"error: {answer.message}", err=True)
     return EXIT_ERROR
 
 
@@ -47,5 +48,5 @@ def effective_config(shared: Globals) -> SchedulerConfig:
 
     published = published_config(shared.redis_url)
     if not published.led:
-        click.echo("note: no scheduler leads; the last that did went by this", err=True)
+        echo("note: no scheduler leads; the last that did went by this", err=True)
     return read_config(published.text, "the configuration of the scheduler that leads")

@@ -12,6 +12,7 @@ import click
 
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import is_terminal, one_line, show_data
+from batchq.cli.terminal import paint
 from batchq.cli.trouble import EXIT_ERROR, EXIT_WARNINGS
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def doctor(shared: Globals, config: Path | None, output: str) -> int:
     else:
         color = shared.color and is_terminal() and not os.environ.get("NO_COLOR")
         for line in _lines(report, color=color):
-            click.echo(line, color=color)
+            paint(line)
     if report.worst is Level.ERROR:
         return EXIT_ERROR
     return EXIT_WARNINGS if report.worst is Level.WARNING else 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.options import Globals, examples, output_option, pass_globals
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import Interrupted
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def down(shared: Globals, keep_server: bool, now: bool, output: str) -> None:
     report = end_stack(find_home(), url=shared.redis_url, keep_server=keep_server, now=now)
     show(report, color=shared.color, output=output)
     if all(part.state in ("not running", "running") for part in report.parts):
-        click.echo("Nothing was there to stop", err=True)
+        echo("Nothing was there to stop", err=True)
 
 
 def end_stack(
@@ -50,7 +51,7 @@ def end_stack(
             url=url,
             keep_server=keep_server,
             now=now,
-            say=lambda sentence: click.echo(sentence, err=True),
+            say=lambda sentence: echo(sentence, err=True),
         )
     except KeyboardInterrupt:
         left = [part.name for part in stack.status(home, url=url).parts if part.pid]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
 from batchq.errors import NotFound, StoreUnavailable
 
@@ -44,7 +43,7 @@ def tell(results: Sequence[Result], *, err: bool = False) -> None:
         ending = ending_text(result.phase, result.reason, result.message)
         line = f"podgroup {result.key} {result.phase}"
         told = not result.reached and ending not in ("", result.phase)
-        click.echo(f"{line} ({ending})" if told else line, err=err)
+        echo(f"{line} ({ending})" if told else line, err=err)
 
 
 def tell_if_nobody_leads(client: Client, keys: Sequence[str]) -> None:
@@ -65,7 +64,7 @@ def tell_nobody_leads() -> None:
     """One line on stderr, with what to do."""
     from batchq.client.leading import NO_LEADER
 
-    click.echo(NO_LEADER, err=True)
+    echo(NO_LEADER, err=True)
 
 
 def goes_on(keys: Sequence[str]) -> tuple[str, str]:

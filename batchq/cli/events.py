@@ -11,6 +11,7 @@ from batchq.api.times import format_instant
 from batchq.api.transaction import Event
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import Table, one_line, show_data, show_table
+from batchq.cli.terminal import echo
 from batchq.cli.values import as_duration, group_key, kind_of_word, seconds_of
 
 _MOST = 100
@@ -82,7 +83,7 @@ def events(
         if watch:
             for some in client.follow_events(since_ms=since_ms, most=most, **wanted):
                 for event in some:
-                    click.echo(_line(event, output))
+                    echo(_line(event, output))
             return
         found = client.events(since_ms=since_ms, most=most, **wanted)
     if output == "json":
@@ -94,7 +95,7 @@ def events(
         show_table(Table(("AT", "KIND", "OBJECT", "REASON", "MESSAGE"), rows), color=shared.color)
     else:
         where = "" if name or cluster_wide else f" in namespace {namespace}"
-        click.echo(f"there are no such events{where}", err=True)
+        echo(f"there are no such events{where}", err=True)
 
 
 def _kind(word: str) -> str:

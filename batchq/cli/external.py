@@ -18,6 +18,7 @@ from batchq.api.resources import describe
 from batchq.api.times import describe_age, format_instant
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import Table, show_data, show_table
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration, group_key, left_of, seconds_of
 from batchq.errors import StoreUnavailable, UsageError, WaitTimedOut
@@ -83,7 +84,7 @@ def list_groups(shared: Globals, namespace: str, queue: str, output: str) -> Non
         show_data({"items": [_group_row(group) for group in groups]}, "json")
         return
     if not groups:
-        click.echo("no external group waits to be claimed", err=True)
+        echo("no external group waits to be claimed", err=True)
         return
     rows = tuple(
         (
@@ -170,9 +171,9 @@ def renew(shared: Globals, token: str, ttl: str | None, output: str) -> int:
         answer = {"stopReason": renewed.stop_reason, "expiresAt": until, "overAt": over}
         show_data(answer, "json")
     elif renewed.stop_reason:
-        click.echo(f"stop {renewed.stop_reason}")
+        echo(f"stop {renewed.stop_reason}")
     else:
-        click.echo(f"renewed until {until}")
+        echo(f"renewed until {until}")
     return EXIT_STOP if renewed.stop_reason else 0
 
 
@@ -245,7 +246,7 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
 
     def tell(finding: object) -> None:
         if output == "text":
-            click.echo(str(finding))
+            echo(str(finding))
 
     with on_interrupt("interrupted: what the check had started is ended"):
         patience_s = seconds_of(patience) or 0.0
@@ -320,8 +321,8 @@ def _show_claim(claim: Claim, output: str) -> None:
             "json",
         )
         return
-    click.echo(claim.token)
-    click.echo(f"podgroup {claim.key} claimed until {expires_at}", err=True)
+    echo(claim.token)
+    echo(f"podgroup {claim.key} claimed until {expires_at}", err=True)
 
 
 def _show_done(sentence: str, token: str, phase: str, pod: str, output: str) -> None:
@@ -330,4 +331,4 @@ def _show_done(sentence: str, token: str, phase: str, pod: str, output: str) -> 
 
         show_data({"podGroup": read_token(token).key, "phase": phase, "pod": pod}, "json")
     else:
-        click.echo(sentence)
+        echo(sentence)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import click
-
 from batchq.api.manifest import has_status
 from batchq.api.names import counted
 from batchq.api.objects import Object, PodGroup
+from batchq.cli.terminal import echo
 from batchq.client import with_working_dir
 from batchq.client.requests import leaves_stop_policy
 from batchq.config.documents import MOST_BYTES, Document, read_documents
@@ -50,7 +49,7 @@ def read_content(name: str, *, in_folder: bool) -> Content:
     count = sum(has_status(document.data) for document in documents)
     if count:
         ignored = f"status is batchq's, and is ignored in {counted(count, 'object')}"
-        click.echo(f"warning: {source}: {ignored}", err=True)
+        echo(f"warning: {source}: {ignored}", err=True)
     keep_stop = queues_to_keep_stopped(documents, objects)
     if not in_folder:
         return Content(objects, keep_stop)

@@ -10,6 +10,7 @@ from batchq.api.objects import OpenedGate
 from batchq.api.times import describe_age, format_instant
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import Table, report, show_data, show_table
+from batchq.cli.terminal import echo
 from batchq.cli.values import as_duration, group_key, name_of_kind
 from batchq.client.gating import GateView
 from batchq.client.queues import ROOT
@@ -76,7 +77,7 @@ def list_gates(
         show_table(_table(views, now_ms), color=shared.color)
     else:
         where = "" if all_namespaces else f" in namespace {namespace}"
-        click.echo(f"there are no such gates{where}", err=True)
+        echo(f"there are no such gates{where}", err=True)
 
 
 @gates.command(

@@ -26,6 +26,7 @@ from batchq.cli.options import (
     pass_globals,
 )
 from batchq.cli.output import Table, is_terminal, show_objects, show_table
+from batchq.cli.terminal import echo
 from batchq.cli.unreadableview import show_unreadable
 from batchq.cli.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
 from batchq.client import Client
@@ -84,7 +85,7 @@ def get(
             show_table(table, wide=output == "wide", color=shared.color)
         show_unreadable(damaged, tabled=tabled, color=shared.color)
         if tabled and not objects and not damaged:
-            click.echo(f"there are no objects of kind {kind}", err=True)
+            echo(f"there are no objects of kind {kind}", err=True)
 
 
 def _table(client: Client, kind: str, objects: Sequence[Object], *, namespaces: bool) -> Table:

@@ -24,6 +24,7 @@ from batchq.cli.options import (
 )
 from batchq.cli.output import is_terminal, show_data, show_table
 from batchq.cli.tables import groups_table
+from batchq.cli.terminal import echo
 from batchq.cli.unreadableview import show_unreadable
 from batchq.cli.values import name_of_kind
 from batchq.client.overview import GATED, GroupView
@@ -129,7 +130,7 @@ def jobs(
             show_data({"apiVersion": API_VERSION, "kind": "JobList", "items": rows}, output)
         case "name":
             for view in views:
-                click.echo(view.key)
+                echo(view.key)
         case _ if views:
             whole = everything or bool(phases) or not is_terminal()
             shown = views if whole else recent(views)
@@ -137,12 +138,12 @@ def jobs(
             show_table(table, wide=output == "wide", color=shared.color)
             hidden = len(views) - len(shown)
             if hidden:
-                click.echo(f"… and {counted(hidden, 'older finished group')} (--all)", err=True)
+                echo(f"… and {counted(hidden, 'older finished group')} (--all)", err=True)
             if not led and any(view.phase not in TERMINAL for view in views):
                 tell_nobody_leads()
         case _:
             where = "" if all_namespaces else f" in namespace {namespace}"
-            click.echo(f"there are no such pod groups{where}", err=True)
+            echo(f"there are no such pod groups{where}", err=True)
     show_unreadable(damaged, tabled=output not in ("json", "yaml", "name"), color=shared.color)
 
 
@@ -167,17 +168,17 @@ def _list_starts(shared: Globals, namespace: str, queue: str, output: str) -> No
             show_data(starts_row(starts), output)
         case "name":
             for key in names(starts):
-                click.echo(key)
+                echo(key)
         case _ if starts.items:
             show_table(starts_table(starts, namespaces=not namespace), color=shared.color)
             if starts.not_planned:
                 left = counted(starts.not_planned, "group")
-                click.echo(f"… {left} further behind in line not planned", err=True)
+                echo(f"… {left} further behind in line not planned", err=True)
             if not led:
                 tell_nobody_leads()
         case _:
             where = f" in namespace {namespace}" if namespace else ""
-            click.echo(f"no pod groups wait{where}", err=True)
+            echo(f"no pod groups wait{where}", err=True)
 
 
 def recent(views: Sequence[GroupView]) -> list[GroupView]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-import click
+from batchq.cli.terminal import echo
 
 #: Up to which line it has come.
 Tell = Callable[[int], None]
@@ -23,7 +23,7 @@ def progress(doing: str, lines: int, *, color: bool) -> Iterator[Tell]:
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         from batchq.cli.simulating.progress import Lines
 
-        said = Lines(monotonic, lambda line: click.echo(line, err=True), "lines")
+        said = Lines(monotonic, lambda line: echo(line, err=True), "lines")
         yield lambda done: said(doing, done, lines)
         return
     from rich.console import Console

@@ -10,6 +10,7 @@ import click
 from batchq.api.objects import PodGroup
 from batchq.cli.ending import goes_on
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
+from batchq.cli.terminal import echo, raw_option
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import group_key
 from batchq.client import Client
@@ -27,6 +28,7 @@ from batchq.client import Client
 @click.option("-f", "--follow", is_flag=True, help="Go on until the group's processes have ended.")
 @click.option("--pod", default="", help="Only this pod: its name, or TASK-INDEX.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod.")
+@raw_option
 @click.option("--prefix", is_flag=True, help="Begin each line with the name of its pod.")
 @output_option("text", "json")
 @pass_globals
@@ -53,13 +55,13 @@ def logs(
             count += 1
             if output == "json":
                 fields = {"pod": line.pod, "attempt": line.attempt, "stream": line.stream}
-                click.echo(json.dumps({**fields, "text": line.text}, ensure_ascii=False))
+                echo(json.dumps({**fields, "text": line.text}, ensure_ascii=False))
             else:
-                click.echo(f"{line.pod}: {line.text}" if prefix else line.text)
+                echo(f"{line.pod}: {line.text}" if prefix else line.text)
             if follow:
                 sys.stdout.flush()
         if not count:
-            click.echo(_why_nothing(client, key), err=True)
+            echo(_why_nothing(client, key), err=True)
 
 
 def _why_nothing(client: Client, key: str) -> str:

@@ -18,6 +18,7 @@ from batchq import __version__
 from batchq.cli.options import Globals, examples
 from batchq.cli.secrecy import hide_password
 from batchq.cli.streams import drop_stdout, stand_in
+from batchq.cli.terminal import echo, raw_option
 from batchq.cli.trouble import OUTPUT_FAILED, Trouble, trouble_of, wants_json
 
 
@@ -181,7 +182,7 @@ def _ended(done: click.exceptions.Exit | click.exceptions.NoArgsIsHelpError) -> 
 
 
 def _show(trouble: Trouble, *, as_json: bool) -> None:
-    click.echo(trouble.as_json() if as_json else trouble.as_text(), err=True)
+    echo(trouble.as_json() if as_json else trouble.as_text(), err=True)
 
 
 def _line(name: str) -> str:
@@ -207,6 +208,7 @@ def _line(name: str) -> str:
     help="The server to talk to (redis://, rediss://, unix:// or redis+sentinel://), or the "
     "variable BATCHQ_REDIS_URL; without both, the one that `batchq up` has started here.",
 )
+@raw_option
 @click.option("--no-color", is_flag=True, help="No colours; so does the variable NO_COLOR.")
 @click.version_option(__version__, prog_name="batchq", message="%(prog)s %(version)s")
 @click.pass_context
@@ -223,4 +225,4 @@ def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
     """
     ctx.obj = Globals(redis_url=redis_url or None, color=not no_color)
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        echo(ctx.get_help())

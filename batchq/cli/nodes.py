@@ -7,6 +7,7 @@ import click
 from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output import show_objects, show_table
 from batchq.cli.tables import nodes_table
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration, name_of_kind, seconds_of
 from batchq.client import Client
@@ -45,7 +46,7 @@ def cordon(shared: Globals, names: tuple[str, ...]) -> None:
     with shared.connect() as client:
         for name in _found(client, names):
             done = client.cordon(name)
-            click.echo(f"node {name} {'cordoned' if done else 'is cordoned already'}")
+            echo(f"node {name} {'cordoned' if done else 'is cordoned already'}")
 
 
 @nodes.command(epilog=examples("batchq nodes uncordon gpu-01"))
@@ -56,7 +57,7 @@ def uncordon(shared: Globals, names: tuple[str, ...]) -> None:
     with shared.connect() as client:
         for name in _found(client, names):
             done = client.uncordon(name)
-            click.echo(f"node {name} {'uncordoned' if done else 'is not cordoned'}")
+            echo(f"node {name} {'uncordoned' if done else 'is not cordoned'}")
 
 
 @nodes.command(epilog=examples("batchq nodes drain gpu-01 --timeout 10m"))
@@ -67,7 +68,7 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
     """Cordon a node, and wait until its pods have ended."""
     with shared.connect() as client:
         client.cordon(name)
-        click.echo(f"node {name} cordoned; waiting for its pods to end", err=True)
+        echo(f"node {name} cordoned; waiting for its pods to end", err=True)
         stays = f"node {name} stays cordoned, and its pods go on"
         with on_interrupt(stays, hint=f"`batchq nodes uncordon {name}` takes that back"):
             left = client.wait_until_empty(name, timeout_s=seconds_of(timeout))
@@ -76,7 +77,7 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
             f"Node {name} still runs {left} {'pod' if left == 1 else 'pods'} after {timeout}",
             hint="it stays cordoned; drain it again to wait on, or cancel the groups",
         )
-    click.echo(f"node {name} drained")
+    echo(f"node {name} drained")
 
 
 def _list(shared: Globals, output: str) -> None:
@@ -86,12 +87,12 @@ def _list(shared: Globals, output: str) -> None:
             show_objects(found, output)
         elif output == "name":
             for node in found:
-                click.echo(node.metadata.name)
+                echo(node.metadata.name)
         elif found:
             table = nodes_table(found, client.ledger(), client.now_ms())
             show_table(table, wide=output == "wide", color=shared.color)
         else:
-            click.echo("there are no nodes; `batchq up` or `batchq worker` makes one", err=True)
+            echo("there are no nodes; `batchq up` or `batchq worker` makes one", err=True)
 
 
 def _found(client: Client, names: tuple[str, ...]) -> list[str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from batchq.cli.terminal import echo
+
 if TYPE_CHECKING:
     from batchq.client import Client
 
@@ -34,7 +36,7 @@ class Globals(NamedTuple):
         from batchq.client import Client
 
         def tell(sentence: str) -> None:
-            click.echo(sentence, err=True)
+            echo(sentence, err=True)
 
         return Client(self.redis_url, tell=tell, patience_s=patience_s)
 

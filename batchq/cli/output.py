@@ -9,19 +9,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-import click
-
 from batchq.api.manifest import encode
 from batchq.api.objects import API_VERSION, Object, full_name, kind_of
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+from batchq.api.printable import printable
+from batchq.cli.terminal import echo, paint
 
 #: Columns are left out for the sake of so much room for prose. Into less than the second it is not
 #: folded: one word below the other is no sentence.
@@ -73,10 +70,10 @@ def show_table(table: Table, *, wide: bool = False, color: bool = True) -> None:
     if is_terminal():
         color = color and not os.environ.get("NO_COLOR")
         for line in fitted(shown, shutil.get_terminal_size().columns, color=color):
-            click.echo(line, color=color)
+            paint(line)
         return
     for line in aligned([shown.titles, *shown.rows]):
-        click.echo(line)
+        echo(line)
 
 
 def fitted(table: Table, columns: int, *, color: bool = False) -> list[str]:
@@ -144,26 +141,28 @@ def draws_lines() -> bool:
 
 
 def one_line(text: str) -> str:
-    """`text` without line ends and control characters, which could forge rows or paint screens."""
-    return _CONTROL.sub(" ", text)
+    """`text` with line ends and control characters escaped, which could forge rows or paint
+    screens; in a pipe, too, where a row is a line.
+    """
+    return printable(text)
 
 
 def show_data(data: object, form: str) -> None:
     """Write plain data as `json` or `yaml`."""
     if form == "json":
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        echo(json.dumps(data, indent=2, ensure_ascii=False))
         return
     from batchq.config.documents import print_documents
 
     # Through JSON, so that only plain types are left, whatever they were.
-    click.echo(print_documents([json.loads(json.dumps(data))]), nl=False)
+    echo(print_documents([json.loads(json.dumps(data))]), nl=False)
 
 
 def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -> None:
     """Write manifests as `json` or `yaml`: one `alone`, else a List; or `kind/name` of each."""
     if form == "name":
         for item in objects:
-            click.echo(f"{kind_of(item).lower()}/{full_name(item)}")
+            echo(f"{kind_of(item).lower()}/{full_name(item)}")
         return
     if alone:
         show_data(encode(objects[0]), form)
@@ -195,7 +194,7 @@ def report(form: str) -> Iterator[Done]:
         if form == "json":
             items.append({"kind": kind, "name": name, "action": action})
         else:
-            click.echo(sentence or f"{kind.lower()} {name} {action}")
+            echo(sentence or f"{kind.lower()} {name} {action}")
 
     try:
         yield done
@@ -209,13 +208,13 @@ def show_fields(fields: Iterable[tuple[str, str]]) -> None:
     there = [(name, value) for name, value in fields if value]
     width = max((len(name) for name, _ in there), default=0) + 1
     for name, value in there:
-        click.echo(f"{name + ':':<{width}}  {one_line(value)}")
+        echo(f"{name + ':':<{width}}  {one_line(value)}")
 
 
 def show_section(title: str, rows: Sequence[Sequence[str]]) -> None:
     """Write a titled block of aligned rows; nothing if there are none."""
     if not rows:
         return
-    click.echo(f"\n{title}:")
+    echo(f"\n{title}:")
     for line in aligned([[one_line(cell) for cell in row] for row in rows]):
-        click.echo(f"  {line}")
+        echo(f"  {line}")

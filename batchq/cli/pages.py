@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import click
-
 from batchq.api.gates import Gate, gates_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
@@ -21,6 +19,7 @@ from batchq.cli.checkview import show_checks_of_group
 from batchq.cli.ending import ending_text
 from batchq.cli.gates import opened_text
 from batchq.cli.output import show_data, show_fields, show_section
+from batchq.cli.terminal import echo
 from batchq.client import Client
 from batchq.client.overview import Explanation, GroupView
 
@@ -279,14 +278,14 @@ def show_pod(client: Client, pod: Pod) -> None:
             ("Memory", limits[0][1] if limits else ""),
         ]
     )
-    click.echo()
+    echo()
     show_data(encode(pod), "yaml")
 
 
 def show_plain(item: Object) -> None:
     """Its record."""
     show_fields([(kind_of(item), full_name(item))])
-    click.echo()
+    echo()
     show_data(encode(item), "yaml")
 
 

@@ -12,6 +12,7 @@ from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import show_data
 from batchq.cli.planview import plan_row, show_plan
 from batchq.cli.requesting import check_request, request_options, requested
+from batchq.cli.terminal import echo
 
 
 @click.command(
@@ -51,7 +52,7 @@ def plan(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
         )
         led = client.schedulers().led
     for warning in found.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     if options["output"] == "json":
         show_data({"apiVersion": API_VERSION, "kind": "Plan", **plan_row(found)}, "json")
     else:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import click
-
 from batchq.api.names import counted
 from batchq.api.quantity import format_quantity
 from batchq.api.resources import Amounts, describe
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
 from batchq.cli.output import show_fields, show_section
 from batchq.cli.tables import lost_text
+from batchq.cli.terminal import echo
 from batchq.client.outcomes import Awaiting, GroupPlan, Outcome, Victim
 from batchq.client.planning import Plan
 
@@ -24,7 +23,7 @@ def show_plan(plan: Plan) -> None:
     """To stdout: each group, then what it does to others."""
     for place, group in enumerate(plan.groups):
         if place:
-            click.echo()
+            echo()
         _show_group(plan, group)
     show_section("Evicted for this", _victims(plan.evicted))
     show_section("Starts later for this", [(key,) for key in _few(plan.delayed, _MOST_DELAYED)])

@@ -10,6 +10,7 @@ import click
 from batchq.cli.ending import exit_code_of, goes_on
 from batchq.cli.options import Globals, examples, namespace_option, pass_globals
 from batchq.cli.runview import display, has_ended
+from batchq.cli.terminal import raw_option
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import group_keys
 from batchq.client import Client
@@ -25,6 +26,7 @@ _MOST_S = 2.0
 @click.command(epilog=examples("batchq progress train-1", "batchq progress train-1 train-2"))
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
 @namespace_option
+@raw_option
 @pass_globals
 def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
     """Follow groups until they have ended; the exit code is that of `batchq wait`."""

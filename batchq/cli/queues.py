@@ -12,6 +12,7 @@ from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, p
 from batchq.cli.output import draws_lines, is_terminal, reference, report, show_data, show_table
 from batchq.cli.queueview import page_row, queue_row, show_queue_page
 from batchq.cli.tables import queues_table
+from batchq.cli.terminal import echo
 from batchq.cli.values import name_of_kind
 from batchq.client import Client
 from batchq.client.queues import ROOT
@@ -158,7 +159,7 @@ def _tell_of_stops(client: Client, name: str) -> None:
     """On stderr, who else stops it."""
     view = next((one for one in client.queues() if one.name == name), None)
     for one in view.stops if view is not None else ():
-        click.echo(
+        echo(
             f"queue {one.queue}, above {name}, is stopped still ({one.policy}):"
             f" `batchq queues resume {one.queue}`",
             err=True,
@@ -182,7 +183,7 @@ def _list(shared: Globals, output: str) -> None:
             show_data({"apiVersion": API_VERSION, "kind": "QueueList", "items": items}, output)
         case "name":
             for view in views:
-                click.echo(view.name)
+                echo(view.name)
         case _:
             table = queues_table(views, stacked=is_terminal(), lines=draws_lines())
             show_table(table, wide=output == "wide", color=shared.color)

@@ -8,6 +8,7 @@ from batchq.api.names import label_problem
 from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output import show_objects, show_table
 from batchq.cli.tables import quotas_table
+from batchq.cli.terminal import echo
 from batchq.cli.values import as_resources
 from batchq.errors import UsageError
 
@@ -54,7 +55,7 @@ def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
         )
     with shared.connect() as client:
         done = client.set_quota(namespace, hard)
-    click.echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
+    echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
 
 
 def _show(shared: Globals, namespace: str, output: str) -> None:
@@ -67,4 +68,4 @@ def _show(shared: Globals, namespace: str, output: str) -> None:
             show_table(table, wide=output == "wide", color=shared.color)
         else:
             of = f" for namespace {namespace}" if namespace else ""
-            click.echo(f"there are no quotas{of}: nothing is limited", err=True)
+            echo(f"there are no quotas{of}: nothing is limited", err=True)

@@ -13,6 +13,7 @@ import click
 
 from batchq.cli.options import Globals, examples, pass_globals
 from batchq.cli.replayview import as_json, as_table, compared, in_words
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import EXIT_GROUP_FAILED, EXIT_WARNINGS, Interrupted, on_interrupt
 from batchq.errors import UsageError
 
@@ -198,10 +199,10 @@ def _compared(shared: Globals, plan: Plan, ending: Ending) -> Comparison:
 
 def _show(report: ReplayReport, comparison: Comparison | None, output: str) -> None:
     if output == "json":
-        click.echo(as_json(report, comparison))
+        echo(as_json(report, comparison))
         return
     lines = [*as_table(report), *(compared(comparison) if comparison is not None else ())]
-    click.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 def _play(live: LiveReplay, plan: Plan, run: Callable[[], Ending]) -> Ending:
@@ -265,4 +266,4 @@ def _announcement(plan: Plan, dropped: int) -> str:
 
 
 def _note(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    echo(sentence, err=True)

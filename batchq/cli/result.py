@@ -10,6 +10,7 @@ from batchq.api.objects import PodGroup
 from batchq.cli.ending import goes_on
 from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
 from batchq.cli.output import Table, show_data, show_table
+from batchq.cli.terminal import echo, raw_option
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration, group_key, left_of, seconds_of
 from batchq.client import Client
@@ -24,6 +25,7 @@ from batchq.client import Client
 )
 @click.argument("name")
 @namespace_option
+@raw_option
 @click.option("--partial", is_flag=True, help="What there is, whatever became of the group.")
 @click.option("--timeout", callback=as_duration, metavar="DURATION", help="Wait no longer: 124.")
 @output_option("text", "json")
@@ -51,7 +53,7 @@ def result(
         show_data({"items": items}, "json")
     elif alone:
         for value in found.values():
-            click.echo(_text(value))
+            echo(_text(value))
     else:
         rows = tuple((pod, _text(value)) for pod, value in found.items())
         show_table(Table(("POD", "RESULT"), rows), color=shared.color)

@@ -10,6 +10,7 @@ import click
 from batchq.cli.apply import warn
 from batchq.cli.options import Globals, examples, pass_globals
 from batchq.cli.requesting import mark_groups
+from batchq.cli.terminal import echo, raw_option
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration, seconds_of
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Keep the groups when they have ended, for `batchq describe` and `batchq logs`.",
 )
+@raw_option
 @click.option("--down", is_flag=True, help="Stop server, scheduler and agents at the end.")
 @pass_globals
 def run(
@@ -119,7 +121,7 @@ def _run(
             folder = runlive.output_folder(home, groups[0].metadata.name)
             outputs = runlive.collect_output(client, keys, folder)
         for line in runview.result(views, pods, outputs, folder):
-            click.echo(line)
+            echo(line)
         if not keep:
             client.delete_all([("PodGroup", key) for key in keys])
     return runview.verdict(views, pods, exit_code=exit_code)
@@ -134,4 +136,4 @@ def _found(report: StackReport) -> str:
 
 
 def _note(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    echo(sentence, err=True)

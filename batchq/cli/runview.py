@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TextIO
 
-import click
 from msgspec import Struct
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
@@ -21,6 +20,7 @@ from batchq.api.objects import Pod
 from batchq.api.times import describe_age
 from batchq.cli.ending import ending_text
 from batchq.cli.output import aligned, one_line
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
 from batchq.client.overview import GroupView
 
@@ -95,7 +95,7 @@ class _Lines:
             line = f"{short(view.key)}: {view.shown}: {state_in_words(view)}"
             if self._said.get(view.key) != line:
                 self._said[view.key] = line
-                click.echo(line, file=self._stream)
+                echo(line, file=self._stream)
 
 
 @contextmanager
@@ -123,8 +123,8 @@ def _bars(stream: TextIO, *, color: bool) -> Iterator[Display]:
                 style = styles.get(view.shown, "")
                 bar = Text("█" * done, style).append("▒" * active, "dim")
                 bar.append("░" * (_BAR - done - active), "dim")
-                name, phase = Text(short(view.key)), Text(view.shown, style)
-                table.add_row(name, bar, phase, Text(state_in_words(view), "dim"))
+                name, phase = Text(one_line(short(view.key))), Text(one_line(view.shown), style)
+                table.add_row(name, bar, phase, Text(one_line(state_in_words(view)), "dim"))
             self._live.update(table, refresh=True)
 
     console = Console(file=stream, no_color=not color)
@@ -191,7 +191,7 @@ def _last_words(outputs: Sequence[PodOutput], failed: Collection[str]) -> Iterat
         yield ""
         shown = f"the last {counted(len(output.last), 'line')} of {output.count}"
         yield f"{output.pod}: {shown if output.count > len(output.last) else 'all it wrote'}"
-        yield from (f"    {one_line(line)}" for line in output.last)
+        yield from (f"    {line}" for line in output.last)
     if rows:
         yield ""
         yield from aligned(rows)

@@ -10,6 +10,7 @@ import click
 from batchq.api.times import describe_age
 from batchq.cli.options import Globals, examples, metrics_option, output_option, pass_globals
 from batchq.cli.output import Table, show_data, show_table
+from batchq.cli.terminal import echo
 from batchq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,22 +61,22 @@ def scheduler(
 
 def _show(found: Schedulers, output: str, *, color: bool) -> None:
     if not found.led:
-        click.echo(f"hint: {_how_to_be_led(found)}", err=True)
+        echo(f"hint: {_how_to_be_led(found)}", err=True)
     if output == "json":
         show_data(_data(found), "json")
         return
     leader = found.leader
     if leader is not None and leader.left_ms > 0:
         left_s = leader.left_ms / 1000
-        click.echo(
+        echo(
             f"{leader.identity} leads, epoch {leader.epoch}; its lease ends in {left_s:.1f} s"
             " unless renewed"
         )
     elif leader is not None:
         ago = describe_age(-leader.left_ms)
-        click.echo(f"no scheduler leads; {leader.identity} did until {ago} ago")
+        echo(f"no scheduler leads; {leader.identity} did until {ago} ago")
     else:
-        click.echo("no scheduler leads")
+        echo("no scheduler leads")
     if found.there:
         rows = tuple(
             (
@@ -87,7 +88,7 @@ def _show(found: Schedulers, output: str, *, color: bool) -> None:
             )
             for one in found.there
         )
-        click.echo()
+        echo()
         show_table(Table(("SCHEDULER", "ROLE", "VERSION", "SEEN", "MIRROR"), rows), color=color)
 
 

@@ -6,6 +6,7 @@ place, which nobody expects.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Literal, TextIO
@@ -24,6 +25,9 @@ def stand_in() -> None:
         sys.stdout = _null(os.O_RDONLY, "w")
     if sys.stderr is None:
         sys.stderr = _null(os.O_WRONLY, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a terminal's letters cannot say, or no letters can, is escaped as on stderr.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def drop_stdout() -> None:

@@ -13,6 +13,7 @@ from batchq.cli.ending import exit_code_of, goes_on, tell
 from batchq.cli.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output import reference, show_objects
 from batchq.cli.requesting import check_request, request_options, requested
+from batchq.cli.terminal import echo, raw_option
 from batchq.cli.trouble import on_interrupt
 from batchq.cli.values import as_duration
 from batchq.client import Applied, Client
@@ -54,6 +55,7 @@ _WITH_FILE = frozenset({"wait", "progress", "timeout", "exit_code", "dry_run", "
 @click.option("--progress", is_flag=True, help="Show how far it is, and wait.")
 @click.option("--timeout", callback=as_duration, metavar="DURATION", help="With --wait: no longer.")
 @click.option("--exit-code", is_flag=True, help="With --wait, the exit code of the single pod.")
+@raw_option
 @click.option("--dry-run", is_flag=True, help="Check it and print the manifest; submit nothing.")
 @click.option("--quiet", is_flag=True, help="Print NAMESPACE/NAME only.")
 @output_option("text", "json", "yaml", "name")
@@ -104,13 +106,13 @@ def _show(applied: Sequence[Applied], options: dict[str, Any]) -> None:
     elif options["quiet"]:
         for item in objects:
             if isinstance(item, PodGroup):
-                click.echo(key_of(item))
+                echo(key_of(item))
     elif options["dry_run"]:
         show_objects(objects, "yaml", alone=len(objects) == 1)
     else:
         for one in applied:
             submitted = isinstance(one.object, PodGroup)
-            click.echo(f"{reference(one.object)} {'submitted' if submitted else one.effect}")
+            echo(f"{reference(one.object)} {'submitted' if submitted else one.effect}")
 
 
 def _wait(client: Client, shared: Globals, keys: list[str], options: dict[str, Any]) -> int:

@@ -27,6 +27,7 @@ from batchq.cli.lines import Line, Lines
 from batchq.cli.linesview import Tell, progress
 from batchq.cli.options import Globals
 from batchq.cli.requesting import OF_REQUEST
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED, Interrupted
 from batchq.cli.values import seconds_of
 from batchq.client import Client
@@ -217,9 +218,9 @@ class _Run:
             told = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
             self._say({"line": line.number, "result": word, **told})
         elif form == "name":
-            click.echo(f"podgroup/{key}")
+            echo(f"podgroup/{key}")
         elif self._options["quiet"]:
-            click.echo(key)
+            echo(key)
 
     def _tell_refused(self, line: Line, error: BatchqError) -> None:
         self._counts["refused"] += 1
@@ -237,15 +238,15 @@ class _Run:
             self._note("and more, of which -o json tells one by one")
 
     def _say(self, data: Mapping[str, Any]) -> None:
-        click.echo(json.dumps(data, ensure_ascii=False))
+        echo(json.dumps(data, ensure_ascii=False))
 
     def _note(self, sentence: str) -> None:
-        click.echo(sentence, err=True)
+        echo(sentence, err=True)
 
     def _tell(self, sentence: str) -> None:
         """For people, at the end; what is for programs stands on stdout alone."""
         plain = self._options["output"] == "text" and not self._options["quiet"]
-        click.echo(sentence, err=not plain)
+        echo(sentence, err=not plain)
 
     def _summary(self, started: float) -> str:
         took_s = monotonic() - started
@@ -400,7 +401,7 @@ def _wait(client: Client, keys: Sequence[str], timeout_s: float | None) -> int:
             hint="they go on; look at them with `batchq jobs`",
         )
     told = ", ".join(f"{count} {phase}" for phase, count in sorted(ended.items()))
-    click.echo(f"ended: {told}", err=True)
+    echo(f"ended: {told}", err=True)
     if ended["Failed"]:
         return EXIT_GROUP_FAILED
     return EXIT_GROUP_CANCELLED if ended["Cancelled"] else 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from batchq.cli.options import Globals, examples, metrics_option, output_option, pass_globals
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import on_interrupt
 from batchq.errors import InvalidInput
 
@@ -121,4 +122,4 @@ def up(
 
 
 def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    echo(sentence, err=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import click
-
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.names import counted
 from batchq.api.quantity import describe_quantity, format_quantity
@@ -15,6 +13,7 @@ from batchq.api.times import describe_age, format_duration, format_instant
 from batchq.cli import tables
 from batchq.cli.output import one_line, show_fields, show_section
 from batchq.cli.startview import others_row, others_text, start_row, start_text, waits_for
+from batchq.cli.terminal import echo
 from batchq.client.backfilling import Backfilling
 from batchq.client.leading import NO_LEADER
 from batchq.client.others import Others
@@ -31,15 +30,15 @@ _ROOM = (
 
 def show_why(why: Why, *, history: bool) -> None:
     """To stdout: one sentence, the reasons, and what else decides."""
-    click.echo(one_line(_sentence(why)))
+    echo(one_line(_sentence(why)))
     for place, reason in enumerate(why.reasons, start=1):
-        click.echo(one_line(f"  {place}. {reason.reason}: {reason.message}"))
+        echo(one_line(f"  {place}. {reason.reason}: {reason.message}"))
         if reason.remedy:
-            click.echo(one_line(f"     -> {reason.remedy}"))
+            echo(one_line(f"     -> {reason.remedy}"))
     for reason in why.former:
         text = f"  -  {reason.reason}, as of revision {reason.revision}, no longer: "
-        click.echo(one_line(text + reason.message))
-    click.echo()
+        echo(one_line(text + reason.message))
+    echo()
     show_fields(_fields(why))
     show_section("Nobody is evicted for it", list(_spared(why)))
     show_section(

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
+from batchq.api.printable import printable
 from batchq.daemon.rotation import own_file
 from batchq.errors import InvalidInput
 
@@ -101,6 +102,8 @@ def configure(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if on_terminal:
+        shared.append(_escaped)
     renderer = _renderer(form, colors=on_terminal and "NO_COLOR" not in environ)
     story: list[Processor] = [] if form == "console" else [structlog.processors.format_exc_info]
     structlog.configure(
@@ -134,6 +137,13 @@ def _descriptor_of(stream: TextIO) -> int | None:
         return stream.fileno()
     except io.UnsupportedOperation:
         return None
+
+
+def _escaped(_: object, __: str, event: EventDict) -> EventDict:
+    """What others have put into names and messages commands no terminal."""
+    return {
+        key: printable(value) if isinstance(value, str) else value for key, value in event.items()
+    }
 
 
 def _choice(environ: Mapping[str, str], name: str, known: tuple[str, ...], default: str) -> str:

@@ -280,7 +280,7 @@ def test_the_end_is_told_with_the_words_of_failed_pods_first() -> None:
         "train: RetriesSpent: 1 of 4 pods failed",
         "",
         "train-main-1: all it wrote",
-        "    no  [31mroom",
+        "    no \x1b[31mroom",
         "",
         "train-main-0:  wrote /tmp/picture.png",
         "",

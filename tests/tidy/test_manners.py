@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.tidy.source import dotted, nodes, place, python_files, told
+from tests.tidy.source import ROOT, dotted, nodes, place, python_files, told
 
 CATCH_ALLS = {"", "Exception", "BaseException"}
 #: What a linter is told is no reason.
@@ -92,4 +92,21 @@ def test_tests_wait_for_something_rather_than_for_a_while() -> None:
         faults,
         "Wait on an event, a process or a condition with a deadline, or drive the clock: a sleep "
         "is too long on a fast machine and too short on a slow one.",
+    )
+
+
+def test_commands_write_in_one_place() -> None:
+    folder, place_of_all = ROOT / "batchq" / "cli", "terminal.py"
+    faults = [
+        place(path, node.lineno)
+        for path in python_files()
+        if path.is_relative_to(folder) and path.name != place_of_all
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and dotted(node.func) in {"print", "click.echo", "click.secho", "sys.stdout.write"}
+    ]
+    assert not faults, told(
+        faults,
+        "Write with batchq.cli.terminal.echo: it shows control characters in text of others "
+        "escaped on a terminal.",
     )

@@ -13,7 +13,7 @@ from tests.tidy.source import ROOT, told
 HEAVY = {"redis", "rq", "rich", "numpy", "apscheduler"}
 #: Beside the standard library, what `batchq --help` and `batchq version` may load.
 ALLOWED_PACKAGES = {"batchq", "click"}
-ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.cli(\..+)?)?")
+ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api(\.printable)?|\.cli(\..+)?)?")
 #: `copy` and `pickle` ask in vain for a module of Jython's.
 NEVER_THERE = {"org"}
 #: Of the standard library, what costs more than the whole command.

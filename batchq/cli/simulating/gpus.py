@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 
-import click
-
 from batchq.cli.output import show_data
 from batchq.cli.simulating.comparison import side_by_side
 from batchq.cli.simulating.figures import starts_csv
@@ -17,6 +15,7 @@ from batchq.cli.simulating.gpuview import Inflated, Played, Viewed, as_csv, as_d
 from batchq.cli.simulating.outputs import check_output, check_plot, write_whole
 from batchq.cli.simulating.progress import Told, progress
 from batchq.cli.simulating.runs import Run, runs_of
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import Interrupted
 from batchq.errors import UsageError
 from batchq.sim.workload.gpus import GpuWatch
@@ -145,16 +144,16 @@ def _write_files(tables: _Tables, starts: str, views: Sequence[Viewed]) -> None:
 def _show(tables: _Tables, starts: str, views: Sequence[Viewed]) -> None:
     output = tables.asked.output
     if tables.asked.starts is not None and str(tables.asked.starts) == STDIN:
-        click.echo(starts, nl=False)
+        echo(starts, nl=False)
     elif output == "json":
         show_data(as_data(views), "json")
     elif output == "csv":
-        click.echo(as_csv(views), nl=False)
+        echo(as_csv(views), nl=False)
     else:
-        click.echo("\n".join(_report(tables, views)))
+        echo("\n".join(_report(tables, views)))
         return
     for note in _notes(tables, views):
-        click.echo(note, err=True)
+        echo(note, err=True)
 
 
 def _report(tables: _Tables, views: Sequence[Viewed]) -> Iterator[str]:

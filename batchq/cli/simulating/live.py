@@ -12,8 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import click
-
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.times import describe_age
 from batchq.cli.ending import tell_nobody_leads
@@ -22,6 +20,7 @@ from batchq.cli.output import show_data
 from batchq.cli.simulating.liveasked import LIVE, AskedOfLive
 from batchq.cli.simulating.outputs import check_output, write_whole
 from batchq.cli.simulating.progress import Lines
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import on_interrupt
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _show(shared: Globals, asked: AskedOfLive, found: WhatIf, lasting: Lasting) 
     else:
         show_tables(found, differences=asked.differences, color=shared.color)
     for note in notes(found, assumed_ms=asked.assumed_ms):
-        click.echo(note, err=True)
+        echo(note, err=True)
 
 
 def _save(deciding: Deciding, lasting: Lasting, file: Path) -> None:
@@ -101,7 +100,7 @@ def _save(deciding: Deciding, lasting: Lasting, file: Path) -> None:
 
     text = print_documents(as_world(deciding.session(), lasting))
     write_whole(file, text.encode(), "--save")
-    click.echo(f"{file} has the live state; `batchq simulate {file}` plays it", err=True)
+    echo(f"{file} has the live state; `batchq simulate {file}` plays it", err=True)
 
 
 def _configurations(configs: Sequence[Path]) -> dict[str, SchedulerConfig]:
@@ -126,7 +125,7 @@ def _progress(deciding: Deciding, shared: Globals) -> Iterator[Callable[[str], T
     """
     groups = [one for one in deciding.snapshot.groups if one.status.phase not in TERMINAL]
     if not sys.stderr.isatty():
-        say = Lines(monotonic, lambda line: click.echo(line, err=True), "groups")
+        say = Lines(monotonic, lambda line: echo(line, err=True), "groups")
         yield lambda name: lambda ended, now_ms: say(name, ended, len(groups))
         return
     from rich.console import Console

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import click
-
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.names import counted
 from batchq.api.times import describe_age, format_duration
 from batchq.cli.output import Table, show_section, show_table
 from batchq.cli.tables import lost_text
+from batchq.cli.terminal import echo
 from batchq.sim.fromlive.comparing import ALL, Fate, QueueFigures, WhatIf
 from batchq.sim.fromlive.future import Eviction, Future, GroupFuture, Present, Stopped
 
@@ -21,9 +20,9 @@ def show_tables(found: WhatIf, *, differences: bool, color: bool) -> None:
     if fates:
         show_table(_groups(found, fates), color=color)
     elif differences:
-        click.echo("No group fares differently")
+        echo("No group fares differently")
     else:
-        click.echo("No group waits or runs")
+        echo("No group waits or runs")
     show_section("Evicted", _evicted(found))
     show_section("Do not start", _held_back(found, fates))
     show_section("Sums", _sums(found))

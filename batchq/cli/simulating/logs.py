@@ -7,8 +7,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
 from batchq.cli.output import show_data
 from batchq.cli.simulating.asked import Asked
 from batchq.cli.simulating.comparison import comparison, tenants_table
@@ -17,6 +15,7 @@ from batchq.cli.simulating.given import STDIN, Given
 from batchq.cli.simulating.outputs import check_output, check_plot, write_whole
 from batchq.cli.simulating.progress import Told, progress
 from batchq.cli.simulating.runs import Run, queues_of, runs_of
+from batchq.cli.terminal import echo
 from batchq.cli.trouble import Interrupted
 from batchq.errors import UsageError
 from batchq.sim.workload.load import By, Load, swf_load
@@ -135,16 +134,16 @@ def _write_files(wish: Wish, starts: str, schedules: Sequence[Schedule]) -> None
 
 def _show(wish: Wish, log: Given, trace: Trace, results: Sequence[Result], starts: str) -> None:
     if wish.starts is not None and str(wish.starts) == STDIN:
-        click.echo(starts, nl=False)
+        echo(starts, nl=False)
     elif wish.output == "json":
         show_data(as_data(results), "json")
     elif wish.output == "csv":
-        click.echo(as_csv(results), nl=False)
+        echo(as_csv(results), nl=False)
     else:
-        click.echo("\n".join(_report(wish, log, trace, results)))
+        echo("\n".join(_report(wish, log, trace, results)))
         return
     for note in _notes(trace, results):
-        click.echo(note, err=True)
+        echo(note, err=True)
 
 
 def _report(wish: Wish, log: Given, trace: Trace, results: Sequence[Result]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-import click
+from batchq.cli.terminal import echo
 
 #: How many jobs of the run have finished, of how many.
 Tell = Callable[[int, int], None]
@@ -39,7 +39,7 @@ def progress(
 ) -> Iterator[Callable[[str, int, int], None]]:
     """Something to tell: run, jobs (or what `noun` says) that have finished, jobs in all."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield Lines(monotonic, lambda line: click.echo(line, err=True), noun)
+        yield Lines(monotonic, lambda line: echo(line, err=True), noun)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

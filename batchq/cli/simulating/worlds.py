@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from batchq.cli.simulating.given import Given
+from batchq.cli.terminal import echo
 
 if TYPE_CHECKING:
     from batchq.sim.run import Played
@@ -26,14 +25,14 @@ def simulate_world(
 
     text, source = world.content, world.source
     if not _has_node(text, source):
-        click.echo(f"{source} has no Node: nothing can run in this world", err=True)
+        echo(f"{source} has no Node: nothing can run in this world", err=True)
     config = checked_config(configs[0] if configs else None)
     played = play(text, source, config=config, cycles=cycles)
-    click.echo(_shown(played, output))
+    echo(_shown(played, output))
     for step in played.refused_steps:
-        click.echo(f"warning: refused: {step}", err=True)
+        echo(f"warning: refused: {step}", err=True)
     if played.exhausted:
-        click.echo(f"stopped after {MOST_SESSIONS} sessions, though more was due", err=True)
+        echo(f"stopped after {MOST_SESSIONS} sessions, though more was due", err=True)
 
 
 def _has_node(text: bytes, source: str) -> bool:

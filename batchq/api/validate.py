@@ -36,6 +36,8 @@ from batchq.api.transaction import POD_GROUPS
 from batchq.errors import InvalidInput
 
 MOST_REPLICAS = 1_000_000
+#: The pods that a group needs are made, and bound, in one step of the server.
+MOST_GANG = 50_000
 MOST_TASKS = 1_000
 MOST_GATES = 64
 #: Of a group and its tasks together: who has opened which is kept in one record.
@@ -88,6 +90,11 @@ def contradictions(group: PodGroup) -> list[str]:
         found.append(
             f"spec.minMember: expected at most the {counted(replicas, 'replica')} of all tasks,"
             f" found {least}"
+        )
+    if not external and least > MOST_GANG:
+        found.append(
+            f"spec.minMember: expected at most {MOST_GANG:,} pods that start together, found"
+            f" {least:,}; say minMember: 1 for an array"
         )
     available = sum(task.min_available for task in spec.tasks)
     if available > least:

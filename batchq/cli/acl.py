@@ -43,10 +43,10 @@ def acl(
 ) -> None:
     """Print the line of a user for the server's ACL file.
 
-    ROLE is scheduler, worker, submitter, operator or readonly. Redis 7.2 or later, or Valkey, takes
-    such lines in its `aclfile`. Without a password the user is off. A user's name should begin with
-    its role, by which `batchq doctor` knows it. conf/acl/README.md has the steps, docs/security.md
-    what each role can do. No server is asked.
+    ROLE is scheduler, worker, submitter, controller, operator or readonly. Redis 7.2 or later, or
+    Valkey, takes such lines in its `aclfile`. Without a password the user is off. A user's name
+    should begin with its role, by which `batchq doctor` knows it. conf/acl/README.md has the steps,
+    docs/security.md what each role can do. No server is asked.
     """
     from batchq.client.access import access, hash_of, role_named
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -117,6 +118,13 @@ def _serve(
     store.link.waits_for_mending = False
     before, threading.excepthook = threading.excepthook, _ends_the_process(ending)
     identity = leader.new_identity()
+    _load_scripts(store)
+
+    def attended() -> None:
+        # Whoever stands by loads them, too: of several versions, each has its own.
+        store.link.keep_scripts()
+        attend(store, identity, version=__version__, mirrored=turn.mirrored)
+
     leadership = Leadership(
         store,
         identity=identity,
@@ -125,7 +133,7 @@ def _serve(
         # Turn and loop are made after what they ask for the epoch; none runs before all are made.
         fit=lambda: loop.hanging_s() < UNFIT_AFTER_PERIODS * loop.period_s,
         elected=lambda: loop.wake(),
-        attend=lambda: attend(store, identity, version=__version__, mirrored=turn.mirrored),
+        attend=attended,
         depart=lambda: depart(store, identity),
     )
     relay = Relay(store)
@@ -188,6 +196,18 @@ def _serve(
         os._exit(code or OWN_MISTAKE)
     relay.close()
     return code or 0
+
+
+def _load_scripts(store: RedisStore) -> None:
+    """Others may call scripts that have been loaded, and may load none themselves."""
+    # A server that is away now is given them when the lease is asked for.
+    with suppress(StoreUnavailable):
+        if not store.link.keep_scripts():
+            _log.error(
+                "scripts.not_loaded",
+                error="the server does not permit this user to load scripts",
+                hint="renew its line in the file of users: `batchq acl scheduler`",
+            )
 
 
 class LeaderTurn:

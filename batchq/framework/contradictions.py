@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchq.api.validate import MOST_GANG
+
 if TYPE_CHECKING:
     from batchq.api.objects import PodGroupSpec
 
@@ -20,6 +22,8 @@ def contradictions(spec: PodGroupSpec, replicas: int, min_member: int) -> list[s
     if spec.tasks and replicas < min_member:
         found.append(f"minMember is {min_member}, but the tasks have {replicas} pods")
     least = sum(task.min_available for task in spec.tasks)
+    if spec.controller != "external" and min_member > MOST_GANG:
+        found.append(f"minMember is {min_member}, and at most {MOST_GANG} pods can start together")
     if least > min_member:
         found.append(f"minAvailable adds up to {least}, more than minMember {min_member}")
     found += [

@@ -16,7 +16,7 @@ from msgspec import Struct
 from batchq.api.facts import subject_of_pod
 from batchq.api.unreadable import Unreadable
 from batchq.store import keys, scripts
-from batchq.store.link import Link, each_of
+from batchq.store.link import AddCall, Link, each_of
 from batchq.store.records import head_of, name_of
 
 _BEAT = b"beat"
@@ -100,16 +100,15 @@ class Alive:
         """Note an instant, and `run` if there is one; the head of `pod`, empty if there is none."""
         key = keys.alive(node)
 
-        def written(client: Any) -> bytes:
+        def written(client: Any, add_call: AddCall) -> bytes:
             pipeline = client.pipeline(transaction=True)
-            # By its text: in a MULTI nobody could answer that the script is not known.
-            pipeline.eval(scripts.RAISE.text, 1, key, keys.ALIVE_TTL_S, field, at_ms)
+            add_call(pipeline, scripts.RAISE, (key,), (keys.ALIVE_TTL_S, field, at_ms))
             if run:
                 pipeline.hset(key, _RUN, run)
             pipeline.hget(keys.heads("Pod"), pod)
             return cast("bytes | None", pipeline.execute()[-1]) or b""
 
-        return self._link.ask(written)
+        return self._link.call(written)
 
 
 def beats_of(said: Said) -> dict[str, int]:

@@ -17,6 +17,7 @@ from batchq.api.objects import PodGroup
 from batchq.store import keys, scripts
 from batchq.store.alive import Renewal, renewal_of
 from batchq.store.inboxes import BELL_KEPT
+from batchq.store.link import AddCall
 from batchq.store.records import read_record
 from batchq.store.redis import RedisStore
 
@@ -44,22 +45,21 @@ class Attempts:
         Beside that those of the groups that there are, as they are in the same instant.
         """
         until = self._store.now_ms() + lease_ms
-        alive = keys.alive(self._node)
-        # The lease first: a Running pod whose last attempt's lease has long run out would be
-        # written off at once.
-        instants = [part for claim, _ in claims for part in (claim.subject, until)]
+        names = (keys.alive(self._node), keys.inbox(self._node), keys.BELL)
+        arguments: list[str | bytes | int] = [keys.ALIVE_TTL_S, keys.INBOX_TTL_S, BELL_KEPT]
+        arguments.append(self._node)
+        for claim, _ in claims:
+            arguments += (claim.subject, until, encode(claim))
 
-        def asked(client: Any) -> tuple[list[bytes | None], list[bytes | None]]:
+        def asked(client: Any, add_call: AddCall) -> tuple[list[bytes | None], list[bytes | None]]:
             pipeline = client.pipeline(transaction=True)
-            # By its text: in a MULTI nobody could answer that the script is not known.
-            pipeline.eval(scripts.RAISE.text, 1, alive, keys.ALIVE_TTL_S, *instants)
+            add_call(pipeline, scripts.CLAIM, names, arguments)
             pipeline.hmget(keys.heads("Pod"), [claim.pod for claim, _ in claims])
             pipeline.hmget(keys.objects("PodGroup"), list(groups))
-            self._leave(pipeline, [claim for claim, _ in claims])
-            _, heads, stored, *_ = _executed(pipeline)
+            _, heads, stored = pipeline.execute()
             return heads, stored
 
-        heads, stored = self._store.link.ask(asked)
+        heads, stored = self._store.link.call(asked)
         renewals = [
             renewal_of(head or b"", fence) for head, (_, fence) in zip(heads, claims, strict=True)
         ]

@@ -20,12 +20,13 @@ from redis import exceptions as broken
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from batchq import __version__
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
 from batchq.store.codec import whole
-from batchq.store.keys import REVISION
+from batchq.store.keys import REVISION, SCHEDULERS
 from batchq.store.outage import Patience
-from batchq.store.scripts import Script
+from batchq.store.scripts import ALL, Script
 from batchq.store.sentinel import NoPrimary, PrimaryPool
 from batchq.store.urls import checked_url, is_sentinel, sentinel_url, shown
 
@@ -42,6 +43,11 @@ FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 1.0
 #: How long a server may take to read its files after a start.
 LOADING_TIMEOUT_S = 60.0
+#: How long a user that may not load scripts does not try again.
+REFUSED_FOR_S = 60.0
+
+#: What a scheduler says of itself ends with its version.
+_VERSION = re.compile(r" ([0-9A-Za-z.+-]{1,64})$")
 
 #: No count of writes is larger: as in lua/stream.lua.
 _MOST_WRITES = 2**52
@@ -80,23 +86,56 @@ def in_trips(
         yield trip
 
 
-def _asked_at_once(
-    client: redis.Redis, asked: Sequence[Asked], *, with_text: bool = False
-) -> list[Any]:
+#: Adds one call of a script to a pipeline, or makes it with a client.
+AddCall: TypeAlias = Callable[
+    [Any, Script, Sequence[str], Sequence[str | bytes | int | float]], Any
+]
+
+
+def _by_digest(
+    client: Any,
+    script: Script,
+    names: Sequence[str],
+    arguments: Sequence[str | bytes | int | float],
+) -> Any:
+    return client.evalsha(script.sha, len(names), *names, *arguments)
+
+
+def _by_text(
+    client: Any,
+    script: Script,
+    names: Sequence[str],
+    arguments: Sequence[str | bytes | int | float],
+) -> Any:
+    return client.eval(script.text, len(names), *names, *arguments)
+
+
+def _asked_at_once(client: redis.Redis, asked: Sequence[Asked], add_call: AddCall) -> list[Any]:
     """The answers of all calls. Raises the first error among them."""
     pipeline = client.pipeline(transaction=False)
-    told: set[str] = set()
     for script, (names, arguments) in asked:
-        if with_text and script.sha not in told:
-            told.add(script.sha)
-            pipeline.eval(script.text, len(names), *names, *arguments)
-        else:
-            pipeline.evalsha(script.sha, len(names), *names, *arguments)
+        add_call(pipeline, script, names, arguments)
     answers = pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
     return answers
+
+
+def _load_all(client: redis.Redis) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for script in ALL:
+        pipeline.script_load(script.text)
+    pipeline.execute()
+
+
+def _load_missing(client: redis.Redis) -> None:
+    if not all(client.script_exists(*(script.sha for script in ALL))):
+        _load_all(client)
+
+
+def _try_eval(client: redis.Redis) -> None:
+    client.eval("return 1", 0)
 
 
 def new_client(url: str, *, retry: Retry, socket_timeout: float, **options: Any) -> redis.Redis:
@@ -178,6 +217,8 @@ class Link:
             socket_timeout=ANSWER_TIMEOUT_S,
         )
         self._patience: Patience | None = None
+        #: What this user was refused, and until when it is not tried again (monotonic clock).
+        self._refused_until: dict[Callable[[redis.Redis], object], float] = {}
         #: Thread -> since when it has been asking. Each thread writes its own entry alone.
         self._asking_since: dict[int, float] = {}
 
@@ -209,15 +250,8 @@ class Link:
     def run(
         self, script: Script, keys: Sequence[str], arguments: Sequence[str | bytes | int]
     ) -> Any:
-        """What the script answers; the server is given its text if it does not know it."""
-
-        def question(client: redis.Redis) -> Any:
-            try:
-                return client.evalsha(script.sha, len(keys), *keys, *arguments)
-            except broken.NoScriptError:
-                return client.eval(script.text, len(keys), *keys, *arguments)
-
-        return self.ask(question)
+        """What the script answers: see `call`."""
+        return self.call(lambda client, add_call: add_call(client, script, keys, arguments))
 
     def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """What the script answers to each call: see `run_each`."""
@@ -229,14 +263,76 @@ class Link:
         Each call is atomic by itself, and others may write in between. After one that fails the
         server is still asked those behind it, and all are asked again when the connection breaks.
         """
+        if not asked:
+            return []
+        return self.call(lambda client, add_call: _asked_at_once(client, asked, add_call))
 
-        def question(client: redis.Redis) -> list[Any]:
+    def call(self, question: Callable[[redis.Redis, AddCall], T]) -> T:
+        """The answer to a question that calls scripts, each by `add_call`; harmless twice.
+
+        Scripts are called by their digest: a scheduler has loaded them. If the server does not
+        know one, a user with the right to load scripts loads all of them. Others wait a few
+        seconds for a scheduler to do so. Raises StoreUnavailable.
+        """
+
+        def asked(client: redis.Redis) -> T:
             try:
-                return _asked_at_once(client, asked)
-            except broken.NoScriptError:
-                return _asked_at_once(client, asked, with_text=True)
+                return question(client, _by_digest)
+            except broken.NoScriptError as error:
+                unknown = error
+            if self._may(client, _load_all):
+                return question(client, _by_digest)
+            # A file of users from before roles lost the right to EVAL.
+            if self._may(client, _try_eval):
+                return question(client, _by_text)
+            raise unknown
 
-        return self.ask(question) if asked else []
+        try:
+            return self.ask(asked)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, broken.NoScriptError):
+                raise
+            raise self._not_loaded() from error.__cause__
+
+    def _not_loaded(self) -> StoreUnavailable:
+        """Why the server knows no script of this version, and what to do about it."""
+        said = self.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(SCHEDULERS)))
+        told = (_VERSION.search(value.decode(errors="replace")) for value in said.values())
+        versions = sorted({found[1] for found in told if found})
+        if not versions:
+            why = "no scheduler runs that would load them"
+            hint = "start one: `batchq scheduler`"
+        elif versions != [__version__]:
+            why = f"its schedulers are of version {', '.join(versions[:5])}"
+            hint = "run one version everywhere; upgrade the schedulers first"
+        else:
+            why = "its scheduler has not loaded them"
+            hint = "renew the user of the scheduler with `batchq acl scheduler`, and see its log"
+        return StoreUnavailable(
+            f"the server at {self.shown} does not know the scripts of batchq {__version__}: {why}",
+            hint=hint,
+        )
+
+    def keep_scripts(self) -> bool:
+        """Load every script of batchq, if the server lacks one; False if this user may not.
+
+        Raises StoreUnavailable.
+        """
+        return self.ask(lambda client: self._may(client, _load_missing))
+
+    def _may(self, client: redis.Redis, step: Callable[[redis.Redis], object]) -> bool:
+        """Take a step that users of most roles may not take; whether it was permitted.
+
+        The server notes each refusal, so what was refused is tried again only after a minute.
+        """
+        if time.monotonic() < self._refused_until.get(step, 0.0):
+            return False
+        try:
+            step(client)
+        except broken.NoPermissionError:
+            self._refused_until[step] = time.monotonic() + REFUSED_FOR_S
+            return False
+        return True
 
     def asking_s(self, thread: int) -> float:
         """For how long this thread has been waiting for an answer; 0 if it is not."""
@@ -303,7 +399,10 @@ class Link:
                 raise self.unavailable(error) from error
             except (broken.RedisError, OSError) as error:
                 failed += 1
-                spent = failed >= tries or time.monotonic() >= give_up_at
+                # A scheduler that lives loads its scripts again within seconds.
+                is_unknown = isinstance(error, broken.NoScriptError)
+                has_tried = failed >= tries and not is_unknown
+                spent = has_tried or time.monotonic() >= give_up_at
                 if spent or not self._may_pass(client, error):
                     raise self.unavailable(error) from error
                 delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**failed)
@@ -312,7 +411,7 @@ class Link:
 
     def _may_pass(self, client: redis.Redis, error: Exception) -> bool:
         """Whether the next try may fare better."""
-        if isinstance(error, _LOST):
+        if isinstance(error, (*_LOST, broken.NoScriptError)):
             return True
         if _word_of(error) in _MENDED:
             return self.waits_for_mending
@@ -369,6 +468,11 @@ _CODES: tuple[tuple[str, str, str], ...] = (
         "holds something of another type under a key of batchq's",
         "a scheduler that leads takes it out within seconds: start one, or see `batchq doctor`",
     ),
+    (
+        "TOOLARGE",
+        "refuses a call that carries more than batchq sends at once",
+        "make it several; if batchq made it, this is a fault of batchq's",
+    ),
     ("BUSY", "is busy with somebody's script", "wait, or stop it with SCRIPT KILL"),
 )
 #: What a server says from inside a script or a pipeline, where the leading word may be missing.
@@ -389,7 +493,7 @@ _PHRASES: tuple[tuple[str, str], ...] = (
 #: What a leader mends within a second or two.
 _MENDED = (DAMAGED, "WRONGTYPE")
 #: Who is refused so is refused again.
-_LASTING = ("NOAUTH", "NOPERM", "MOVED")
+_LASTING = ("NOAUTH", "NOPERM", "MOVED", "TOOLARGE")
 #: What a server says that was the primary until just now.
 _DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 

@@ -2,7 +2,8 @@
 
 A role has the commands that batchq uses in it and no others; the end-to-end tests run under these
 very permissions. A script has the rights of whoever calls it, and a server asks for the right to
-write every key that a script is given.
+write every key that a script is given. Schedulers load the scripts, and all others may call those
+alone: a script of somebody's own could keep the server busy for ever.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ _LOOKS = (
 )
 #: What `commit.lua` does, less what looks.
 _COMMITS = (
-    *("eval", "evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd"),
+    *("evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd"),
     "xinfo|stream",
 )
 #: The other scripts and commands of a leader, and handing pods to RQ.
-_LEADS = ("del", "expire", "hlen", "hrandfield", "hstrlen", "rpush", "sadd")
-_SERVES = ("eval", "evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
+_LEADS = (
+    *("del", "expire", "hlen", "hrandfield", "hstrlen", "rpush", "sadd"),
+    *("script|exists", "script|load"),
+)
+_SERVES = ("evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
 #: What RQ's worker does.
 _RQ_WORKS = (
     *("del", "exists", "hincrby", "hincrbyfloat", "lmove", "lrange", "lrem", "persist", "rpush"),

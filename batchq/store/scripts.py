@@ -1,8 +1,8 @@
 """The Lua scripts, by name: their text, and the digest by which the server knows them.
 
-`commit` is seven files, one after the other: the stream's count, what is read and written together,
-the words of the transactions, what speaks against a write, the arithmetic of charges, what limits
-say of it, and the writing.
+`commit` is eight files, one after the other: its bounds, the stream's count, what is read and
+written together, the words of the transactions, what speaks against a write, the arithmetic of
+charges, what limits say of it, and the writing.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ def _read(name: str, *parts: str) -> Script:
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-COMMIT = _read("commit", "stream", "hashes", "words", "moves", "charges", "limits")
+COMMIT = _read("commit", "bounds", "stream", "hashes", "words", "moves", "charges", "limits")
 DISCARD = _read("discard", "stream")
 LEAD = _read("lead", "stream")
 MEND = _read("mend", "stream")
-RECOUNT = _read("recount")
+RECOUNT = _read("recount", "bounds")
 RESIGN = _read("resign")
 ATTEND = _read("attend")
-INBOX = _read("inbox")
-FOLDED = _read("folded")
-SETTLED = _read("settled")
+INBOX = _read("inbox", "bounds")
+FOLDED = _read("folded", "bounds")
+SETTLED = _read("settled", "bounds")
 LOG = _read("log")
-RAISE = _read("raise")
+RAISE = _read("raise", "bounds", "instants")
+CLAIM = _read("claim", "bounds", "instants")
 PUBLISH = _read("publish")
 
 ALL: tuple[Script, ...] = (
     *(COMMIT, DISCARD, MEND, RECOUNT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, SETTLED),
-    *(LOG, RAISE, PUBLISH),
+    *(LOG, RAISE, CLAIM, PUBLISH),
 )

@@ -35,6 +35,12 @@ def test_a_ready_file_is_what_the_command_prints(role: str) -> None:
     assert done.out.startswith(f"user {role}") and " off " in done.out  # noqa: PT018
 
 
+def test_the_help_names_every_role() -> None:
+    told = " ".join(run("acl", "--help").out.split())
+    assert "ROLE is scheduler, worker, submitter, controller, operator or readonly." in told
+    assert all(role.name in told for role in ROLES)
+
+
 def test_a_reader_is_one_line() -> None:
     assert run("acl", "readonly").out == (
         "user readonly reset off %R~{bq}:* resetchannels -@all +acl|whoami +client|setinfo +exec"

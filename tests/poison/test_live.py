@@ -15,6 +15,7 @@ import redis
 from batchq.errors import StoreUnavailable
 from tests.e2e.guarded import GuardedStack
 from tests.e2e.machine import until
+from tests.harness.guarded import ADMIN
 from tests.poison.damage import DEEP
 
 WITHIN_S = 10
@@ -146,7 +147,7 @@ def test_books_that_cannot_be_read_at_the_start_are_counted_anew(stack: GuardedS
     def by_submitter(client: redis.Redis) -> None:
         client.hset("{bq}:ledger", mapping={"cluster pods": b"\xff", "cluster podgroups": "1e9"})
         for name in ("charges", "events", "changes", "revision"):
-            client.eval("redis.call('SET', KEYS[1], 'x')", 1, "{bq}:" + name)
+            client.set("{bq}:" + name, "x")
 
     written_by(stack, "submitter", by_submitter)
     found = {one["subject"] for one in findings(stack) if one["check"] == "records"}
@@ -206,3 +207,18 @@ def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
     restart(stack)
     goes_on(stack)
     until(lambda: findings(stack) == [], what="healed")
+
+
+def test_a_server_that_has_forgotten_its_scripts_is_given_them_again(stack: GuardedStack) -> None:
+    with stack.server.as_user(ADMIN) as admin:
+        admin.script_flush()
+    goes_on(stack)
+
+
+def test_a_submitters_script_without_end_is_refused(stack: GuardedStack) -> None:
+    endless = "redis.call('SET', KEYS[1], 'x') while true do end"
+    with stack.server.as_user("submitter") as client:
+        for words in (("EVAL", endless, 1, "{bq}:ledger"), ("SCRIPT", "LOAD", endless)):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*words)
+    goes_on(stack)

@@ -236,6 +236,7 @@ def test_contradictions_show_as_misconfigured() -> None:
     came = outcome(
         node("n1", 1),
         group("too-many", 2, minMember=3),
+        group("too-large", 50_001),
         group("none", minMember=0),
         group("least", tasks=task(replicas=1, minAvailable=2)),
         group("empty", tasks=[]),
@@ -249,5 +250,5 @@ def test_contradictions_show_as_misconfigured() -> None:
     first = {name: reasons(came, name)[0] for name in phases(came)}
     assert first.pop("after-a-circle") == "DependencyNotMet"
     assert set(first.values()) == {"Misconfigured"}
-    assert len(first) == 9
+    assert len(first) == 10
     assert admitted(came) == []

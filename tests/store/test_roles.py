@@ -103,6 +103,14 @@ def guarded() -> Iterator[GuardedServer]:
         yield server
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _scripts(guarded: GuardedServer) -> None:
+    """As a scheduler loads them, that has been there before."""
+    store = RedisStore(guarded.url_of("scheduler"))
+    assert store.link.keep_scripts()
+    store.close()
+
+
 @pytest.fixture(autouse=True)
 def _empty(guarded: GuardedServer) -> None:
     with guarded.as_user(ADMIN) as admin:
@@ -155,9 +163,13 @@ def test_a_script_may_write_no_more_than_who_calls_it(
     call = {"hash": "'HSET', {}, 'f', 'v'", "stream": "'XADD', {}, '*', 'f', 'v'"}
     written = call.get(type_, "'SET', {}, '1'")
     with guarded.as_user(user) as client, guarded.as_user(ADMIN) as admin:
-        named = may(client, "EVAL", f"return redis.call({written.format('KEYS[1]')})", "1", name)
+        by_name, by_stealth = (
+            admin.script_load(f"return redis.call({written.format(place)})")
+            for place in ("KEYS[1]", "ARGV[1]")
+        )
+        named = may(client, "EVALSHA", by_name, "1", name)
         # A key that the call does not name.
-        hidden = may(client, "EVAL", f"return redis.call({written.format('ARGV[1]')})", "0", name)
+        hidden = may(client, "EVALSHA", by_stealth, "0", name)
         allowed = name in MAY_WRITE[user]
         assert (named, hidden, bool(admin.exists(name))) == (allowed, allowed, allowed)
 
@@ -167,7 +179,7 @@ def test_a_script_may_write_no_more_than_who_calls_it(
     [
         *("FLUSHALL", "FLUSHDB", "KEYS *", "SCAN 0", "SHUTDOWN NOSAVE", "SAVE", "BGREWRITEAOF"),
         *("CONFIG SET appendonly no", "ACL LIST", "ACL SETUSER worker-n1 +@all", "ACL LOG"),
-        *("MONITOR", "SCRIPT FLUSH", "FUNCTION FLUSH", "REPLICAOF NO ONE"),
+        *("MONITOR", "SCRIPT FLUSH", "SCRIPT KILL", "FUNCTION FLUSH", "REPLICAOF NO ONE"),
         *("CLIENT KILL ID 1", "CLIENT PAUSE 1", "MODULE LIST", "RENAME rq:a rq:b", "SWAPDB 0 1"),
         *(
             "SUBSCRIBE secrets",
@@ -182,6 +194,29 @@ def test_a_script_may_write_no_more_than_who_calls_it(
 def test_nobody_may(guarded: GuardedServer, user: str, words: str) -> None:
     with guarded.as_user(user) as client:
         assert not may(client, *words.split())
+
+
+ENDLESS = "redis.call('SET', KEYS[1], 'x') while true do end"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("EVAL", ENDLESS, "1", "{bq}:ledger"),
+        ("EVAL_RO", "while true do end", "0"),
+        ("SCRIPT", "LOAD", ENDLESS),
+        ("FUNCTION", "LOAD", "#!lua name=a\nredis.register_function('a', function() end)"),
+        ("FCALL", "a", "0"),
+        ("FUNCTION", "RESTORE", "x"),
+    ],
+    ids=lambda words: " ".join(words[:2])[:16],
+)
+@pytest.mark.parametrize("user", [user for user in USERS if user != "scheduler"])
+def test_nobody_but_a_scheduler_may_run_a_script_of_ones_own(
+    guarded: GuardedServer, user: str, words: tuple[str, ...]
+) -> None:
+    with guarded.as_user(user) as client:
+        assert not may(client, *words)
 
 
 @pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "scheduler"])

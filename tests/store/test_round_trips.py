@@ -153,8 +153,8 @@ def test_a_server_that_does_not_know_the_script_is_told_it_once(
 ) -> None:
     raw.script_flush()
     decided = [binding(number) for number in range(2_000)]
-    assert trips.of(lambda: warm.commit(decided, request_id="1")) == 2
-    assert raw.script_exists(scripts.COMMIT.sha) == [True]
+    assert trips.of(lambda: warm.commit(decided, request_id="1")) == 3
+    assert raw.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 14
     assert len(warm.list("PodGroup")) == 2_001
 
 

@@ -277,6 +277,11 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
         group(task(replicas=4), minMember=5),
         "spec.minMember: expected at most the 4 replicas of all tasks, found 5",
     ),
+    "a gang that no server could start at once": (
+        group(task(replicas=50_001)),
+        ("spec.minMember: expected at most 50,000 pods that start together, found 50,001; say"
+        " minMember: 1 for an array"),
+    ),
     "more available than a gang": (
         group(task("a", replicas=3, minAvailable=2), task("b", replicas=3, minAvailable=2),
               minMember=3),

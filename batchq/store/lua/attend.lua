@@ -5,6 +5,8 @@
 -- Answers: how many schedulers there are.
 local kept_ms = tonumber(ARGV[4]) * 1000
 local oldest, latest = tonumber(ARGV[2]) - kept_ms, tonumber(ARGV[2]) + kept_ms
+-- There are a few, ever: so many others have been put there past batchq.
+if redis.call('HLEN', KEYS[1]) > 1000 then redis.call('DEL', KEYS[1]) end
 local entries = redis.call('HGETALL', KEYS[1])
 for place = 1, #entries, 2 do
   local seen_at = tonumber(string.match(entries[place + 1], '^%d+') or '0')

@@ -54,8 +54,15 @@ local NOTHING = {parts = {}, by_field = {}, is_countable = true}
 -- By record: most holders of a call count for the same as others do.
 local known = {}
 
+-- No record of batchq's is longer, or makes more parts of its scopes and amounts; and so many parts
+-- are weighed in one call.
+local MOST_RECORD_BYTES, MOST_PARTS, MOST_PARTS_A_CALL = 262144, 16384, 2000000
+local parts_left = MOST_PARTS_A_CALL
+
 local function read_held(record)
+  if #record > MOST_RECORD_BYTES then error('too long') end
   local decoded = cjson.decode(record)
+  if #decoded[1] * #decoded[2] > MOST_PARTS then error('too many parts') end
   local found = {parts = {}, by_field = {}, is_countable = true}
   for _, scope in ipairs(decoded[1]) do
     for _, amount in ipairs(decoded[2]) do
@@ -91,6 +98,8 @@ local function weigh(first, past)
     local old, new = held(value_of(KEYS[7], words[place])), held(words[place + 1])
     if not old or not new or not old.is_countable then return nil, nil, nil end
     local checked = words[place + 2] == 'yes'
+    parts_left = parts_left - #old.parts - #new.parts
+    if parts_left < 0 then error(too_large('what is charged')) end
     for _, part in ipairs(new.parts) do
       local field = part[4]
       local more = part[3] - (old.by_field[field] or 0)

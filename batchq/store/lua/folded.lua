@@ -2,15 +2,16 @@
 -- KEYS: the inboxes.
 -- ARGV: of each inbox in turn how many pairs there are, then subject, fact, subject, fact ...
 -- Answers: how many were taken out.
+local refused = refuse_size()
+if refused then return refused end
 local taken, place = 0, 1
 for _, inbox in ipairs(KEYS) do
-  local pairs_left = tonumber(ARGV[place])
-  place = place + 1
-  while pairs_left > 0 do
-    if redis.pcall('HGET', inbox, ARGV[place]) == ARGV[place + 1] then
-      taken = taken + redis.call('HDEL', inbox, ARGV[place])
+  local past = math.min(place + 1 + 2 * tonumber(ARGV[place]), #ARGV + 1)
+  for fact = place + 1, past - 2, 2 do
+    if redis.pcall('HGET', inbox, ARGV[fact]) == ARGV[fact + 1] then
+      taken = taken + redis.call('HDEL', inbox, ARGV[fact])
     end
-    place, pairs_left = place + 2, pairs_left - 1
   end
+  place = past
 end
 return taken

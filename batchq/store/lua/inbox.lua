@@ -7,6 +7,8 @@
 --       with the pod that the subject names, '' if there is none or too many have been read; what
 --       is longer was removed unread, and its place is taken by ['', size, '']. [-1] of an inbox of
 --       another type.
+local refused = refuse_size()
+if refused then return refused end
 local answers = {}
 local facts, bytes, pods = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
 

@@ -33,6 +33,7 @@ end
 
 -- The amounts of a record; false if it is none.
 local function read_limit(record)
+  if #record > MOST_RECORD_BYTES then return false end
   local is_one, amounts = pcall(cjson.decode, record)
   if not is_one or string.sub(record, 1, 1) ~= '{' then return false end
   for _, stated in pairs(amounts) do

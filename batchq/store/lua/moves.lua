@@ -34,11 +34,19 @@ local MOVES = {
   ['Pod Evicted>Bound'] = true,
 }
 
+-- The uid, admission and attempt of a fence; nothing for what is none. Each pattern fails at the
+-- first try: one that may split digits in several ways takes the cube of their number.
+local function parts_of(fence)
+  local uid, rest = string.match(fence, '^(%S*) ?(.*)$')
+  if rest == '' or string.match(rest, '^%d+$') then return uid, rest, '' end
+  local admission, attempt = string.match(rest, '^(%d+) (%d+)$')
+  if admission then return uid, admission, attempt end
+end
+
 local function falls(old, new)
   if old == new then return false end
-  local pattern = '^(%S*) ?(%d*) ?(%d*)$'
-  local uid, admission, attempt = string.match(old, pattern)
-  local new_uid, new_admission, new_attempt = string.match(new, pattern)
+  local uid, admission, attempt = parts_of(old)
+  local new_uid, new_admission, new_attempt = parts_of(new)
   return uid ~= new_uid
     or (tonumber(new_admission) or 0) < (tonumber(admission) or 0)
     or (tonumber(new_attempt) or 0) < (tonumber(attempt) or 0)

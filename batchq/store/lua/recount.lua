@@ -4,12 +4,14 @@
 -- ARGV: 1 the leader's epoch, then of each field its place in KEYS, its name, what it was and what it
 --       is to be, '' for nothing.
 -- Answers: how many were set; -1 if one has changed meanwhile, or another leads.
+local refused = refuse_size()
+if refused then return refused end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
-for place = 2, #ARGV, 4 do
+for place = 2, #ARGV - 3, 4 do
   local stored = redis.call('HGET', KEYS[tonumber(ARGV[place])], ARGV[place + 1])
   if (stored or '') ~= ARGV[place + 2] then return -1 end
 end
-for place = 2, #ARGV, 4 do
+for place = 2, #ARGV - 3, 4 do
   local hash, field, value = KEYS[tonumber(ARGV[place])], ARGV[place + 1], ARGV[place + 3]
   if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
 end

@@ -5,14 +5,16 @@
 --       how many facts there are, then of each its transaction's place in the commit (1, 2, ...),
 --       subject, fact, and 'yes' if its node is to hear of it or ''.
 -- Answers: how many were taken out.
+local refused = refuse_size()
+if refused then return refused end
 local answered = redis.call('GET', KEYS[1])
 if not answered then return 0 end
 local answers = cjson.decode(answered)[2]
 local taken, place = 0, 4
 for node = 2, #KEYS, 2 do
-  local last = place + 4 * tonumber(ARGV[place])
+  local last = math.min(place + 4 * tonumber(ARGV[place]), #ARGV)
   local rings = false
-  for fact = place + 1, last, 4 do
+  for fact = place + 1, last - 3, 4 do
     local answer = answers[tonumber(ARGV[fact])]
     if answer and answer[1] == 'ok' then
       if redis.pcall('HGET', KEYS[node], ARGV[fact + 1]) == ARGV[fact + 2] then

@@ -19,12 +19,30 @@ local function parts_at(place)
   return write, charge, limit, delivery, event, event + events
 end
 
+-- No call of batchq's has more of them, or is longer.
+local MOST_WORDS, MOST_WORDS_BYTES = 1000000, 67108864
+
+-- Whether the counts that a transaction begins with are counts, and all that they count is there: a
+-- loop over less than nothing would not end.
+local function is_whole(place)
+  for one = place, place + 4 do
+    local count = words[one]
+    if type(count) ~= 'number' or count < 0 or count > #words or count % 1 ~= 0 then return false end
+  end
+  local _, _, _, _, _, past = parts_at(place)
+  return past <= #words + 1
+end
+
 -- Takes them up, and asks for what stands in the books of what they name. Where each transaction
--- begins, and where in ARGV the values of its writes do: behind what else is there.
-local function read_words(list)
-  words = list
+-- begins, and where in ARGV the values of its writes do: behind what else is there; nothing and an
+-- error to answer with, if there is more than one call may carry.
+local function read_words(text)
+  if #text > MOST_WORDS_BYTES then return nil, too_large(#text .. ' bytes of transactions') end
+  words = cjson.decode(text)
+  if #words > MOST_WORDS then return nil, too_large(#words .. ' words of transactions') end
   local begins, firsts, place, value = {}, {}, 1, 10
   while words[place] do
+    if not is_whole(place) then return nil, redis.error_reply('ERR transactions are cut off') end
     local write, charge, limit, _, _, past = parts_at(place)
     begins[#begins + 1], firsts[#firsts + 1], place = place, value, past
     for one = write, charge - 1, WRITE do

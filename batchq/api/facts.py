@@ -101,10 +101,14 @@ class Serves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="serves"
         return NODE
 
 
-class Leaves(Struct, frozen=True, kw_only=True, tag="leaves", tag_field="fact"):
-    """Nothing new shall be bound to the node, as long as `agent` is the one that serves it."""
+class Leaves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leaves", tag_field="fact"):
+    """Nothing new shall be bound to the node, as long as `agent` is the one that serves it.
+
+    `reason`, for people, is empty where the agent ends.
+    """
 
     agent: str
+    reason: str = ""
 
     @property
     def subject(self) -> str:

@@ -168,6 +168,8 @@ class NodeStatus(Value, frozen=True):
     ready: bool = True
     #: When the node was last heard of.
     heartbeat: Instant | None = None
+    #: Why its agent has taken it out of service, for people; empty if that has ended, too.
+    reason: str = ""
 
 
 class Node(Value, frozen=True):

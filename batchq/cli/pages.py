@@ -236,7 +236,7 @@ def show_node(client: Client, node: Node) -> None:
     show_fields(
         [
             ("Node", name),
-            ("State", "Ready" if node.status.ready else "NotReady"),
+            ("State", _state(node)),
             ("Cordoned", "yes: no more pods come here" if node.spec.unschedulable else ""),
             ("Heard", "" if heard is None else f"{describe_age(client.now_ms() - heard)} ago"),
             ("Labels", _pairs(node.metadata.labels)),
@@ -254,6 +254,12 @@ def show_node(client: Client, node: Node) -> None:
     pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
     here = [pod for pod in pods if pod.status.node == name and pod.status.phase in ON_NODE]
     _show_pods(here, namespaces=True)
+
+
+def _state(node: Node) -> str:
+    if node.status.ready:
+        return "Ready"
+    return f"NotReady: {node.status.reason}" if node.status.reason else "NotReady"
 
 
 def _resource_row(

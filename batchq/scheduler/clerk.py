@@ -54,6 +54,8 @@ from batchq.ports import IdSource, Store
 from batchq.scheduler.outcomes import ended
 
 _set = msgspec.structs.replace
+#: Of an agent's reason to leave, which describe shows on one line.
+_MOST_REASON = 200
 _NOTHING_KNOWN: Mapping[str, Pod] = MappingProxyType({})
 
 
@@ -438,12 +440,14 @@ def leaves(before: Node | None, fact: Leaves) -> Transaction | None:
     if before.metadata.annotations.get(AGENT_ANNOTATION) != fact.agent:
         return None
     name = before.metadata.name
-    after = _set(before, status=_set(before.status, ready=False))
+    reason = fact.reason[:_MOST_REASON]
+    after = _set(before, status=_set(before.status, ready=False, reason=reason))
+    message = reason or "its agent leaves"
     return Transaction(
         subject=name,
         writes=(_write_node(before, after),),
         charges=(Charge(holder=f"node:{name}"),),
-        events=(Event(kind="Node", key=name, reason="NotReady", message="its agent leaves"),),
+        events=(Event(kind="Node", key=name, reason="NotReady", message=message),),
     )
 
 

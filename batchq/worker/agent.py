@@ -15,6 +15,7 @@ import gc
 import os
 import select
 import signal
+from collections.abc import Sequence
 from time import time
 
 import structlog
@@ -32,6 +33,7 @@ from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
 from batchq.worker.chores import Chores
 from batchq.worker.claims import Claimed, Claims
+from batchq.worker.descendants import child_pids, kill_children, reap_orphans
 from batchq.worker.desk import Desk
 from batchq.worker.detect import detect_resources, gpu_indices
 from batchq.worker.door import Door
@@ -46,7 +48,6 @@ from batchq.worker.node import Membership, NodeOffer, own_identity
 from batchq.worker.nodequeue import PodAttempt, PodJob
 from batchq.worker.outcome import Outcome
 from batchq.worker.paused import Paused, stopped
-from batchq.worker.process import child_pids, kill_children, reap_orphans
 from batchq.worker.pruning import prune_logs
 from batchq.worker.rollcall import RollCall
 from batchq.worker.runfile import RunFile, RunFiles, own_boot
@@ -74,7 +75,9 @@ _AWAY_MS = 1 * SECOND
 _LEAVE_MS, _LEAVE_LOOK_MS = 3 * SECOND, 20
 #: A node is missed soon after the server is back, so it is not left waiting longer.
 _AWAY_MOST_MS = 2 * SECOND
-_CGROUP_ENDS_WITHIN_S = 1.0
+#: How long a start waits for what a former agent has left, and how long each later try does.
+_SWEEP_S, _END_ROUND_S = 10.0, 1.0
+_SHOWN_PIDS = 5
 #: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
 _END_MS = 90 * SECOND
 
@@ -99,6 +102,10 @@ class Agent:
         self._backoff = Backoff(longest_ms=_AWAY_MOST_MS)
         self._paused = Paused(patience_ms=settings.lease_ms // 3)
         self._draining_since: int | None = None
+        #: Whether processes of a former agent's pods run: nothing is started beside them.
+        self._has_leftovers = False
+        #: Whether the node takes no pods because some cannot be ended.
+        self._is_out_of_service = False
         self._sent: set[signal.Signals] = set()
 
     def run(self) -> int:
@@ -108,6 +115,12 @@ class Agent:
         node, UsageError where the system is not Linux.
         """
         prctl.require()
+        if os.geteuid() == 0:
+            log.warning(
+                "agent runs as root",
+                why="its pods do as well, and nothing on this machine is kept from them",
+                do="give it a user of its own",
+            )
         self._signals.install()
         store = open_when_up(self._settings.url, pause=self._pause)
         if store is None:
@@ -183,7 +196,7 @@ class Agent:
         self._slots.take_out_damaged()
         #: The RQ job of each attempt that is being claimed.
         self._jobs: dict[PodAttempt, PodJob] = {}
-        sweep(self._run_dir, self._files.all(), self._enforcement.existing())
+        self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
         for run in list(self._files.all()):
             self._settling.is_missing(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
         self._settle_all()
@@ -192,7 +205,8 @@ class Agent:
         # Nothing runs here yet: whoever sees the node ready may bind to it at once.
         self._roll_call.answer(self._store.run_id(), ())
         self._store.beat(settings.node, self._roll_call.told_to)
-        self._member.register()
+        if not self._is_out_of_service:
+            self._member.register()
         self._chores = Chores(
             {
                 self._beat: beat_ms,
@@ -256,7 +270,7 @@ class Agent:
             return max(0, min(due, now_ms + _AWAY_MS // 4) - now_ms)
         if self._draining_since is not None:
             due = min(due, now_ms + _AWAY_MS // 4)
-        elif self._slots.room(beside=len(self._claims)):
+        elif self._slots.room(beside=len(self._claims)) and not self._has_leftovers:
             due = min(due, self._door.look_at)
         look_at = self._claims.next_look_at()
         return max(0, (due if look_at is None else min(due, look_at)) - now_ms)
@@ -265,7 +279,7 @@ class Agent:
         """Claim what is bound here, and start what is ours, a few at a time, so that ends are seen,
         too.
         """
-        if monotonic_ms() < self._away_until:
+        if monotonic_ms() < self._away_until or self._has_leftovers:
             return
         try:
             self._door.listen()
@@ -417,7 +431,8 @@ class Agent:
     def _beat(self) -> None:
         run = self._store.run_id()
         is_known = self._roll_call.answer(run, self._slots.horses_by_attempt())
-        self._member.keep(ready=self._draining_since is None, run=self._roll_call.told_to)
+        ready = self._draining_since is None and not self._is_out_of_service
+        self._member.keep(ready=ready, run=self._roll_call.told_to)
         self._is_back()
         if not is_known:
             self._chores.hurry(self._beat, now_ms=monotonic_ms() + _ROLL_CALL_MS)
@@ -426,23 +441,42 @@ class Agent:
         """Report what work-horses could not; never before the last of their processes is gone."""
         self._settling.let_go()
         due = self._settling.due(now_ms=monotonic_ms())
-        if not due:
+        if not due and not self._has_leftovers:
             return
-        left = kill_children(keep=self._slots.horses() | self._strangers, within_s=1.0)
+        left = self._end_processes(due)
         if left:
-            log.error("processes cannot be killed", pids=left)
-            return
-        for attempt in due:
-            if self._has_ended(attempt):
-                self._settling.settle(attempt, now_ms=monotonic_ms())
+            # The room of these pods is not free, and who knows whether that of others will be.
+            self._settling.hold(due, lease_ms=self._settings.lease_ms)
+        self._take_out_of_service(left)
+        for attempt in due if not left else ():
+            self._settling.settle(attempt, now_ms=monotonic_ms())
 
-    def _has_ended(self, attempt: PodAttempt) -> bool:
-        """Whether nothing is left in the cgroup of an attempt, if it has one."""
-        cgroup = self._enforcement.of_pod(attempt.id)
-        left = cgroup.end(_CGROUP_ENDS_WITHIN_S) if cgroup is not None else []
+    def _end_processes(self, attempts: Sequence[PodAttempt]) -> list[int]:
+        """End what is left of these attempts, and of a former agent's; the pids that are left."""
+        left = kill_children(keep=self._slots.horses() | self._strangers, within_s=_END_ROUND_S)
+        for attempt in attempts:
+            cgroup = self._enforcement.of_pod(attempt.id)
+            left += cgroup.end(_END_ROUND_S) if cgroup is not None else []
+        if self._has_leftovers:
+            swept = self._sweep(within_s=_END_ROUND_S)
+            self._has_leftovers = bool(swept)
+            left += swept
+        return left
+
+    def _sweep(self, *, within_s: float) -> list[int]:
+        """End what a former agent has left; nothing may have been started by this one."""
+        existing = self._enforcement.existing()
+        return sweep(self._run_dir, list(self._files.all()), existing, within_s=within_s)
+
+    def _take_out_of_service(self, left: Sequence[int]) -> None:
+        """A node on which pods cannot be ended takes no more; it is back once they have ended."""
         if left:
-            log.error("processes cannot be killed", pids=left)
-        return not left
+            shown = ", ".join(map(str, left[:_SHOWN_PIDS]))
+            log.error("processes cannot be killed", pids=shown, count=len(left))
+            self._member.withdraw(f"processes of its pods cannot be killed: {shown}")
+        elif self._is_out_of_service:
+            self._chores.hurry(self._beat, now_ms=monotonic_ms())
+        self._is_out_of_service = bool(left)
 
     def _reconcile(self, *, bound_patience_ms: int = _BOUND_PATIENCE_MS) -> None:
         """Compare what the store says runs or waits here with what does."""

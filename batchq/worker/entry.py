@@ -29,7 +29,7 @@ from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from batchq.store.peer import pid_of_server
 from batchq.store.redis import RedisStore, Renewal
-from batchq.worker import process, unsent
+from batchq.worker import marks, process, unsent
 from batchq.worker.claims import Claimed
 from batchq.worker.desk import Desk
 from batchq.worker.environ import base_environment, pod_environment
@@ -86,6 +86,12 @@ class Harness(Struct, frozen=True, kw_only=True):
 HARNESS: ContextVar[tuple[Harness, Signals]] = ContextVar("harness")
 
 
+class NotEnded(Exception):
+    """A pod has left processes that cannot be killed; its outcome is in the run file. The agent
+    becomes their parent and sees to them, and to the report once there are none.
+    """
+
+
 class Order(Struct, frozen=True, kw_only=True):
     """What is different from one pod to the next of the same agent."""
 
@@ -102,8 +108,9 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
     """Run the pod that the work-horse was forked for, and others after it.
 
     After each, a byte tells the agent that it may send the next order; it lets go of the reins when
-    there is no more to do.
+    there is no more to do. Raises NotEnded.
     """
+    marks.put_on(marks.mark_of(harness.run_dir))
     functions = Functions(CALLEE)
     harness = structs.replace(
         harness,
@@ -141,7 +148,9 @@ def _next_order(signals: Signals, reins: socket.socket) -> Order | None:
 
 
 def run_pod(uid: str, attempt: int) -> None:
-    """Run one attempt of a pod, which the agent has claimed, to the report of its end."""
+    """Run one attempt of a pod, which the agent has claimed, to the report of its end. Raises
+    NotEnded.
+    """
     harness, signals = HARNESS.get()
     structlog.contextvars.bind_contextvars(pod=uid, attempt=attempt)
     horse = WorkHorse(harness, signals)
@@ -184,6 +193,8 @@ class WorkHorse:
         self._own_server = ServerWatch(lambda: pid_of_server(self._store.link))
         self._bounds = UNBOUNDED
         self._outage = Outage()
+        #: What the command has left, and could not be killed.
+        self._left: list[int] = []
         #: Once the command has run: what of its output has not been sent yet.
         self._messenger: Messenger | None = None
         self._run = RunFile(
@@ -195,8 +206,12 @@ class WorkHorse:
         )
 
     def run(self) -> None:
-        """Run, report."""
+        """Run, report. Raises NotEnded."""
         outcome = self._outcome(self._pod, self._group)
+        if self._left:
+            self._note(outcome=outcome)
+            self._keep_unsent()
+            raise NotEnded(f"{len(self._left)} processes of its pod cannot be killed")
         if outcome is None:
             log.warning("pod superseded")
             self._let_go()
@@ -279,7 +294,7 @@ class WorkHorse:
             send=self._send,
             outage=self._outage,
         )
-        return Supervisor(
+        supervisor = Supervisor(
             command,
             pod_log=PodLog(LogFile(path), stream),
             lease=lease,
@@ -290,7 +305,10 @@ class WorkHorse:
             tell_stop=lambda reason: self._files.tell_stop(self._uid, self._attempt, reason),
             signals=self._signals,
             is_server_away=self._own_server.is_away,
-        ).run()
+        )
+        outcome = supervisor.run()
+        self._left = command.left
+        return outcome
 
     def _send(self, stream: str, data: bytes) -> None:
         self._store.append_log(self._harness.node, self._uid, self._attempt, stream, data)

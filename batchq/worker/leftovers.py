@@ -1,8 +1,8 @@
 """What a former agent of this node left running, ended before anything new begins.
 
-A work-horse dies with its agent and takes its pod along. Only where both were killed at once may
-processes be left; they are known by the `BATCHQ_STOP_FILE` in their environment, which lies in this
-agent's folder and in no other's, by the process groups in the run files, and by their cgroups.
+A work-horse dies with its agent and takes its pod along. Only where both were killed at once, as a
+pod of the same user can do it, may processes be left; they are known by their mark
+(`batchq.worker.marks`), by the process groups in the run files, and by their cgroups.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import psutil
 import structlog
 
 from batchq.worker.cgroup import PodCgroup
+from batchq.worker.marks import bears, mark_of
 from batchq.worker.pidfds import await_death
 from batchq.worker.process import send_to_group
 from batchq.worker.runfile import RunFile, own_boot, started_ms
@@ -26,30 +27,30 @@ log = structlog.get_logger(__name__)
 _HORSE_ENDS_WITHIN_S = 3.0
 _KILLED_WITHIN_S = 10.0
 _ROUND_S = 0.2
+#: In how many rounds something may vanish before it was looked at, and still nothing be left. What
+#: forks and exits in a loop is hit in one of so many.
+_QUIET_ROUNDS = 100
 
 
-def sweep(run_dir: Path, runs: Iterable[RunFile], cgroups: Iterable[PodCgroup] = ()) -> list[int]:
-    """End everything of the pods that used `run_dir`; the pids that could not be killed.
+def sweep(
+    run_dir: Path,
+    runs: Iterable[RunFile],
+    cgroups: Iterable[PodCgroup] = (),
+    *,
+    within_s: float = _KILLED_WITHIN_S,
+) -> list[int]:
+    """End everything of the pods that used `run_dir`; the pids that could not be killed within
+    about `within_s`.
 
     `cgroups`: those of its pods that exist; they are removed.
     """
     # The numbers in a record from before a reboot are by now those of other people's processes.
     runs = [run for run in runs if run.boot == own_boot()]
     _await_horses([run for run in runs if started_ms(run.horse) == run.horse_started_ms])
-    for one in cgroups:
-        if left := one.end(_KILLED_WITHIN_S):
-            log.error("processes cannot be killed", pids=left, cgroup=str(one.path))
-    deadline = monotonic() + _KILLED_WITHIN_S
-    while True:
-        for run in runs:
-            _kill_group(run_dir, run)
-        left = _marked(run_dir)
-        if not left or monotonic() >= deadline:
-            break
-        log.warning("leftover processes killed", run_dir=str(run_dir), pids=left)
-        for pid in left:
-            _kill(pid)
-        await_death(left, _ROUND_S)
+    left = [pid for one in cgroups for pid in one.end(within_s)]
+    for run in runs:
+        _kill_group(run_dir, run)
+    left += _Hunt(run_dir).end_all(within_s)
     if left:
         log.error("processes cannot be killed", pids=left)
     return left
@@ -68,22 +69,63 @@ def _await_horses(runs: list[RunFile]) -> None:
 
 def _kill_group(run_dir: Path, run: RunFile) -> None:
     """While a group has members its number is nobody else's; a leader that lives must be ours."""
-    if run.group and (not psutil.pid_exists(run.group) or _is_marked(run.group, run_dir)):
+    mark = mark_of(run_dir)
+    if run.group and (not psutil.pid_exists(run.group) or bears(run.group, mark, run_dir)):
         send_to_group(run.group, signal.SIGKILL)
 
 
-def _marked(run_dir: Path) -> list[int]:
-    me = os.getpid()
-    return [pid for pid in psutil.pids() if pid != me and _is_marked(pid, run_dir)]
+class _Hunt:
+    """The search for what bears the mark of a folder. Nothing else ties it to this process, so it
+    is found by looking at every process, and what changes its pid all the time by looking again
+    at those that are new, which takes less time than such a process lives.
+    """
 
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._mark = mark_of(run_dir)
+        #: Who was looked at, and is not of a pod.
+        self._others: set[int] = {os.getpid()}
 
-def _is_marked(pid: int, run_dir: Path) -> bool:
-    try:
-        process = psutil.Process(pid)
-        stop_file = process.environ().get("BATCHQ_STOP_FILE", "")
-        return Path(stop_file).parent == run_dir and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):
-        return False
+    def end_all(self, within_s: float) -> list[int]:
+        """Kill all of them; those that are left."""
+        deadline = monotonic() + within_s
+        before: list[int] = []
+        quiet, is_told = 0, False
+        while True:
+            ours, is_sure = self._look()
+            if ours and not is_told:
+                log.warning("leftover processes killed", run_dir=str(self._run_dir), pids=ours)
+                is_told = True
+            for pid in ours:
+                _kill(pid)
+            quiet = 0 if ours else quiet + 1
+            if not ours and (is_sure or quiet >= _QUIET_ROUNDS):
+                # Once more at all of them: a number may have been given away again meanwhile.
+                self._others = {os.getpid()}
+                ours, _ = self._look()
+                if not ours:
+                    return []
+            if monotonic() >= deadline:
+                return ours
+            if ours and ours == before:
+                await_death(ours, _ROUND_S)
+            before = ours
+
+    def _look(self) -> tuple[list[int], bool]:
+        """The processes of pods, of those not known yet; and whether none was gone too soon."""
+        listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - in a race
+        self._others &= listed
+        ours, is_sure = [], True
+        # The newest first: older ones have time.
+        for pid in sorted(listed - self._others, reverse=True):
+            match bears(pid, self._mark, self._run_dir):
+                case True:
+                    ours.append(pid)
+                case False:
+                    self._others.add(pid)
+                case None:
+                    is_sure = False
+        return ours, is_sure
 
 
 def _kill(pid: int) -> None:

@@ -107,12 +107,14 @@ class Membership:
                 log.warning("node was taken for dead", node=self._offer.name)
             self.register()
 
-    def withdraw(self) -> bool:
-        """Have nothing new bound here; whether that is so already."""
+    def withdraw(self, reason: str = "") -> bool:
+        """Have nothing new bound here, for a reason unless the agent ends; whether that is so
+        already.
+        """
         node = self._node()
         if node is None or not node.status.ready or _agent_of(node) != self._identity:
             return True
-        self._post(Leaves(agent=self._identity))
+        self._post(Leaves(agent=self._identity, reason=reason))
         return False
 
     def is_taken_over(self) -> bool:

@@ -12,19 +12,17 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 
-import psutil
 import structlog
 from msgspec import Struct
 
 from batchq.worker import prctl
+from batchq.worker.descendants import kill_children, reap_orphans
 from batchq.worker.guard import Guard, GuardPost
 from batchq.worker.limits import UNBOUNDED, Bounds, limit_data
 from batchq.worker.outcome import NOT_EXECUTABLE, NOT_FOUND, Outcome
-from batchq.worker.pidfds import await_death
 
 log = structlog.get_logger(__name__)
 
@@ -32,8 +30,8 @@ _READ_BYTES = 64 << 10
 _READS_PER_TURN = 4
 #: A pipe holds at most 1 MiB, so this empties any whose writers are gone.
 _READS_AT_END = 32
-_KILL_ROUND_S = 0.1
-_KILLED_WITHIN_S = 2.0
+#: For what ends as soon as it is killed.
+_KILLED_WITHIN_S = 0.2
 
 
 class NotStarted(Exception):
@@ -77,6 +75,8 @@ class Command:
         self._bounds = bounds
         #: Once it has ended: what its bounds did to it, for the pod's message.
         self.trouble = ""
+        #: Processes that it has left, and that have not ended yet.
+        self.left: list[int] = []
         self.group = started.pid
         self.pidfd = os.pidfd_open(started.pid)
         self._pipes = (started.stdout, started.stderr)
@@ -110,8 +110,13 @@ class Command:
         """Let the guard kill the group at this instant, should nobody name a later one."""
         self._guard.allow_until(at_ms)
 
+    def collect(self) -> None:
+        """Collect what of it has ended and has no other parent: its pids are needed."""
+        reap_orphans(keep=(self._started.pid, *self._started.keep))
+
     def end(self) -> int:
-        """Kill what is left below this process; the wait status of the command itself.
+        """Kill what is left below this process; the wait status of the command itself. What does
+        not end at once is in `left`: it is not over before `end_rest` says so.
 
         Only to be called once `pidfd` is readable. The group is killed before its leader is
         reaped: until then its number cannot belong to anybody else.
@@ -120,11 +125,14 @@ class Command:
         wait_status = self.reap()
         self._guard.dismiss()
         self.trouble = self._bounds.trouble()
-        left = end_cgroup(self._bounds)
-        left += kill_children(keep=self._started.keep, within_s=_KILLED_WITHIN_S)
-        if left:
-            log.error("processes cannot be killed", pids=left)
+        self.end_rest(_KILLED_WITHIN_S)
         return wait_status
+
+    def end_rest(self, within_s: float) -> bool:
+        """Kill what the command has left, once it has ended itself; whether nothing is left."""
+        self.left = end_cgroup(self._bounds, within_s)
+        self.left += kill_children(keep=self._started.keep, within_s=within_s)
+        return not self.left
 
     def reap(self) -> int:
         """Wait for the command itself; its wait status."""
@@ -253,9 +261,9 @@ def _preparation(bounds: Bounds, entrance: int | None) -> Callable[[], None] | N
     return prepare
 
 
-def end_cgroup(bounds: Bounds) -> list[int]:
-    """Kill what is left in the cgroup, if there is one; the pids that cannot be killed."""
-    return [] if bounds.cgroup is None else bounds.cgroup.end(_KILLED_WITHIN_S)
+def end_cgroup(bounds: Bounds, within_s: float = _KILLED_WITHIN_S) -> list[int]:
+    """Kill what is left in the cgroup, if there is one; the pids that have not ended yet."""
+    return [] if bounds.cgroup is None else bounds.cgroup.end(within_s)
 
 
 def send_to_group(group: int, sent: signal.Signals) -> None:
@@ -263,99 +271,6 @@ def send_to_group(group: int, sent: signal.Signals) -> None:
     try:
         os.killpg(group, sent)
     except (ProcessLookupError, PermissionError):
-        return
-
-
-def kill_children(*, keep: Collection[int], within_s: float) -> list[int]:
-    """Kill every descendant of this process but `keep` and theirs; the pids that are left.
-
-    For a process that adopts orphans: whoever loses its parent becomes a child of this one, so
-    killing children until there are none reaches all of them.
-    """
-    deadline = monotonic() + within_s
-    while True:
-        left = _strangers(keep)
-        if not left:
-            return []
-        for child in left:
-            _kill(child)
-        rest = deadline - monotonic()
-        await_death([child.pid for child in left], min(_KILL_ROUND_S, max(0.0, rest)))
-        reap_orphans(keep=keep)
-        if rest <= 0:
-            return [child.pid for child in _strangers(keep)]
-
-
-def reap_orphans(*, keep: Collection[int]) -> None:
-    """Collect adopted processes that have ended; those in `keep` are collected elsewhere."""
-    for child in _children():
-        if child.pid in keep:
-            continue
-        try:
-            os.waitpid(child.pid, os.WNOHANG)
-        except ChildProcessError:
-            continue
-
-
-def child_pids() -> frozenset[int]:
-    """The children of this process."""
-    return frozenset(child.pid for child in _children())
-
-
-def has_children() -> bool:
-    """Whether this process has any child, ended ones included; cheaper than listing them."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _children() -> list[psutil.Process]:
-    return psutil.Process().children() if has_children() else []
-
-
-def _are_all(keep: Collection[int]) -> bool:
-    """Whether there are no children but these, as far as Linux tells quickly: a list that changes
-    while it is read may lack some, so it is read until it says the same twice.
-    """
-    me = os.getpid()
-    path = f"/proc/{me}/task/{me}/children"
-    try:
-        first = _read(path)
-        return first == _read(path) and {int(one) for one in first.split()} <= set(keep)
-    except OSError:
-        return False
-
-
-def _read(path: str) -> bytes:
-    """A file of the kernel's, read for each pod: so without the help of pathlib."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see above
-        return file.read()
-
-
-def _strangers(keep: Collection[int]) -> list[psutil.Process]:
-    """Living children that are none of `keep`, with all their descendants."""
-    if keep and _are_all(keep):
-        return []
-    found: list[psutil.Process] = []
-    for child in _children():
-        if child.pid in keep:
-            continue
-        try:
-            if child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)
-                continue
-            found += [child, *child.children(recursive=True)]
-        except (psutil.NoSuchProcess, ChildProcessError):
-            continue
-    return found
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return
 
 

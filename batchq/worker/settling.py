@@ -16,6 +16,7 @@ import structlog
 from batchq.api.facts import Claim, Ended, Outcome, subject_of_pod
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod
+from batchq.api.transaction import fence_of
 from batchq.store.alive import leases_of
 from batchq.store.attempts import Attempts, End
 from batchq.store.redis import RedisStore
@@ -150,6 +151,16 @@ class Settling:
         if attempt not in self._said:
             self._said[attempt] = outcome
             log.warning("pod ended for its work-horse", pod=attempt.pod, stopped=outcome.stopped)
+
+    def hold(self, attempts: Sequence[PodAttempt], *, lease_ms: int) -> None:
+        """Renew the leases of attempts of which processes are left: their pods have not ended, and
+        are not to be written off.
+        """
+        for attempt in attempts:
+            pod = self._desk.current(attempt.pod, attempt.attempt)
+            if pod is not None and pod.status.phase == PodPhase.RUNNING:
+                fence = fence_of(pod)
+                self._store.renew(self._node, attempt.pod, attempt.attempt, fence, lease_ms)
 
     def told(self) -> frozenset[str]:
         """The subjects of ends that wait to be folded, whoever left them."""

@@ -38,7 +38,7 @@ from batchq.store import codec, keys
 from batchq.store.link import is_wrong_type
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
-from batchq.worker.entry import Harness, order_of, serve
+from batchq.worker.entry import Harness, NotEnded, order_of, serve
 from batchq.worker.nodequeue import (
     NoAlarm,
     NotOurs,
@@ -104,6 +104,8 @@ class Slot(Worker):
             signals = self._put_on()
             serve(self.harness, signals, self.reins)
             exit_code = 0
+        except NotEnded as trouble:
+            log.error("pod left to the agent", rq_job=job.id, why=str(trouble))
         except Exception as error:  # whatever it is, the agent must hear of it, and go on alone
             log.exception("work-horse failed", rq_job=job.id, error=str(error))
         finally:

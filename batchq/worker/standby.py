@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from batchq.worker.descendants import kill_children
 from batchq.worker.limits import Bounds
-from batchq.worker.process import Fork, kill_children
+from batchq.worker.process import Fork
 
 log = structlog.get_logger(__name__)
 

@@ -27,6 +27,11 @@ log = structlog.get_logger(__name__)
 
 #: The loop looks around at least this often.
 _TURN_MS = 500
+#: What a command leaves has so long to end, and the lease is renewed meanwhile; then the agent
+#: takes it over.
+_END_MS, _END_ROUND_S = 10_000, 0.5
+
+_SHOWN_PIDS = 20
 
 #: To the work-horse: stop the pod with its grace, this node goes away.
 STOP_SIGNAL = signal.SIGTERM
@@ -70,6 +75,7 @@ class Supervisor:
         self._killed = False
         self._fenced = False
         self._talks_at = monotonic_ms() + FLUSH_MS
+        self._collects_at = monotonic_ms() + _TURN_MS
         walltime_ms = limits.walltime_ms
         self._walltime_at = None if walltime_ms is None else monotonic_ms() + walltime_ms
         self._poll = select.poll()
@@ -78,7 +84,8 @@ class Supervisor:
             self._poll.register(descriptor, select.POLLIN)
 
     def run(self) -> Outcome | None:
-        """Until the command has ended and nothing of it is left.
+        """Until the command has ended and nothing of it is left, or what is left will not end:
+        then the command says so in `left`.
 
         None if the attempt turned out to be superseded: then its end is nobody's business.
         """
@@ -89,6 +96,7 @@ class Supervisor:
                 self._obey_signals(now_ms)
                 self._keep_lease(now_ms)
                 self._keep_times(now_ms)
+                self._collect(now_ms)
             return self._finish()
         finally:
             self._messenger.stop()
@@ -158,6 +166,12 @@ class Supervisor:
         if self._kill_at is not None and now_ms >= self._kill_at:
             self._kill(self._stopped)
 
+    def _collect(self, now_ms: int) -> None:
+        """A command that forks in a loop must not take all pids of the machine."""
+        if now_ms >= self._collects_at:
+            self._collects_at = now_ms + _TURN_MS
+            self._command.collect()
+
     def _stop(self, reason: str, now_ms: int) -> None:
         if self._stopped or self._has_ended():
             return
@@ -186,6 +200,7 @@ class Supervisor:
         if self._is_of_the_guard(wait_status):
             self._stopped = Leaving.NODE_LOST
             self._message = "its lease ended while its work-horse stood still"
+        self._end_rest()
         for descriptor in list(self._command.outputs):
             self._keep(descriptor, self._command.read_rest)
         self._log.close()
@@ -194,6 +209,17 @@ class Supervisor:
         parts = (self._message, self._command.trouble, self._log.trouble)
         message = "; ".join(part for part in parts if part)
         return outcome_of(wait_status, stopped=self._stopped, message=message)
+
+    def _end_rest(self) -> None:
+        if not self._command.left:
+            return
+        # The pod has not ended, so its lease must not.
+        self._begin_to_talk(self._talks_at)
+        give_up_at = monotonic_ms() + _END_MS
+        while not self._command.end_rest(_END_ROUND_S) and monotonic_ms() < give_up_at:
+            pass
+        if self._command.left:
+            log.error("processes cannot be killed", pids=self._command.left[:_SHOWN_PIDS])
 
     def _is_of_the_guard(self, wait_status: int) -> bool:
         """Whether nobody but the guard can have killed the command: the lease was at its end."""

@@ -240,6 +240,18 @@ def test_a_node_is_left_by_the_agent_that_serves_it_and_by_no_other(office: Offi
     assert "capacity" not in office.store.ledger()
 
 
+def test_an_agent_that_takes_its_node_out_of_service_says_why_until_it_is_back(
+    office: Office,
+) -> None:
+    office.hear(serves())
+    office.hear(Leaves(agent="host:1:1", reason="processes cannot be killed: 7" + 1000 * "x"))
+    assert not office.node().status.ready
+    assert office.node().status.reason == ("processes cannot be killed: 7" + 1000 * "x")[:200]
+    office.hear(serves())
+    assert office.node().status.ready
+    assert office.node().status.reason == ""
+
+
 @pytest.mark.parametrize(
     "offer",
     [

@@ -1,6 +1,7 @@
 """Runs one agent: `python -m tests.worker.an_agent`, its settings as JSON in A_TEST_AGENT.
 
-With A_TEST_AGENT_IS_RUNG it never looks by itself whether something was brought or folded.
+With A_TEST_AGENT_IS_RUNG it never looks by itself whether something was brought or folded. With
+A_TEST_AGENT_IS_HASTY its work-horses soon leave to it what they cannot kill.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from batchq.errors import BatchqError
-from batchq.worker import claims, door
+from batchq.worker import claims, door, supervise
 from batchq.worker.agent import Agent, AgentSettings
 
 _NEVER_MS = 10**9
@@ -21,6 +22,8 @@ _NEVER_MS = 10**9
 def main() -> int:
     if "A_TEST_AGENT_IS_RUNG" in os.environ:
         door.LOOK_MS = claims._LOOK_FIRST_MS = claims._LOOK_MOST_MS = _NEVER_MS
+    if "A_TEST_AGENT_IS_HASTY" in os.environ:
+        supervise._END_MS = 500
     settings = msgspec.json.decode(
         os.environ["A_TEST_AGENT"], type=AgentSettings, dec_hook=lambda _, text: Path(text)
     )

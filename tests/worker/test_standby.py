@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from batchq.api.objects import PodTemplate
+from batchq.worker.descendants import child_pids, kill_children
 from batchq.worker.limits import UNBOUNDED, Bounds
 from batchq.worker.outcome import Outcome
-from batchq.worker.process import Fork, child_pids, kill_children
+from batchq.worker.process import Fork
 from batchq.worker.program import CALLEE, Program
 from batchq.worker.standby import Functions, Standby
 

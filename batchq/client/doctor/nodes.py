@@ -138,6 +138,15 @@ def _of_node(state: State, node: Node) -> Finding | None:
     heard_at = state.beats.get(name, node.status.heartbeat)
     silent_ms = None if heard_at is None else max(0, state.now_ms - heard_at)
     heard = "was never heard of" if silent_ms is None else f"heard of {describe_age(silent_ms)} ago"
+    if node.status.reason and not node.status.ready:
+        return Finding(
+            check="nodes",
+            level=Level.WARNING,
+            subject=subject,
+            found=f"taken out of service by its agent: {node.status.reason}",
+            expected="ready",
+            remedy="look at these processes on its machine; restart the machine if they stay",
+        )
     if not node.status.ready:
         return Finding(
             check="nodes",

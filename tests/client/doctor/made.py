@@ -66,11 +66,12 @@ def node(name: str = "n1", **changes: Any) -> Node:
     """A node of four cpus that was heard of a second ago."""
     heartbeat = changes.pop("heartbeat", NOW - 1_000)
     annotations = changes.pop("annotations", {"batchq/agent": f"{name}:1:1"})
+    reason = changes.pop("reason", "")
     made = a_node(name, cpu=4, memory="8Gi", **changes)
     return structs.replace(
         made,
         metadata=structs.replace(made.metadata, annotations=annotations),
-        status=NodeStatus(ready=made.status.ready, heartbeat=heartbeat),
+        status=NodeStatus(ready=made.status.ready, heartbeat=heartbeat, reason=reason),
     )
 
 

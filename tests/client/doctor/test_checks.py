@@ -229,6 +229,10 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         a_state(node(), node("n2", ready=False, heartbeat=NOW - 5 * MINUTE)),
         *("nodes", WARNING, "Node n2", "not ready, heard of 5m ago"),
     ),
+    "an agent has taken its node out of service": (
+        a_state(node(), node("n2", ready=False, reason="processes cannot be killed: 7")),
+        *("nodes", WARNING, "Node n2", "by its agent: processes cannot be killed: 7"),
+    ),
     "a node has fallen silent": (
         a_state(node(), node("n2", heartbeat=NOW - 16_000)),
         *("nodes", WARNING, "Node n2", "silent, heard of 16s ago"),

@@ -1,0 +1,109 @@
+"""What a pod may do to outlive its end: `python -I -S escape_artist.py KIND FILE`.
+
+Whatever lives on writes the time in milliseconds to FILE, again and again, so that a test sees how
+long it did. After 30 s each gives up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+_GIVES_UP_S = 30.0
+_LOOPS = 8
+
+
+def main() -> None:
+    kind, path = sys.argv[1:]
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if kind.startswith("killer"):
+        _kill_ours(file, kind)
+        return
+    if os.fork():
+        _await(path)
+        return
+    until = time.monotonic() + _GIVES_UP_S
+    match kind:
+        case "forks":
+            for _ in range(_LOOPS - 1):
+                if not os.fork():
+                    break
+            _fork_in_a_loop(file, until)
+        case "double-fork":
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            _close_output()
+            _live(file, until)
+        case "holds-output":
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            _live(file, until)
+
+
+def _kill_ours(file: int, kind: str) -> None:
+    """Kill guard, agent and work-horse, as far as they can be seen, and live on."""
+    until = time.monotonic() + _GIVES_UP_S
+    horse = os.getppid()
+    agent = _parent_of(horse) if horse > 0 else 0
+    if os.fork() == 0:
+        os.setsid()
+        victims = [agent, *_children_of(agent)] if agent > 1 else []
+        # None of them is to notice that another one has gone.
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in victims:
+                os.kill(pid, signum)
+        if kind == "killer-forks":
+            _fork_in_a_loop(file, until)
+        _live(file, until)
+    threading.Event().wait(_GIVES_UP_S)
+
+
+def _fork_in_a_loop(file: int, until: float) -> None:
+    while time.monotonic() < until:
+        if os.getsid(0) != os.getpid():
+            os.setsid()
+        _say(file)
+        if os.fork():
+            os._exit(0)
+
+
+def _live(file: int, until: float) -> None:
+    while time.monotonic() < until:
+        _say(file)
+        threading.Event().wait(0.01)
+    os._exit(0)
+
+
+def _say(file: int) -> None:
+    os.write(file, b"%d\n" % (time.time_ns() // 1_000_000))
+
+
+def _await(path: str) -> None:
+    """The pod's own process ends once the other one is under way."""
+    while Path(path).stat().st_size < 100:
+        threading.Event().wait(0.01)
+
+
+def _close_output() -> None:
+    empty = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(empty, descriptor)
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def _children_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(one) for one in children.split()]
+
+
+if __name__ == "__main__":
+    main()

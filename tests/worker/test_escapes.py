@@ -1,0 +1,135 @@
+"""Pods that try to outlive their end: it is reported only when nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Node, Pod
+from batchq.store.alive import leases_of
+from tests.daemon.waiting import until
+from tests.worker import escape_artist
+from tests.worker.stage import WITHIN_S, Stage, is_alive
+
+pytestmark = pytest.mark.e2e
+
+
+def escape(stage: Stage, kind: str) -> tuple[Pod, Path]:
+    """A pod that tries it, and the file to which what lives on writes the time."""
+    file = stage.home / f"lives-{kind}"
+    # In an environment of its own, by which nobody knows it.
+    artist = [sys.executable, "-I", "-S", escape_artist.__file__, kind, str(file)]
+    (pod,) = stage.bind("env", "-i", *artist)
+    return pod, file
+
+
+def last_seen_alive(file: Path) -> int:
+    said = file.read_text().split()
+    return int(said[-1]) if said else 0
+
+
+def assert_ended_before(file: Path, ended_at: int | None) -> None:
+    """Nothing has written after the pod's end, and nothing does now."""
+    size = file.stat().st_size
+    threading.Event().wait(0.3)
+    assert file.stat().st_size == size
+    assert ended_at is not None
+    assert last_seen_alive(file) <= ended_at
+
+
+@pytest.mark.parametrize("kind", ["forks", "double-fork", "holds-output"])
+def test_nothing_lives_when_the_end_of_a_pod_is_told(stage: Stage, kind: str) -> None:
+    stage.start_agent()
+    pod, file = escape(stage, kind)
+    status = stage.ended(pod).status
+    assert (status.phase, status.exit_code) == (PodPhase.SUCCEEDED, 0)
+    assert_ended_before(file, status.finished_at)
+    assert stage.store.ledger().get("node:n1", {}) == {}
+
+
+@pytest.mark.parametrize("kind", ["killer", "killer-forks"])
+def test_a_pod_that_kills_guard_agent_and_work_horse_is_ended_by_the_next_agent(
+    stage: Stage, kind: str
+) -> None:
+    agent = stage.start_agent()
+    pod, file = escape(stage, kind)
+    until(file.exists)
+    agent.wait(timeout=10)
+    lived_until = last_seen_alive(file)
+    until(lambda: last_seen_alive(file) > lived_until)
+    assert stage.now(pod).status.phase == PodPhase.RUNNING
+    stage.start_agent()
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+    assert_ended_before(file, status.finished_at)
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A cgroup of version 1 in which no signal reaches anybody while it is frozen."""
+    made = FREEZER / f"batchq-test-{os.getpid()}"
+    try:
+        made.mkdir()
+    except OSError as trouble:
+        pytest.skip(f"no process can be kept from being killed here: {trouble}")
+    yield made
+    (made / "freezer.state").write_text("THAWED")
+    until(lambda: (made / "cgroup.procs").read_text() == "")
+    made.rmdir()
+
+
+def test_a_pod_that_cannot_be_ended_keeps_its_room_and_its_node_takes_no_more(
+    stage: Stage, freezer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TEST_AGENT_IS_HASTY", "")
+    stage.start_agent(lease_ms=3000)
+    flag = stage.home / "flag"
+    (pod,) = stage.bind(
+        "sh",
+        "-c",
+        f"setsid sleep 600 & echo $!; while ! test -e {flag}; do sleep 0.05; done; exit 3",
+    )
+    stage.started(pod, saying="\n")
+    stuck = int(stage.output(pod))
+    (freezer / "cgroup.procs").write_text(str(stuck))
+    (freezer / "freezer.state").write_text("FROZEN")
+    flag.touch()
+    until(lambda: not node_of(stage).status.ready, within_s=WITHIN_S)
+    assert node_of(stage).status.reason == f"processes of its pods cannot be killed: {stuck}"
+    assert "processes cannot be killed" in stage.said()
+    # Longer than its lease, which somebody has to renew.
+    threading.Event().wait(4.0)
+    assert is_alive(stuck)
+    assert stage.now(pod).status.phase == PodPhase.RUNNING
+    assert stage.store.ledger()["node:n1"] == {"cpu": 1000, "pods": 1000}
+    assert lease_of(stage, pod) > stage.store.now_ms()
+    (freezer / "freezer.state").write_text("THAWED")
+    status = stage.ended(pod).status
+    assert (status.phase, status.exit_code) == (PodPhase.FAILED, 3)
+    assert not is_alive(stuck)
+    until(lambda: node_of(stage).status.ready, within_s=WITHIN_S)
+    assert node_of(stage).status.reason == ""
+
+
+def node_of(stage: Stage) -> Node:
+    node = stage.store.get("Node", "n1")
+    assert isinstance(node, Node)
+    return node
+
+
+def lease_of(stage: Stage, pod: Pod) -> int:
+    return leases_of(stage.store.alive.read(["n1"]))["n1", pod.metadata.uid, 1]
+
+
+def test_an_agent_warns_when_it_runs_as_root(stage: Stage) -> None:
+    stage.start_agent()
+    assert ("agent runs as root" in stage.said()) == (os.geteuid() == 0)

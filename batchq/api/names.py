@@ -18,6 +18,9 @@ SUBDOMAIN_MOST = 253
 def shown(value: object, most: int = 48) -> str:
     """`value` for an error message: quoted, and never longer than `most` characters."""
     if isinstance(value, str):
+        if "://" in value:
+            # Where a password may be, wherever it was typed.
+            return "a URL"
         # Cut before quoting: repr of a megabyte is a megabyte.
         text = repr(value[:most])
         return text if len(value) <= most else f"{text[:-1]}...' ({len(value)} characters)"

@@ -6,20 +6,25 @@ The process starts itself anew, with the URL in its environment, which only its 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
-from urllib.parse import parse_qs, urlsplit
 
 _OPTION = "--redis-url"
+#: Hosts, a path, and nothing in which a password could be, also where the URL is mistyped.
+_HARMLESS = re.compile(
+    r"(rediss?(\+sentinel)?://[\w.-]+(:[0-9]+)?(,[\w.-]+(:[0-9]+)?)*(/[\w.-]*)*"
+    r"|unix://(/[\w. -]+)+)"
+)
 
 
 def hide_password(words: Sequence[str]) -> None:
-    """Start anew without `--redis-url URL` before the command, if there is a password in it.
+    """Start anew without `--redis-url URL` before the command, if there may be a password in it.
 
     Returns if there is nothing to hide; the new process has nothing to hide either.
     """
     place, length, url = _url_in(words)
-    if not length or not _has_password(url):
+    if not length or _HARMLESS.fullmatch(url):
         return
     from batchq.paths import URL_VARIABLE
 
@@ -41,12 +46,3 @@ def _url_in(words: Sequence[str]) -> tuple[int, int, str]:
         if not word.startswith("-"):
             break
     return 0, 0, ""
-
-
-def _has_password(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "@" in url
-    named = parse_qs(parts.query)
-    return bool(parts.password) or any("password" in name for name in named)

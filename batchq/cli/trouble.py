@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -29,6 +30,8 @@ EXIT_GROUP_CANCELLED = 11
 EXIT_INTERRUPTED = 130
 
 
+#: A URL with a user in it, typed in another place than after --redis-url, which a message repeats.
+_CREDENTIALS = re.compile(r"\S*://(?!\*\*\*@).*@\S*", re.DOTALL)
 #: The word of a trouble with stdout itself.
 OUTPUT_FAILED = "OutputFailed"
 
@@ -64,6 +67,11 @@ class Trouble(NamedTuple):
 
 def trouble_of(error: BaseException) -> Trouble | None:
     """What to tell the user about `error`; None if it is a mistake of our own."""
+    found = _told(error)
+    return found and found._replace(message=_CREDENTIALS.sub("a URL", found.message))
+
+
+def _told(error: BaseException) -> Trouble | None:
     match error:
         case BatchqError():
             return Trouble(type(error).__name__, error.message, error.hint, error.exit_code)

@@ -77,7 +77,7 @@ def run_scheduler(options: SchedulerOptions) -> int:
     """
     url = resolve_url(options.url, find_home(options.home))
     ending = Ending()
-    lookout = Lookout(options.metrics, server=shown(url), ending=lambda: ending.asked)
+    lookout = Lookout(options.metrics, ending=lambda: ending.asked)
     try:
         reload = Reload(options.config, make=lookout.assemble, reloaded=lookout.reloaded)
         on_hangup(reload.ask)

@@ -27,12 +27,10 @@ _SLOW_STORE_S = 3.0
 class Health:
     """Answers are "" for yes, or why not, in a sentence. Any thread may ask.
 
-    `server` is shown while nothing runs yet because it does not answer; `ending` says whether this
-    process is to end.
+    `ending` says whether this process is to end.
     """
 
-    def __init__(self, *, server: str, ending: Callable[[], bool]) -> None:
-        self._server = server
+    def __init__(self, *, ending: Callable[[], bool]) -> None:
         self._ending = ending
         # Set once each, what depends on another after it: a question sees all or nothing.
         self._outage: Outage | None = None
@@ -69,7 +67,7 @@ class Health:
             return "the scheduler is ending"
         loop, outage = self._loop, self._outage
         if loop is None or outage is None:
-            return f"waits for the server at {self._server}"
+            return "waits for the server"
         if outage.unavailable:
             return f"the server has not answered for {outage.lasts_s():.0f} s"
         if (waiting_s := loop.waiting_for_store_s()) > _SLOW_STORE_S:

@@ -35,10 +35,9 @@ class Lookout:
         self,
         address: str | None = None,
         *,
-        server: str = "",
         ending: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.health = Health(server=server, ending=ending)
+        self.health = Health(ending=ending)
         self.metrics = None if address is None else Metrics()
         self.listener: Listener | None = None
         if address is not None:

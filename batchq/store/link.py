@@ -28,7 +28,7 @@ from batchq.store.keys import REVISION, SCHEDULERS
 from batchq.store.outage import Patience
 from batchq.store.scripts import ALL, Script
 from batchq.store.sentinel import NoPrimary, PrimaryPool
-from batchq.store.urls import checked_url, is_sentinel, sentinel_url, shown
+from batchq.store.urls import checked_url, is_sentinel, is_unknown_host, quoted, sentinel_url, shown
 
 T = TypeVar("T")
 
@@ -53,6 +53,8 @@ _VERSION = re.compile(r" ([0-9A-Za-z.+-]{1,64})$")
 _MOST_WRITES = 2**52
 
 OLDEST_VERSION = (6, 2)
+
+UNKNOWN_HOST = "the host in the server's URL is unknown"
 
 #: What scripts, and readers of single values, say of a key that holds what batchq never writes.
 DAMAGED = "DAMAGED"
@@ -428,9 +430,10 @@ class Link:
     def unavailable(self, error: Exception) -> StoreUnavailable:
         """One sentence and one hint for what redis-py raised."""
         if isinstance(error, NoPrimary):
-            return StoreUnavailable(
-                f"the sentinels of {self.shown} {error.message}", hint=error.hint
-            )
+            # Without the URL: one of its hosts may be unknown, and be no host.
+            return StoreUnavailable(f"the sentinels {error.message}", hint=error.hint)
+        if is_unknown_host(str(error)):
+            return StoreUnavailable(UNKNOWN_HOST, hint=f"check --redis-url, or {URL_VARIABLE}")
         message, hint = _diagnosis(error, self._url)
         lasts = isinstance(error, broken.AuthenticationError) or _word_of(error) in _LASTING
         return StoreUnavailable(f"the server at {self.shown} {message}", hint=hint, lasts=lasts)
@@ -565,7 +568,7 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
         case broken.InvalidResponse():
             return "does not speak the Redis protocol", "check host and port"
         case _:
-            return f"refuses a command: {_first_line(text)}", "see the server's log"
+            return f"refuses a command: {quoted(text, url)}", "see the server's log"
 
 
 def _word_of(error: BaseException) -> str:
@@ -587,11 +590,9 @@ def _word_of(error: BaseException) -> str:
 
 def _no_connection(text: str, url: str) -> tuple[str, str]:
     lower = text.lower()
-    if "name or service" in lower or "name resolution" in lower or "nodename nor" in lower:
-        return "cannot be found: its host name is unknown", "check the host in the URL"
     if is_sentinel(url) and ("refused" in lower or "primary" in lower or "previous" in lower):
         return (
-            f"is not there: {_first_line(text)}",
+            f"is not there: {quoted(text, url)}",
             "wait until its sentinels have chosen another primary, or start it",
         )
     if "no such file" in lower or "refused" in lower:
@@ -606,8 +607,8 @@ def _no_connection(text: str, url: str) -> tuple[str, str]:
     if "max number of clients" in lower:
         return "has no connections left", "raise its maxclients"
     if "certificate" in lower or "ssl" in lower:
-        return f"does not agree on TLS: {_first_line(text)}", "check rediss:// and the certificates"
-    return f"cannot be reached: {_first_line(text)}", "check that it runs, and the URL"
+        return f"does not agree on TLS: {quoted(text, url)}", "check rediss:// and the certificates"
+    return f"cannot be reached: {quoted(text, url)}", "check that it runs, and the URL"
 
 
 def _how_to_start(url: str) -> str:
@@ -615,8 +616,3 @@ def _how_to_start(url: str) -> str:
     if is_own_server(url):
         return "start it, e.g. with `batchq up`"
     return f"start the server there, or leave out --redis-url and unset {URL_VARIABLE}"
-
-
-def _first_line(text: str) -> str:
-    line = text.splitlines()[0] if text else "no reason given"
-    return line if len(line) <= 120 else line[:117] + "..."

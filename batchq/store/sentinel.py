@@ -28,7 +28,7 @@ from redis.sentinel import (
 )
 
 from batchq.api.names import counted
-from batchq.store.urls import SentinelUrl
+from batchq.store.urls import SentinelUrl, is_unknown_host
 
 #: A sentinel that is there answers at once; one that is not must not cost much.
 ASK_TIMEOUT_S = 1.0
@@ -123,21 +123,23 @@ class Watchmen(Sentinel):
                 )
             case broken.ResponseError():
                 return NoPrimary(
-                    f"are no sentinels: {trouble}",
+                    "are no sentinels",
                     f"name the sentinels in the URL, whose usual port is 26379, not {self._hosts}",
                 )
             case _:
                 count = counted(len(self.sentinels), "sentinel")
+                known = [one for one in troubles if not is_unknown_host(str(one))]
+                why = str(known[0]) if known else "their hosts are unknown"
                 return NoPrimary(
-                    f"do not answer: none of {count} ({trouble})",
+                    f"do not answer: none of {count} ({why})",
                     "start them, or check the hosts and ports in the URL",
                 )
 
     def _unknown(self, service: str, others: Sequence[str]) -> NoPrimary:
         known = f"they know {', '.join(others)}" if others else "they know none at all"
         return NoPrimary(
-            f"know no primary named {service!r}; {known}",
-            "correct the name that follows the hosts in the URL",
+            f"know no primary of the name that follows the hosts in the URL; {known}",
+            "correct it",
         )
 
 

@@ -10,11 +10,16 @@
 
 User and password are the server's; those of the sentinels are the options `sentinel_username` and
 `sentinel_password`. Other programs that know sentinels write their URLs in the same way.
+
+Where a URL is mistyped, its password may stand anywhere: before a forgotten @ it is a host, with a
+slash in it half of it is a path. So a malformed URL is told of without a word of it, and of one
+that is well formed only where it leads is shown, never what stands before the @ or is an option.
 """
 
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
@@ -25,12 +30,21 @@ SENTINEL_PORT = 26379
 
 _LONGEST_SOCKET_PATH = 107
 _TLS_OPTIONS = frozenset({"ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+_SECRET = ("username", "password")
+_CERTIFICATES = ("none", "optional", "required")
 _OPTIONS = _TLS_OPTIONS | {"db", "username", "password"}
 _SENTINEL_OPTIONS = _OPTIONS | {"sentinel_username", "sentinel_password"}
 _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
-_FORMS = "expected redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/server.sock"
-_SENTINEL_FORM = "expected redis+sentinel://host1:26379,host2:26379,host3:26379/mymaster/0"
-_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]+)(:(?P<port>[0-9]{1,5}))?")
+_SCHEMES = ("redis", "rediss", "unix", *_SENTINEL_SCHEMES)
+_FORMS = (
+    "redis://host:6379/0, rediss://host:6379/0, unix:///path/to/server.sock or"
+    " redis+sentinel://host1:26379,host2:26379,host3:26379/mymaster/0"
+)
+#: Letters of any language: they may be those of a host's name.
+_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(%\w+)?\]|[\w.-]*)(:(?P<port>[0-9]{1,5}))?")
+_SERVICE = re.compile(r"[\w.-]+")
+_DATABASE = re.compile(r"[0-9]{1,5}", re.ASCII)
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 class SentinelUrl(Struct, frozen=True, kw_only=True):
@@ -50,63 +64,35 @@ class SentinelUrl(Struct, frozen=True, kw_only=True):
     options: dict[str, str] = {}
 
 
-class _Parts(Struct, frozen=True):
-    """A URL with several hosts, which the standard library does not take apart."""
+class _Parts(Struct, frozen=True, kw_only=True):
+    """A URL taken apart and found well formed. `hosts` have ports or None; `path` has no slash at
+    its ends but that of a socket.
+    """
 
     scheme: str
     userinfo: str
-    hosts: str
+    hosts: tuple[tuple[str, int | None], ...]
     path: str
-    query: str
+    options: dict[str, str]
 
 
 def shown(url: str) -> str:
-    """The URL without what is secret in it."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        _, at, rest = url.rpartition("@")
-        return f"***@{rest}" if at else url
-    if not is_sentinel(url):
-        try:
-            urlsplit(url)
-        except ValueError:
-            return "(not a URL)"
-    front, _, query = rest.partition("?")
-    if "@" not in front and "@" in query and not _pairs(query):
-        # A question mark in a password that should have been written as %3F.
-        return f"{scheme}://***"
-    place = front
-    # A path may hold an @, and a password that is not quoted a slash.
-    head, slash, path = front.partition("/") if scheme == "unix" else (front, "", "")
-    userinfo, at, host = head.rpartition("@")
-    if at:
-        user, colon, password = userinfo.partition(":")
-        place = f"{user}:***@{host}" if colon and password else f"{user}@{host}"
-        place += slash + path
-    kept = [pair for pair in _pairs(query) if pair[0] in _OPTIONS | _SENTINEL_OPTIONS]
-    told = "&".join(f"{name}={value}" for name, value in kept if "password" not in name)
-    return f"{scheme}://{place}" + (f"?{told}" if told else "")
+    """Where the URL leads, without what is secret in it; a malformed one is not shown at all."""
+    try:
+        parts = _taken_apart(url)
+    except InvalidInput:
+        return "(a malformed URL)"
+    user = "***@" if parts.userinfo else ""
+    hosts = ",".join(_written(host, port) for host, port in parts.hosts)
+    path = parts.path if parts.scheme == "unix" or not parts.path else f"/{parts.path}"
+    database = f"?db={parts.options['db']}" if parts.options.get("db") else ""
+    return f"{parts.scheme}://{user}{hosts}{path}{database}"
 
 
 def checked_url(url: str) -> str:
-    """The URL itself. Raises InvalidInput if it cannot lead to a server."""
-    if is_sentinel(url):
-        sentinel_url(url)
-        return url
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise _malformed(url, f"{error}") from None
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise _malformed(url, f"the scheme is {parts.scheme!r}" if parts.scheme else "no scheme")
-    if port == 0:
-        raise _malformed(url, "the port is 0")
-    _checked_options(url, parts.query, _OPTIONS)
-    if parts.scheme == "unix":
-        return _checked_socket(url, parts.path)
-    _database(url, parts.path.strip("/"))
-    return url
+    """The URL, its scheme in small letters. Raises InvalidInput if it cannot lead to a server."""
+    scheme = _taken_apart(url).scheme
+    return scheme + url[len(scheme) :]
 
 
 def is_sentinel(url: str) -> bool:
@@ -117,20 +103,13 @@ def is_sentinel(url: str) -> bool:
 def sentinel_url(url: str) -> SentinelUrl:
     """What a URL of sentinels says. Raises InvalidInput."""
     parts = _taken_apart(url)
-    service, _, database = parts.path.strip("/").partition("/")
-    if not service:
-        raise _malformed(url, "the name of the primary is missing after the hosts")
-    if service.isdecimal():
-        raise _malformed(
-            url,
-            f"the name of the primary is missing after the hosts, {service} looks like a database",
-        )
-    options = _checked_options(url, parts.query, _SENTINEL_OPTIONS)
+    service, _, database = parts.path.partition("/")
     user, _, password = parts.userinfo.partition(":")
+    options = parts.options
     return SentinelUrl(
-        sentinels=tuple(_sentinel(url, host) for host in parts.hosts.split(",")),
-        service=unquote(service),
-        database=_database(url, options.get("db") or database),
+        sentinels=tuple((host, port or SENTINEL_PORT) for host, port in parts.hosts),
+        service=service,
+        database=int(options.get("db") or database or 0),
         username=unquote(user) or options.get("username"),
         password=unquote(password) or options.get("password"),
         sentinel_username=options.get("sentinel_username"),
@@ -140,60 +119,169 @@ def sentinel_url(url: str) -> SentinelUrl:
     )
 
 
+def is_unknown_host(text: str) -> bool:
+    """Whether a resolver said so. Then the URL may be mistyped, and the name a password."""
+    lower = text.lower()
+    return any(words in lower for words in ("name or service", "name resolution", "nodename nor"))
+
+
+def quoted(text: str, url: str) -> str:
+    """What a server or library said in one short line, unless it repeats a user or password of
+    the URL, as a server does that does not know AUTH.
+    """
+    line = text.splitlines()[0] if text else "no reason given"
+    if any(secret in line for secret in _secrets_of(url)):
+        return "(not repeated: the user or the password of the URL is in it)"
+    return line if len(line) <= 120 else line[:117] + "..."
+
+
+def _secrets_of(url: str) -> frozenset[str]:
+    parts = _taken_apart(url)
+    named = [value for name, value in parts.options.items() if name.endswith(_SECRET)]
+    found = {*parts.userinfo.split(":"), parts.userinfo, *named}
+    return frozenset(one for one in {*found, *map(unquote, found)} if one)
+
+
 def _taken_apart(url: str) -> _Parts:
-    scheme, _, rest = url.partition("://")
-    rest, _, query = rest.partition("?")
-    authority, _, path = rest.partition("/")
+    if _BLANK.search(url) or not _is_text(url):
+        raise _malformed("there is a space or a control character in it, to be written as %20 …")
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in _SCHEMES:
+        raise _malformed("it begins with none of " + ", ".join(f"{one}://" for one in _SCHEMES))
+    if "#" in rest:
+        raise _malformed("there is a # in it; in a password it is written as %23")
+    try:
+        urlsplit(url)
+    except ValueError:
+        raise _malformed("it cannot be taken apart; in a password, [ ] are %5B %5D") from None
+    front, _, query = rest.partition("?")
+    if "@" in query:
+        raise _malformed("there is an @ after a ?; in a password they are written as %40 and %3F")
+    authority, slash, path = front.partition("/")
     userinfo, _, hosts = authority.rpartition("@")
-    return _Parts(scheme.lower(), userinfo, hosts, path, query)
+    if "@" in path:
+        raise _malformed("there is an @ after a /; in a password they are written as %40 and %2F")
+    if scheme == "unix":
+        found: tuple[tuple[str, int | None], ...] = ()
+        path = _socket(hosts, slash + path)
+    else:
+        found, path = _hosts(scheme, hosts), path.strip("/")
+        _check_path(scheme, path)
+    return _Parts(
+        scheme=scheme,
+        userinfo=userinfo,
+        hosts=found,
+        path=path,
+        options=_options(scheme, query),
+    )
 
 
-def _sentinel(url: str, written: str) -> tuple[str, int]:
+def _hosts(scheme: str, written: str) -> tuple[tuple[str, int | None], ...]:
+    if scheme in _SENTINEL_SCHEMES:
+        found = tuple(map(_host, written.split(",")))
+        if not all(host for host, _ in found):
+            raise _malformed("one of its hosts has no name")
+        return found
+    return (_host(written),)
+
+
+def _host(written: str) -> tuple[str, int | None]:
     found = _HOST.fullmatch(written)
     if found is None:
-        raise _malformed(url, f"{written[:80]!r} is not the host and port of a sentinel")
-    port = int(found["port"] or SENTINEL_PORT)
-    if not 0 < port < 65536:
-        raise _malformed(url, f"the port of {written!r} is not from 1 to 65535")
-    return found["host"].strip("[]"), port
+        raise _malformed(
+            "what should be a host with its port is none; in a password, @ : / ? # are written as"
+            " %40 %3A %2F %3F %23"
+        )
+    host, port = found["host"], None if found["port"] is None else int(found["port"])
+    if port is not None and not 0 < port < 65_536:
+        raise _malformed("the port is not from 1 to 65535")
+    if not (_is_ipv6(host[1:-1]) if host.startswith("[") else _is_name(host)):
+        raise _malformed("its host is neither a name nor an address")
+    return host.strip("[]"), port
 
 
-def _checked_options(url: str, query: str, known: frozenset[str]) -> dict[str, str]:
+def _is_ipv6(address: str) -> bool:
     try:
-        options = parse_qsl(query, strict_parsing=True) if query else []
-    except ValueError as error:
-        raise _malformed(url, f"{error}") from None
-    for name, value in options:
-        if name not in known:
-            raise _malformed(
-                url, f"the option {name!r} is unknown, known are {', '.join(sorted(known))}"
-            )
-        if name == "db":
-            _database(url, value)
-    return dict(options)
+        ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
-def _database(url: str, written: str) -> int:
-    if written and not (written.isascii() and written.isdigit()):
-        raise _malformed(url, f"the database is {written!r}, not a number")
-    return int(written or 0)
+def _is_name(host: str) -> bool:
+    """Whether a resolver can be asked for it, by which each part of a name is bounded."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
-def _checked_socket(url: str, path: str) -> str:
+def _is_text(url: str) -> bool:
+    """Not so where a variable holds bytes that are no UTF-8."""
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _written(host: str, port: int | None) -> str:
+    return (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
+
+
+def _check_path(scheme: str, path: str) -> None:
+    if scheme not in _SENTINEL_SCHEMES:
+        _check_database(path)
+        return
+    service, _, database = path.partition("/")
+    if not service or service.isdecimal():
+        raise _malformed("the name of the primary is missing after the hosts")
+    if not _SERVICE.fullmatch(service):
+        raise _malformed("what should be the name of the primary, after the hosts, is none")
+    _check_database(database)
+
+
+def _options(scheme: str, query: str) -> dict[str, str]:
+    known = _SENTINEL_OPTIONS if scheme in _SENTINEL_SCHEMES else _OPTIONS
+    try:
+        options = dict(parse_qsl(query, strict_parsing=True, max_num_fields=50) if query else [])
+    except ValueError:
+        raise _malformed("what follows the ? is not NAME=VALUE, with & between two") from None
+    if unknown := options.keys() - known:
+        raise _malformed(
+            f"{len(unknown)} of its options are unknown; known are {', '.join(sorted(known))}"
+        )
+    if options.keys() & _TLS_OPTIONS and not scheme.startswith("rediss"):
+        raise _malformed("it has options of TLS, which is spoken with rediss:// only")
+    _check_database(options.get("db", ""))
+    certificates = options.get("ssl_cert_reqs", "none")
+    if certificates not in _CERTIFICATES:
+        raise _malformed(f"ssl_cert_reqs is none of {', '.join(_CERTIFICATES)}")
+    return options
+
+
+def _check_database(written: str) -> None:
+    if written and not _DATABASE.fullmatch(written):
+        raise _malformed("the database is not a number of at most 5 digits")
+
+
+def _socket(before: str, path: str) -> str:
+    """The path as it was written."""
+    if before:
+        raise _malformed("a socket's path begins with a slash: unix:///run/server.sock")
     if path in ("", "/"):
-        raise _malformed(url, "the path of the socket is missing")
-    if len(path.encode()) > _LONGEST_SOCKET_PATH:
-        raise _malformed(url, f"the socket's path is longer than {_LONGEST_SOCKET_PATH} bytes")
-    return url
+        raise _malformed("the path of the socket is missing")
+    if "\0" in unquote(path):
+        raise _malformed("there is a %00 in the path of the socket")
+    if len(unquote(path).encode()) > _LONGEST_SOCKET_PATH:
+        raise _malformed(f"the socket's path is longer than {_LONGEST_SOCKET_PATH} bytes")
+    return path
 
 
-def _pairs(query: str) -> list[tuple[str, str]]:
-    return parse_qsl(query)
-
-
-def _malformed(url: str, found: str) -> InvalidInput:
-    form = _SENTINEL_FORM if is_sentinel(url) else f"{_FORMS}, or redis+sentinel://"
+def _malformed(found: str) -> InvalidInput:
     return InvalidInput(
-        f"server URL {shown(url)!r}: {found}; {form}",
-        hint="pass --redis-url or set BATCHQ_REDIS_URL",
+        f"the server's URL is malformed: {found}",
+        hint=f"expected {_FORMS}; see --redis-url and the variable BATCHQ_REDIS_URL",
     )

@@ -59,14 +59,14 @@ def test_there_are_more_than_thirty_kinds() -> None:
 @pytest.mark.parametrize(
     ("url", "code", "message"),
     [
-        ("http://localhost:6379", 1, "server URL 'http://localhost:6379': the scheme is 'http'"),
-        ("localhost", 1, "no scheme; expected redis://host:6379/0"),
-        ("redis://localhost:99999", 1, "server URL"),
-        ("redis://localhost/none", 1, "the database is 'none', not a number"),
+        ("http://localhost:6379", 1, "the server's URL is malformed: it begins with none of"),
+        ("localhost", 1, "the server's URL is malformed: it begins with none of"),
+        ("redis://localhost:99999", 1, "the port is not from 1 to 65535"),
+        ("redis://localhost/none", 1, "the database is not a number"),
         ("unix://", 1, "the path of the socket is missing"),
         ("redis://127.0.0.1:1/0", 9, "the server at redis://127.0.0.1:1/0 is not running"),
         ("unix:///nowhere/s.sock", 9, "the server at unix:///nowhere/s.sock is not running"),
-        ("redis://:secret@127.0.0.1:1", 9, "the server at redis://:***@127.0.0.1:1 is not running"),
+        ("redis://:secret@127.0.0.1:1", 9, "the server at redis://***@127.0.0.1:1 is not running"),
     ],
 )
 def test_a_wrong_url_is_told_without_its_secrets(url: str, code: int, message: str) -> None:

@@ -179,7 +179,7 @@ def test_whoever_may_not_is_told_in_a_sentence_which_role_may(
     stack.machine.file("queues.yaml", QUEUES)
     done = stack.batchq(user, *words, exits=9)
     assert done.stderr == (
-        f"error: the server at unix://{user}:***@{stack.server.socket} does not permit this user"
+        f"error: the server at unix://***@{stack.server.socket} does not permit this user"
         f" to write {what}\nhint: that takes a user of the role {role}: see `batchq acl {role}`\n"
     )
     assert {name for name, _ in stack.server.refusals()} == {user}
@@ -420,7 +420,7 @@ def test_a_wrong_password_is_not_repeated(stack: GuardedStack) -> None:
     url = stack.server.url_of("operator").replace("operator", "nobody", 1)
     done = stack.machine.batchq("jobs", exits=9, url=url)
     assert done.stderr == (
-        f"error: the server at unix://nobody:***@{stack.server.socket} refuses the user name or"
+        f"error: the server at unix://***@{stack.server.socket} refuses the user name or"
         " password\nhint: check the credentials in the URL\n"
     )
     assert stack.server.refusals() == {("nobody", "HELLO")}

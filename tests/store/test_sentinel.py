@@ -46,20 +46,21 @@ def test_a_url_names_the_sentinels_the_service_and_the_database() -> None:
     ("url", "found"),
     [
         ("redis+sentinel://a:1,b:2", "the name of the primary is missing"),
-        ("redis+sentinel:///name", "'' is not the host and port of a sentinel"),
-        ("redis+sentinel://a:1,,b:2/name", "'' is not the host and port of a sentinel"),
-        ("redis+sentinel://a:x/name", "'a:x' is not the host and port of a sentinel"),
-        ("redis+sentinel://a:99999/name", "the port of 'a:99999' is not from 1 to 65535"),
-        ("redis+sentinel://a:1/0", "missing after the hosts, 0 looks like a database"),
-        ("redis+sentinel://a:1/name/first", "the database is 'first', not a number"),
-        ("redis+sentinel://a:1/name?quorum=2", "the option 'quorum' is unknown"),
+        ("redis+sentinel:///name", "one of its hosts has no name"),
+        ("redis+sentinel://a:1,,b:2/name", "one of its hosts has no name"),
+        ("redis+sentinel://a:x/name", "what should be a host with its port is none"),
+        ("redis+sentinel://a:99999/name", "the port is not from 1 to 65535"),
+        ("redis+sentinel://a:1/0", "the name of the primary is missing after the hosts"),
+        ("redis+sentinel://a:1/na:me", "what should be the name of the primary, after the hosts,"),
+        ("redis+sentinel://a:1/name/first", "the database is not a number of at most 5 digits"),
+        ("redis+sentinel://a:1/name?quorum=2", "1 of its options are unknown"),
     ],
 )
 def test_a_malformed_url_is_refused_before_anything_is_tried(url: str, found: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         open_store(url)
     assert found in caught.value.message
-    assert "expected redis+sentinel://host1:26379," in caught.value.message
+    assert "redis+sentinel://host1:26379," in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -67,14 +68,13 @@ def test_a_malformed_url_is_refused_before_anything_is_tried(url: str, found: st
     [
         (
             "redis+sentinel://me:secret@a:1,b:2/name/0?sentinel_username=u&sentinel_password=secret",
-            "redis+sentinel://me:***@a:1,b:2/name/0?sentinel_username=u",
+            "redis+sentinel://***@a:1,b:2/name/0",
         ),
         ("redis+sentinel://a:1,[::1]:2/name", "redis+sentinel://a:1,[::1]:2/name"),
-        ("redis+sentinel://:sec/ret@a:1/name", "redis+sentinel://:***@a:1/name"),
-        ("redis://:sec/ret@host/0", "redis://:***@host/0"),
-        ("redis://:sec?ret@host/0", "redis://***"),
-        ("redis://host/0?Password=secret", "redis://host/0"),
-        ("unix:///home/me@work/s?password=secret&db=1", "unix:///home/me@work/s?db=1"),
+        ("redis+sentinel://:sec/ret@a:1/name", "(a malformed URL)"),
+        ("redis://:sec/ret@host/0", "(a malformed URL)"),
+        ("redis://:sec?ret@host/0", "(a malformed URL)"),
+        ("redis://host/0?Password=secret", "(a malformed URL)"),
     ],
 )
 def test_no_password_is_shown(url: str, seen: str) -> None:
@@ -103,8 +103,7 @@ def refusal(url: str) -> tuple[str, str]:
 def test_no_sentinel_answers() -> None:
     told, hint = refusal("redis+sentinel://127.0.0.1:1,127.0.0.1:2/name")
     assert told.startswith(
-        "the sentinels of redis+sentinel://127.0.0.1:1,127.0.0.1:2/name do not answer:"
-        " none of 2 sentinels ("
+        "the sentinels do not answer: none of 2 sentinels (Error 111 connecting to 127.0.0.1:"
     )
     assert hint == "start them, or check the hosts and ports in the URL"
 
@@ -112,14 +111,15 @@ def test_no_sentinel_answers() -> None:
 def test_sentinels_that_speak_no_tls_do_not_answer_over_it(watched: Watched) -> None:
     url = watched.url.replace("redis+", "rediss+") + "&ssl_cert_reqs=none"
     told, _ = refusal(url)
-    assert told.startswith("the sentinels of rediss+sentinel://:***@127.0.0.1:")
-    assert told.endswith("do not answer: none of 3 sentinels (Timeout connecting to server)")
+    assert told == "the sentinels do not answer: none of 3 sentinels (Timeout connecting to server)"
 
 
 def test_the_sentinels_do_not_know_the_name(watched: Watched) -> None:
     told, hint = refusal(watched.url_of("another"))
-    assert told.endswith("know no primary named 'another'; they know the-primary")
-    assert hint == "correct the name that follows the hosts in the URL"
+    assert told.endswith(
+        "know no primary of the name that follows the hosts in the URL; they know the-primary"
+    )
+    assert hint == "correct it"
 
 
 def test_the_sentinels_ask_for_a_password(watched: Watched) -> None:
@@ -131,7 +131,7 @@ def test_the_sentinels_ask_for_a_password(watched: Watched) -> None:
 def test_what_is_named_is_a_server_and_no_sentinel(watched: Watched) -> None:
     url = f"redis+sentinel://127.0.0.1:{watched.servers[0]}/name?sentinel_password=pw-server"
     told, hint = refusal(url)
-    assert "are no sentinels: unknown command 'SENTINEL'" in told
+    assert told.endswith("are no sentinels")
     assert hint.startswith("name the sentinels in the URL, whose usual port is 26379")
 
 
@@ -217,7 +217,7 @@ def test_after_the_death_of_the_primary_everything_goes_to_the_other(
     with dying.raw(after) as client:
         assert client.lrange("rq:queue:waiting", 0, -1) == [b"something"]
     assert all(
-        message.startswith(("the server at redis+sentinel://", "the sentinels of"))
+        message.startswith(("the server at redis+sentinel://", "the sentinels "))
         for message in told
     )
     rq_link.close()

@@ -1,0 +1,159 @@
+"""However a URL is mistyped, and wherever it is given, nothing says what is secret in it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.cli.conftest import run
+
+#: What a password could hold; the middle of it is looked for, for a part of it is too much.
+SECRETS = st.builds(
+    "{}{}{}".format,
+    st.text("ab1:@/?#%&=+[]., \\", max_size=2),
+    st.sampled_from(["hunter2zz", "918273645", "Tr0ub4dor"]),
+    st.text("ab1:@/?#%&=+[]., \\", max_size=2),
+)
+CORES = ("hunter2zz", "918273645", "tr0ub4dor")
+#: A URL with a secret in it, as it should be written but for quoting, and in wrong ways.
+SHAPES = st.sampled_from(
+    [
+        "redis://:{}@127.0.0.1:1/0",
+        "redis://me:{}@127.0.0.1:1/0",
+        "redis://{}@127.0.0.1:1/0",
+        "redis://{}:@127.0.0.1:1/0",
+        "redis://:{}:127.0.0.1:1/0",
+        "redis://me:{}127.0.0.1:1",
+        "redis://me:{}",
+        "redis://{}",
+        "redis://{}:1/0",
+        "redis:/me:{}@127.0.0.1:1/0",
+        "redis//me:{}@127.0.0.1:1/0",
+        "redis:me:{}@127.0.0.1:1/0",
+        "rediss://me:{}@127.0.0.1:1/0",
+        "rdis://me:{}@127.0.0.1:1/0",
+        "http://me:{}@127.0.0.1:1/0",
+        "me:{}@127.0.0.1:1",
+        "{}@127.0.0.1",
+        "{}",
+        "redis://127.0.0.1:{}/0",
+        "redis://127.0.0.1:1/{}",
+        "redis://127.0.0.1:1/0/{}",
+        "redis://127.0.0.1:1/0?password={}",
+        "redis://127.0.0.1:1/0?pasword={}",
+        "redis://127.0.0.1:1/0?username={}&password=x",
+        "redis://127.0.0.1:1/0?{}",
+        "redis://127.0.0.1:1/0?db={}",
+        "redis://127.0.0.1:1/0#{}",
+        "redis://127.0.0.1:1/0;password={}",
+        "redis://127.0.0.1:1/0 password={}",
+        "rediss://127.0.0.1:1/0?ssl_cert_reqs={}",
+        "unix://:{}@/nowhere/s",
+        "unix://{}/nowhere/s",
+        "unix:///:{}@/nowhere/s",
+        "unix:///nowhere/s?password={}",
+        "unix:///nowhere/s?pass={}",
+        "redis+sentinel://:{}@127.0.0.1:1/name",
+        "redis+sentinel://127.0.0.1:1,{}/name",
+        "redis+sentinel://127.0.0.1:1,:{}@127.0.0.1:2/name",
+        "redis+sentinel://127.0.0.1:1/:{}@name",
+        "redis+sentinel://127.0.0.1:1/name?sentinel_password={}",
+        "redis+sentinel://127.0.0.1:1/name/{}",
+        "redis://[{}]:1/0",
+        "redis://[::1]{}",
+    ]
+)
+WORDS = st.sampled_from(["jobs", "doctor", "up", "scheduler status", "submit -- true"])
+
+
+def nobody_knows(host: object, *_: object, **__: object) -> object:
+    """A resolver that knows addresses only, and asks no network."""
+    if host in ("127.0.0.1", "localhost", b"127.0.0.1", b"localhost", None, ""):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))]
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network, and nobody has used batchq here."""
+    monkeypatch.setattr(socket, "getaddrinfo", nobody_knows)
+    monkeypatch.setattr("batchq.store.link.FIRST_DELAY_S", 0)
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("BATCHQ_REDIS_URL", raising=False)
+
+
+def has_a_secret(text: str) -> bool:
+    """Whether it says more of one than a few letters."""
+    return any(core[place : place + 5] in text.lower() for core in CORES for place in range(5))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(shape=SHAPES, secret=SECRETS, is_quoted=st.booleans(), is_option=st.booleans(), words=WORDS)
+def test_no_message_says_what_is_secret_in_a_url(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+    secret: str,
+    is_quoted: bool,
+    is_option: bool,
+    words: str,
+) -> None:
+    url = shape.format(quote(secret, safe="") if is_quoted else secret)
+    with monkeypatch.context() as environ:
+        if not is_option:
+            environ.setenv("BATCHQ_REDIS_URL", url)
+        done = run(*words.split(), url=url if is_option else None)
+    assert done.code != 0
+    assert not has_a_secret(done.out + done.err), (url, done)
+    assert len(done.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("{url}",),
+        ("--redis-url=", "{url}", "jobs"),
+        ("--redis-url{url}", "jobs"),
+        ("--redis_url={url}", "jobs"),
+        ("jobs", "--redis-url", "{url}"),
+        ("jobs", "--redis-url={url}"),
+        ("jobs", "{url}"),
+        ("describe", "{url}"),
+        ("submit", "--queue", "{url}", "--", "true"),
+        ("up", "--metrics", "{url}"),
+        ("up", "--port", "{url}"),
+        ("up", "--agents", "{url}"),
+        ("acl", "{url}"),
+        ("get", "{url}"),
+    ],
+)
+def test_a_url_in_the_wrong_place_of_a_command_line_is_not_repeated(words: tuple[str, ...]) -> None:
+    url = "redis://me:hunter2zz@127.0.0.1:1/0"
+    done = run(*(word.format(url=url) for word in words))
+    assert done.code != 0
+    assert not has_a_secret(done.out + done.err), done
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redisUrl: {url}\n",
+        "actions: {url}\n",
+        "actions: [{url}]\n",
+        "{url}\n",
+        "tiers: [{{plugins: [{{name: {url}}}]}}]\n",
+        "period: {url}\n",
+        "actions: [enqueue\n{url}\n",
+        "redis: {{url: [{url}\n",
+    ],
+)
+def test_a_url_in_a_configuration_file_is_not_repeated(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(text.format(url="redis://me:hunter2zz@127.0.0.1:1/0"))
+    done = run("config", "check", str(file))
+    assert done.code != 0
+    assert not has_a_secret(done.out + done.err), done

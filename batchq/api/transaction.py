@@ -12,8 +12,9 @@ different amounts in different scopes has several holders (`group:<uid>:<scope>`
 `group:<uid>`), which are nothing special to a store: sums are compared as they stand once the whole
 transaction has happened, so what one gives up another takes.
 
-**Limits** are amounts per scope. In `cluster` and `node:*` an absent dimension is a limit of zero,
-elsewhere it is no limit. The limit of `cluster` is not stored: it is the sum of scope `capacity`
+**Limits** are amounts per scope. In `cluster` and `node:*` an absent dimension is a limit of zero;
+in `objects:<namespace>` it is what `objects:*` says, the default of all namespaces; elsewhere it is
+no limit. The limit of `cluster` is not stored: it is the sum of scope `capacity`
 (what ready nodes have) times the commit's overcommit factor, rounded down; of `podgroups`, which
 no node has, it takes any number.
 
@@ -59,6 +60,10 @@ def node_scope(name: str) -> str:
 def objects_scope(namespace: str) -> str:
     """Where a namespace's unfinished groups are counted."""
     return f"objects:{namespace}"
+
+
+#: Whose limits hold where a namespace states none. No namespace has this name.
+EVERY_NAMESPACE = objects_scope("*")
 
 
 class Write(Struct, frozen=True, kw_only=True):

@@ -53,7 +53,8 @@ def _over_limit(subject: str, answer: Answer) -> Rejected:
         return Rejected(
             f"{subject}: {where} allows at most {counted(limit, 'unfinished pod group')},"
             f" and has {seen}",
-            hint="wait for some to finish, cancel some, or raise podgroups in its ResourceQuota",
+            hint="wait for some to finish, cancel some, or have an operator raise podgroups in a"
+            " ResourceQuota of the namespace (`batchq quota --help`)",
         )
     need, limit_text, seen_text = (
         describe_quantity(answer.resource, units)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from batchq.api.names import label_problem
+from batchq.api.names import counted, label_problem
 from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output import show_objects, show_table
 from batchq.cli.tables import quotas_table
 from batchq.cli.terminal import echo
 from batchq.cli.values import as_resources
+from batchq.client import Client
 from batchq.errors import UsageError
 
 
@@ -41,9 +42,9 @@ def show(shared: Globals, namespace: str, output: str) -> None:
 def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
     """Replace the quota `default` of NAMESPACE.
 
-    What is not named is not limited. Beside resources, `podgroups` limits how many unfinished
-    groups there may be and `pods` how many pods they may have admitted. `batchq delete quota
-    NAMESPACE/default` lifts it.
+    What is not named is not limited, but for `podgroups`: how many unfinished groups there may be,
+    which the scheduler's maxPodGroupsPerNamespace says otherwise, 10000 by default. `pods` limits
+    how many pods they may have admitted. `batchq delete quota NAMESPACE/default` lifts the quota.
     """
     problem = label_problem(namespace)
     if problem:
@@ -68,4 +69,13 @@ def _show(shared: Globals, namespace: str, output: str) -> None:
             show_table(table, wide=output == "wide", color=shared.color)
         else:
             of = f" for namespace {namespace}" if namespace else ""
-            echo(f"there are no quotas{of}: nothing is limited", err=True)
+            echo(f"there are no quotas{of}: {_by_default(client)}", err=True)
+
+
+def _by_default(client: Client) -> str:
+    """Return what is limited where no quota says otherwise."""
+    most = client.object_limit()
+    if most is None:
+        return "nothing is limited"
+    groups = counted(most, "unfinished pod group")
+    return f"nothing is limited but the number of groups, {groups} in each namespace"

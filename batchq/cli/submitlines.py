@@ -34,7 +34,14 @@ from batchq.client import Client
 from batchq.client.accepting import Accepted, Outcome
 from batchq.client.bulk import Submission
 from batchq.client.requests import Effect
-from batchq.errors import BatchqError, InvalidInput, NotFound, UsageError, WaitTimedOut
+from batchq.errors import (
+    BatchqError,
+    InvalidInput,
+    NotFound,
+    Rejected,
+    UsageError,
+    WaitTimedOut,
+)
 
 #: So many wrong lines are told on stderr one by one; -o json tells all.
 MOST_TOLD = 20
@@ -277,6 +284,9 @@ class _Run:
         first, many = self._first_error, self._counts["refused"]
         assert first is not None
         if many > 1:
+            if isinstance(first, Rejected):
+                # A limit refuses all of them alike.
+                hint = "; ".join(part for part in (first.hint, hint) if part)
             return type(first)(f"{self._lines.source}: {many:,} lines are {word}", hint=hint)
         return type(first)(
             first.message, hint="; ".join(part for part in (first.hint, hint) if part)

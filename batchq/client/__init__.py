@@ -477,6 +477,14 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         found = self._store.list("ResourceQuota", namespace=namespace)
         return [quota for quota in found if isinstance(quota, ResourceQuota)]
 
+    def object_limit(self) -> int | None:
+        """How many unfinished groups a namespace may have whose quotas do not say otherwise; None
+        if no scheduler has ever led.
+        """
+        from batchq.store.effective import read_object_limit
+
+        return read_object_limit(self._store)
+
     def set_quota(self, namespace: str, hard: Mapping[str, Quantity]) -> bool:
         """Replace the quota `default` of a namespace. False if it was so already.
 

@@ -79,7 +79,11 @@ class Planner:
         request = plan(seen, objects, self._step, keep_stop=keep_stop, held=self._held)
         # The groups are new, and so there is something to write.
         assert request.transaction is not None
-        check_objects_allowed(before, request.transaction)
+        check_objects_allowed(
+            before,
+            request.transaction,
+            per_namespace=self._deciding.scheduler.settings.max_pod_groups_per_namespace,
+        )
         after = supposed(before, written(request.transaction))
         session, without = self._deciding.decide(after), self._deciding.decide()
         groups = _with_expected(session, [group_plan(session, key) for key in keys])

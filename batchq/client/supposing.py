@@ -15,6 +15,7 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.limits import hard_limit, only_groups
 from batchq.api.objects import Object, key_of
 from batchq.api.transaction import (
+    EVERY_NAMESPACE,
     ONE_GROUP,
     POD_GROUPS,
     Ledger,
@@ -70,8 +71,11 @@ def ledger_of(session: Session) -> Ledger:
     return {scope: dict(sums) for scope, sums in session.ledger.sums.items()}
 
 
-def check_objects_allowed(snapshot: Snapshot, transaction: Transaction) -> None:
-    """Whether the namespaces may have so many unfinished groups.
+def check_objects_allowed(
+    snapshot: Snapshot, transaction: Transaction, *, per_namespace: int
+) -> None:
+    """Whether the namespaces may have so many unfinished groups: `per_namespace` where no
+    ResourceQuota says otherwise.
 
     Raises Rejected, in the words in which a submission is refused.
     """
@@ -86,6 +90,8 @@ def check_objects_allowed(snapshot: Snapshot, transaction: Transaction) -> None:
         return {POD_GROUPS: counts[scope] * ONE_GROUP}
 
     def limits(scope: str) -> Mapping[str, int] | None:
+        if scope == EVERY_NAMESPACE:
+            return {POD_GROUPS: per_namespace * ONE_GROUP}
         return stated[scope] if scope in stated else _allowed(snapshot, scope)
 
     weighed = weigh(transaction.charges, lambda holder: NOTHING)

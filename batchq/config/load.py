@@ -32,6 +32,9 @@ _NUMBERS = tuple(
 )
 #: Of `fairness.halfLife`: what was used is no matter.
 _OFF = "off"
+#: Numbers that are no durations have the same name in Settings.
+_COUNTS = ("overcommit", "max_pod_groups_per_namespace")
+_LEAST_PER_NAMESPACE, _MOST_PER_NAMESPACE = 1, 1_000_000_000
 #: Keys of other programs' files, and what to do with such a file.
 _ELSEWHERE = {"tiers": "`batchq config convert FILE` makes a batchq file of a kube-batch one"}
 
@@ -183,6 +186,10 @@ def _check_field(name: str, value: object, known: Known | None) -> None:
             _check_budget(notation.read(SchedulerFile, {name: value}).eviction_budget)
         case "fairness":
             _half_life(notation.read(SchedulerFile, {name: value}).fairness)
+        case "maxPodGroupsPerNamespace":
+            _check_per_namespace(
+                notation.read(SchedulerFile, {name: value}).max_pod_groups_per_namespace
+            )
         case _:
             read = notation.read(SchedulerFile, {name: value})
             field = SchedulerFile.__struct_fields__[_PLAIN.index(name)]
@@ -209,6 +216,12 @@ def _check_budget(budget: EvictionBudget | None) -> None:
     if budget.window < SECOND:
         text = f"expected at least 1s, found {format_duration(budget.window)}"
         raise Malformed(("evictionBudget", "window"), text)
+
+
+def _check_per_namespace(found: int) -> None:
+    if not _LEAST_PER_NAMESPACE <= found <= _MOST_PER_NAMESPACE:
+        text = f"expected {_LEAST_PER_NAMESPACE} to {_MOST_PER_NAMESPACE}, found {found}"
+        raise Malformed(("maxPodGroupsPerNamespace",), text)
 
 
 def _half_life(fairness: Fairness) -> int | None:
@@ -270,7 +283,7 @@ def _as_file(settings: Settings) -> SchedulerFile:
 
 def _setting(name: str) -> str:
     """The field of Settings for one of SchedulerFile that is a single number."""
-    return name if name == "overcommit" else f"{name}_ms"
+    return name if name in _COUNTS else f"{name}_ms"
 
 
 def _actions(data: object, known: Collection[str] | None) -> tuple[str, ...]:

@@ -100,5 +100,6 @@ class SchedulerFile(Value, frozen=True):
     node_memory: Duration = _TIMES.node_memory_ms
     overcommit: Factor = _TIMES.overcommit
     min_runtime: Duration = _TIMES.min_runtime_ms
+    max_pod_groups_per_namespace: int = _TIMES.max_pod_groups_per_namespace
     eviction_budget: EvictionBudget | None = None
     fairness: Fairness = Fairness()

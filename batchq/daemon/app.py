@@ -40,7 +40,12 @@ from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.attendance import attend, depart
 from batchq.store.connect import open_when_up
-from batchq.store.effective import publish_config, read_config_text
+from batchq.store.effective import (
+    publish_config,
+    publish_object_limit,
+    read_config_text,
+    read_object_limit,
+)
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
 from batchq.store.outage import Outage
@@ -285,6 +290,8 @@ class LeaderTurn:
             if self._published is not None and self._published[0] == epoch:
                 self.mender.has_mended(CONFIG, "is not what was published", epoch)
             self._published = None
+        if has_looked or self._published != (epoch, effective.digest):
+            self._limit_objects(effective, epoch)
         if self._published != (epoch, effective.digest):
             publish_config(self._store, effective.text, epoch=epoch)
             self._published = (epoch, effective.digest)
@@ -309,6 +316,12 @@ class LeaderTurn:
         if report.next_due_at is None:
             return TurnReport()
         return TurnReport(due_in_ms=report.next_due_at - self._clock.now_ms())
+
+    def _limit_objects(self, effective: Effective, epoch: int) -> None:
+        """See that submitters are held to the configured number of groups per namespace."""
+        most = effective.config.settings.max_pod_groups_per_namespace
+        if read_object_limit(self._store) != most:
+            publish_object_limit(self._store, most, request_id=self._ids.new_uid(), epoch=epoch)
 
     def _deliver(self, report: CycleReport) -> None:
         """What this turn has bound, and now and then what anybody has left in the outbox."""

@@ -21,6 +21,10 @@ from batchq.scheduler.cycle import CycleReport
 from batchq.scheduler.scheduler import Scheduler
 from batchq.store.outage import Outage
 
+#: So many groups have their reasons written in one session. Each takes about a tenth of a
+#: millisecond, and what comes in meanwhile and could start waits for the session to end.
+WRITTEN_A_SESSION = 1_000
+
 
 class Lookout:
     """Metrics, health, and the service that tells of both; a service itself.
@@ -71,7 +75,7 @@ class Lookout:
 
     def assemble(self, config: SchedulerConfig) -> Scheduler:
         """The scheduler that `config` describes, with a stopwatch if anybody looks at one."""
-        scheduler = assemble(config)
+        scheduler = dataclasses.replace(assemble(config), most_written=WRITTEN_A_SESSION)
         if self.metrics is None:
             return scheduler
         return dataclasses.replace(scheduler, instrument=self.metrics.stopwatch)

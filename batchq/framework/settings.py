@@ -1,4 +1,4 @@
-"""The times and factors a session goes by; all durations in milliseconds."""
+"""The times, factors and bounds of a configuration; all durations in milliseconds."""
 
 from __future__ import annotations
 
@@ -27,5 +27,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     #: So many pods may be evicted by preempt and reclaim within a window; None: any number.
     eviction_budget: int | None = None
     eviction_window_ms: int = 10 * MINUTE
+    #: So many unfinished groups a namespace may have whose ResourceQuotas do not say otherwise.
+    max_pod_groups_per_namespace: int = 10_000
     #: In such a time what was used counts for half; None: what was used is no matter.
     half_life_ms: int | None = 7 * DAY

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import (
@@ -21,20 +24,47 @@ from batchq.framework.statement import Statement
 
 #: The most fundamental ones; `batchq describe` works out all of them when it is asked.
 MOST_REASONS_KEPT = 64
-#: So many groups have their reasons written in one session.
+#: So many groups have their reasons written in one session, unless its scheduler says otherwise.
 MOST_WRITTEN = 10_000
 _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
-def write_reasons(session: Session, parking: Parking) -> None:
+class _Budget:
+    """How many more groups may have their reasons written: `left` in all, `share` of each queue."""
+
+    def __init__(self, left: int, queues: int) -> None:
+        self._left = left
+        self._share: int | None = max(1, left // max(1, queues))
+        self._written: Counter[str] = Counter()
+
+    def allows(self, queue: str) -> bool:
+        """Return whether one more group of this queue is to be written, and count it."""
+        if self._left <= 0 or (self._share is not None and self._written[queue] >= self._share):
+            return False
+        self._left -= 1
+        self._written[queue] += 1
+        return True
+
+    def share_the_rest(self) -> None:
+        """Let any queue have what the others have left."""
+        self._share = None
+
+
+def write_reasons(session: Session, parking: Parking, most: int = MOST_WRITTEN) -> None:
     """Passing numbers are no change; they are worked out afresh when somebody asks.
 
-    Whose reasons are written already may sleep from now on. In one session so many are written,
-    and the rest in those that follow: whoever can start is not kept waiting by words.
+    Groups whose reasons are written already may sleep from now on. In one session the reasons of
+    at most `most` groups are written, and the rest in those that follow: a group that can start is
+    not kept waiting by words. Queues have equal shares, so that one with very many groups does not
+    keep the words of others waiting, either.
     """
-    left = MOST_WRITTEN
     _tell_strayed(session)
-    for uid, refusals in list(session.refusals.told.items()):
+    told, lines = list(session.refusals.told.items()), list(session.lines())
+    queues = {session.groups[uid].queue for uid, _ in told}
+    queues |= {next(iter(line.unread.values())).queue for line in lines if line.unread}
+    budget = _Budget(most, len(queues))
+    later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
+    for uid, refusals in told:
         group = session.groups[uid]
         if _says_so_already(group, refusals):
             _let_sleep(session, parking, group, refusals)
@@ -42,12 +72,16 @@ def write_reasons(session: Session, parking: Parking) -> None:
         verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _still_says(group.status.reasons, verdicts):
             _let_sleep(session, parking, group, refusals)
-        elif left > 0 or group.status is not group.record.status:
-            left -= 1
+        elif budget.allows(group.queue) or group.status is not group.record.status:
             _write(session, group, verdicts)
-    for line in session.lines():
-        for crowd in list(line.unread.values()):
-            left = _tell_crowd(session, line, crowd, left)
+        else:
+            later.append((group, verdicts))
+    _tell_crowds(session, lines, budget)
+    budget.share_the_rest()
+    for group, verdicts in later:
+        if budget.allows(group.queue):
+            _write(session, group, verdicts)
+    _tell_crowds(session, lines, budget)
 
 
 def _tell_strayed(session: Session) -> None:
@@ -67,12 +101,19 @@ def _let_sleep(
         session.lay_down(group)
 
 
-def _tell_crowd(session: Session, line: Line, crowd: Crowd, left: int) -> int:
-    """Write down what a crowd was told with those whose records do not say so; how many more may
-    be written.
+def _tell_crowds(session: Session, lines: Sequence[Line], budget: _Budget) -> None:
+    for line in lines:
+        for crowd in list(line.unread.values()):
+            if not _tell_crowd(session, line, crowd, budget):
+                break
+
+
+def _tell_crowd(session: Session, line: Line, crowd: Crowd, budget: _Budget) -> bool:
+    """Write down what a crowd was told with those whose records do not say so; whether the budget
+    has allowed that.
     """
     if crowd.told is None:
-        return left
+        return True
     verdicts = crowd.told[:MOST_REASONS_KEPT]
     for (causes, turn), members in list(crowd.said.items()):
         if (turn and turn == crowd.told.turn) or causes == crowd.told.causes:
@@ -83,13 +124,12 @@ def _tell_crowd(session: Session, line: Line, crowd: Crowd, left: int) -> int:
         for group in list(members.values()):
             if group.status is not group.record.status or group.uid in session.refusals.told:
                 continue
-            if left <= 0:
-                return left
-            left -= 1
+            if not budget.allows(crowd.queue):
+                return False
             session.refuse(group, crowd.told)
             _write(session, group, verdicts)
     line.unread.pop(crowd.asks, None)
-    return left
+    return True
 
 
 def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:

@@ -21,7 +21,7 @@ from batchq.framework.state import GroupState
 from batchq.framework.statement import Statement
 from batchq.framework.wanted import wanted_ordinals
 from batchq.scheduler.checks import give_back_what_no_longer_fits
-from batchq.scheduler.closing import write_reasons
+from batchq.scheduler.closing import MOST_WRITTEN, write_reasons
 from batchq.scheduler.controller import settle
 
 
@@ -34,6 +34,8 @@ class Scheduler:
     settings: Settings
     #: Stands between sessions and what they call, to measure it.
     instrument: Instrument | None = field(default=None, repr=False, compare=False)
+    #: So many groups have their reasons written in one session; the rest in those that follow.
+    most_written: int = MOST_WRITTEN
     _carried: Carryover = field(default_factory=Carryover, repr=False, compare=False)
     _parking: Parking = field(default_factory=Parking, repr=False, compare=False)
 
@@ -50,7 +52,7 @@ class Scheduler:
         give_back_what_no_longer_fits(session)
         store_kept_places(session)
         session.close()
-        write_reasons(session, self._parking)
+        write_reasons(session, self._parking, self.most_written)
         session.end()
         return session
 
@@ -61,7 +63,7 @@ class Scheduler:
         session.line_up()
         session.begin_actions()
         session.close()
-        write_reasons(session, self._parking)
+        write_reasons(session, self._parking, self.most_written)
         session.end()
         return session
 

@@ -16,6 +16,7 @@ from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, ResourceQuota
 from batchq.api.resources import Amounts, of_pod, plus
 from batchq.api.transaction import (
     CAPACITY,
+    EVERY_NAMESPACE,
     ONE_GROUP,
     POD_GROUPS,
     Ledger,
@@ -71,6 +72,11 @@ def sums_of(charges: Mapping[str, Held]) -> Ledger:
         for scope in scopes:
             sums[scope] = plus(sums.get(scope, {}), amounts)
     return sums
+
+
+def of_every_namespace(limits: Mapping[str, Mapping[str, int]]) -> dict[str, Amounts]:
+    """Those of the limits that the leader has set by its configuration, which no object states."""
+    return {EVERY_NAMESPACE: dict(limits[EVERY_NAMESPACE])} if EVERY_NAMESPACE in limits else {}
 
 
 def limits_of(objects: Objects) -> dict[str, Amounts]:

@@ -16,7 +16,7 @@ from batchq.api.objects import KINDS
 from batchq.api.transaction import namespace_scope, node_scope, objects_scope, queue_scope
 from batchq.api.unreadable import Unreadable
 from batchq.store import codec, keys, records, scripts
-from batchq.store.books import charges_of, limits_of, sums_of
+from batchq.store.books import charges_of, limits_of, of_every_namespace, sums_of
 from batchq.store.inspection import Books, read_books
 from batchq.store.redis import RedisStore
 
@@ -142,6 +142,7 @@ def _differences(books: Books) -> Iterator[_Field]:
         },
     )
     limits: dict[str, Mapping[str, int]] = dict(limits_of(books.objects))
+    limits |= of_every_namespace(books.limits)
     limits |= {
         scope: amounts
         for scope, amounts in books.limits.items()

@@ -17,6 +17,7 @@ from batchq.api.resources import Amounts
 from batchq.api.transaction import (
     CAPACITY,
     CLUSTER,
+    EVERY_NAMESPACE,
     POD_GROUPS,
     Answer,
     Charge,
@@ -238,6 +239,10 @@ def is_of_node(scope: str) -> bool:
     return scope.startswith("node:")
 
 
+def _is_of_objects(scope: str) -> bool:
+    return scope.startswith("objects:")
+
+
 def refuse_outdated(weighed: Weighed, seen: int | None, changed_at: int) -> Answer | None:
     """Why nothing may grow that was decided on at revision `seen`, as limits have changed since.
 
@@ -273,6 +278,8 @@ def refuse_charges(
             limited = _of_cluster(more, weighed, sums(CAPACITY), overcommit)
         elif checked:
             limited = limits(scope) or _NONE
+            if _is_of_objects(scope):
+                limited = {**(limits(EVERY_NAMESPACE) or _NONE), **limited}
             absent = 0 if is_of_node(scope) else MOST
         for name, need in more.items():
             added, taken = plus[name], minus.get(name, 0)

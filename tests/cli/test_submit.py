@@ -302,3 +302,42 @@ def test_a_variable_is_passed_on_by_its_name(
     monkeypatch.setenv("SEED", "a=b")
     batchq("submit", "--name", "x", "--env", "SEED", "--env", "B=1", "--", "true")
     assert stored(stage, "x").spec.tasks[0].template.env == {"SEED": "a=b", "B": "1"}
+
+
+def test_a_namespace_that_is_full_refuses_more_groups_until_some_have_ended(
+    batchq: Batchq, stage: Stage
+) -> None:
+    stage.allow_groups(2)
+    for name in ("a", "b"):
+        assert batchq("submit", "--name", name, "--", "true").code == 0
+    refused = batchq("submit", "--name", "c", "--", "true")
+    assert refused.code == 12
+    assert refused.err.splitlines() == [
+        (
+            "error: PodGroup default/c: namespace default allows at most 2 unfinished pod groups,"
+            " and has 2"
+        ),
+        (
+            "hint: wait for some to finish, cancel some, or have an operator raise podgroups in a"
+            " ResourceQuota of the namespace (`batchq quota --help`)"
+        ),
+    ]
+    assert batchq("submit", "-n", "other", "--name", "c", "--", "true").code == 0
+    assert batchq("cancel", "a").code == 0
+    assert batchq("submit", "--name", "c", "--", "true").code == 0
+
+
+def test_a_quota_raises_and_lowers_what_a_namespace_may_have(batchq: Batchq, stage: Stage) -> None:
+    stage.allow_groups(1)
+    assert batchq("quota").err == (
+        "there are no quotas: nothing is limited but the number of groups, 1 unfinished pod group"
+        " in each namespace\n"
+    )
+    batchq("quota", "set", "default", "cpu=8")
+    assert batchq("submit", "--name", "a", "--", "true").code == 0
+    assert batchq("submit", "--name", "b", "--", "true").code == 12
+    batchq("quota", "set", "default", "podgroups=2")
+    assert batchq("submit", "--name", "b", "--", "true").code == 0
+    batchq("quota", "set", "default", "podgroups=1")
+    assert batchq("submit", "--name", "c", "--", "true").code == 12
+    assert [line.split()[2:] for line in batchq("quota").lines[1:]] == [["podgroups", "2", "1"]]

@@ -466,3 +466,34 @@ def test_wait_takes_no_longer_than_it_may(batchq: Batchq, stage: Stage, file: Pa
     done = batchq("submit", "--from-file", write(file, a_line("a")), "--wait", "--timeout", "1s")
     assert done.code == 124
     assert "1 of 1 pod group have not ended after 1s" in done.err
+
+
+def test_what_a_namespace_has_no_room_for_is_refused_line_by_line_and_sent_later(
+    batchq: Batchq, stage: Stage, file: Path
+) -> None:
+    stage.allow_groups(3)
+    written = write(file, *(a_line(f"j-{number}") for number in range(5)))
+    done = batchq("submit", "--from-file", written)
+    assert done.code == 12
+    assert done.out.startswith("3 pod groups submitted, 2 refused in ")
+    assert names(stage) == ["j-0", "j-1", "j-2"]
+    assert done.err.splitlines() == [
+        (
+            f"error: {file}, line 4: PodGroup default/j-3: namespace default allows at most 3"
+            " unfinished pod groups, and has 3"
+        ),
+        (
+            f"error: {file}, line 5: PodGroup default/j-4: namespace default allows at most 3"
+            " unfinished pod groups, and has 3"
+        ),
+        (f"error: {file}: 2 lines are refused"),
+        (
+            "hint: wait for some to finish, cancel some, or have an operator raise podgroups in a"
+            " ResourceQuota of the namespace (`batchq quota --help`); its batch is done, those"
+            " after it are not; --keep-going goes on"
+        ),
+    ]
+    stage.allow_groups(5)
+    again = batchq("submit", "--from-file", written, "--skip-existing")
+    assert again.code == 0
+    assert again.out.startswith("2 pod groups submitted, 3 unchanged in ")

@@ -17,6 +17,7 @@ from batchq.client import Client
 from batchq.config.model import SchedulerConfig
 from batchq.ids import RandomIds
 from batchq.scheduler.cycle import Cycle
+from batchq.store.effective import publish_object_limit
 from batchq.store.redis import RedisStore
 from tests.builders import a_node, a_queue
 
@@ -42,6 +43,11 @@ class Stage:
     def lead_again(self) -> None:
         """A server that was started anew has forgotten who leads."""
         self._epoch = self.store.lead("stage", 60_000)
+
+    def allow_groups(self, most: int) -> None:
+        """So many unfinished groups each namespace may have from now on, as the scheduler says."""
+        assert self._epoch is not None
+        publish_object_limit(self.store, most, request_id=self._ids.new_uid(), epoch=self._epoch)
 
     def turn(self) -> None:
         """The scheduler takes turns until nothing is left to decide."""

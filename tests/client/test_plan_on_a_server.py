@@ -10,7 +10,7 @@ import redis
 
 from batchq.client import Client, Request
 from batchq.client.planning import Plan
-from batchq.errors import InvalidInput, NotFound, StoreUnavailable
+from batchq.errors import InvalidInput, NotFound, Rejected, StoreUnavailable
 from batchq.store.effective import publish_config
 from batchq.store.redis import RedisStore
 from tests.builders import a_node, a_priority, a_queue
@@ -70,6 +70,15 @@ def test_the_published_configuration_decides(stage: Stage) -> None:
     assert plan_of(stage.client, cpus=4, priority_class="high").outcome == "Evicts"
     publish_config(stage.store, "actions: [enqueue, allocate]\n")
     assert plan_of(stage.client, cpus=4, priority_class="high").outcome == "Waits"
+
+
+def test_a_plan_says_that_a_namespace_may_have_no_more_groups(stage: Stage) -> None:
+    publish_config(stage.store, "maxPodGroupsPerNamespace: 1\n")
+    stage.client.submit(command=["true"], name="first")
+    with pytest.raises(Rejected, match="allows at most 1 unfinished pod group, and has 1"):
+        plan_of(stage.client)
+    stage.client.set_quota("default", {"podgroups": 2})
+    assert plan_of(stage.client).outcome == "Now"
 
 
 def test_a_plugin_that_is_not_here_is_named_in_a_sentence(stage: Stage) -> None:

@@ -219,3 +219,37 @@ def test_groups_are_counted_in_the_cluster_but_not_limited_there(store: AnyStore
     group = charging(charge("group:a", "cluster", checked=True, cpu=4000, podgroups=1000))
     assert ask(store, 1, node, group) == []
     assert store.ledger()["cluster"] == {"cpu": 4000, "podgroups": 1000}
+
+
+def a_group_in(namespace: str, name: str) -> Charge:
+    return charge(f"object:{name}", f"objects:{namespace}", checked=True, podgroups=1000)
+
+
+def test_a_namespace_without_a_number_of_its_own_has_that_of_every_namespace(
+    store: AnyStore,
+) -> None:
+    ask(store, 1, limiting("objects:*", podgroups=2000), limiting("objects:large", podgroups=3000))
+    assert ask(store, 2, *(charging(a_group_in("small", name)) for name in "ab")) == []
+    assert ask(store, 3, charging(a_group_in("small", "c"))) == [
+        Answer(
+            word=Word.LIMIT,
+            subject="objects:small",
+            resource="podgroups",
+            need=1000,
+            limit=2000,
+            seen=2000,
+        )
+    ]
+    assert ask(store, 4, *(charging(a_group_in("large", name)) for name in "def")) == []
+    assert len(ask(store, 5, charging(a_group_in("large", "g")))) == 1
+
+
+def test_the_number_of_every_namespace_may_be_lowered_below_what_there_is(store: AnyStore) -> None:
+    ask(store, 1, limiting("objects:*", podgroups=2000))
+    ask(store, 2, charging(a_group_in("x", "a")), charging(a_group_in("x", "b")))
+    ask(store, 3, limiting("objects:*", podgroups=1000))
+    assert len(ask(store, 4, charging(a_group_in("x", "c")))) == 1
+    ask(store, 5, charging(Charge(holder="object:a")))
+    assert len(ask(store, 6, charging(a_group_in("x", "c")))) == 1
+    ask(store, 7, charging(Charge(holder="object:b")))
+    assert ask(store, 8, charging(a_group_in("x", "c"))) == []

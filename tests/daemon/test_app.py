@@ -25,6 +25,7 @@ from batchq.ids import CountingIds
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.connect import open_store
+from batchq.store.effective import read_object_limit
 from batchq.store.redis import RedisStore
 from tests.daemon.waiting import until
 
@@ -102,9 +103,12 @@ def test_a_server_that_comes_later_is_welcome(start: Start, home: Home) -> None:
 
 
 @pytest.mark.e2e
-def test_it_makes_the_default_queue(start: Start, store: RedisStore) -> None:
+def test_it_makes_the_default_queue_and_bounds_what_a_namespace_may_have(
+    start: Start, store: RedisStore
+) -> None:
     start("leader")
     until(lambda: store.get("Queue", "default") is not None, within_s=20)
+    until(lambda: read_object_limit(store) == 10_000)
 
 
 @pytest.mark.e2e

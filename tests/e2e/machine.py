@@ -127,6 +127,18 @@ class Machine:
         self._started.append(process)
         return process
 
+    def piped(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command whose output the caller reads; and ends it."""
+        return subprocess.Popen(
+            self._command(arguments),
+            env=self._environ,
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
     def output_of(self, process: subprocess.Popen[str]) -> str:
         """What a started command has written to stderr."""
         place = self._started.index(process)
@@ -192,13 +204,15 @@ class Machine:
             print(f"--- {log.name}\n{processes.tail(log, lines=25)}")  # noqa: T201
 
 
-def until(true: Callable[[], bool], *, within_s: float = 30.0, what: str = "") -> None:
+def until(
+    true: Callable[[], bool], *, within_s: float = 30.0, what: str = "", every_s: float = 0.05
+) -> None:
     """Return once `true()` holds; fail when it does not in time."""
     deadline = time.monotonic() + within_s
     never = threading.Event()
     while not true():
         assert time.monotonic() < deadline, f"not within {within_s} s: {what or true}"
-        never.wait(0.05)
+        never.wait(every_s)
 
 
 def group(client: Client, name: str) -> PodGroup:

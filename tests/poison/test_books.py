@@ -16,6 +16,7 @@ from batchq.changes import apply
 from batchq.daemon.mender import Mender
 from batchq.ids import RandomIds
 from batchq.store import keys
+from batchq.store.effective import publish_object_limit, read_object_limit
 from batchq.store.inspection import read_books
 from batchq.store.mending import damaged_keys
 from batchq.store.recount import recount
@@ -72,6 +73,16 @@ def test_books_that_are_right_are_left_alone(booked: RedisStore, raw: redis.Redi
     before = in_books(booked, raw)
     assert recount(booked, epoch(booked)) == []
     assert in_books(booked, raw) == before
+
+
+def test_what_the_leader_allows_every_namespace_is_kept(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    publish_object_limit(booked, 10_000, request_id="limit", epoch=epoch(booked))
+    raw.hset(keys.LEDGER, "ns:x cpu", "NaN")
+    assert recount(booked, epoch(booked)) != []
+    assert read_object_limit(booked) == 10_000
+    assert recount(booked, epoch(booked)) == []
 
 
 def healed_after(

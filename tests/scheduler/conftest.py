@@ -17,6 +17,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.framework.snapshot import Snapshot, Standing
 from batchq.ids import CountingIds
 from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.scheduler import Scheduler
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
 from tests.harness.server import Server
@@ -49,6 +50,9 @@ class Stack:
         self.clock = DrivenClock()
         self.ids = CountingIds()
         self._cycle = Cycle(store, assemble(config), self.clock, self.ids)
+
+    def go_by(self, scheduler: Scheduler) -> None:
+        self._cycle.go_by(scheduler)
 
     def apply(self, *objects: Object) -> None:
         for item in objects:

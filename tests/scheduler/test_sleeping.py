@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from batchq.api.objects import (
     key_of,
 )
 from batchq.api.transaction import Transaction, Write
+from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.framework.settings import Settings
 from batchq.scheduler.closing import MOST_WRITTEN
@@ -60,6 +62,12 @@ def _write(stack: Stack, groups: list[PodGroup]) -> None:
         Write(kind="PodGroup", key=key_of(group), expect=0, value=group) for group in groups
     )
     stack.commit(Transaction(subject="many", writes=writes))
+
+
+def _told(stack: Stack, queue: str) -> list[PodGroup]:
+    """The groups of a queue whose records say why they wait."""
+    groups = [one for one in stack.store.list("PodGroup") if isinstance(one, PodGroup)]
+    return [one for one in groups if one.spec.queue == queue and one.status.reasons]
 
 
 def _asked(report: CycleReport) -> int:
@@ -102,6 +110,21 @@ def test_ten_thousand_gated_and_ten_thousand_impossible_groups_are_not_asked_aga
     report = stack.turn()
     assert _asked(report) == 1
     assert report.session.by_key["default/gated-77"].status.admission == 1
+
+
+def test_the_words_of_a_crowded_queue_do_not_keep_those_of_others_waiting() -> None:
+    stack = _stack()
+    stack.apply(a_queue("crowded"), a_queue("other"))
+    stack.go_by(replace(assemble(SchedulerConfig()), most_written=100))
+    _write(stack, [_group(f"many-{number}", cpu=5, queue="crowded") for number in range(150)])
+    _write(stack, [_gated(f"gated-{number}", queue="crowded") for number in range(150)])
+    _write(stack, [_group(f"few-{number}", cpu=5, queue="other") for number in range(30)])
+    _write(stack, [_gated(f"some-{number}", queue="other") for number in range(10)])
+    first = stack.turn()
+    assert len(first.intents) == 100
+    assert len(_told(stack, "other")) == 40
+    stack.until_idle()
+    assert len(_told(stack, "crowded")) == 300
 
 
 def test_a_session_to_which_nothing_has_happened_decides_nothing_at_all() -> None:

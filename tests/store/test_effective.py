@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from batchq.store.effective import publish_config, read_config_text
+from batchq.store import keys
+from batchq.store.effective import (
+    publish_config,
+    publish_object_limit,
+    read_config_text,
+    read_object_limit,
+)
 from batchq.store.redis import RedisStore
 
 
@@ -36,3 +42,23 @@ def test_it_stays_when_nobody_leads_any_more(redis_store: RedisStore) -> None:
     publish_config(redis_store, "actions: [enqueue]\n", epoch=epoch)
     redis_store.resign("one")
     assert read_config_text(redis_store) == "actions: [enqueue]\n"
+
+
+def test_how_many_groups_a_namespace_may_have_is_published_by_who_leads(
+    open_redis: Callable[[], RedisStore],
+) -> None:
+    former, present = open_redis(), open_redis()
+    assert read_object_limit(present) is None
+    old = former.lead("one", 30_000)
+    former.resign("one")
+    new = present.lead("two", 30_000)
+    assert old is not None
+    assert new is not None
+    publish_object_limit(present, 10_000, request_id="1", epoch=new)
+    publish_object_limit(former, 5, request_id="2", epoch=old)
+    assert read_object_limit(former) == 10_000
+
+
+def test_a_published_number_that_cannot_be_read_is_none(redis_store: RedisStore) -> None:
+    redis_store.link.ask(lambda client: client.hset(keys.LIMITS, "objects:*", b"\xff"))
+    assert read_object_limit(redis_store) is None

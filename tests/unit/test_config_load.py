@@ -59,6 +59,7 @@ def test_every_setting_arrives() -> None:
     overcommit: 1.25
     minRuntime: 3m
     evictionBudget: {pods: 10, window: 1h}
+    maxPodGroupsPerNamespace: 500
     plugins: [gang, {name: binpack, weight: 5}]
     pluginConfig: {binpack: {resource: gpu}}
     """
@@ -80,6 +81,7 @@ def test_every_setting_arrives() -> None:
             min_runtime_ms=180_000,
             eviction_budget=10,
             eviction_window_ms=3_600_000,
+            max_pod_groups_per_namespace=500,
         ),
     )
 
@@ -130,6 +132,14 @@ WRONG = {
             " three"
             " decimals, found -1"
         ),
+    ),
+    "a namespace that may have nothing": (
+        "maxPodGroupsPerNamespace: 0\n",
+        "scheduler.yaml, line 1: maxPodGroupsPerNamespace: expected 1 to 1000000000, found 0",
+    ),
+    "a number of groups in words": (
+        "maxPodGroupsPerNamespace: many\n",
+        ("scheduler.yaml, line 1: maxPodGroupsPerNamespace: expected a whole number, found 'many'"),
     ),
     "a budget that lets nobody be evicted": (
         "evictionBudget:\n  pods: 0\n",

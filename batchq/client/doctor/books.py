@@ -10,7 +10,7 @@ from batchq.api.transaction import Ledger
 from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
 from batchq.client.doctor.state import State
 from batchq.framework.ledger import title_of
-from batchq.store.books import charges_of, limits_of, sums_of
+from batchq.store.books import charges_of, limits_of, of_every_namespace, sums_of
 from batchq.store.rules import Held
 
 _READS = "reading (`+@read +multi +exec`) of batchq's keys"
@@ -36,7 +36,7 @@ def limits(state: State) -> tuple[Finding, ...]:
     check, books = "limits", state.books
     if books is None:
         return _not_compared(state, check)
-    stated = limits_of(books.objects)
+    stated = limits_of(books.objects) | of_every_namespace(books.limits)
     findings = [
         _difference(
             check,

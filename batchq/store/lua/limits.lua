@@ -26,11 +26,6 @@ local function record_of(scope)
   return stored[scope]
 end
 
--- Sets the field, or removes it where the value is ''.
-local function put(hash, field, value)
-  if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
-end
-
 -- The amounts of a record; false if it is none.
 local function read_limit(record)
   if #record > MOST_RECORD_BYTES then return false end
@@ -65,14 +60,20 @@ local function limit_of(scope, name, plus, minus, stated)
   end
   local amounts = amounts_of(scope, stated)
   local limit = amounts and amounts[name]
+  if not limit and string.sub(scope, 1, 8) == 'objects:' then
+    -- What every namespace may have that states no number of its own.
+    amounts = amounts_of('objects:*', stated)
+    limit = amounts and amounts[name]
+  end
   if limit then return tonumber(limit) end
   return is_of_node(scope) and 0 or MOST
 end
 
 local seen = tonumber(ARGV[8])
 
+-- The record '' removes it.
 local function set_limit(scope, record)
-  put(KEYS[8], scope, record)
+  if record == '' then redis.call('HDEL', KEYS[8], scope) else redis.call('HSET', KEYS[8], scope, record) end
   stored[scope] = record
 end
 

@@ -38,9 +38,7 @@ from batchq.store.places import ANSWERS_BY_COUNT
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.door import LOOK_MS
-from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.node import Membership, NodeOffer
-from batchq.worker.nodequeue import queue_name
 from batchq.worker.slots import Slots
 from benchmarks.table import report
 from tests.builders import a_node, a_queue, a_running_group, as_charged
@@ -173,7 +171,6 @@ class StandIn:
 
     def clean(self) -> None:
         self._slots.clean()
-        forget_gone_nodes(self._link, lambda node: self._store.get("Node", node) is None)
 
     def ask_time(self) -> None:
         """What each store asks by itself every few seconds, and does not here (`_SELDOM_MS`)."""
@@ -316,9 +313,6 @@ class Stage:
             found.append(pods)
         for part in _some(parts):
             self._write(part)
-        prefix = Queue.redis_queue_namespace_prefix
-        queues = [f"{prefix}{queue_name(name)}" for name in names]
-        self._client.sadd(Queue.redis_queues_keys, *queues)
         return found
 
     def _put(self, item: Object) -> Transaction:

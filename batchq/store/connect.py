@@ -1,15 +1,10 @@
-"""From a URL to what stands behind it: a store for us, a connection for RQ."""
+"""From a URL to the store behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import redis
-from redis.backoff import ExponentialWithJitterBackoff
-from redis.retry import Retry
-
 from batchq.errors import StoreUnavailable
-from batchq.store.link import ANSWER_TIMEOUT_S, FIRST_DELAY_S, new_client
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore
 
@@ -45,12 +40,3 @@ def open_when_up(url: str, *, pause: Callable[[float], bool]) -> RedisStore | No
         else:
             outage.succeeded()
             return store
-
-
-def rq_connection(url: str) -> redis.Redis:
-    """A connection for RQ alone: it repeats on its own, since RQ would give up and lose a result.
-
-    What RQ then does twice is harmless: an attempt is claimed by one work-horse only.
-    """
-    retry = Retry(ExponentialWithJitterBackoff(base=FIRST_DELAY_S, cap=2.0), 60)
-    return new_client(url, retry=retry, socket_timeout=ANSWER_TIMEOUT_S)

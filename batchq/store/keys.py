@@ -27,6 +27,8 @@ INBOX_TTL_S = 7 * _DAY_S
 ALIVE_TTL_S = _DAY_S
 #: How long what a pod's function returned is kept.
 RESULT_TTL_S = LOG_TTL_S
+#: How long what RQ keeps for a node stays after its agent was last there.
+RQ_TTL_S = _DAY_S
 
 #: The order in which scripts are given the keys of kinds.
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)
@@ -79,6 +81,19 @@ def doorbell(node: str) -> str:
 def result(node: str, pod: str, attempt: int) -> str:
     """What the function of one attempt of a pod returned, on the node that ran it."""
     return f"{_TAG}:result:{node}:{pod}-{attempt}"
+
+
+#: RQ's names of keys begin so.
+RQ = "rq:"
+
+
+def of_rq(node: str, name: str) -> str:
+    """Where RQ's key `rq:...` of a node stands; a name that is none of RQ's, as it is.
+
+    Not among batchq's own keys, which all roles may read. A node's user reaches these of its own
+    node alone, and none of other programs that use RQ on this server.
+    """
+    return f"{_TAG}-rq:{node}:{name[len(RQ) :]}" if name.startswith(RQ) else name
 
 
 #: A pattern that every key matches.

@@ -140,7 +140,14 @@ def _try_eval(client: redis.Redis) -> None:
     client.eval("return 1", 0)
 
 
-def new_client(url: str, *, retry: Retry, socket_timeout: float, **options: Any) -> redis.Redis:
+def new_client(
+    url: str,
+    *,
+    retry: Retry,
+    socket_timeout: float,
+    kind: type[redis.Redis] = redis.Redis,
+    **options: Any,
+) -> redis.Redis:
     """A client that connects when it is first used. Raises InvalidInput for a malformed URL."""
     options = {
         "retry": retry,
@@ -151,9 +158,9 @@ def new_client(url: str, *, retry: Retry, socket_timeout: float, **options: Any)
         **options,
     }
     if is_sentinel(url):
-        client = redis.Redis.from_pool(PrimaryPool(sentinel_url(url), **options))
+        client = kind.from_pool(PrimaryPool(sentinel_url(url), **options))
     else:
-        client = redis.Redis.from_url(checked_url(url), **options)
+        client = kind.from_url(checked_url(url), **options)
     assert isinstance(client, redis.Redis)
     return client
 

@@ -17,9 +17,9 @@ from batchq.api.objects import KINDS
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 
-#: RQ's keys. Its hashes of jobs and workers do not tell which node they are of.
-_RQ = "rq:*"
 _NODE = "<node>"
+#: RQ's keys, of one node and of all.
+_RQ_OF_A_NODE, _RQ = (keys.of_rq(node, f"{keys.RQ}*") for node in (_NODE, "*"))
 
 #: What every client says when it connects, and asks before it uses a server.
 _CONNECTS = ("client|setinfo", "info", "ping", "select", "time")
@@ -34,7 +34,7 @@ _COMMITS = (
 )
 #: The other scripts and commands of a leader, and handing pods to RQ.
 _LEADS = (
-    *("del", "expire", "hlen", "hrandfield", "hstrlen", "rpush", "sadd"),
+    *("del", "expire", "hlen", "hrandfield", "hstrlen", "rpush"),
     *("script|exists", "script|load"),
 )
 _SERVES = ("evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
@@ -98,7 +98,7 @@ ROLES: tuple[Role, ...] = (
         purpose="serves nodes, and runs what is bound to them",
         commands=(*_CONNECTS, *_LOOKS, *_SERVES, *_RQ_WORKS),
         reads=(keys.EVERYTHING,),
-        writes=(*_OF_A_NODE, keys.BELL, _RQ),
+        writes=(*_OF_A_NODE, keys.BELL, _RQ_OF_A_NODE),
     ),
     Role(
         name="submitter",

@@ -16,6 +16,7 @@ import os
 import select
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from time import time
 
 import structlog
@@ -25,9 +26,9 @@ from batchq.api.limits import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.times import HOUR, SECOND
-from batchq.errors import StoreUnavailable, UnreadableRecord
+from batchq.errors import StoreUnavailable
 from batchq.store.connect import open_when_up
-from batchq.store.link import is_damaged
+from batchq.store.link import is_damaged, is_forbidden
 from batchq.store.outage import Backoff, Outage
 from batchq.store.rq_link import RqLink
 from batchq.worker import prctl
@@ -38,7 +39,6 @@ from batchq.worker.desk import Desk
 from batchq.worker.detect import detect_resources, gpu_indices
 from batchq.worker.door import Door
 from batchq.worker.entry import Harness
-from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.gpus import GpuShares
 from batchq.worker.guard import GuardPost
 from batchq.worker.leftovers import sweep
@@ -129,6 +129,7 @@ class Agent:
         self._store = store
         self._link = RqLink(self._settings.url)
         try:
+            self._link.find_place(self._settings.node)
             self._begin()
             try:
                 self._loop()
@@ -294,9 +295,16 @@ class Agent:
         except StoreUnavailable as trouble:
             if is_damaged(trouble):
                 self._slots.take_out_damaged()
+            if is_forbidden(trouble):
+                # The server's users may be others by now.
+                self._find_place()
             self._outage.failed(trouble)
             self._door.look_at = 0
             self._away_until = monotonic_ms() + self._backoff.next_ms()
+
+    def _find_place(self) -> None:
+        with suppress(StoreUnavailable):
+            self._link.find_place(self._settings.node)
 
     def _take_jobs(self) -> None:
         now_ms = monotonic_ms()
@@ -527,13 +535,6 @@ class Agent:
 
     def _rq_clean(self) -> None:
         self._slots.clean()
-        forget_gone_nodes(self._link, self._is_gone)
-
-    def _is_gone(self, node: str) -> bool:
-        try:
-            return self._store.get("Node", node) is None
-        except UnreadableRecord:
-            return False
 
     def _prune_logs(self) -> None:
         """Agents of several nodes may share the folder, so all their run files count."""

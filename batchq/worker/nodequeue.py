@@ -22,9 +22,10 @@ from rq.utils import now
 
 from batchq.api.transaction import Delivery
 from batchq.store.doorbell import Word, add_rings, check_rung
+from batchq.store.keys import RQ_TTL_S
 from batchq.store.link import is_wrong_type
 from batchq.store.outbox import add_taking_out
-from batchq.store.rq_link import RqLink
+from batchq.store.rq_link import RqConnection, RqLink
 
 ENTRY = "batchq.worker.entry.run_pod"
 
@@ -137,17 +138,11 @@ def queue_name(node: str) -> str:
     return f"{_QUEUE_PREFIX}{node}"
 
 
-def node_of(queue_key: str) -> str | None:
-    """The node whose RQ queue has this key; None if it is no queue of ours."""
-    prefix = f"{Queue.redis_queue_namespace_prefix}{_QUEUE_PREFIX}"
-    return queue_key.removeprefix(prefix) if queue_key.startswith(prefix) else None
-
-
 def node_queue(node: str, link: RqLink) -> Queue:
-    """A node's RQ queue."""
+    """A node's RQ queue, among the keys of that node."""
     return Queue(
         queue_name(node),
-        connection=link.connection,
+        connection=link.connection.of(node),
         job_class=PodJob,
         serializer=JSONSerializer,
         death_penalty_class=NoAlarm,
@@ -178,14 +173,17 @@ def enqueue_all(
         return
     first = next(iter(wanted))
     pipeline = first.connection.pipeline(transaction=bool(taken_out))
-    pipeline.sadd(Queue.redis_queues_keys, *(queue.key for queue in wanted))
     fields = _common_fields(first)
     for queue, attempts in wanted.items():
         of_queue = (*fields, "origin", queue.name)
         for attempt in attempts:
             own = ("data", _payload(attempt), "description", attempt.id)
-            pipeline.hset(Job.key_for(attempt.id), items=[*of_queue, *own])
-        pipeline.rpush(queue.key, *(attempt.id for attempt in attempts))
+            record = _key(queue, Job.key_for(attempt.id))
+            pipeline.hset(record, items=[*of_queue, *own])
+            pipeline.expire(record, RQ_TTL_S)
+        waiting = _key(queue, queue.key)
+        pipeline.rpush(waiting, *(attempt.id for attempt in attempts))
+        pipeline.expire(waiting, RQ_TTL_S)
     add_taking_out(pipeline, taken_out)
     handing_over = len(pipeline)
     add_rings(pipeline, rings, Word.PODS)
@@ -202,6 +200,12 @@ def enqueue_all(
         if isinstance(answer, Exception):
             raise answer
     check_rung(answers[handing_over:])
+
+
+def _key(queue: Queue, name: str) -> str:
+    """Where a key of a queue's node stands."""
+    assert isinstance(queue.connection, RqConnection)
+    return queue.connection.key(name)
 
 
 def _common_fields(queue: Queue) -> tuple[Any, ...]:

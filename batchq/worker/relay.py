@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import structlog
+from redis.exceptions import NoPermissionError
 from rq import Queue
 
 from batchq.api.transaction import Delivery
@@ -64,10 +65,16 @@ class Relay:
         taken_out: Sequence[Delivery],
     ) -> None:
         """Hand over; a key that some worker has made another type is taken out first."""
+        has_moved = False
         for _ in range(_TRIES):
             try:
                 enqueue_all(attempts_of, rings=nodes, taken_out=taken_out)
                 return
+            except NoPermissionError:
+                if has_moved:
+                    raise
+                has_moved = True
+                self._link.use_other_place()
             except DamagedKeys as damaged:
                 log.error("rq keys of another type taken out", keys=damaged.names)
                 self._link.connection.delete(*damaged.names)

@@ -350,7 +350,36 @@ class Slots:
             pipeline = self._queue.connection.pipeline(transaction=False)
             for slot in self._all():
                 slot.heartbeat(pipeline=pipeline)
+            self._keep(pipeline)
             pipeline.execute()
+
+    def _keep(self, pipeline: Any) -> None:
+        """Let all that RQ keeps of this node go by itself, long after its agent is gone."""
+        if self._link.is_apart:
+            for name in self._keys():
+                pipeline.expire(name, keys.RQ_TTL_S)
+
+    def _keep_all(self) -> None:
+        pipeline = self._queue.connection.pipeline(transaction=False)
+        self._keep(pipeline)
+        pipeline.execute()
+
+    def _keys(self) -> dict[str, str]:
+        """RQ's lists, sets and registries for this node; each with the type that it is of."""
+        queue = self._queue
+        registries = (
+            queue.started_job_registry,
+            queue.finished_job_registry,
+            queue.failed_job_registry,
+            queue.deferred_job_registry,
+        )
+        return {
+            REDIS_WORKER_KEYS: "set",
+            WORKERS_BY_QUEUE_KEY % queue.name: "set",
+            queue.key: "list",
+            queue.intermediate_queue_key: "list",
+            **{registry.key: "zset" for registry in registries},
+        }
 
     def clean(self) -> None:
         """Keep RQ's registries of this queue clean. Raises StoreUnavailable."""
@@ -442,8 +471,9 @@ class Slots:
             pipeline.delete(*map(PodJob.key_for, done_with))
         for _ in range(most):
             pipeline.lmove(queue.key, queue.intermediate_queue_key)
+        pipeline.expire(queue.intermediate_queue_key, keys.RQ_TTL_S)
         pipeline.lrange(queue.key, 0, 0)
-        *taken, left = pipeline.execute()[-most - 1 :]
+        *taken, _, left = pipeline.execute()[-most - 2 :]
         del self._done_with[: len(done_with)]
         ids = [job_id.decode() for job_id in taken if job_id is not None and is_id(job_id)]
         if any(job_id is not None and not is_id(job_id) for job_id in taken):
@@ -482,37 +512,25 @@ class Slots:
         return jobs
 
     def take_out_damaged(self) -> list[str]:
-        """Take out those of RQ's keys for this node, and of its lists of all, that are of another
-        type; which those were. Raises StoreUnavailable.
+        """Take out those of RQ's keys for this node that are of another type; which those were.
+
+        Raises StoreUnavailable.
         """
-        queue = self._queue
-        registry = {
-            name: one.key
-            for name, one in (
-                ("started", queue.started_job_registry),
-                ("finished", queue.finished_job_registry),
-                ("failed", queue.failed_job_registry),
-                ("deferred", queue.deferred_job_registry),
-            )
-        }
-        sets = (
-            *(Queue.redis_queues_keys, REDIS_WORKER_KEYS),
-            WORKERS_BY_QUEUE_KEY % queue.name,
-        )
-        lists = (queue.key, queue.intermediate_queue_key)
-        names = [*sets, *lists, *registry.values()]
+        queue, types = self._queue, self._keys()
         with self._link.errors():
             pipeline = queue.connection.pipeline(transaction=False)
-            for name in sets:
-                pipeline.srandmember(name)
-            for name in lists:
-                pipeline.lrange(name, 0, 0)
-            for name in registry.values():
-                pipeline.zrange(name, 0, 0)
+            for name, type_ in types.items():
+                match type_:
+                    case "set":
+                        pipeline.srandmember(name)
+                    case "list":
+                        pipeline.lrange(name, 0, 0)
+                    case _:
+                        pipeline.zrange(name, 0, 0)
             answers = pipeline.execute(raise_on_error=False)
             damaged = [
                 name
-                for name, answer in zip(names, answers, strict=True)
+                for name, answer in zip(types, answers, strict=True)
                 if isinstance(answer, Exception) and is_wrong_type(answer)
             ]
             if damaged:
@@ -527,6 +545,7 @@ class Slots:
         job.ended_at = now()
         slot.handle_job_failure(job, self._queue, exc_string=f"refused: {why}")
         self._queue.intermediate_queue.remove(job.id)
+        self._keep_all()
 
     def _make(self) -> Slot:
         """One more slot; its name is new for every process, so that no restart is refused."""
@@ -544,4 +563,5 @@ class Slots:
         self._made += 1
         slot.hostname, slot.pid, slot.ip_address = socket.gethostname(), os.getpid(), "unknown"
         slot.register_birth()  # type: ignore[no-untyped-call]  # RQ has none
+        self._keep_all()
         return slot

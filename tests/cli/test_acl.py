@@ -67,7 +67,7 @@ def test_a_worker_is_for_each_of_its_nodes() -> None:
         *("~{bq}:inbox:a", "~{bq}:inbox:b", "~{bq}:alive:a", "~{bq}:alive:b"),
         *("~{bq}:doorbell:a", "~{bq}:doorbell:b"),
         *("~{bq}:log:a:*-*", "~{bq}:log:b:*-*", "~{bq}:result:a:*-*", "~{bq}:result:b:*-*"),
-        *("~{bq}:bell", "~rq:*"),
+        *("~{bq}:bell", "~{bq}-rq:a:*", "~{bq}-rq:b:*"),
     ]
     assert answer["line"].startswith("user worker reset off %R~{bq}:* ~{bq}:inbox:a ")
     assert run("acl", "worker", "--node", "a").out.startswith("user worker-a reset off ")

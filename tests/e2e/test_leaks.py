@@ -10,7 +10,7 @@ import redis
 import yaml
 
 from batchq.api.objects import PodGroup
-from batchq.store.connect import rq_connection
+from batchq.store.rq_link import rq_connection
 from tests.e2e.machine import Machine, phase, until
 from tests.harness.leaks import lasting_keys, orphans
 
@@ -66,7 +66,7 @@ def test_what_ended_expires_with_all_that_belonged_to_it(machine: Machine) -> No
     with raw(machine) as connection:
         until(lambda: orphans(connection) == [], what=str(orphans(connection)))
         assert lasting_keys(connection) == []
-        assert [key for key in connection.scan_iter("rq:job:*") if connection.ttl(key) == -1] == []
+        assert [key for key in connection.scan_iter("{bq}-rq:*") if connection.ttl(key) == -1] == []
 
 
 def test_a_finished_group_stays_for_its_time(machine: Machine) -> None:

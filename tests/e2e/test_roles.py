@@ -16,7 +16,6 @@ from batchq.store import keys
 from batchq.store.connect import open_store
 from batchq.store.inboxes import SUPERSEDED, UNREADABLE
 from batchq.store.rq_link import RqLink
-from batchq.worker.gonenodes import forget_gone_nodes
 from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
 from tests.e2e.guarded import GuardedStack
 from tests.e2e.machine import kill, phase, pods_of, until
@@ -220,14 +219,6 @@ def test_the_death_of_an_agent_and_of_the_leader_is_survived(stack: GuardedStack
     ended(stack, "long")
 
 
-def test_an_agent_may_tidy_up_what_rq_keeps_of_other_nodes(stack: GuardedStack) -> None:
-    link = RqLink(stack.server.url_of("worker-n1"))
-    enqueue(node_queue("gone", link), [PodAttempt("p", 1)])
-    # Each round looks at a few queues by chance; there are fewer than that here.
-    assert forget_gone_nodes(link, lambda node: node == "gone") == ["gone"]
-    link.close()
-
-
 @pytest.fixture
 def elsewhere(stack: GuardedStack) -> Iterator[Pod]:
     """A pod that runs on n2, and whose end is not n1's to tell."""
@@ -296,16 +287,14 @@ def test_a_worker_can_say_nothing_of_another_node(stack: GuardedStack) -> None:
     store.close()
 
 
-def test_what_is_put_into_the_queue_of_another_node_starts_nothing_there(
+def test_what_a_worker_puts_into_its_own_queue_runs_where_it_is_bound(
     stack: GuardedStack, elsewhere: Pod
 ) -> None:
-    """A worker may write RQ's keys; an attempt runs where it is bound, whoever hands it in."""
     link = RqLink(stack.server.url_of("worker-n1"))
     uid, attempt = elsewhere.metadata.uid, elsewhere.status.attempt
-    for node in ("n1", "n2"):
-        queue = node_queue(node, link)
-        enqueue(queue, [PodAttempt(uid, attempt), PodAttempt(uid, attempt + 1)])
-        until(lambda: not link.connection.lrange(queue.key, 0, -1), what="it is taken")  # noqa: B023
+    queue = node_queue("n1", link)
+    enqueue(queue, [PodAttempt(uid, attempt), PodAttempt(uid, attempt + 1)])
+    until(lambda: not queue.get_job_ids(), what="it is taken")
     with stack.client("readonly") as client:
         assert pods_of(client, "elsewhere") == [elsewhere]
     started = [one for one in psutil.process_iter() if _serves(one, uid)]

@@ -11,40 +11,15 @@ import redis
 from batchq.api.objects import KINDS
 from batchq.store import keys
 
-#: RQ's own keys without a TTL, and what ends them or bounds what is in them.
-RQ_KEYS = {
-    "rq:queues": "one entry a node; agents take away those of nodes that are gone",
-    "rq:workers": "one entry a slot; agents take away those whose worker is gone",
-    "rq:finished:": "entries of a minute, tidied by the node's agent once a minute",
-    "rq:failed:": "entries of a minute, tidied by the node's agent once a minute",
-    "rq:wip:": "what RQ believes to run, given up a minute and a half after the last word of it",
-}
-
 
 def lasting_keys(connection: redis.Redis) -> list[str]:
     """Keys that would stay for ever and that nobody declared."""
-    passing = _believed_to_run(connection)
     return sorted(
         name
         for name in _names(connection)
         if connection.ttl(name) == -1
-        and not name.startswith(tuple(RQ_KEYS))
-        and name not in passing
         and not ((declared := keys.declared(name)) and declared.ttl_s is None)
     )
-
-
-def _believed_to_run(connection: redis.Redis) -> set[str]:
-    """The RQ jobs that are to be given up at some instant."""
-    found = set()
-    for key in connection.scan_iter("rq:wip:*"):
-        entries = cast("list[tuple[bytes, float]]", connection.zrange(key, 0, -1, withscores=True))
-        found |= {
-            f"rq:job:{entry.decode().split(':')[0]}"
-            for entry, until in entries
-            if until < float("inf")
-        }
-    return found
 
 
 def orphans(connection: redis.Redis) -> list[str]:

@@ -19,6 +19,8 @@ from tests.harness.guarded import ADMIN
 from tests.poison.damage import DEEP
 
 WITHIN_S = 10
+#: RQ's keys of one node.
+RQ = "{bq}-rq:n1:"
 _NUMBERS = count()
 
 Poison = Callable[[redis.Redis], object]
@@ -187,15 +189,12 @@ def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
     stack: GuardedStack,
 ) -> None:
     def by_worker(client: redis.Redis) -> None:
-        client.sadd("rq:queues", b"\xff")
-        client.rpush("rq:queue:bq-node-n2", b"\xff", "timeout", "deep")
+        client.rpush(f"{RQ}queue:bq-node-n1", b"\xff", "timeout", "deep")
         payload = b'["batchq.worker.entry.run_pod", null, ["x", 1], {}]'
-        client.hset("rq:job:timeout", mapping={"data": payload, "timeout": "1e999"})
-        client.hset("rq:job:deep", mapping={"data": payload, "dependency_ids": DEEP})
-        client.delete("rq:wip:bq-node-n2", "rq:workers", "{bq}:bell", "{bq}:alive:n1")
-        client.delete("{bq}:inbox:n1", "rq:queue:bq-node-n1")
-        for name in ("rq:wip:bq-node-n2", "rq:workers", "rq:queue:bq-node-n1"):
-            client.set(name, "x")
+        client.hset(f"{RQ}job:timeout", mapping={"data": payload, "timeout": "1e999"})
+        client.hset(f"{RQ}job:deep", mapping={"data": payload, "dependency_ids": DEEP})
+        for name in ("wip:bq-node-n1", "workers", "queue:bq-node-n1:intermediate"):
+            client.set(f"{RQ}{name}", "x")
         for name in ("{bq}:bell", "{bq}:alive:n1", "{bq}:inbox:n1"):
             client.set(name, "x")
 

@@ -175,5 +175,5 @@ def test_pods_that_are_handed_over_ring_where_they_are_to_run(
     assert relay.deliver() == 2
     relay.close()
     assert is_heard(bell, within_ms=10_000)
-    assert [raw.llen(f"rq:queue:bq-node-n{number}") for number in (1, 2)] == [1, 1]
+    assert [raw.llen(f"{{bq}}-rq:n{number}:queue:bq-node-n{number}") for number in (1, 2)] == [1, 1]
     assert redis_store.outbox() == ()

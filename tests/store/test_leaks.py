@@ -11,7 +11,7 @@ from batchq.api.transaction import Delivery, Limit, Transaction
 from batchq.store import keys
 from batchq.store.redis import RedisStore
 from tests.contract.made import charge, group, node, pod, put, queue
-from tests.harness.leaks import RQ_KEYS, lasting_keys, orphans
+from tests.harness.leaks import lasting_keys, orphans
 
 
 @pytest.fixture
@@ -75,7 +75,9 @@ def test_a_pod_without_its_group_is_a_leak(full: redis.Redis) -> None:
     [
         pytest.param(lambda raw: raw.set("stray", "1"), id="a stranger's key"),
         pytest.param(lambda raw: raw.set(keys.request("1"), "1"), id="a passing key that stays"),
-        pytest.param(lambda raw: raw.set("rq:job:1", "1"), id="an RQ job that nobody gives up"),
+        pytest.param(
+            lambda raw: raw.set("{bq}-rq:n1:job:1", "1"), id="an RQ job that nobody gives up"
+        ),
     ],
 )
 def test_a_key_that_stays_and_is_not_declared_is_a_leak(
@@ -83,12 +85,3 @@ def test_a_key_that_stays_and_is_not_declared_is_a_leak(
 ) -> None:
     leave(full)
     assert len(lasting_keys(full)) == 1
-
-
-def test_rq_keys_that_rq_ends_are_none(full: redis.Redis) -> None:
-    for name in RQ_KEYS:
-        full.sadd(f"{name}x" if name.endswith(":") else name, "1")
-    full.delete("rq:wip:x")
-    full.zadd("rq:wip:x", {"job:execution": 99})
-    full.set("rq:job:job", "1")
-    assert lasting_keys(full) == []

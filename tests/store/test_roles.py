@@ -34,8 +34,11 @@ from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.redis import RedisStore
 from batchq.store.roles import ROLES
+from batchq.store.rq_link import RqLink
+from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
+from batchq.worker.relay import Relay
 from tests.builders import a_group, a_pod
-from tests.harness.guarded import ADMIN, USERS, GuardedServer
+from tests.harness.guarded import ADMIN, USERS, GuardedServer, users_file
 
 KINDS = ("Queue", "ResourceQuota", "Node", "PriorityClass", "AdmissionCheck", "PodGroup", "Pod")
 WRITTEN: dict[str, Object] = {
@@ -228,19 +231,21 @@ def test_only_an_operator_may_read_settings_among_which_are_passwords(
         assert may(operator, "CONFIG", "GET", "primaryauth")
 
 
-@pytest.mark.parametrize("user", ["readonly", "submitter", "controller", "operator"])
+@pytest.mark.parametrize("user", ["readonly", "submitter", "controller", "operator", "worker-n2"])
 @pytest.mark.parametrize(
     "words",
     [
-        *("RPUSH rq:queue:bq-node-n1 x", "HSET rq:job:x data y", "DEL rq:job:x"),
-        "LRANGE rq:queue:bq-node-n1 0 -1",
+        *("RPUSH {}queue:bq-node-n1 x", "HSET {}job:x data y", "DEL {}job:x"),
+        *("LRANGE {}queue:bq-node-n1 0 -1", "HGETALL {}job:x", "LMOVE {}a {}b LEFT LEFT"),
     ],
 )
-def test_only_workers_and_schedulers_touch_what_is_rqs(
+def test_only_its_worker_and_schedulers_touch_what_rq_keeps_for_a_node(
     guarded: GuardedServer, user: str, words: str
 ) -> None:
     with guarded.as_user(user) as client:
-        assert not may(client, *words.split())
+        assert not may(client, *words.format("{bq}-rq:n1:", "{bq}-rq:n1:").split())
+        # What other programs have there with RQ is none of batchq's.
+        assert not may(client, *words.format("rq:", "rq:").split())
 
 
 @pytest.mark.parametrize("node", ["n11", "n1.example", "n", "*", "?1"])
@@ -401,11 +406,49 @@ def test_a_worker_can_spoil_the_bell_and_what_others_say_is_found_without_it(
     store.close()
 
 
-def test_a_worker_can_take_what_waits_in_the_queue_of_another_node(guarded: GuardedServer) -> None:
-    with guarded.as_user("scheduler") as client:
-        client.rpush("rq:queue:bq-node-n2", "p-1")
-    with guarded.as_user("worker-n1") as client:
-        assert client.lrem("rq:queue:bq-node-n2", 1, "p-1") == 1
+@pytest.mark.parametrize("node", ["n1", "n1.example", "n11", "n"])
+def test_a_worker_reaches_what_rq_keeps_for_its_own_node_alone(
+    guarded: GuardedServer, node: str
+) -> None:
+    links = {user: RqLink(guarded.url_of(user)) for user in ("scheduler", "worker-n1")}
+    enqueue(node_queue(node, links["scheduler"]), [PodAttempt("p", 1)])
+    queue = node_queue(node, links["worker-n1"])
+    if node == "n1":
+        assert queue.get_job_ids() == ["p-1"]
+    else:
+        for touch in (queue.get_job_ids, queue.empty, lambda: enqueue(queue, [PodAttempt("p", 2)])):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                touch()
+        assert node_queue(node, links["scheduler"]).connection.hget("rq:job:p-1", "data")
+    for link in links.values():
+        link.close()
+
+
+def test_users_of_an_older_file_go_on_with_the_keys_that_all_nodes_shared(
+    guarded: GuardedServer,
+) -> None:
+    with guarded.as_user(ADMIN) as admin:
+        for user in ("worker-n1", "scheduler"):
+            rules = next(one for one in users_file().splitlines() if f"user {user} " in one)
+            kept = [word for word in rules.split()[2:] if "-rq:" not in word]
+            admin.execute_command("ACL", "SETUSER", user, *kept, "~rq:*")
+    link = RqLink(guarded.url_of("worker-n1"))
+    try:
+        link.find_place("n1")
+        assert not link.is_apart
+        store = RedisStore(guarded.url_of("scheduler"))
+        commit(guarded, "scheduler", deliveries=(Delivery(pod="p", attempt=1, node="n1"),))
+        relay = Relay(store)
+        assert relay.deliver() == 1
+        assert node_queue("n1", link).get_job_ids() == ["p-1"]
+        relay.close()
+        store.close()
+    finally:
+        with guarded.as_user(ADMIN) as admin:
+            admin.acl_load()
+    link.find_place("n1")
+    assert link.is_apart
+    link.close()
 
 
 def test_a_worker_can_fill_the_server_with_its_output(guarded: GuardedServer) -> None:

@@ -19,7 +19,6 @@ from batchq.errors import StoreUnavailable
 from batchq.ids import RandomIds
 from batchq.store import commits, keys, link, scripts
 from batchq.store.redis import RedisStore
-from batchq.worker.nodequeue import queue_name
 from batchq.worker.relay import DELIVERIES_AT_ONCE, Relay
 from tests.contract.made import charge, group, pod, put, queue, words, writing
 from tests.harness.trips import Trips
@@ -206,8 +205,8 @@ def test_a_spoiled_charge_refuses_the_transaction_about_it_and_no_other(
 def test_the_queue_of_each_node_holds_its_pods_in_the_order_of_binding(
     warm: RedisStore, relay: Relay, raw: redis.Redis
 ) -> None:
-    raw.delete(*raw.keys("rq:queue:*"))
+    raw.delete(*raw.keys("{bq}-rq:*:queue:*"))
     warm.commit([binding(number) for number in range(2 * NODES)], request_id="1")
     relay.deliver()
-    assert raw.lrange(f"rq:queue:{queue_name('n3')}", 0, -1) == [b"u3-1-0-1", b"u53-1-0-1"]
-    assert raw.sismember("rq:queues", f"rq:queue:{queue_name('n3')}")
+    waiting = raw.lrange("{bq}-rq:n3:queue:bq-node-n3", 0, -1)
+    assert waiting == [b"u3-1-0-1", b"u53-1-0-1"]

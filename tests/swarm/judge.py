@@ -12,8 +12,9 @@ import redis
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, PodGroup
-from batchq.store.connect import rq_connection
+from batchq.store import keys
 from batchq.store.redis import RedisStore
+from batchq.store.rq_link import rq_connection
 from batchq.worker.nodequeue import queue_name
 from tests.harness import leaks
 from tests.swarm.diary import Run
@@ -105,7 +106,7 @@ def _lists(store: RedisStore, url: str) -> list[str]:
 def _of_rq(connection: redis.Redis, nodes: list[str]) -> list[str]:
     faults = []
     for node in nodes:
-        queue = f"rq:queue:{queue_name(node)}"
+        queue = keys.of_rq(node, f"rq:queue:{queue_name(node)}")
         for key in (queue, f"{queue}:intermediate"):
             entries = cast("list[bytes]", connection.lrange(key, 0, -1))
             faults += [f"{key}: {entry.decode()}" for entry in entries]

@@ -16,7 +16,7 @@ def _dropped(link: RqLink) -> Slots:
     """The slots of an agent whose predecessor took an attempt off the queue, and no more."""
     queue = node_queue("n1", link)
     enqueue(queue, [_ATTEMPT])
-    link.connection.lmove(queue.key, queue.intermediate_queue_key)
+    queue.connection.lmove(queue.key, queue.intermediate_queue_key)
     return Slots(link, "n1", prefix="test", bound=1)
 
 
@@ -26,8 +26,8 @@ def test_a_dropped_attempt_that_is_no_longer_bound_leaves_nothing(
     link = RqLink(redis_store.url)
     assert _dropped(link).hand_in([]) == []
     link.close()
-    assert raw.keys("rq:job:*") == []
-    assert raw.keys("rq:queue:*") == []
+    assert raw.keys("{bq}-rq:n1:job:*") == []
+    assert raw.keys("{bq}-rq:n1:queue:*") == []
 
 
 def test_a_dropped_attempt_that_is_still_bound_is_handed_in_again(
@@ -50,4 +50,4 @@ def test_an_attempt_whose_end_waits_to_be_seen_is_not_started_again(
     assert slots.take(1, ended=[_ATTEMPT]) == ([], False)
     assert slots.take(1) == ([], False)
     link.close()
-    assert raw.keys("rq:queue:*") == raw.keys("rq:job:*") == []
+    assert raw.keys("{bq}-rq:n1:queue:*") == raw.keys("{bq}-rq:n1:job:*") == []

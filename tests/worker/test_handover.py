@@ -36,7 +36,7 @@ def test_the_record_is_the_one_that_rq_writes(link: RqLink, raw: redis.Redis) ->
             )
         ]
     )
-    ours, rqs = raw.hgetall("rq:job:ours-3"), raw.hgetall("rq:job:rqs-3")
+    ours, rqs = (raw.hgetall(f"{{bq}}-rq:n1:job:{id_}-3") for id_ in ("ours", "rqs"))
     instants = (b"created_at", b"enqueued_at")
     assert ours.keys() == rqs.keys()
     differing = {name for name in ours if name not in instants and ours[name] != rqs[name]}
@@ -47,7 +47,7 @@ def test_the_record_is_the_one_that_rq_writes(link: RqLink, raw: redis.Redis) ->
 def test_the_agent_reads_in_it_what_was_handed_over(link: RqLink) -> None:
     queue = node_queue("n1", link)
     enqueue(queue, [PodAttempt("p", 3)])
-    job = PodJob.fetch("p-3", connection=link.connection, serializer=queue.serializer)
+    job = PodJob.fetch("p-3", connection=queue.connection, serializer=queue.serializer)
     assert isinstance(job, PodJob)
     assert job.asks_for() == PodAttempt("p", 3)
     assert (job.origin, job.timeout, job.result_ttl) == ("bq-node-n1", -1, 60)
@@ -63,9 +63,18 @@ def test_each_node_gets_its_own_in_order_and_nobody_gets_nothing(
     )
     assert one.get_job_ids() == ["b-1", "a-1"]
     assert other.get_job_ids() == ["c-2"]
-    assert raw.smembers("rq:queues") == {b"rq:queue:bq-node-n1", b"rq:queue:bq-node-n2"}
     enqueue_all({none: []})
-    assert raw.exists("rq:queue:bq-node-n3") == 0
+    assert sorted(raw.keys("*")) == [
+        *(b"{bq}-rq:n1:job:a-1", b"{bq}-rq:n1:job:b-1", b"{bq}-rq:n1:queue:bq-node-n1"),
+        *(b"{bq}-rq:n2:job:c-2", b"{bq}-rq:n2:queue:bq-node-n2"),
+    ]
+
+
+def test_what_nobody_takes_goes_by_itself(link: RqLink, raw: redis.Redis) -> None:
+    enqueue(node_queue("n1", link), [PodAttempt("p", 1)])
+    names = raw.keys("*")
+    assert len(names) == 2
+    assert {0 < raw.ttl(name) <= 24 * 3600 for name in names} == {True}
 
 
 def test_what_is_handed_over_again_is_written_once_more(link: RqLink) -> None:

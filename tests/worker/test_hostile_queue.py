@@ -15,7 +15,7 @@ from tests.worker.stage import WITHIN_S, Stage
 
 pytestmark = pytest.mark.e2e
 
-QUEUE = "rq:queue:bq-node-n1"
+QUEUE = "{bq}-rq:n1:queue:bq-node-n1"
 ENTRY = "batchq.worker.entry.run_pod"
 
 
@@ -24,7 +24,9 @@ def payload(name: str = ENTRY) -> bytes:
 
 
 def a_job(raw: redis.Redis, id_: str, **fields: bytes | str) -> None:
-    raw.hset(f"rq:job:{id_}", mapping={"data": payload(), "origin": "bq-node-n1", **fields})
+    raw.hset(
+        f"{{bq}}-rq:n1:job:{id_}", mapping={"data": payload(), "origin": "bq-node-n1", **fields}
+    )
     raw.rpush(QUEUE, id_)
 
 
@@ -43,10 +45,9 @@ def spoil(raw: redis.Redis) -> None:
     a_job(raw, "deep-data", data=b"[" * 10_000)
     a_job(raw, "long-data", data=b"[" * 1_000_000)
     a_job(raw, "meta", meta=b"\xff", result=b"\xff", webhooks=b"[" * 100_000)
-    raw.set("rq:job:string", "x")
+    raw.set("{bq}-rq:n1:job:string", "x")
     raw.rpush(QUEUE, "string")
-    raw.sadd("rq:queues", b"\xff", "rq:queue:bq-node-\x1b[2J", b"rq:queue:bq-node-\xff")
-    raw.sadd("rq:workers:bq-node-n1", b"\xff")
+    raw.sadd("{bq}-rq:n1:workers:bq-node-n1", b"\xff")
 
 
 REGISTRIES = ("wip", "finished", "failed", "deferred", "canceled", "scheduled")
@@ -54,8 +55,8 @@ REGISTRIES = ("wip", "finished", "failed", "deferred", "canceled", "scheduled")
 
 def spoil_types(raw: redis.Redis) -> None:
     """Every key of RQ's that the agent touches made another type."""
-    names = ["rq:workers", "rq:queues", "rq:workers:bq-node-n1", QUEUE, f"{QUEUE}:intermediate"]
-    names += [f"rq:{registry}:bq-node-n1" for registry in REGISTRIES]
+    names = ["{bq}-rq:n1:workers", "{bq}-rq:n1:workers:bq-node-n1", QUEUE, f"{QUEUE}:intermediate"]
+    names += [f"{{bq}}-rq:n1:{registry}:bq-node-n1" for registry in REGISTRIES]
     raw.delete(*names)
     for name in names:
         raw.set(name, "x")

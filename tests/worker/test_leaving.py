@@ -22,7 +22,7 @@ def _leave(agent: subprocess.Popen[bytes]) -> None:
 
 def _records(raw: redis.Redis) -> list[str]:
     """RQ's jobs, and the lists that they stand in."""
-    found = [*raw.scan_iter("rq:job:*"), *raw.scan_iter("rq:queue:*")]
+    found = [*raw.scan_iter("{bq}-rq:n1:job:*"), *raw.scan_iter("{bq}-rq:n1:queue:*")]
     return sorted(key.decode() for key in found)
 
 
@@ -62,4 +62,4 @@ def test_what_was_handed_over_to_an_agent_that_ends_is_run_by_the_next(
     (pod,) = stage.bind("true")
     stage.start_agent()
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
-    assert raw.llen("rq:queue:bq-node-n1") == 0
+    assert raw.llen("{bq}-rq:n1:queue:bq-node-n1") == 0

@@ -34,7 +34,7 @@ from batchq.framework.search import Claim, Decision, find_victims, lose_pledge
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, Victim
 from batchq.framework.statement import Statement
-from batchq.framework.taking import carry_out, evicted_recently, exceeds_budget
+from batchq.framework.taking import carry_out, evicted_recently, exceeds_budget, forget
 from batchq.framework.tree import ROOT
 from batchq.framework.turns import Turns
 from batchq_actions.rules import POINTS, propose
@@ -55,7 +55,9 @@ class _FromNobody(GangClaim):
         """Nobody."""
         return False
 
-    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+    def may_take_over(
+        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+    ) -> bool:
         """Nothing that others count on."""
         return False
 
@@ -201,12 +203,26 @@ def _choose_again(
             statement.put_status(group, before)
             resume_pledge(statement, group, before.pledge)
         else:
-            statement.put_status(group, structs.replace(before, pledge=Pledge()))
-            statement.say(intents.EndPledge(group=group.key))
+            if _was_admitted_now(session, group, before):
+                forget(statement, group)
+                end_pledge(statement, group)
+            else:
+                statement.put_status(group, structs.replace(before, pledge=Pledge()))
+                statement.say(intents.EndPledge(group=group.key))
             _give_up(statement, group, before.pledge)
         statement.commit()
     if group.status is before and not found and not _is_put_off(session, group):
         _tell_what_it_waits_for(session, group)
+
+
+def _was_admitted_now(session: Session, group: GroupState, before: PodGroupStatus) -> bool:
+    """Whether this session has admitted a group that had this status then."""
+    former = (session.former or {}).get(group.uid)
+    return (
+        former is not None
+        and former[0].phase == PodGroupPhase.PENDING
+        and before.phase != PodGroupPhase.PENDING
+    )
 
 
 def end_spare_pledges(session: Session) -> None:

@@ -220,12 +220,14 @@ def _agrees(session: Session, claimant: GroupState, victim: Victim) -> bool:
     return session.vote(POINTS[action], claimant, victim)
 
 
-def _may_take_over(session: Session, claim: Claim, other: GroupState, told: list[Victim]) -> bool:
-    """What is on its way to a claimant of another queue counts as lent, not as idle: then the
+def _may_take_over(
+    session: Session, claim: Claim, other: GroupState, told: list[Victim], *, have_ended: bool
+) -> bool:
+    """What victims leave to a claimant of another queue counts as lent, not as idle: then the
     claimant's own queue has to end within what it deserves, or it would have to give it back.
     """
     queues = _below(session, claim.claimant, [other.queue])
-    if told and not ends_within(session, claim.claimant, queues, told):
+    if (told or have_ended) and not ends_within(session, claim.claimant, queues, told):
         return False
     return _may_take_what_ends(session, claim, told)
 
@@ -247,9 +249,11 @@ class WithinQueue(GangClaim):
             POINTS[PREEMPT], self.claimant, victim
         )
 
-    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+    def may_take_over(
+        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+    ) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, told)
+        return _may_take_over(session, self, other, told, have_ended=have_ended)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Wherever its queue ends: no other queue has given anything for it."""
@@ -293,9 +297,11 @@ class GangFromOthers(FromOthers, GangClaim):
     need: Amounts
     asked: Amounts
 
-    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+    def may_take_over(
+        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+    ) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, told)
+        return _may_take_over(session, self, other, told, have_ended=have_ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +312,9 @@ class FromBoth(GangClaim):
         """By the rule of whichever action it belongs to; where it ends is looked at last."""
         return _agrees(session, self.claimant, victim)
 
-    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+    def may_take_over(
+        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+    ) -> bool:
         """Where it ends is looked at last, for all of it."""
         return _may_take_what_ends(session, self, told)
 

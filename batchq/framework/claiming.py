@@ -254,7 +254,9 @@ class ExtraClaim:
     claimant: GroupState
     count: int
 
-    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
+    def may_take_over(
+        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+    ) -> bool:
         """Single pods leave to others what these count on."""
         return False
 

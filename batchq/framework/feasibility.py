@@ -141,15 +141,16 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
     if all(take_best(session, shape, used, count) for shape, count in gang):
         return True
     used = _copies(nodes)
-    _, are_all = place_largest_first(
+    placed = place_largest_first(
         [(shape, counts[key]) for key, shape in one_of_each.items()],
         used.values(),
         _largest(nodes.values()),
         choices=lambda shape: _takers(session, shape, nodes),
         takes=lambda shape, node: session.refused_by(shape, node) is None,
         take=lambda shape, node: node.take(shape.requests),
+        give_back=lambda shape, node: node.put_back(shape.requests),
     )
-    return are_all
+    return placed is not None
 
 
 def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], most: int) -> int:

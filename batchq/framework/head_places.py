@@ -41,9 +41,11 @@ def nodes_matter(session: Session) -> bool:
 
 
 def still_waits(group: GroupState) -> bool:
-    """Whether a group stands in line still: nobody has made room for it meanwhile."""
+    """Whether a group stands in line still: no action has started it meanwhile, or its next pod,
+    or made others leave for that.
+    """
     if group.next_pod is not None:
-        return True
+        return not group.charge()
     return group.phase == PodGroupPhase.PENDING and not group.reserved
 
 

@@ -1,5 +1,6 @@
 """The second way to place a gang, where its own order fails: the largest pods first, each on the
-fullest node that takes it. Small pods on the best nodes may leave no node for a large one.
+fullest node that takes it. Small pods on the best nodes may leave no node for a large one. If that
+fails, too, those pods come first that the fewest nodes take: large ones may fill all of these.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ def place_largest_first(
     choices: Callable[[TaskShape], int],
     takes: Callable[[TaskShape, NodeState], bool],
     take: Callable[[TaskShape, NodeState], None],
-) -> tuple[list[list[NodeState]], bool]:
-    """Let the pods of each part take nodes; return the nodes of each part, and whether all pods
-    have found one. What was taken is the caller's to give back.
+    give_back: Callable[[TaskShape, NodeState], None],
+) -> list[tuple[NodeState, ...]] | None:
+    """Let the pods of each part take nodes; return the nodes of each part, or None, with nothing
+    taken, if a pod finds none.
 
     Of pods of one size those come first that fewer nodes would take if they were empty: `choices`.
     `takes` tells whether a node takes one more pod, and `take` lets it. Sizes are compared as parts
@@ -32,12 +34,33 @@ def place_largest_first(
     one task come one after another.
     """
     there = list(nodes)
-    placed: list[list[NodeState]] = [[] for _ in parts]
-    sizes = [
-        (_size(shape, whole), choices(shape), shape.place, part)
-        for part, (shape, _) in enumerate(parts)
-    ]
-    for *_, part in sorted(sizes):
+    sizes = [_size(shape, whole) for shape, _ in parts]
+    fewest = [choices(shape) for shape, _ in parts]
+    places = [shape.place for shape, _ in parts]
+    all_parts = range(len(parts))
+    by_size = sorted(all_parts, key=lambda part: (sizes[part], fewest[part], places[part]))
+    by_choice = sorted(all_parts, key=lambda part: (fewest[part], sizes[part], places[part]))
+    for order in (by_size, by_choice) if by_choice != by_size else (by_size,):
+        placed: list[list[NodeState]] = [[] for _ in parts]
+        if _place(order, parts, there, whole, takes, take, placed):
+            return [tuple(found) for found in placed]
+        for (shape, _), found in zip(parts, placed, strict=True):
+            for node in found:
+                give_back(shape, node)
+    return None
+
+
+def _place(
+    order: Iterable[int],
+    parts: Sequence[tuple[TaskShape, int]],
+    there: Sequence[NodeState],
+    whole: Amounts,
+    takes: Callable[[TaskShape, NodeState], bool],
+    take: Callable[[TaskShape, NodeState], None],
+    placed: list[list[NodeState]],
+) -> bool:
+    """Place the parts in this order, each pod on the fullest node; whether all have found one."""
+    for part in order:
         shape, count = parts[part]
         asked = [name for name in shape.requests if whole.get(name)]
         others = [name for name in whole if whole[name] and name not in shape.requests]
@@ -53,8 +76,8 @@ def place_largest_first(
                 take(shape, node)
                 found.append(node)
         if len(found) < count:
-            return placed, False
-    return placed, True
+            return False
+    return True
 
 
 def _size(shape: TaskShape, whole: Amounts) -> tuple[int, int]:

@@ -497,21 +497,28 @@ class _Trials:
     def _place_largest_first(
         self, gang: Gang, nodes: Mapping[str, NodeState]
     ) -> dict[str, Amounts] | None:
-        room: dict[str, Amounts] = {}
-
         def take(shape: TaskShape, node: NodeState) -> None:
             node.free = less(node.free, shape.requests)
-            room[node.name] = _sum(room.get(node.name, {}), shape.requests)
 
-        _, are_all = place_largest_first(
+        def give_back(shape: TaskShape, node: NodeState) -> None:
+            node.free = _sum(node.free, shape.requests)
+
+        placed = place_largest_first(
             gang,
             nodes.values(),
             self._session.ready_resources,
             choices=lambda shape: len(usable_nodes(self._session, shape)),
             takes=lambda shape, node: self.judge(shape).rank(node) is not None,
             take=take,
+            give_back=give_back,
         )
-        return room if are_all else None
+        if placed is None:
+            return None
+        room: dict[str, Amounts] = {}
+        for (shape, _), found in zip(gang, placed, strict=True):
+            for node in found:
+                room[node.name] = _sum(room.get(node.name, {}), shape.requests)
+        return room
 
 
 def _part_of(free: Amounts, requests: Amounts) -> Fraction:

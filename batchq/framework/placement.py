@@ -131,30 +131,26 @@ def fill_largest_first(
     session: Session, parts: Sequence[tuple[TaskShape, int]]
 ) -> list[tuple[NodeState, ...]] | None:
     """Let pods take nodes, the largest pods first, each on the fullest node that takes it; return
-    the nodes of each part, or None, with nothing taken, if a pod finds none.
-
-    Of pods of one size those come first that fewer nodes would take.
+    the nodes of each part, or None, with nothing taken; see `place_largest_first`.
     """
 
     def take(shape: TaskShape, node: NodeState) -> None:
         node.take(shape.requests)
         session.node_changes.append(node.name)
 
-    placed, are_all = place_largest_first(
+    def give_back(shape: TaskShape, node: NodeState) -> None:
+        node.put_back(shape.requests)
+        session.node_changes.append(node.name)
+
+    return place_largest_first(
         parts,
         session.nodes.values(),
         session.ready_resources,
         choices=lambda shape: len(usable_nodes(session, shape)),
         takes=lambda shape, node: session.refused_by(shape, node) is None,
         take=take,
+        give_back=give_back,
     )
-    if are_all:
-        return [tuple(nodes) for nodes in placed]
-    for (shape, _), nodes in zip(parts, placed, strict=True):
-        for node in nodes:
-            node.put_back(shape.requests)
-            session.node_changes.append(node.name)
-    return None
 
 
 def explain_no_node(session: Session, shape: TaskShape) -> Verdict:

@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.quantity import LARGEST, PODS
-from batchq.api.reasons import Verdict
+from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, minus, plus, smaller, total
 from batchq.api.transaction import POD_GROUPS, namespace_scope, queue_scope
 from batchq.framework.crowds import Crowd
@@ -301,8 +301,7 @@ def _asked_by_crowds(session: Session, queue: QueueState) -> Amounts:
         if _is_kept_by_shared_limits_alone(session, crowd):
             line.count(crowd, counts=True)
         elif is_of_crowd(crowd.first):
-            verdicts = blockers(session, crowd.first)
-            line.count(crowd, counts=not verdicts or waits_in_line(verdicts))
+            line.count(crowd, counts=_could_be_let_in(session, crowd.first))
     return line.asked
 
 
@@ -335,8 +334,18 @@ def _is_in_line(session: Session, group: GroupState) -> bool:
     """Whether it asks for a reservation; what is reserved already is in the ledger."""
     if group.phase != PodGroupPhase.PENDING or group.reserved:
         return False
+    return _could_be_let_in(session, group)
+
+
+def _could_be_let_in(session: Session, group: GroupState) -> bool:
+    """Whether limits keep a group out, if they do, in line; and nodes would take it if they were
+    empty, as far as has been asked.
+    """
     verdicts: tuple[Verdict, ...] = blockers(session, group)
-    return not verdicts or waits_in_line(verdicts)
+    if verdicts and not waits_in_line(verdicts):
+        return False
+    told = session.refusals.get(group.uid, group.status.reasons)
+    return not any(one.reason == Waiting.WAITING_FOR_RESOURCES and not one.in_line for one in told)
 
 
 def _asked_beyond_promise(group: GroupState) -> Amounts:

@@ -80,9 +80,11 @@ class Claim(Protocol):
     def may_take(self, session: Session, victim: Victim) -> bool:
         """The action's own rule and the policies' votes, now."""
 
-    def may_take_over(self, session: Session, other: GroupState, told: list[Victim]) -> bool:
-        """Whether it may count what another claimant's victims, told to stop, leave as its own;
-        asked while these are pledged to nobody.
+    def may_take_over(
+        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+    ) -> bool:
+        """Whether it may count what another claimant's victims, told to stop, leave as its own, or
+        have left if all `have_ended`; asked while these are pledged to nobody.
         """
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
@@ -230,7 +232,8 @@ class _Trial:
             lose_pledge(attempt, other)
             session.leaving = session.debts.leaving(session)
             told, untold = told_and_untold(session, pledge)
-            if self._claim.may_take_over(session, other, told) and all(
+            have_ended = not told and not untold
+            if self._claim.may_take_over(session, other, told, have_ended=have_ended) and all(
                 self._claim.may_take(session, victim) for victim in untold
             ):
                 self._taken.append(taken)
@@ -240,8 +243,11 @@ class _Trial:
         return False
 
     def _pledges_ended(self) -> int:
-        """How many of those taken counted on victims of their own, who are anybody's by that."""
-        return sum(taken.kind == "group" and taken.former[0].pledge.stands for taken in self._taken)
+        """How many of those taken counted on victims of their own, which others may take now."""
+        return sum(
+            taken.kind in ("group", "pledge") and taken.former[0].pledge.stands
+            for taken in self._taken
+        )
 
     def _take_from(self, pool: Pool, *, own_to_come: bool) -> bool:
         """Take victims one by one; whether they are enough.
@@ -252,6 +258,11 @@ class _Trial:
             return False
         for kind, leave, victims in self._kinds(pool):
             for victim in victims:
+                if kind == "group" and victim.group.status.pledge.extra:
+                    # Its pods that run may stay if the room for its next ones is enough.
+                    self._take("pledge", Victim(victim.group, (), whole=True), _lose_pledge)
+                    if self._is_enough():
+                        return True
                 self._take(kind, victim, leave)
                 if self._is_enough():
                     return True
@@ -393,6 +404,11 @@ def send_off(statement: Statement, victim: Victim) -> None:
     for uid, pod in list(group.pods.items()):
         if pod.status.phase in ON_NODE and not pod.status.terminating:
             statement.drop_pod(group, uid)
+
+
+def _lose_pledge(statement: Statement, victim: Victim) -> None:
+    """A group counts on no victims any more; its pods stay."""
+    lose_pledge(statement, victim.group)
 
 
 def lose_pledge(statement: Statement, claimant: GroupState) -> None:

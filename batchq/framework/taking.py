@@ -122,7 +122,7 @@ def _take_back(statement: Statement, undone: list[Taken]) -> None:
         leave(statement, taken.victim)
 
 
-def _forget(statement: Statement, group: GroupState) -> None:
+def forget(statement: Statement, group: GroupState) -> None:
     """As if the actions had not touched the group."""
     _retract(statement, {group.key})
     put_back(statement, Victim(group, (), whole=True))
@@ -159,7 +159,7 @@ def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
     action = action_against(claimant, group)
     former = (session.former or {}).get(group.uid)
     if victim.whole and former is not None and any(_is_new(pod, former[1]) for pod in victim.pods):
-        _forget(statement, group)
+        forget(statement, group)
     stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]
     running = [pod for pod in stopped if pod.status.phase in ON_NODE]
     reason, by = REASONS[action], claimant.key

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from batchq.sim.report import as_json
 from tests.worlds.making import described
-from tests.worlds.play import failures_of, play, world_of
+from tests.worlds.play import failure_of, failure_of_wide_seed, failures_of, play, world_of
 from tests.worlds.rules import Broken, Course
 
 SEEDS = 150
@@ -28,6 +28,30 @@ def test_nothing_waits_in_a_busy_world_that_could_start(first: int) -> None:
     seeds = range(first, first + 5)
     failures = [one for one in failures_of(seeds, processes=1, wide=True) if one]
     assert [f"python -m tests.worlds --wide --seed {one.seed}: {one.why}" for one in failures] == []
+
+
+#: Seeds that once broke a rule, and what was wrong.
+BROKEN_ONCE = {
+    711444: "a pod that ran was evicted where the room kept for its group's next pod was enough",
+    721382: "a group was admitted, and sent back in the same session",
+    724114: "what victims had left was taken over by a group that had to give it back, time and"
+    " again",
+    729234: "a group that no empty node would take was part of the demand until it fell asleep",
+}
+BUSY_BROKEN_ONCE = {
+    651785: "backfill went by a next pod that allocate had bound before",
+    653103: "a gang was said to fit on no empty nodes, and would have started",
+}
+
+
+@pytest.mark.parametrize("seed", BROKEN_ONCE)
+def test_a_seed_that_once_broke_a_rule_holds_them_all(seed: int) -> None:
+    assert failure_of(seed) is None
+
+
+@pytest.mark.parametrize("seed", BUSY_BROKEN_ONCE)
+def test_a_busy_seed_that_once_broke_a_rule_holds_them_all(seed: int) -> None:
+    assert failure_of_wide_seed(seed) is None
 
 
 def test_the_worlds_are_such_that_both_actions_evict_pods_and_whole_groups() -> None:

@@ -89,6 +89,23 @@ def test_a_gang_starts_of_which_some_pods_go_to_one_node_only() -> None:
     assert phases(came) == {"mixed": "Completed"}
 
 
+def test_a_gang_starts_whose_large_pods_would_fill_the_only_node_for_small_ones() -> None:
+    """Only n1 is in zone a. Largest pods first, each on the fullest node, two cpus of it would go
+    to `large`; so not even empty nodes were said to take the gang.
+    """
+    bound = task_of("bound", 1, runtime="10s", replicas=3)
+    bound["template"]["nodeSelector"] = {"zone": "a"}
+    came = outcome(
+        manifest("Node", "n1", {"resources": {"cpu": 4}}, metadata={"labels": {"zone": "a"}}),
+        node("n2", 2),
+        node("n3", 2),
+        node("n4", 6),
+        group("mixed", tasks=[task_of("large", 2, runtime="10s", replicas=3), bound]),
+    )
+    assert set(starts(came).values()) == {0}
+    assert phases(came) == {"mixed": "Completed"}
+
+
 def test_a_pod_of_another_task_replaces_one_that_is_being_stopped() -> None:
     """The first pod has passed its walltime, and takes 30 s to stop; at 12 a cpu is free."""
     first = task_of("first", 1, runtime="100s")

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import structlog
-from redis.exceptions import NoPermissionError
 from rq import Queue
 
 from batchq.api.transaction import Delivery
+from batchq.errors import StoreUnavailable
+from batchq.store.link import is_forbidden
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.nodequeue import DamagedKeys, PodAttempt, by_node, enqueue_all, node_queue
@@ -51,8 +52,7 @@ class Relay:
             }
             nodes = sorted({one.node for one in some})
             at_once = some if len(some) <= DELIVERIES_AT_ONCE else ()
-            with self._link.errors():
-                self._enqueue(attempts_of, nodes, at_once)
+            self._enqueue(attempts_of, nodes, at_once)
             if not at_once:
                 self._store.delivered(some)
             log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
@@ -68,16 +68,18 @@ class Relay:
         has_moved = False
         for _ in range(_TRIES):
             try:
-                enqueue_all(attempts_of, rings=nodes, taken_out=taken_out)
+                with self._link.errors():
+                    enqueue_all(attempts_of, rings=nodes, taken_out=taken_out)
                 return
-            except NoPermissionError:
-                if has_moved:
+            except StoreUnavailable as trouble:
+                if has_moved or not is_forbidden(trouble):
                     raise
                 has_moved = True
                 self._link.use_other_place()
             except DamagedKeys as damaged:
                 log.error("rq keys of another type taken out", keys=damaged.names)
-                self._link.connection.delete(*damaged.names)
+                with self._link.errors():
+                    self._link.connection.delete(*damaged.names)
         # The nodes' agents hand in what is bound to them within seconds.
         log.error("pods not delivered", nodes=nodes)
 

@@ -11,6 +11,9 @@ from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 
 #: On a Node: how pods are held there to the memory that they request (`cgroup`, `rlimit`, `none`).
 MEMORY_LIMIT_ANNOTATION = "batchq/memory-limit"
+#: On a Node, as a label: what makes a pod's end the end of its processes (`cgroup`,
+#: `pid-namespace`, `subreaper`).
+CONTAINMENT_LABEL = "batchq/containment"
 #: For how long a node's work-horses may believe that their pods are theirs, in milliseconds.
 LEASE_ANNOTATION = "batchq/lease-ms"
 

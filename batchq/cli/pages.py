@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from batchq.api.gates import Gate, gates_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.limits import CONTAINMENT_LABEL
 from batchq.api.manifest import encode
 from batchq.api.names import counted
 from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, key_of, kind_of
@@ -242,6 +243,7 @@ def show_node(client: Client, node: Node) -> None:
             ("Labels", _pairs(node.metadata.labels)),
             ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
             ("Memory limit", tables.memory_limit(node)),
+            ("Containment", node.metadata.labels.get(CONTAINMENT_LABEL, "")),
         ]
     )
     used = client.ledger().get(node_scope(name), {})

@@ -94,6 +94,14 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     "a cgroup, each by itself by an rlimit, or not; auto is a cgroup where the machine lends one, "
     "else an rlimit.",
 )
+@click.option(
+    "--containment",
+    type=click.Choice(("auto", "cgroup", "pid-namespace", "subreaper")),
+    default="auto",
+    show_default=True,
+    help="What makes a pod's end the end of all its processes: a cgroup, a PID namespace, or the "
+    "work-horse alone; auto is the first of these that works here.",
+)
 @pass_globals
 def worker(
     shared: Globals,
@@ -106,6 +114,7 @@ def worker(
     beat: str,
     lease: str,
     enforce: str,
+    containment: str,
 ) -> int:
     """Make this machine a node and run the pods that are bound to it; logs to stderr.
 
@@ -116,6 +125,7 @@ def worker(
     from batchq.daemon import logs
     from batchq.paths import find_home, resolve_url
     from batchq.worker.agent import Agent, AgentSettings
+    from batchq.worker.containment import Containment
     from batchq.worker.detect import parse_resources
     from batchq.worker.limits import Enforce
 
@@ -133,6 +143,7 @@ def worker(
         lease_ms=checked_lease_ms(lease, beat),
         drain_timeout_s=seconds_of(drain_timeout) or 0.0,
         enforce=Enforce(enforce),
+        containment=Containment(containment),
     )
     home.prepare()
     return Agent(settings).run()

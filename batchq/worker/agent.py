@@ -22,7 +22,7 @@ from time import time
 import structlog
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.limits import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
+from batchq.api.limits import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.times import HOUR, SECOND
@@ -31,7 +31,7 @@ from batchq.store.connect import open_when_up
 from batchq.store.link import is_damaged, is_forbidden
 from batchq.store.outage import Backoff, Outage
 from batchq.store.rq_link import RqLink
-from batchq.worker import prctl
+from batchq.worker import containment, prctl
 from batchq.worker.chores import Chores
 from batchq.worker.claims import Claimed, Claims
 from batchq.worker.descendants import child_pids, kill_children, reap_orphans
@@ -158,10 +158,13 @@ class Agent:
         resources = settings.resources if settings.resources is not None else detect_resources()
         self._gpus = GpuShares(gpu_indices(settings.resources))
         self._enforcement = settle(settings.enforce, run_dir=self._run_dir)
+        self._boundary = containment.settle(
+            settings.containment, enforcement=self._enforcement, run_dir=self._run_dir
+        )
         offer = NodeOffer(
             name=settings.node,
             resources=resources,
-            labels=settings.labels,
+            labels={**settings.labels, CONTAINMENT_LABEL: str(self._boundary.kind)},
             taints=settings.taints,
             annotations={
                 MEMORY_LIMIT_ANNOTATION: self._enforcement.kind,
@@ -236,6 +239,7 @@ class Agent:
             self._hear(_AWAY_MS)
             if monotonic_ms() >= give_up_at:
                 self._slots.send(signal.SIGKILL)
+        self._collect_orphans()
         try:
             self._settle_all()
             self._take_leave()
@@ -339,6 +343,7 @@ class Agent:
             gpus=self._gpus.take(attempt.id, claimed.pod.spec.requests),
             claimed=claimed,
             enforcement=self._enforcement,
+            boundary=self._boundary,
             post=self._post,
             boot=self._boot,
         )
@@ -465,6 +470,8 @@ class Agent:
         for attempt in attempts:
             cgroup = self._enforcement.of_pod(attempt.id)
             left += cgroup.end(_END_ROUND_S) if cgroup is not None else []
+        for abandoned in self._boundary.abandoned(self._slots.horses()):
+            left += abandoned.end(_END_ROUND_S)
         if self._has_leftovers:
             swept = self._sweep(within_s=_END_ROUND_S)
             self._has_leftovers = bool(swept)
@@ -473,14 +480,15 @@ class Agent:
 
     def _sweep(self, *, within_s: float) -> list[int]:
         """End what a former agent has left; nothing may have been started by this one."""
-        existing = self._enforcement.existing()
+        existing = [*self._enforcement.existing(), *self._boundary.abandoned(())]
         return sweep(self._run_dir, list(self._files.all()), existing, within_s=within_s)
 
     def _take_out_of_service(self, left: Sequence[int]) -> None:
         """A node on which pods cannot be ended takes no more; it is back once they have ended."""
         if left:
-            shown = ", ".join(map(str, left[:_SHOWN_PIDS]))
-            log.error("processes cannot be killed", pids=shown, count=len(left))
+            pids = sorted(set(left))
+            shown = ", ".join(map(str, pids[:_SHOWN_PIDS]))
+            log.error("processes cannot be killed", pids=shown, count=len(pids))
             self._member.withdraw(f"processes of its pods cannot be killed: {shown}")
         elif self._is_out_of_service:
             self._chores.hurry(self._beat, now_ms=monotonic_ms())
@@ -525,6 +533,8 @@ class Agent:
 
     def _collect_orphans(self) -> None:
         reap_orphans(keep=self._slots.horses() | self._strangers)
+        for abandoned in self._boundary.abandoned(self._slots.horses()):
+            abandoned.end(0.0)
 
     def _let_idle_go(self) -> None:
         self._slots.let_idle_go(now_ms=monotonic_ms())

@@ -15,6 +15,7 @@ is left alone.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Iterator
@@ -28,9 +29,12 @@ from batchq.worker.pidfds import await_death
 
 MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+MOUNTS = Path("/proc/self/mounts")
 
 _AGENT = "agent"
 _ROUND_S = 0.1
+_TRIAL_S = 5.0
+_HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 class Unusable(Struct, frozen=True):
@@ -60,6 +64,10 @@ class PodCgroup(Struct, frozen=True):
         """A descriptor: whoever writes `0` to it is inside from then on. Raises OSError."""
         return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
+    def enter(self) -> None:
+        """Have this process be in it. Raises OSError."""
+        _write(self.path / "cgroup.procs", "0")
+
     def has_run_out_of_memory(self) -> bool:
         """Whether the kernel killed something in it for passing its bound."""
         with suppress(OSError, ValueError):
@@ -88,16 +96,22 @@ class PodCgroup(Struct, frozen=True):
 
         For whoever reaps its processes, or is no parent of theirs.
         """
+        if left := self.kill_all(within_s):
+            return left
+        for folder in self._folders():
+            # One that is not empty yet goes with the next sweep.
+            with suppress(OSError):
+                folder.rmdir()
+        return []
+
+    def kill_all(self, within_s: float) -> list[int]:
+        """Kill everything in it, and leave it where it is; the pids that could not be killed."""
         deadline = monotonic() + within_s
         while pids := self._killed():
             rest = deadline - monotonic()
             if rest <= 0:
                 return pids
             await_death(pids, min(_ROUND_S, rest))
-        for folder in self._folders():
-            # One that is not empty yet goes with the next sweep.
-            with suppress(OSError):
-                folder.rmdir()
         return []
 
     def _killed(self) -> list[int]:
@@ -161,6 +175,73 @@ def take(base: Path, *, me: int) -> Unusable | None:
     except OSError as trouble:
         return Unusable(f"{base} cannot be used: {trouble.strerror}")
     return None
+
+
+def own_cgroup(*, mounts: Path = MOUNTS, own: Path = OWN) -> Path | Unusable:
+    """The cgroup of this process, below which others can be made, without any controller; looks,
+    and changes nothing.
+    """
+    mount = next(
+        (
+            Path(where)
+            for _, where, kind, *_ in map(str.split, _read(mounts).splitlines())
+            if kind == "cgroup2"
+        ),
+        None,
+    )
+    if mount is None:
+        return Unusable("no cgroup v2 file system is mounted")
+    name = _name_in(own)
+    if name is None or ".." in Path(name).parts:
+        return Unusable("the agent's cgroup lies outside of what this container can see")
+    base = mount / name.lstrip("/")
+    if not all(os.access(path, os.W_OK) for path in (base, base / "cgroup.procs")):
+        return Unusable(f"{base} may not be written: it has not been delegated to this user")
+    return base
+
+
+def try_out(trial: PodCgroup) -> Unusable | None:
+    """Make a cgroup, have a process in it, kill that by `cgroup.kill`, and remove it.
+
+    The calling process must have a single thread.
+    """
+    child = 0
+    try:
+        trial.make(None)
+        if not (trial.path / "cgroup.kill").exists():
+            return Unusable("it has no cgroup.kill, which Linux has from 5.14 on")
+        child = os.fork()
+        if child == 0:
+            with suppress(OSError):
+                trial.enter()
+                signal.pause()
+            os._exit(0)
+        # It is there, or has ended without.
+        deadline = monotonic() + _TRIAL_S
+        while child not in trial.pids() and os.waitid(os.P_PID, child, _HAS_ENDED) is None:
+            if monotonic() >= deadline:
+                return Unusable(f"no process gets into {trial.path}")
+        _write(trial.path / "cgroup.kill", "1")
+        await_death([child], _TRIAL_S)
+        if os.waitid(os.P_PID, child, _HAS_ENDED) is None or trial.pids():
+            return Unusable(f"cgroup.kill of {trial.path} ends nothing")
+        _, wait_status = os.waitpid(child, 0)
+        child = 0
+        if os.waitstatus_to_exitcode(wait_status) != -signal.SIGKILL:
+            return Unusable(f"no process may enter {trial.path}")
+    except OSError as trouble:
+        return Unusable(f"{trial.path} cannot be used: {trouble.strerror}")
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        trial.end(_TRIAL_S)
+    return None
+
+
+def mark_of(run_dir: Path) -> str:
+    """What the cgroups of an agent's pods are named after, made of its folder."""
+    return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]
 
 
 def pod_cgroups(base: Path, mark: str) -> list[PodCgroup]:

@@ -31,6 +31,7 @@ from batchq.store.peer import pid_of_server
 from batchq.store.redis import RedisStore, Renewal
 from batchq.worker import marks, process, unsent
 from batchq.worker.claims import Claimed
+from batchq.worker.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.desk import Desk
 from batchq.worker.environ import base_environment, pod_environment
 from batchq.worker.guard import GuardPost
@@ -73,10 +74,12 @@ class Harness(Struct, frozen=True, kw_only=True):
     gpus: str | None
     claimed: Claimed
     enforcement: Enforcement = NOTHING_ENFORCED
+    boundary: Boundary = OF_CHILDREN
     post: GuardPost | None = None
     boot: str = ""
-    #: Of the work-horse itself: what forks functions, what it hands on of its environment, and when
-    #: it was started.
+    #: Of the work-horse itself: what is around its pods, what forks functions, what it hands on of
+    #: its environment, and when it was started.
+    enclosure: Enclosure | None = None
     functions: Functions | None = None
     environment: Mapping[str, str] | None = None
     started_ms: int | None = None
@@ -111,9 +114,11 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
     there is no more to do. Raises NotEnded.
     """
     marks.put_on(marks.mark_of(harness.run_dir))
+    enclosure = Enclosure(harness.boundary)
     functions = Functions(CALLEE)
     harness = structs.replace(
         harness,
+        enclosure=enclosure,
         functions=functions,
         environment=_environment_of(harness),
         started_ms=started_ms(os.getpid()),
@@ -129,6 +134,7 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
             harness = structs.replace(harness, claimed=order.claimed, gpus=order.gpus)
     finally:
         functions.close()
+        enclosure.close()
 
 
 def _next_order(signals: Signals, reins: socket.socket) -> Order | None:
@@ -271,6 +277,7 @@ class WorkHorse:
                 until_ms=lease.guarded_until,
                 post=self._harness.post,
                 starter=functions.fork if functions and program.is_function else None,
+                enclosure=self._harness.enclosure,
             )
         except process.NotStarted as failure:
             process.end_cgroup(self._bounds)

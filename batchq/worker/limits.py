@@ -11,7 +11,6 @@ A pod that requests no memory is not limited by any of them.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 from collections.abc import Mapping
@@ -113,7 +112,7 @@ def settle(
     if wanted in (Enforce.AUTO, Enforce.CGROUP):
         found = _taken(mount, own, os.getpid() if me is None else me)
         if isinstance(found, Path):
-            mark = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]
+            mark = cgroup.mark_of(run_dir)
             log.info("memory requests are enforced", by="cgroup", base=str(found))
             return Enforcement(kind=Enforce.CGROUP, base=found, mark=mark)
         if wanted == Enforce.CGROUP:

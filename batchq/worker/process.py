@@ -19,7 +19,8 @@ import structlog
 from msgspec import Struct
 
 from batchq.worker import prctl
-from batchq.worker.descendants import kill_children, reap_orphans
+from batchq.worker.containment import Enclosure
+from batchq.worker.descendants import reap_orphans
 from batchq.worker.guard import Guard, GuardPost
 from batchq.worker.limits import UNBOUNDED, Bounds, limit_data
 from batchq.worker.outcome import NOT_EXECUTABLE, NOT_FOUND, Outcome
@@ -69,10 +70,13 @@ class Fork(Struct, frozen=True, kw_only=True):
 class Command:
     """A running command; owned by the work-horse's supervision loop."""
 
-    def __init__(self, started: Started, guard: Guard, bounds: Bounds = UNBOUNDED) -> None:
+    def __init__(
+        self, started: Started, guard: Guard, bounds: Bounds, enclosure: Enclosure
+    ) -> None:
         self._started = started
         self._guard = guard
         self._bounds = bounds
+        self._enclosure = enclosure
         #: Once it has ended: what its bounds did to it, for the pod's message.
         self.trouble = ""
         #: Processes that it has left, and that have not ended yet.
@@ -131,7 +135,7 @@ class Command:
     def end_rest(self, within_s: float) -> bool:
         """Kill what the command has left, once it has ended itself; whether nothing is left."""
         self.left = end_cgroup(self._bounds, within_s)
-        self.left += kill_children(keep=self._started.keep, within_s=within_s)
+        self.left += self._enclosure.end_all(keep=self._started.keep, within_s=within_s)
         return not self.left
 
     def reap(self) -> int:
@@ -155,10 +159,12 @@ def start(
     until_ms: int | None = None,
     post: GuardPost | None = None,
     starter: Starter | None = None,
+    enclosure: Enclosure | None = None,
 ) -> Command:
     """Start `argv` in a process group of its own, within `bounds`; it reads from `stdin`. The guard
     (of the agent's `post`, if there is one) ends it at `until_ms`, unless it is allowed more: this
-    process may stand still at any line. `starter` is tried first, if there is one.
+    process may stand still at any line. `starter` is tried first, if there is one. `enclosure` is
+    what this process has around its commands, if it has put one up.
 
     Raises NotStarted, with exit code 127 or 126 as a shell would have it; the cgroup is left then.
     """
@@ -171,10 +177,11 @@ def start(
                 message=f"workingDir {working_dir} is not a directory on this node",
             )
         )
+    enclosure = enclosure or Enclosure()
     guard: Guard | None = None
     entrance: int | None = None
     try:
-        guard = Guard(bounds.cgroup, post=post)
+        guard = Guard(bounds.cgroup or enclosure.cgroup, post=post)
         if until_ms is not None:
             guard.allow_until(until_ms)
         entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
@@ -187,7 +194,7 @@ def start(
         if entrance is not None:
             os.close(entrance)
     guard.watch_over(started.pid)
-    return Command(started, guard, bounds)
+    return Command(started, guard, bounds, enclosure)
 
 
 def _started(

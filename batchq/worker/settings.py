@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchq.api.objects import Taint
+from batchq.worker.containment import Containment
 from batchq.worker.limits import Enforce
 
 
@@ -29,3 +30,4 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     lease_ms: int = 30_000
     drain_timeout_s: float = 30.0
     enforce: Enforce = Enforce.AUTO
+    containment: Containment = Containment.AUTO

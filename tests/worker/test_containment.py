@@ -1,0 +1,69 @@
+"""What an agent finds to contain pods with, and what it says where that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchq.errors import UsageError
+from batchq.worker.containment import Boundary, Containment, settle
+from batchq.worker.limits import NOTHING_ENFORCED, Enforce, Enforcement
+
+
+def settled(wanted: Containment, tmp_path: Path, *, mounts: str = "", own: str = "") -> Boundary:
+    (tmp_path / "mounts").write_text(mounts)
+    (tmp_path / "own").write_text(own)
+    return settle(
+        wanted,
+        enforcement=NOTHING_ENFORCED,
+        run_dir=tmp_path,
+        mounts=tmp_path / "mounts",
+        own=tmp_path / "own",
+    )
+
+
+def test_what_an_operator_demands_and_the_kernel_does_not_grant_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        settled(Containment.CGROUP, tmp_path)
+    assert refused.value.message == "--containment cgroup: no cgroup v2 file system is mounted"
+    assert "--containment auto" in (refused.value.hint or "")
+
+
+def test_a_cgroup_that_another_user_owns_is_not_used(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        settled(
+            Containment.CGROUP,
+            tmp_path,
+            mounts=f"cgroup2 {tmp_path}/none cgroup2 rw 0 0",
+            own="0::/theirs",
+        )
+    assert refused.value.message == (
+        f"--containment cgroup: {tmp_path}/none/theirs may not be written:"
+        " it has not been delegated to this user"
+    )
+
+
+def test_a_folder_that_is_no_cgroup_is_found_out_by_trying(tmp_path: Path) -> None:
+    pretended = tmp_path / "pretended"
+    pretended.mkdir()
+    (pretended / "cgroup.procs").touch()
+    with pytest.raises(UsageError) as refused:
+        settled(
+            Containment.CGROUP,
+            tmp_path,
+            mounts=f"cgroup2 {pretended} cgroup2 rw 0 0",
+            own="0::/",
+        )
+    assert "it has no cgroup.kill, which Linux has from 5.14 on" in refused.value.message
+    assert [path.name for path in pretended.iterdir()] == ["cgroup.procs"]
+
+
+def test_a_work_horse_that_kills_children_works_everywhere(tmp_path: Path) -> None:
+    assert settled(Containment.SUBREAPER, tmp_path).kind == Containment.SUBREAPER
+
+
+def test_cgroups_that_hold_pods_to_their_memory_contain_them_as_well(tmp_path: Path) -> None:
+    enforcement = Enforcement(kind=Enforce.CGROUP, base=tmp_path, mark="m")
+    found = settle(Containment.AUTO, enforcement=enforcement, run_dir=tmp_path)
+    assert found == Boundary(kind=Containment.CGROUP)

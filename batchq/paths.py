@@ -24,6 +24,7 @@ from batchq.errors import InvalidInput
 
 HOME_VARIABLE = "BATCHQ_HOME"
 URL_VARIABLE = "BATCHQ_REDIS_URL"
+URL_FILE_VARIABLE = "BATCHQ_REDIS_URL_FILE"
 
 _PASSWORD = re.compile("[0-9A-Za-z]+")
 
@@ -153,8 +154,28 @@ def read_password(home: Home) -> str:
 def resolve_url(
     explicit: str | None, home: Home, *, environ: Mapping[str, str] = os.environ
 ) -> str:
-    """The server to talk to: `explicit`, else BATCHQ_REDIS_URL, else the home's own."""
-    return explicit or environ.get(URL_VARIABLE, "") or default_url(home)
+    """The server to talk to: `explicit`, else BATCHQ_REDIS_URL, else what stands in the file named
+    by BATCHQ_REDIS_URL_FILE, else the home's own.
+
+    Raises InvalidInput where that file cannot be read.
+    """
+    if said := explicit or environ.get(URL_VARIABLE, ""):
+        return said
+    path = environ.get(URL_FILE_VARIABLE, "")
+    return _url_in(Path(path)) if path else default_url(home)
+
+
+def _url_in(path: Path) -> str:
+    expected = "expected a file of one line, the URL of the server"
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise InvalidInput(f"{URL_FILE_VARIABLE}: {expected}; {path}: {why}") from None
+    if len(words) != 1:
+        # Not what stands there: it may be a password.
+        raise InvalidInput(f"{URL_FILE_VARIABLE}: {expected}; {path} has {len(words)} words")
+    return words[0]
 
 
 def is_own_server(url: str) -> bool:

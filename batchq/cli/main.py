@@ -206,7 +206,8 @@ def _line(name: str) -> str:
     metavar="URL",
     envvar="BATCHQ_REDIS_URL",
     help="The server to talk to (redis://, rediss://, unix:// or redis+sentinel://), or the "
-    "variable BATCHQ_REDIS_URL; without both, the one that `batchq up` has started here.",
+    "variable BATCHQ_REDIS_URL, or a file with it named by BATCHQ_REDIS_URL_FILE; without all, the "
+    "one that `batchq up` has started here.",
 )
 @raw_option
 @click.option("--no-color", is_flag=True, help="No colours; so does the variable NO_COLOR.")

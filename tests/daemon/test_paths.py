@@ -153,3 +153,36 @@ def test_the_url_said_comes_before_the_variable_and_that_before_the_own_server()
     assert resolve_url(None, home, environ=environ) == "redis://there/0"
     assert resolve_url(None, home, environ={}) == "unix:///srv/b%20q/run/batchq.sock"
     assert default_url(home) == "unix:///srv/b%20q/run/batchq.sock"
+
+
+def test_the_url_may_stand_in_a_file_that_others_need_not_see(tmp_path: Path) -> None:
+    home, path = Home(Path("/srv")), tmp_path / "url"
+    path.write_text("redis://alice:secret@there/0\n")
+    environ = {"BATCHQ_REDIS_URL_FILE": str(path)}
+    assert resolve_url(None, home, environ=environ) == "redis://alice:secret@there/0"
+    environ["BATCHQ_REDIS_URL"] = "redis://other/0"
+    assert resolve_url(None, home, environ=environ) == "redis://other/0"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (None, "No such file or directory"),
+        (b"", "has 0 words"),
+        (b"a secret", "has 2 words"),
+        (b"\xff", "it is no text"),
+    ],
+)
+def test_a_file_of_a_url_that_is_none_is_told_without_what_stands_there(
+    tmp_path: Path, content: bytes | None, found: str
+) -> None:
+    path = tmp_path / "url"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidInput) as raised:
+        resolve_url(None, Home(tmp_path), environ={"BATCHQ_REDIS_URL_FILE": str(path)})
+    assert raised.value.message.startswith(
+        "BATCHQ_REDIS_URL_FILE: expected a file of one line, the URL of the server; " + str(path)
+    )
+    assert raised.value.message.endswith(found)
+    assert "secret" not in raised.value.message

@@ -10,8 +10,9 @@ was found.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import Enum
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
@@ -37,6 +38,8 @@ S = TypeVar("S", bound=Struct)
 #: In these fields a number stands for its text: `annotations: {batchq/runtime: 30}`.
 _TEXT_OF_NUMBERS = frozenset({"annotations", "command", "env", "parameters"})
 _LARGEST_FACTOR = 1_000_000
+#: Short, and with a short exponent: an exponent of millions costs as many digits, or overflows.
+_FACTOR = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?")
 
 
 class Malformed(Exception):
@@ -313,11 +316,11 @@ def parse_factor(written: object) -> int:
     )
     if isinstance(written, bool) or not isinstance(written, str | int | float):
         raise ValueError(problem)
-    try:
-        thousandths = Decimal(str(written)[:64]) * 1000
-    except InvalidOperation:
-        raise ValueError(problem) from None
-    if not thousandths.is_finite() or not 0 <= thousandths <= _LARGEST_FACTOR or thousandths % 1:
+    text = str(written).strip() if isinstance(written, str | float) or abs(written) < 1e9 else ""
+    if not _FACTOR.fullmatch(text):
+        raise ValueError(problem)
+    thousandths = Decimal(text) * 1000
+    if not 0 <= thousandths <= _LARGEST_FACTOR or thousandths % 1:
         raise ValueError(problem)
     return int(thousandths)
 

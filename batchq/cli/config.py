@@ -139,11 +139,11 @@ def convert(file: Path) -> None:
     """
     from batchq.assembly import assemble, known_actions, known_plugins
     from batchq.config import kube_batch
-    from batchq.config.documents import read_documents
+    from batchq.config.documents import read_bounded, read_documents
     from batchq.config.load import as_text
 
     try:
-        documents = read_documents(file.read_bytes(), str(file))
+        documents = read_documents(read_bounded(file), str(file))
     except OSError as error:
         raise InvalidInput(f"{file}: the file cannot be read: {error.strerror}") from None
     if len(documents) != 1:

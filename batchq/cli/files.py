@@ -13,7 +13,7 @@ from batchq.api.objects import Object, PodGroup
 from batchq.cli.terminal import echo
 from batchq.client import with_working_dir
 from batchq.client.requests import leaves_stop_policy
-from batchq.config.documents import MOST_BYTES, Document, read_documents
+from batchq.config.documents import MOST_BYTES, Document, read_bounded, read_documents
 from batchq.errors import InvalidInput
 
 STDIN = "-"
@@ -72,9 +72,7 @@ def _content(name: str) -> bytes:
     if name == STDIN:
         return sys.stdin.buffer.read(MOST_BYTES + 1)
     try:
-        with Path(name).open("rb") as file:
-            # One byte more than allowed tells a file that is too long from one that just fits.
-            return file.read(MOST_BYTES + 1)
+        return read_bounded(Path(name))
     except OSError as error:
         raise InvalidInput(f"{name}: the file cannot be read: {error.strerror}") from None
 

@@ -11,7 +11,7 @@ from batchq.api.names import LABEL_MOST
 from batchq.api.objects import Object, PodGroup, key_of
 from batchq.cli.files import queues_to_keep_stopped
 from batchq.client.groups import marked, with_working_dir
-from batchq.config.documents import read_documents
+from batchq.config.documents import read_bounded, read_documents
 from batchq.errors import InvalidInput, UsageError
 
 
@@ -42,7 +42,7 @@ def read_plan(file: Path) -> RunPlan:
     Raises InvalidInput, also where there is no PodGroup to run.
     """
     try:
-        content = file.read_bytes()
+        content = read_bounded(file)
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
     documents = read_documents(content, str(file))

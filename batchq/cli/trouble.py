@@ -32,6 +32,9 @@ EXIT_INTERRUPTED = 130
 
 #: A URL with a user in it, typed in another place than after --redis-url, which a message repeats.
 _CREDENTIALS = re.compile(r"\S*://(?!\*\*\*@).*@\S*", re.DOTALL)
+_LONGEST_WORD = 300
+#: What a message repeats of what was typed; longer than any name, and than most paths.
+_OVERLONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 #: The word of a trouble with stdout itself.
 OUTPUT_FAILED = "OutputFailed"
 
@@ -68,7 +71,14 @@ class Trouble(NamedTuple):
 def trouble_of(error: BaseException) -> Trouble | None:
     """What to tell the user about `error`; None if it is a mistake of our own."""
     found = _told(error)
-    return found and found._replace(message=_CREDENTIALS.sub("a URL", found.message))
+    if found is None:
+        return None
+    message = _CREDENTIALS.sub("a URL", found.message)
+    return found._replace(message=_OVERLONG.sub(_cut, message))
+
+
+def _cut(word: re.Match[str]) -> str:
+    return f"{word[0][:_LONGEST_WORD]}... ({len(word[0])} characters)"
 
 
 def _told(error: BaseException) -> Trouble | None:

@@ -1,7 +1,9 @@
 """Files of manifests: YAML with one or more documents, `kind: List`, or JSON.
 
 The reader builds plain dicts, lists and scalars from the parser's events, so that each of its
-bounds holds before memory is spent: bytes, nesting, and what anchors expand to. A scalar becomes
+bounds holds before memory is spent: bytes, manifests, values, nesting, and what anchors expand to;
+and what cannot be a manifest is refused at its first event. A file of 8 MiB that is nothing but
+groups stays below all of them. A scalar becomes
 a number only if its text and the number's are the same: `007`, `1.10` and `yes` stay text, and
 nothing a person wrote is lost on the way to an environment variable or an annotation.
 """
@@ -12,8 +14,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -25,6 +29,12 @@ from batchq.errors import InvalidInput
 
 MOST_BYTES = 8 * 2**20
 DEEPEST = 64
+#: The shortest group that can run takes 100 bytes, and 11 values.
+MOST_MANIFESTS = 100_000
+MOST_VALUES = 1_000_000
+MOST_VALUES_OF_ONE = 200_000
+#: Of a number in JSON; what is longer than any field allows is told by the field.
+MOST_DIGITS = 1000
 #: How many values all aliases of one file together may stand for.
 MOST_EXPANDED = 10_000
 
@@ -49,12 +59,11 @@ _TAG = "tag:yaml.org,2002:"
 _TAGS = {"!", *(f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))}
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """Where a value stands (`line` counts from 1), and its parts by key or index."""
 
     line: int
-    parts: dict[str | int, Mark] = field(default_factory=dict)
+    parts: Mapping[str | int, Mark] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,14 @@ class Document:
         return self.source if self.mark else f"{self.source}, document {self.place}"
 
 
+def read_bounded(path: FilePath) -> bytes:
+    """A file of documents, of which no more is read than tells that it is too long: it may be a
+    device, or a pipe without an end. Raises OSError.
+    """
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
 def read_documents(text: str | bytes, source: str) -> list[Document]:
     """The manifests in `text`, in the order of the file; empty documents are left out.
 
@@ -104,7 +121,7 @@ def read_documents(text: str | bytes, source: str) -> list[Document]:
     """
     size = len(text) if isinstance(text, bytes) else len(text.encode("utf-8", "surrogatepass"))
     if size > MOST_BYTES:
-        raise InvalidInput(f"{source}: expected at most 8 MiB, found {size / 2**20:.1f} MiB")
+        raise InvalidInput(f"{source}: expected at most 8 MiB, found more")
     content = _text_of(text, source)
     found: list[Document] = []
     for data, mark in _roots(content, source):
@@ -170,10 +187,19 @@ def _read_json(content: str, source: str) -> object:
             found[key] = value
         return found
 
+    def whole(digits: str) -> int:
+        # Python refuses to read an int of more than 4,300 digits, in words of its own.
+        if len(digits) > MOST_DIGITS:
+            raise InvalidInput(
+                f"{source}: expected numbers of at most {MOST_DIGITS} digits, found one of"
+                f" {len(digits)}"
+            )
+        return int(digits)
+
     def constant(word: str) -> object:
         raise InvalidInput(f"{source}: {word} is not a JSON number")
 
-    data = json.loads(content, object_pairs_hook=pairs, parse_constant=constant)
+    data = json.loads(content, object_pairs_hook=pairs, parse_constant=constant, parse_int=whole)
     if _depth_above(data, DEEPEST):
         raise _too_deep(source)
     return data
@@ -224,8 +250,7 @@ def _too_deep(source: str, line: int | None = None) -> InvalidInput:
     return InvalidInput(f"{where}: expected at most {DEEPEST} levels of nesting")
 
 
-@dataclass(frozen=True, slots=True)
-class _Built:
+class _Built(NamedTuple):
     """A value, its mark, and how many values it consists of with all its aliases expanded."""
 
     value: object
@@ -241,16 +266,46 @@ class _Builder:
         self._source = source
         self._anchors: dict[str, _Built] = {}
         self._expanded = 0
+        self._manifests = 0
+        self._values = 0
+        #: How many values there were when the current manifest began.
+        self._values_before = 0
 
     def documents(self) -> Iterator[tuple[object, Mark]]:
         while not isinstance(event := self._next_event(), yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent):
                 self._anchors = {}
-                built = self._build(self._next_event(), 1)
+                event = self._next_event()
+                self._begin_manifest(event)
+                built = self._build(event, 1)
                 yield built.value, built.mark
 
-    def _build(self, event: Any, depth: int) -> _Built:
+    def _begin_manifest(self, event: Any) -> None:
+        """What is no mapping is refused before all of it is read."""
         line = event.start_mark.line + 1
+        self._manifests += 1
+        if self._manifests > MOST_MANIFESTS:
+            raise self._problem(line, f"expected at most {MOST_MANIFESTS} manifests in one file")
+        self._values_before = self._values
+        if isinstance(event, yaml.SequenceStartEvent):
+            raise self._problem(line, "expected a mapping of fields, found a list")
+        if isinstance(event, yaml.ScalarEvent) and (value := _scalar(event)) is not None:
+            raise self._problem(line, f"expected a mapping of fields, found {shown(value)}")
+
+    def _count(self, line: int) -> None:
+        self._values += 1
+        if self._values - self._values_before > MOST_VALUES_OF_ONE:
+            raise self._problem(
+                line, f"expected at most {MOST_VALUES_OF_ONE} values in one manifest"
+            )
+        if self._values > MOST_VALUES:
+            raise self._problem(
+                line, f"expected at most {MOST_VALUES} values in one file; make several of it"
+            )
+
+    def _build(self, event: Any, depth: int, *, lists_manifests: bool = False) -> _Built:
+        line = event.start_mark.line + 1
+        self._count(line)
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event.anchor, line)
         if depth > DEEPEST:
@@ -259,7 +314,7 @@ class _Builder:
         if isinstance(event, yaml.MappingStartEvent):
             built = self._mapping(line, depth)
         elif isinstance(event, yaml.SequenceStartEvent):
-            built = self._sequence(line, depth)
+            built = self._sequence(line, depth, of_manifests=lists_manifests)
         else:
             built = _Built(_scalar(event), Mark(line), 1)
         if event.anchor is not None:
@@ -280,42 +335,45 @@ class _Builder:
             )
         return _Built(built.value, Mark(line, built.mark.parts), built.size)
 
-    def _sequence(self, line: int, depth: int) -> _Built:
+    def _sequence(self, line: int, depth: int, *, of_manifests: bool) -> _Built:
         values: list[object] = []
-        mark = Mark(line)
+        parts: dict[str | int, Mark] = {}
         size = 1
         while not isinstance(event := self._next_event(), yaml.SequenceEndEvent):
+            if of_manifests:
+                self._begin_manifest(event)
             built = self._build(event, depth + 1)
-            mark.parts[len(values)] = built.mark
+            parts[len(values)] = built.mark
             values.append(built.value)
             size += built.size
-        return _Built(values, mark, size)
+        return _Built(values, Mark(line, parts), size)
 
     def _mapping(self, line: int, depth: int) -> _Built:
         found: dict[str, object] = {}
         merged: list[dict[str, object]] = []
-        mark = Mark(line)
+        parts: dict[str | int, Mark] = {}
         size = 1
         while not isinstance(event := self._next_event(), yaml.MappingEndEvent):
             key_line = event.start_mark.line + 1
             key = self._key(event, key_line)
-            built = self._build(self._next_event(), depth + 1)
+            is_items = depth == 1 and key == "items"
+            built = self._build(self._next_event(), depth + 1, lists_manifests=is_items)
             size += built.size + 1
             if key == "<<" and event.style in (None, ""):
                 merged.extend(self._merged(built.value, key_line))
                 continue
             if key in found:
-                first = mark.parts[key].line
+                first = parts[key].line
                 text = (
                     f"the field {shown(key)} is given twice in one mapping (first on line {first})"
                 )
                 raise self._problem(key_line, text)
             found[key] = built.value
-            mark.parts[key] = Mark(key_line, built.mark.parts)
+            parts[key] = Mark(key_line, built.mark.parts)
         for fields in merged:
             for key, value in fields.items():
                 found.setdefault(key, value)
-        return _Built(found, mark, size)
+        return _Built(found, Mark(line, parts), size)
 
     def _key(self, event: Any, line: int) -> str:
         if isinstance(event, yaml.AliasEvent):

@@ -17,7 +17,7 @@ from batchq.api.names import shown
 from batchq.api.notation import Malformed, mapping_at
 from batchq.api.times import SECOND, format_duration, parse_duration
 from batchq.config import plugins as plugins_field
-from batchq.config.documents import Document, read_documents
+from batchq.config.documents import Document, read_bounded, read_documents
 from batchq.config.expansion import Expansion, lacks
 from batchq.config.model import EvictionBudget, Fairness, SchedulerConfig, SchedulerFile
 from batchq.config.plugins import Plugins, read_plugins, write_expansion, write_plugins
@@ -79,7 +79,7 @@ def load_config(path: str | FilePath | None, *, known: Known | None = None) -> S
 def read_file(path: str | FilePath) -> bytes:
     """What stands in the configuration's file. Raises InvalidInput."""
     try:
-        return FilePath(path).read_bytes()
+        return read_bounded(FilePath(path))
     except OSError as error:
         raise InvalidInput(
             f"{path}: the configuration cannot be read: {error.strerror}",

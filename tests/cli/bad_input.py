@@ -226,7 +226,7 @@ TABLE = [
     Bad(
         "a file that is too long",
         1,
-        "{file}: expected at most 8 MiB, found 8.0 MiB",
+        "{file}: expected at most 8 MiB, found more",
         APPLY,
         "#" * (8 * 2**20 + 1),
     ),

@@ -202,7 +202,7 @@ WRONG = {
     ),
     "a list": (
         "- enqueue\n",
-        "scheduler.yaml, line 1: expected a mapping of fields, found a list of 1 item",
+        "scheduler.yaml, line 1: expected a mapping of fields, found a list",
     ),
     "no YAML": (
         "actions: [enqueue\n",

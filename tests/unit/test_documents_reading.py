@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from batchq.config import documents
 from batchq.config.documents import MOST_BYTES, print_documents, read_documents
 from batchq.errors import InvalidInput
 
@@ -143,7 +146,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     ),
     "a list": (
         "- a\n- b\n",
-        "a.yaml, line 1: expected a mapping of fields, found a list of 2 items",
+        "a.yaml, line 1: expected a mapping of fields, found a list",
     ),
     "a word": ("hello", "a.yaml, line 1: expected a mapping of fields, found 'hello'"),
     "a tag that would run code": (
@@ -181,7 +184,27 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     ),
     "too many bytes": (
         b"#" * (MOST_BYTES + 1),
-        "a.yaml: expected at most 8 MiB, found 8.0 MiB",
+        "a.yaml: expected at most 8 MiB, found more",
+    ),
+    "a list, of whatever length": (
+        "- a\n" * 500_000,
+        "a.yaml, line 1: expected a mapping of fields, found a list",
+    ),
+    "a list of items that are none": (
+        "kind: List\nitems:\n" + "- a\n" * 500_000,
+        "a.yaml, line 3: expected a mapping of fields, found 'a'",
+    ),
+    "a List in which one item is a list": (
+        "kind: List\nitems:\n- {a: 1}\n- [a]\n",
+        "a.yaml, line 4: expected a mapping of fields, found a list",
+    ),
+    "more values than a manifest has": (
+        "a:\n" + "- a\n" * 200_000,
+        "a.yaml, line 200000: expected at most 200000 values in one manifest",
+    ),
+    "more manifests than runnable groups fit": (
+        "---\n" * 100_002,
+        "a.yaml, line 100002: expected at most 100000 manifests in one file",
     ),
     "other bytes": (b"a: \xff\xfe", "a.yaml: expected text in UTF-8, found other bytes"),
     "a list without items": (
@@ -226,3 +249,37 @@ def test_what_is_printed_reads_as_the_same() -> None:
     assert "a: |\n  two\n  lines\n" in text
     assert "a: é" in text
     assert [document.data for document in read_documents(text, "x")] == manifests
+
+
+SHORTEST = """\
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {{name: g{}}}
+spec: {{tasks: [{{template: {{command: [a]}}}}]}}
+---
+"""
+
+
+def test_8_mib_of_the_shortest_groups_are_below_all_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = MOST_BYTES // len(SHORTEST.format(10_000))
+    assert 70_000 < count < documents.MOST_MANIFESTS
+    # A hundredth of it, held against a hundredth of the bound.
+    monkeypatch.setattr(documents, "MOST_VALUES", documents.MOST_VALUES // 100)
+    text = "".join(SHORTEST.format(place) for place in range(10_000, 10_000 + count // 100))
+    assert len(read_documents(text, "many.yaml")) == count // 100
+    assert refusal(text + text) == (
+        "a.yaml, line 4546: expected at most 10000 values in one file; make several of it"
+    )
+
+
+def test_a_list_may_have_more_values_than_one_manifest() -> None:
+    text = "kind: List\nitems:\n" + "- {a: [1, 2, 3, 4, 5, 6, 7, 8]}\n" * 20_100
+    documents = read_documents(text, "many.yaml")
+    assert (len(documents), documents[-1].line_of(("a",))) == (20_100, 20_102)
+
+
+def test_what_is_refused_at_its_beginning_costs_nothing() -> None:
+    began = time.process_time()
+    assert refusal("- a\n" * 2_000_000).endswith("found a list")
+    assert refusal("[" + "a, " * 2_500_000 + "]").endswith("found a list")
+    assert time.process_time() - began < 3

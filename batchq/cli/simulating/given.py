@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from batchq.config.documents import MOST_BYTES, read_bounded
 from batchq.errors import InvalidInput, UsageError
 
 STDIN = "-"
@@ -63,7 +64,7 @@ def given(word: str) -> Given:
     begins anew once it knows whether the log is packed.
     """
     if word == STDIN:
-        text = sys.stdin.buffer.read()
+        text = sys.stdin.buffer.read(MOST_BYTES + 1)
         if text[:2] == _GZIP or _kind_of_lines(text[:_LOOKED_AT_BYTES]) is not Kind.WORLD:
             raise UsageError(
                 "standard input is a log, and a log is read from a file",
@@ -73,7 +74,7 @@ def given(word: str) -> Given:
     path = Path(word)
     try:
         kind = _kind_by_name(path.name) or _kind_of_lines(_beginning(path))
-        content = path.read_bytes() if kind is Kind.WORLD else b""
+        content = read_bounded(path) if kind is Kind.WORLD else b""
     except OSError as error:
         named = _kind_by_name(path.name) or Kind.WORLD
         noun = "world" if named is Kind.WORLD else "log"

@@ -23,12 +23,22 @@ from redis.retry import Retry
 from batchq import __version__
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
+from batchq.store import tls
 from batchq.store.codec import whole
 from batchq.store.keys import REVISION, SCHEDULERS
 from batchq.store.outage import Patience
 from batchq.store.scripts import ALL, Script
 from batchq.store.sentinel import NoPrimary, PrimaryPool
-from batchq.store.urls import checked_url, is_sentinel, is_unknown_host, quoted, sentinel_url, shown
+from batchq.store.urls import (
+    checked_url,
+    is_sentinel,
+    is_unknown_host,
+    quoted,
+    sentinel_url,
+    shown,
+    speaks_tls,
+    tls_options_of,
+)
 
 T = TypeVar("T")
 
@@ -157,6 +167,7 @@ def new_client(
         "decode_responses": False,
         **options,
     }
+    tls.check_files(tls_options_of(url))
     if is_sentinel(url):
         client = kind.from_pool(PrimaryPool(sentinel_url(url), **options))
     else:
@@ -566,9 +577,10 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
         case broken.BusyLoadingError():
             return f"still reads its files after {LOADING_TIMEOUT_S:.0f} s", "wait, then try again"
         case broken.TimeoutError():
+            no_tls = ", or does it not speak TLS?" if speaks_tls(url) else "?"
             return (
                 f"does not answer within {ANSWER_TIMEOUT_S:.0f} s",
-                "is it overloaded, or stopped?",
+                f"is it overloaded, or stopped{no_tls}",
             )
         case broken.ConnectionError():
             return _no_connection(text, url)
@@ -597,6 +609,8 @@ def _word_of(error: BaseException) -> str:
 
 def _no_connection(text: str, url: str) -> tuple[str, str]:
     lower = text.lower()
+    if told := tls.trouble(text):
+        return told
     if is_sentinel(url) and ("refused" in lower or "primary" in lower or "previous" in lower):
         return (
             f"is not there: {quoted(text, url)}",
@@ -613,8 +627,11 @@ def _no_connection(text: str, url: str) -> tuple[str, str]:
         return "does not speak the Redis protocol", "check host and port"
     if "max number of clients" in lower:
         return "has no connections left", "raise its maxclients"
-    if "certificate" in lower or "ssl" in lower:
-        return f"does not agree on TLS: {quoted(text, url)}", "check rediss:// and the certificates"
+    if "reset by peer" in lower or "closed by server" in lower:
+        return (
+            f"cannot be reached: {quoted(text, url)}",
+            "check that it runs, and the URL: where TLS is spoken, it begins with rediss://",
+        )
     return f"cannot be reached: {quoted(text, url)}", "check that it runs, and the URL"
 
 

@@ -28,6 +28,7 @@ from redis.sentinel import (
 )
 
 from batchq.api.names import counted
+from batchq.store.tls import trouble
 from batchq.store.urls import SentinelUrl, is_unknown_host
 
 #: A sentinel that is there answers at once; one that is not must not cost much.
@@ -129,7 +130,7 @@ class Watchmen(Sentinel):
             case _:
                 count = counted(len(self.sentinels), "sentinel")
                 known = [one for one in troubles if not is_unknown_host(str(one))]
-                why = str(known[0]) if known else "their hosts are unknown"
+                why = _in_words(known[0]) if known else "their hosts are unknown"
                 return NoPrimary(
                     f"do not answer: none of {count} ({why})",
                     "start them, or check the hosts and ports in the URL",
@@ -223,6 +224,11 @@ def _said(state: Any) -> _Said:
         config_epoch=int(state.get("config-epoch", 0)),
         is_usable=bool(state["is_master"]) and not down,
     )
+
+
+def _in_words(error: Exception) -> str:
+    told = trouble(str(error))
+    return f"the first {told[0]}" if told else str(error)
 
 
 def _tls_options(place: SentinelUrl) -> dict[str, Any]:

@@ -19,6 +19,7 @@ that is well formed only where it leads is shown, never what stands before the @
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -98,6 +99,18 @@ def checked_url(url: str) -> str:
 def is_sentinel(url: str) -> bool:
     """Whether the URL names sentinels, not a server."""
     return url.partition("://")[0].lower() in _SENTINEL_SCHEMES
+
+
+def speaks_tls(url: str) -> bool:
+    """Whether the URL asks for TLS."""
+    return url.lower().startswith("rediss")
+
+
+def tls_options_of(url: str) -> Mapping[str, str]:
+    """What the URL says of TLS, by redis-py's names. Raises InvalidInput."""
+    return {
+        name: value for name, value in _taken_apart(url).options.items() if name in _TLS_OPTIONS
+    }
 
 
 def sentinel_url(url: str) -> SentinelUrl:

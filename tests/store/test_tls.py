@@ -1,0 +1,142 @@
+"""`rediss://` to a server behind TLS, and what is said where it is not agreed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchq.errors import InvalidInput, StoreUnavailable
+from batchq.store.connect import open_store
+from batchq.store.tls import trouble
+from tests.cli.conftest import run
+from tests.harness.server import Server
+from tests.harness.tls import AUTHORITY, CERTIFICATES, tls_in_front_of
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing gets better by waiting here."""
+    monkeypatch.setattr("batchq.store.link.FIRST_DELAY_S", 0)
+
+
+def refusal(url: str) -> tuple[str, str]:
+    """What opening a store says after the server's address, and its hint."""
+    with pytest.raises(StoreUnavailable) as caught:
+        open_store(url)
+    return caught.value.message.partition("/0 ")[2], caught.value.hint
+
+
+def test_a_server_is_used_over_tls_by_a_name_or_an_address_of_its_certificate(
+    server: Server,
+) -> None:
+    with tls_in_front_of(Path(server.socket)) as port:
+        for host in ("localhost", "127.0.0.1"):
+            url = f"rediss://{host}:{port}/0?ssl_ca_certs={AUTHORITY}"
+            open_store(url).close()
+            assert run("queues", url=url).code == 0
+
+
+def test_a_client_shows_its_certificate_where_one_is_asked_for(server: Server) -> None:
+    pair = f"ssl_certfile={CERTIFICATES}/server.crt&ssl_keyfile={CERTIFICATES}/server.key"
+    with tls_in_front_of(Path(server.socket), asks_for_certificates=True) as port:
+        open_store(f"rediss://localhost:{port}/0?ssl_ca_certs={AUTHORITY}&{pair}").close()
+        said, hint = refusal(f"rediss://localhost:{port}/0?ssl_ca_certs={AUTHORITY}")
+    assert said in (
+        "asks for a TLS certificate of the client, or refuses it",
+        # Where the connection is ended before the reason can be read.
+        "ends the connection while TLS is agreed on",
+    )
+    assert "ssl_certfile" in hint
+
+
+@pytest.mark.parametrize(
+    ("certificate", "options", "said"),
+    [
+        (
+            "server",
+            "",
+            "shows a TLS certificate of an authority that this machine does not know",
+        ),
+        (
+            "elsewhere",
+            f"?ssl_ca_certs={AUTHORITY}",
+            "shows a TLS certificate that is for another host",
+        ),
+        (
+            "expired",
+            f"?ssl_ca_certs={AUTHORITY}",
+            "shows a TLS certificate that has expired",
+        ),
+        (
+            "server",
+            (
+                f"?ssl_ca_certs={AUTHORITY}&ssl_certfile={CERTIFICATES}/server.crt"
+                f"&ssl_keyfile={CERTIFICATES}/elsewhere.key"
+            ),
+            "was not asked: the key in ssl_keyfile is not that of the certificate in ssl_certfile",
+        ),
+        (
+            "server",
+            f"?ssl_ca_certs={__file__}",
+            "was not asked: a file that the URL names holds no certificate or key in PEM",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_certificate_is_one_clear_sentence(
+    server: Server, certificate: str, options: str, said: str
+) -> None:
+    with tls_in_front_of(Path(server.socket), certificate=certificate) as port:
+        told, hint = refusal(f"rediss://localhost:{port}/0{options}")
+    assert told == said
+    assert hint
+    assert "_ssl.c" not in told + hint
+
+
+def test_a_certificate_is_not_looked_at_where_the_url_says_so(server: Server) -> None:
+    with tls_in_front_of(Path(server.socket), certificate="expired") as port:
+        open_store(f"rediss://localhost:{port}/0?ssl_cert_reqs=none").close()
+
+
+def test_a_server_with_tls_that_is_spoken_to_without_is_told_how(server: Server) -> None:
+    with tls_in_front_of(Path(server.socket)) as port:
+        told, hint = refusal(f"redis://localhost:{port}/0")
+    assert told.startswith("cannot be reached: ")
+    assert hint == "check that it runs, and the URL: where TLS is spoken, it begins with rediss://"
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
+def test_a_file_that_is_not_there_is_told_by_its_option(option: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        open_store(f"rediss://localhost:1/0?{option}=/nowhere/hunter2")
+    assert caught.value.message == (
+        f"the server's URL: the file of {option} cannot be read: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)", "does not speak TLS"),
+        (
+            (
+                "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet"
+                " valid (_ssl.c:1006)"
+            ),
+            "shows a TLS certificate that is not valid yet",
+        ),
+        (
+            "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)",
+            "does not know the authority of the client's TLS certificate",
+        ),
+        ("[SSL: NO_PROTOCOLS_AVAILABLE] no protocols available", "does not agree on TLS"),
+    ],
+)
+def test_the_words_of_openssl_are_put_into_ours(text: str, said: str) -> None:
+    told = trouble(text)
+    assert told is not None
+    assert told[0] == said
+
+
+def test_what_is_not_about_tls_is_left_alone() -> None:
+    assert trouble("Error 111 connecting to localhost:1. Connection refused.") is None

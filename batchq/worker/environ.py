@@ -9,6 +9,7 @@ in a first one: by that a job knows whether to look for a checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from batchq.api.fences import count_of
 from batchq.api.objects import Pod, PodGroup, Task
 
 _OURS = ("BATCHQ_", "RQ_", "REDIS_", "VALKEY_")
-_SECRET_WORDS = ("PASSWORD", "PASSWD", "SECRET", "TOKEN", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
+_SECRET_WORDS = (
+    *("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIAL"),
+    *("PRIVATE_KEY", "ACCESS_KEY", "API_KEY", "APIKEY", "SSH_AUTH_SOCK"),
+)
+#: As in `postgres://me:secret@db/x`, whatever the variable is called.
+_URL_WITH_A_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -24,7 +30,7 @@ def base_environment(agents: Mapping[str, str], *, secrets: tuple[str, ...]) -> 
     """The agent's own environment without what is no pod's business.
 
     Left out: everything of batchq, RQ and the server, names that sound like a secret, and any
-    value that contains one of `secrets` (the server's URL, say).
+    value that contains one of `secrets` (the server's URL, say), or a URL with a password.
     """
     return {
         name: value
@@ -32,6 +38,8 @@ def base_environment(agents: Mapping[str, str], *, secrets: tuple[str, ...]) -> 
         if not name.startswith(_OURS)
         and name != _VISIBLE_GPUS
         and not any(word in name.upper() for word in _SECRET_WORDS)
+        and not name.upper().endswith("_PWD")
+        and not _URL_WITH_A_PASSWORD.search(value)
         and not any(secret in value for secret in secrets if secret)
     }
 

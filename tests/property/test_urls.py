@@ -68,6 +68,7 @@ SHAPES = st.sampled_from(
         "redis://[::1]{}",
     ]
 )
+PLACES = st.sampled_from(["option", "variable", "file"])
 WORDS = st.sampled_from(["jobs", "doctor", "up", "scheduler status", "submit -- true"])
 
 
@@ -85,6 +86,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("batchq.store.link.FIRST_DELAY_S", 0)
     monkeypatch.setenv("BATCHQ_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("BATCHQ_REDIS_URL", raising=False)
+    monkeypatch.delenv("BATCHQ_REDIS_URL_FILE", raising=False)
 
 
 def has_a_secret(text: str) -> bool:
@@ -93,20 +95,25 @@ def has_a_secret(text: str) -> bool:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(shape=SHAPES, secret=SECRETS, is_quoted=st.booleans(), is_option=st.booleans(), words=WORDS)
+@given(shape=SHAPES, secret=SECRETS, is_quoted=st.booleans(), place=PLACES, words=WORDS)
 def test_no_message_says_what_is_secret_in_a_url(
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     shape: str,
     secret: str,
     is_quoted: bool,
-    is_option: bool,
+    place: str,
     words: str,
 ) -> None:
     url = shape.format(quote(secret, safe="") if is_quoted else secret)
     with monkeypatch.context() as environ:
-        if not is_option:
+        if place == "variable":
             environ.setenv("BATCHQ_REDIS_URL", url)
-        done = run(*words.split(), url=url if is_option else None)
+        elif place == "file":
+            file = tmp_path / "url"
+            file.write_text(url)
+            environ.setenv("BATCHQ_REDIS_URL_FILE", str(file))
+        done = run(*words.split(), url=url if place == "option" else None)
     assert done.code != 0
     assert not has_a_secret(done.out + done.err), (url, done)
     assert len(done.err.splitlines()) <= 2

@@ -101,6 +101,10 @@ class Serves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="serves"
         return NODE
 
 
+#: How the reason begins for which a node is out of service because of what stands under its keys.
+SPOILED = "what stands under its keys in the server cannot be read"
+
+
 class Leaves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leaves", tag_field="fact"):
     """Nothing new shall be bound to the node, as long as `agent` is the one that serves it.
 

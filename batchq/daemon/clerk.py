@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from batchq.api.facts import Claim, Ended, Fact, Leaves, Runs, Serves
+from batchq.api.facts import SPOILED, Claim, Ended, Fact, Leaves, Runs, Serves
 from batchq.api.fences import count_of
+from batchq.api.objects import Node
 from batchq.api.transaction import Commit, Event, Transaction
 from batchq.daemon.service import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
-from batchq.scheduler.clerk import Clerk, Folded, Posted, Worked
+from batchq.scheduler.clerk import Clerk, Folded, Posted, Worked, out_of_service
 from batchq.store.doorbell import Word, ring
 from batchq.store.inboxes import SUPERSEDED, Entry, Settled
 from batchq.store.outage import Backoff
@@ -38,6 +39,8 @@ _FACTS_A_FOLD = 10_000
 _TRIES = 5
 #: So long after a restart of the server nodes may tell of what it has forgotten.
 _REPORTED_WITHIN_MS = 60_000
+#: How long a node takes no pods after something under its own keys could not be read.
+KEPT_OUT_S = 10.0
 #: Of one fold, so many superseded facts become events; a flood of them must not wash others away.
 _MOST_TOLD = 20
 
@@ -90,6 +93,8 @@ class LeaderDesk:
         #: Since when the server's present run has been led, in ms of its clock.
         self._led_since = 0
         self._sweep_at = 0.0
+        #: Nodes that are kept out of service, and until when (monotonic clock).
+        self._kept_out: dict[str, float] = {}
         #: Nodes that rang and had more to say than was taken in, or are no objects yet.
         self._left: list[str] = []
 
@@ -113,8 +118,40 @@ class LeaderDesk:
         """Fold what lies in the inboxes of these nodes: some round trips, however many they are."""
         entries, more = self._inboxes.look_through(nodes)
         self._left = more
+        self._take_out_of_service(epoch)
+        entries = [one for one in entries if not self._is_kept_out(one)]
         for start in range(0, len(entries), _FACTS_A_FOLD):
             self._fold(entries[start : start + _FACTS_A_FOLD], epoch)
+
+    def _take_out_of_service(self, epoch: int | None) -> None:
+        """A node takes no pods for a while after something that cannot be read stood under its own
+        keys; the others go on.
+        """
+        suspects = self._store.link.take_suspects()
+        found = self._store.get_many("Node", sorted(suspects)) if suspects else {}
+        changes = []
+        for name, node in found.items():
+            self._kept_out[name] = time.monotonic() + KEPT_OUT_S
+            reason = f"{SPOILED}: {suspects[name]}"
+            if isinstance(node, Node) and (change := out_of_service(node, reason)):
+                _log.error("node.out_of_service", node=name, why=suspects[name])
+                changes.append(change)
+        if not changes:
+            return
+        commit = self._store.commit(changes, request_id=self._ids.new_uid(), epoch=epoch)
+        for refusal in commit.refused:
+            # It was written to just now.
+            name = refusal.transaction.subject
+            self._store.link.suspect(name, suspects[name])
+
+    def _is_kept_out(self, entry: Entry) -> bool:
+        """Whether it offers a node that is kept out of service: it is heard later."""
+        if not self._kept_out or not isinstance(entry.fact, Serves):
+            return False
+        if time.monotonic() < self._kept_out.get(entry.node, 0.0):
+            return True
+        self._kept_out.pop(entry.node, None)
+        return False
 
     def _fold(self, entries: Sequence[Entry], epoch: int | None) -> None:
         by_posted = {

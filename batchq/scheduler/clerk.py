@@ -451,6 +451,12 @@ def leaves(before: Node | None, fact: Leaves) -> Transaction | None:
     )
 
 
+def out_of_service(before: Node, reason: str) -> Transaction | None:
+    """Nothing new is bound to the node, whoever serves it; None if that is so already."""
+    agent = before.metadata.annotations.get(AGENT_ANNOTATION, "")
+    return leaves(before, Leaves(agent=agent, reason=reason)) if agent else None
+
+
 def _write_node(before: Node | None, after: Node) -> Write:
     return Write(
         kind="Node",

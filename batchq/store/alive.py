@@ -94,6 +94,7 @@ class Alive:
                 said[node] = {} if fields is None else fields
                 if fields is None:
                     self._link.found_damaged.add(keys.alive(node))
+                    self._link.suspect(node, f"{keys.alive(node)} is of another type")
         return said
 
     def _write(self, node: str, field: bytes, at_ms: int, *, run: str = "", pod: str = "") -> bytes:
@@ -130,6 +131,18 @@ def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
             if attempt is not None:
                 found[node, *attempt] = _number(value)
     return found
+
+
+def spoiled_in(said: Said, leases: Mapping[tuple[str, str, int], int]) -> dict[str, str]:
+    """By node what has been said, if anything, that is no beat, run or lease; `leases` are those
+    of it. That all is well is found without a look at each field.
+    """
+    others = sum((_BEAT in fields) + (_RUN in fields) for fields in said.values())
+    is_whole = len(leases) + others == sum(map(len, said.values()))
+    if is_whole and 0 not in leases.values() and 0 not in beats_of(said).values():
+        return {}
+    damaged = {node: damaged_in(node, fields) for node, fields in said.items()}
+    return {node: f"{one[0].key}: {one[0].why}" for node, one in damaged.items() if one}
 
 
 def _is_damaged(field: bytes) -> bool:

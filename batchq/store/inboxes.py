@@ -172,12 +172,14 @@ class Inboxes:
         for node, (left, *facts) in zip(nodes, replies, strict=False):
             if left < 0:
                 self._link.found_damaged.add(keys.inbox(node))
+                self._link.suspect(node, f"{keys.inbox(node)} is of another type")
             elif left:
                 (heard if facts else unheard).append(node)
             for subject, raw, pod in sorted(zip(*(facts[at::3] for at in range(3)), strict=True)):
                 entry = _read(node, subject, raw, pod)
                 if entry is None:
                     wrong.append((node, subject, raw))
+                    self._link.suspect(node, f"a fact in {keys.inbox(node)}")
                 else:
                     found.append(entry)
         if wrong:

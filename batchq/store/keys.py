@@ -96,6 +96,12 @@ def of_rq(node: str, name: str) -> str:
     return f"{_TAG}-rq:{node}:{name[len(RQ) :]}" if name.startswith(RQ) else name
 
 
+def node_of_rq(name: str) -> str:
+    """The node that RQ's key is of; "" where it is none of a node's."""
+    prefix, node, _ = name.split(":", 2) if name.count(":") > 1 else ("", "", "")
+    return node if prefix == f"{_TAG}-rq" else ""
+
+
 #: A pattern that every key matches.
 EVERYTHING = f"{_TAG}:*"
 REVISION = f"{_TAG}:revision"

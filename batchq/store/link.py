@@ -222,6 +222,8 @@ class Link:
         #: Keys of single nodes that were met and are of another type, for a leader to take out.
         #: Threads add to it, and one takes from it.
         self.found_damaged: set[str] = set()
+        #: Nodes whose own keys hold what batchq never writes, and what that is: see `suspect`.
+        self._suspects: dict[str, str] = {}
         self._closing = threading.Event()
         once = Retry(NoBackoff(), 0)
         self._has_server = client is None
@@ -246,6 +248,19 @@ class Link:
     def user(self) -> str:
         """The user of the server that it asks as; "" where none is named."""
         return str(self._client.connection_pool.connection_kwargs.get("username") or "")
+
+    def suspect(self, node: str, why: str) -> None:
+        """What stands under a node's own keys cannot be read: it takes no pods meanwhile.
+
+        Any thread may say so; the leader's clerk sees to it.
+        """
+        self._suspects[node] = why
+
+    def take_suspects(self) -> dict[str, str]:
+        """The nodes that were suspected since the last call, and why; for one thread."""
+        if not self._suspects:
+            return {}
+        return {node: self._suspects.pop(node) for node in list(self._suspects)}
 
     @contextmanager
     def patiently(self, patience: Patience) -> Iterator[None]:

@@ -20,7 +20,7 @@ from batchq.api.unreadable import Unreadable
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys
-from batchq.store.alive import Alive, beats_of, leases_of, runs_of
+from batchq.store.alive import Alive, beats_of, leases_of, runs_of, spoiled_in
 from batchq.store.contact import Contact, LastSeen, ServerHash, standing_of
 from batchq.store.link import Link, count_of_writes, is_wrong_type, read_revision
 from batchq.store.reading import Reader
@@ -346,6 +346,8 @@ class Mirror:
             self._shelf.set_beats(beats_of(said))
             self._runs = runs_of(said)
             self._told = leases_of(said)
+            for node, what in spoiled_in(said, self._told).items():
+                self._link.suspect(node, what)
             self._leases, self._moved = {}, {pod for _, pod, _ in self._told}
             self._shelf.set_leases(self._current_leases())
         elif self._moved:

@@ -21,6 +21,7 @@ from time import time
 
 import structlog
 
+from batchq.api.facts import SPOILED
 from batchq.api.lifecycle import PodPhase
 from batchq.api.limits import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.api.objects import Pod
@@ -78,6 +79,8 @@ _AWAY_MOST_MS = 2 * SECOND
 #: How long a start waits for what a former agent has left, and how long each later try does.
 _SWEEP_S, _END_ROUND_S = 10.0, 1.0
 _SHOWN_PIDS = 5
+#: How long a node takes no pods after something under RQ's keys of it could not be read.
+_SPOILED_MS = 10 * SECOND
 #: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
 _END_MS = 90 * SECOND
 
@@ -106,6 +109,8 @@ class Agent:
         self._has_leftovers = False
         #: Whether the node takes no pods because some cannot be ended.
         self._is_out_of_service = False
+        #: Until when the node takes none because what stood under RQ's keys could not be read.
+        self._spoiled_until, self._spoiled_by = 0, ""
         self._sent: set[signal.Signals] = set()
 
     def run(self) -> int:
@@ -209,7 +214,8 @@ class Agent:
         # Nothing runs here yet: whoever sees the node ready may bind to it at once.
         self._roll_call.answer(self._store.run_id(), ())
         self._store.beat(settings.node, self._roll_call.told_to)
-        if not self._is_out_of_service:
+        self._note_spoiled()
+        if not self._is_kept_out():
             self._member.register()
         self._chores = Chores(
             {
@@ -221,6 +227,7 @@ class Agent:
                 self._rq_clean: _RQ_CLEAN_MS,
                 self._prune_logs: HOUR,
                 self._let_idle_go: SECOND,
+                self._leave_spoiled: SECOND,
                 self._end_paused: min(SECOND, settings.lease_ms // 6),
             },
             now_ms=monotonic_ms(),
@@ -444,7 +451,7 @@ class Agent:
     def _beat(self) -> None:
         run = self._store.run_id()
         is_known = self._roll_call.answer(run, self._slots.horses_by_attempt())
-        ready = self._draining_since is None and not self._is_out_of_service
+        ready = self._draining_since is None and not self._is_kept_out()
         self._member.keep(ready=ready, run=self._roll_call.told_to)
         self._is_back()
         if not is_known:
@@ -493,6 +500,24 @@ class Agent:
         elif self._is_out_of_service:
             self._chores.hurry(self._beat, now_ms=monotonic_ms())
         self._is_out_of_service = bool(left)
+
+    def _is_kept_out(self) -> bool:
+        """Whether the node is to take no pods, though its agent serves it."""
+        return self._is_out_of_service or monotonic_ms() < self._spoiled_until
+
+    def _note_spoiled(self) -> None:
+        """Somebody else writes under RQ's keys of this node: it takes no more pods for a while, and
+        those that are here run on.
+        """
+        if spoiled := self._slots.take_spoiled():
+            self._spoiled_until = monotonic_ms() + _SPOILED_MS
+            self._spoiled_by = spoiled
+
+    def _leave_spoiled(self) -> None:
+        self._note_spoiled()
+        if self._draining_since is None and monotonic_ms() < self._spoiled_until:
+            self._member.withdraw(f"{SPOILED}: {self._spoiled_by}")
+            self._chores.hurry(self._beat, now_ms=self._spoiled_until)
 
     def _reconcile(self, *, bound_patience_ms: int = _BOUND_PATIENCE_MS) -> None:
         """Compare what the store says runs or waits here with what does."""

@@ -15,6 +15,7 @@ from rq import Queue
 
 from batchq.api.transaction import Delivery
 from batchq.errors import StoreUnavailable
+from batchq.store.keys import node_of_rq
 from batchq.store.link import is_forbidden
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
@@ -78,6 +79,8 @@ class Relay:
                 self._link.use_other_place()
             except DamagedKeys as damaged:
                 log.error("rq keys of another type taken out", keys=damaged.names)
+                for name in damaged.names:
+                    self._store.link.suspect(node_of_rq(name), f"{name} is of another type")
                 with self._link.errors():
                     self._link.connection.delete(*damaged.names)
         # The nodes' agents hand in what is bound to them within seconds.

@@ -193,6 +193,8 @@ class Slots:
         self._horses: dict[int, Horse] = {}
         #: What work-horses were sent that were killed before they read it.
         self._unread: list[tuple[PodJob, Harness]] = []
+        #: What was found that batchq never leaves there: see `take_spoiled`.
+        self._spoiled = ""
         #: RQ's records of jobs that are taken care of, to be removed with the next question.
         self._done_with: list[str] = []
 
@@ -246,6 +248,13 @@ class Slots:
             jobs = [job for job in self._read(taken) if self._is_to_run(job, ended, claimed)]
         return jobs, are_more
 
+    def take_spoiled(self) -> str:
+        """What was found under RQ's keys of this node since the last call that batchq never leaves
+        there; empty if nothing was.
+        """
+        spoiled, self._spoiled = self._spoiled, ""
+        return spoiled
+
     def _is_to_run(
         self, job: PodJob, ended: Container[PodAttempt], claimed: Container[PodAttempt]
     ) -> bool:
@@ -253,6 +262,7 @@ class Slots:
             attempt = job.asks_for()
         except NotOurs as wrong:
             log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
+            self._spoiled = f"an RQ job: {wrong}"
             self._refuse(job, str(wrong))
             return False
         self._done_with.append(job.id)
@@ -430,6 +440,7 @@ class Slots:
         entries = cast("list[bytes]", connection.lrange(key, 0, -1))
         for entry in {entry for entry in entries if not is_id(entry)}:
             log.error("foreign rq job refused", rq_job=repr(entry[:80]), why="its id is none")
+            self._spoiled = "an RQ job whose id is none"
             connection.lrem(key, 0, entry)  # type: ignore[arg-type]  # any bytes will do
         return [entry.decode() for entry in entries if is_id(entry)]
 
@@ -506,6 +517,7 @@ class Slots:
                 pass
             except (DeserializationError, ValueError, TypeError, LookupError) as wrong:
                 log.error("foreign rq job refused", rq_job=job_id, why=str(wrong))
+                self._spoiled = f"an RQ job: {wrong}"
             self._done_with.append(job_id)
         # The other one of each that was there twice.
         self._done_with += (Counter(ids) - Counter(names)).elements()
@@ -535,6 +547,7 @@ class Slots:
             ]
             if damaged:
                 log.error("rq keys of another type taken out", keys=damaged)
+                self._spoiled = f"{damaged[0]} of RQ's is of another type"
                 queue.connection.delete(*damaged)
         return damaged
 

@@ -66,6 +66,13 @@ def names_in(stack: GuardedStack) -> str:
     return " ".join(one["subject"] for one in found if one["check"] == "records")
 
 
+def state_of(stack: GuardedStack, node: str) -> str:
+    """As `describe node` has it, without the reason."""
+    page = stack.batchq("readonly", "describe", "node", node).stdout
+    line = next(line for line in page.splitlines() if line.startswith("State"))
+    return line.split(maxsplit=1)[1].partition(":")[0]
+
+
 def restart(stack: GuardedStack) -> None:
     """All schedulers and agents end, and begin again."""
     nodes = list(stack.agents)
@@ -202,6 +209,11 @@ def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
     goes_on(stack)
     until(lambda: "Key {bq}:alive:n1" in names_in(stack), what="told")
     assert "Key {bq}:inbox:n1" in names_in(stack)
+    told = "what stands under its keys in the server cannot be read"
+    shown = stack.batchq("readonly", "events", "-A", "--kind", "Node", "-o", "json").stdout
+    events = [one for one in json.loads(shown)["items"] if told in one["message"]]
+    assert {(one["key"], one["reason"]) for one in events} == {("n1", "NotReady")}
+    until(lambda: state_of(stack, "n1") == "Ready", what="n1 is ready again")
     written_by(stack, "worker-n1", by_worker)
     restart(stack)
     goes_on(stack)

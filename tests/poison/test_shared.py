@@ -8,13 +8,13 @@ from contextlib import suppress
 import pytest
 import redis
 
-from batchq.api.facts import Serves
+from batchq.api.facts import SPOILED, Serves
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import PodGroup
+from batchq.api.objects import Node, PodGroup
 from batchq.api.transaction import Delivery
 from batchq.client import Client
 from batchq.client.doctor import Level, examine
-from batchq.daemon import app
+from batchq.daemon import app, clerk
 from batchq.daemon.clerk import LeaderDesk
 from batchq.daemon.reload import Reload
 from batchq.errors import StoreUnavailable
@@ -29,6 +29,10 @@ from tests.poison.damage import DAMAGES, DEEP, HUGE
 
 #: Of another, which a damaged identity may look like, that is waited for.
 LEASE_MS = 200
+
+
+#: What is damaged of a node's own is of the first.
+NODES = ("n1", "n2")
 
 
 class Bound:
@@ -51,7 +55,8 @@ class Small:
         store.link.waits_for_mending = False
         self._desk = LeaderDesk(store, RandomIds())
         self._begin()
-        store.inboxes.post("n1", Serves(agent="a", resources={"cpu": 8000}))
+        for node in NODES:
+            store.inboxes.post(node, Serves(agent="a", resources={"cpu": 8000}))
         self.turn()
         self.turn()
 
@@ -85,11 +90,18 @@ class Small:
         nodes = self.store.inboxes.rung(0) | self.store.inboxes.nodes() | {"n1"}
         self._desk.fold(sorted(nodes), self.epoch)
         # Its own key may be in the way of the node, until a leader has seen that.
-        with suppress(StoreUnavailable):
-            self.store.beat("n1", self.store.run_id())
-            # As its agent does, of what does not run there: nothing does.
-            for pod, attempt in self.store.alive.leased("n1"):
-                self.store.end_lease("n1", pod, attempt)
+        for node in NODES:
+            with suppress(StoreUnavailable):
+                self.store.beat(node, self.store.run_id())
+                # As its agent does, of what does not run there: nothing does.
+                for pod, attempt in self.store.alive.leased(node):
+                    self.store.end_lease(node, pod, attempt)
+
+    def reason_of(self, node: str) -> str:
+        """Why a node is not ready; empty if it is."""
+        found = self.store.get("Node", node)
+        assert isinstance(found, Node)
+        return "" if found.status.ready else found.status.reason
 
     def completes(self, name: str) -> None:
         """A group that is submitted now is admitted and bound."""
@@ -225,6 +237,59 @@ def test_a_nodes_key_of_another_type_costs_that_node_only(
 ) -> None:
     raw.delete(name)
     raw.set(name, "x")
+    goes_on(small)
+
+
+def unread(raw: redis.Redis, name: str) -> None:
+    other_type(raw, name, "hash")
+
+
+SPOILINGS = {
+    "alive of another type": (
+        lambda raw: unread(raw, keys.alive("n1")),
+        "{bq}:alive:n1 is of another type",
+    ),
+    "inbox of another type": (
+        lambda raw: unread(raw, keys.inbox("n1")),
+        "{bq}:inbox:n1 is of another type",
+    ),
+    "a beat that is none": (
+        lambda raw: raw.hset(keys.alive("n1"), "beat", "NaN"),
+        "{bq}:alive:n1: its field beat is no beat and no lease",
+    ),
+    "a lease that is none": (
+        lambda raw: raw.hset(keys.alive("n1"), "garbage", "1"),
+        "{bq}:alive:n1: its field garbage is no beat and no lease",
+    ),
+    "a fact that is none": (
+        lambda raw: raw.hset(keys.inbox("n1"), "node", b"\xff"),
+        "a fact in {bq}:inbox:n1",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoiling", SPOILINGS)
+def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
+    small: Small, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, spoiling: str
+) -> None:
+    monkeypatch.setattr(clerk, "KEPT_OUT_S", 1.0)
+    spoil, what = SPOILINGS[spoiling]
+    spoil(raw)
+    # What the mirror has heard is older than this.
+    until(lambda: bool(small.turn() or small.reason_of("n1")), within_s=10)
+    reason = f"{SPOILED}: {what}"
+    assert small.reason_of("n1") == reason
+    assert small.reason_of("n2") == ""
+    [told] = [one for one in small.store.events(kind="Node", key="n1") if one.reason == "NotReady"]
+    assert told.message == reason
+    [found] = [one for one in examine(small.store.url).findings if one.subject == "Node n1"]
+    assert found.found == f"out of service: {reason}"
+
+    small.turn()
+    small.store.inboxes.post("n1", Serves(agent="a", resources={"cpu": 8000}))
+    small.turn()
+    assert small.reason_of("n1") == reason
+    until(lambda: bool(small.turn() or not small.reason_of("n1")), within_s=10)
     goes_on(small)
 
 

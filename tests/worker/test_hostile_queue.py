@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from batchq.api.facts import SPOILED
 from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Node
 from tests.daemon.waiting import until
 from tests.worker.stage import WITHIN_S, Stage
 
@@ -62,6 +64,13 @@ def spoil_types(raw: redis.Redis) -> None:
         raw.set(name, "x")
 
 
+def reason_of(stage: Stage) -> str:
+    """Why the node is not ready; empty if it is."""
+    node = stage.store.get("Node", "n1")
+    assert isinstance(node, Node)
+    return "" if node.status.ready else node.status.reason
+
+
 @pytest.mark.parametrize("spoiled", [spoil, spoil_types])
 def test_the_agent_goes_on_and_begins_again(
     stage: Stage, raw: redis.Redis, spoiled: Callable[[redis.Redis], None]
@@ -72,6 +81,8 @@ def test_the_agent_goes_on_and_begins_again(
     spoiled(raw)
     (pod,) = stage.bind("true")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    # What is bound here already runs; no more comes for a while.
+    until(lambda: reason_of(stage).startswith(f"{SPOILED}: "), within_s=WITHIN_S)
     assert agent.poll() is None
     agent.terminate()
     agent.wait(WITHIN_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from batchq.api.facts import AGENT_ANNOTATION, PROTOCOL, PROTOCOL_ANNOTATION
+from batchq.api.facts import AGENT_ANNOTATION, PROTOCOL, PROTOCOL_ANNOTATION, SPOILED
 from batchq.api.objects import Node
 from batchq.api.times import SECOND, describe_age
 from batchq.client.doctor.finding import Finding, Level, ok, or_ok, unseen
@@ -132,6 +132,13 @@ def agents(state: State) -> tuple[Finding, ...]:
     return or_ok(findings, check, "each node has one agent")
 
 
+_TO_PROCESSES = "look at these processes on its machine; restart the machine if they stay"
+_TO_SPOILED = (
+    "it is back some seconds after the last of it was taken out; if it stays away, see who else has"
+    " the credentials of its worker, and give that others"
+)
+
+
 def _of_node(state: State, node: Node) -> Finding | None:
     name = node.metadata.name
     subject = f"Node {name}"
@@ -143,9 +150,9 @@ def _of_node(state: State, node: Node) -> Finding | None:
             check="nodes",
             level=Level.WARNING,
             subject=subject,
-            found=f"taken out of service by its agent: {node.status.reason}",
+            found=f"out of service: {node.status.reason}",
             expected="ready",
-            remedy="look at these processes on its machine; restart the machine if they stay",
+            remedy=_TO_SPOILED if node.status.reason.startswith(SPOILED) else _TO_PROCESSES,
         )
     if not node.status.ready:
         return Finding(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from batchq.api.facts import SPOILED
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Dependency
 from batchq.api.reasons import Verdict, Waiting
@@ -231,7 +232,11 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "an agent has taken its node out of service": (
         a_state(node(), node("n2", ready=False, reason="processes cannot be killed: 7")),
-        *("nodes", WARNING, "Node n2", "by its agent: processes cannot be killed: 7"),
+        *("nodes", WARNING, "Node n2", "out of service: processes cannot be killed: 7"),
+    ),
+    "what stands under a node's own keys cannot be read": (
+        a_state(node(), node("n2", ready=False, reason=f"{SPOILED}: a fact in its inbox")),
+        *("nodes", WARNING, "Node n2", f"out of service: {SPOILED}: a fact in its inbox"),
     ),
     "a node has fallen silent": (
         a_state(node(), node("n2", heartbeat=NOW - 16_000)),

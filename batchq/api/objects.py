@@ -168,7 +168,7 @@ class NodeStatus(Value, frozen=True):
     ready: bool = True
     #: When the node was last heard of.
     heartbeat: Instant | None = None
-    #: Why its agent has taken it out of service, for people; empty if that has ended, too.
+    #: Why it is out of service though its agent runs, for people; empty if that has ended.
     reason: str = ""
 
 

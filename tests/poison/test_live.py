@@ -212,7 +212,7 @@ def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
     told = "what stands under its keys in the server cannot be read"
     shown = stack.batchq("readonly", "events", "-A", "--kind", "Node", "-o", "json").stdout
     events = [one for one in json.loads(shown)["items"] if told in one["message"]]
-    assert {(one["key"], one["reason"]) for one in events} == {("n1", "NotReady")}
+    assert {(one["object"], one["reason"]) for one in events} == {("n1", "NotReady")}
     until(lambda: state_of(stack, "n1") == "Ready", what="n1 is ready again")
     written_by(stack, "worker-n1", by_worker)
     restart(stack)

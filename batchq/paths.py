@@ -86,6 +86,14 @@ class Home:
             _make_private(self.socket.parent, but=0)
             _refuse_strangers(self.socket.parent)
 
+    def is_made(self) -> bool:
+        """Whether anybody has prepared it. Raises InvalidInput for one that is closed to us."""
+        return _stat(self.run) is not None
+
+    def has_socket(self) -> bool:
+        """Whether there is one. Raises InvalidInput for a home that is closed to us."""
+        return _stat(self.socket) is not None
+
     def check_socket(self) -> None:
         """Raises InvalidInput where the socket lies in a folder that another user may have made."""
         if self.socket.parent != self.run:
@@ -212,9 +220,23 @@ def _make_private(folder: Path, *, but: int) -> None:
         raise InvalidInput(f"cannot keep state in {folder}: Permission denied", hint=_ELSEWHERE)
 
 
+def _stat(path: Path) -> os.stat_result | None:
+    """None for what is not there."""
+    try:
+        return path.stat()
+    except PermissionError:
+        raise InvalidInput(
+            f"cannot use the state in {path.parent}: it is closed to user {os.getuid()}",
+            hint=f"set {HOME_VARIABLE} to a folder of this user, or name a server with --redis-url",
+        ) from None
+    except OSError:
+        return None
+
+
 def _refuse_another_owner(folder: Path) -> None:
     """Who owns a folder decides what is in it: our records, our data, our server's socket."""
-    owner = folder.stat().st_uid
+    found = _stat(folder)
+    owner = os.getuid() if found is None else found.st_uid
     if owner not in (os.getuid(), 0):
         raise InvalidInput(
             f"cannot keep state in {folder}: it belongs to user {owner}, and this is user"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.objects import Integer, Taint
 
@@ -25,6 +25,9 @@ PROTOCOL = 1
 #: Annotations of a Node: who serves it, and which protocol that speaks.
 AGENT_ANNOTATION = "batchq/agent"
 PROTOCOL_ANNOTATION = "batchq/protocol"
+
+#: Of what is said of an attempt's end, in characters.
+LONGEST_MESSAGE = 2_000
 
 #: The subject of what a node says about itself.
 NODE = "node"
@@ -128,7 +131,12 @@ def subject_of_pod(pod: str, attempt: int) -> str:
 
 
 def encode(fact: Fact) -> bytes:
-    """As it is left in the inbox."""
+    """As it is left in the inbox; of a message so much as the leader keeps of it. A fact that is
+    too long is never read, and the room of its pod never given away.
+    """
+    if isinstance(fact, Ended) and len(fact.outcome.message) > LONGEST_MESSAGE:
+        cut = structs.replace(fact.outcome, message=fact.outcome.message[:LONGEST_MESSAGE])
+        fact = structs.replace(fact, outcome=cut)
     return _encoder.encode(fact)
 
 

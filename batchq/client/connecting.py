@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic, sleep
 
 from batchq.api.times import describe_age
@@ -22,26 +21,13 @@ def target_of(url: str | None) -> str:
     home = find_home()
     target = resolve_url(url, home)
     if target == default_url(home):
-        if not _is_there(home.socket):
+        if not home.has_socket():
             raise StoreUnavailable(
                 "no batchq server is running on this machine",
                 hint="start one with `batchq up`, or name yours with --redis-url",
             )
         home.check_socket()
     return target
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is a file. One in a folder that this user may not enter counts: the server
-    there refuses in words of its own.
-    """
-    try:
-        path.stat()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def connect(url: str | None) -> RedisStore:

@@ -168,7 +168,7 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> Fate:
 
     Raises StoreUnavailable when it lives on after all.
     """
-    if not home.run.is_dir() or not home.data.is_dir():
+    if not home.is_made() or not home.data.is_dir():
         return Fate.ABSENT
     with locks.exclusive(_turn(home), wait_s=within_s, doing="stop the embedded server"):
         record = processes.read_record(record_path(home))

@@ -177,7 +177,7 @@ def down(
     """
     keep_server = keep_server or (url is not None and url != default_url(home))
     asked_for, url = url, url or default_url(home)
-    if not home.run.is_dir():
+    if not home.is_made():
         absent = tuple(Part(name=name, state=State.ABSENT) for name in ("server", _SCHEDULER))
         return StackReport(home=str(home.root), url=shown(url), parts=absent)
     with _turn(home):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from batchq.api.facts import Outcome
+from batchq.api.facts import LONGEST_MESSAGE, Outcome
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Finish, Leaving
 
 #: A node may say anything; so much of it is kept.
 _LONGEST_REASON = 64
-_LONGEST_MESSAGE = 2_000
 
 
 def ended(pod: Pod, outcome: Outcome, *, now_ms: int) -> Pod:
@@ -54,4 +53,4 @@ def _message(phase: PodPhase, outcome: Outcome) -> str:
     parts = [outcome.how] if tells_how and not explained else []
     if outcome.message:
         parts.append(outcome.message)
-    return "; ".join(part for part in parts if part)[:_LONGEST_MESSAGE]
+    return "; ".join(part for part in parts if part)[:LONGEST_MESSAGE]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -170,13 +171,8 @@ def start(
     """
     if not argv:
         raise NotStarted(Outcome(exit_code=NOT_FOUND, message="the template names no command"))
-    if working_dir and not Path(working_dir).is_dir():
-        raise NotStarted(
-            Outcome(
-                exit_code=NOT_EXECUTABLE,
-                message=f"workingDir {working_dir} is not a directory on this node",
-            )
-        )
+    if working_dir and (problem := _problem_of(working_dir)):
+        raise NotStarted(Outcome(exit_code=NOT_EXECUTABLE, message=problem))
     enclosure = enclosure or Enclosure()
     guard: Guard | None = None
     entrance: int | None = None
@@ -279,6 +275,20 @@ def send_to_group(group: int, sent: signal.Signals) -> None:
         os.killpg(group, sent)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def _problem_of(working_dir: str) -> str:
+    """Why no command can start there; empty if nothing is known to be wrong with it."""
+    try:
+        # Not is_dir(), which raises for some of what is no folder, and not for other.
+        found = Path(working_dir).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return f"workingDir {working_dir} is not a directory on this node"
+    except OSError as trouble:
+        return f"workingDir {working_dir} cannot be used on this node: {trouble.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"workingDir {working_dir} is not a directory on this node"
+    return ""
 
 
 def _not_started(program: str, trouble: Exception) -> Outcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchq.client.connecting import target_of
+from batchq.daemon import stack
 from batchq.errors import InvalidInput
 from batchq.paths import Home, default_url, find_home, resolve_url, short_folder
 
@@ -108,6 +109,23 @@ def test_no_command_speaks_to_a_socket_in_another_users_folder(
         server.bind(str(home.socket))
         with pytest.raises(InvalidInput, match="it belongs to user 65534, and this is user 0"):
             target_of(None)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_home_that_is_closed_to_this_user_is_told_in_a_sentence(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHQ_HOME", str(home.root))
+    monkeypatch.delenv("BATCHQ_REDIS_URL", raising=False)
+    home.prepare()
+    os.seteuid(65534)
+    try:
+        with pytest.raises(InvalidInput, match="it is closed to user 0"):
+            target_of(None)
+        with pytest.raises(InvalidInput, match="it is closed to user 0"):
+            stack.down(home)
+    finally:
+        os.seteuid(0)
 
 
 def test_no_command_speaks_to_a_socket_in_a_short_folder_that_somebody_else_prepared(

@@ -89,6 +89,10 @@ def test_a_pod_starts_in_its_working_directory(stage: Stage) -> None:
         ((), "", 127, "the template names no command"),
         (("/etc/passwd",), "", 126, "cannot run /etc/passwd: Permission denied"),
         (("true",), "/no/such", 126, "workingDir /no/such is not a directory on this node"),
+        (("true",), "/dev/null", 126, "workingDir /dev/null is not a directory on this node"),
+        (("true",), "/" + "x" * 5000, 126, f"workingDir /{'x' * 1988}"),
+        # More than a node may say of itself at once: it was never heard, and its room never freed.
+        (("x" * 100_000,), "", 126, f"cannot run {'x' * 1989}"),
     ],
 )
 def test_a_command_that_cannot_start_fails_its_pod_with_a_sentence(

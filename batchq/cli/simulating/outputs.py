@@ -22,6 +22,14 @@ def check_output(path: Path, option: str, *, inputs: Sequence[Path] = ()) -> Non
 
     Raises InvalidInput where nothing could be written, UsageError where the file is also read.
     """
+    try:
+        _check_place(path, option, inputs)
+    except OSError as error:
+        # A folder that this user may not enter, or a name that is too long for one.
+        raise _unwritable(path, option, error.strerror) from None
+
+
+def _check_place(path: Path, option: str, inputs: Sequence[Path]) -> None:
     folder = path.resolve().parent
     if path.is_dir():
         raise InvalidInput(f"{option} {path}: expected a file to write, found a folder")
@@ -33,11 +41,8 @@ def check_output(path: Path, option: str, *, inputs: Sequence[Path] = ()) -> Non
     if path.exists() and not os.access(path, os.W_OK):
         raise _unwritable(path, option, "Permission denied")
     if not _is_special(path):
-        try:
-            # Permissions do not tell of a file system that takes nothing.
-            _beside(path).unlink()
-        except OSError as error:
-            raise _unwritable(path, option, error.strerror) from None
+        # Permissions do not tell of a file system that takes nothing.
+        _beside(path).unlink()
 
 
 def check_plot(path: Path, *, inputs: Sequence[Path] = ()) -> None:

@@ -62,7 +62,7 @@ CONTENT = [
     ("log.swf --by user --queues twice.yaml", "twice.yaml: queue a is there twice"),
     ("log.swf --starts no/s.csv", "--starts no/s.csv: the file cannot be written: it is in a"),
     ("log.swf --starts log.swf/s.csv", "cannot be written: it is in what is no folder"),
-    (f"log.swf --starts {'x' * 300}", ": the file cannot be written: File name too long"),
+    (f"log.swf --starts {'x' * 260}", ": the file cannot be written: File name too long"),
     ("log.swf --starts .", "--starts .: expected a file to write, found a folder"),
     ("log.swf --plot no/p.png", "--plot no/p.png: the file cannot be written: it is in a folder"),
     ("log.swf --starts /proc/s.csv", "--starts /proc/s.csv: the file cannot be written: "),

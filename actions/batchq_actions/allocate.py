@@ -221,7 +221,7 @@ def _keep_promises(session: Session) -> None:
         has_all = not awaits_victims(session, group)
         with Statement(session) as statement:
             end_pledge(statement, group)
-            pods = sum(room[PODS] for room in pledge.room.values()) // ONE_POD
+            pods = max(0, sum(room.get(PODS, 0) for room in pledge.room.values())) // ONE_POD
             bound, _ = start_extras(statement, group, pods, pledge.plan)
             # As soon as they fit without what is still awaited, the pledge ends.
             if has_all or (pods and len(bound) == pods):

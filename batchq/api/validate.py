@@ -39,6 +39,8 @@ MOST_REPLICAS = 1_000_000
 #: The pods that a group needs are made, and bound, in one step of the server.
 MOST_GANG = 50_000
 MOST_TASKS = 1_000
+#: No instant and no ordinal of a pod has more.
+_MOST_DIGITS = 17
 MOST_GATES = 64
 #: Of a group and its tasks together: who has opened which is kept in one record.
 MOST_GATES_IN_ALL = 1_000
@@ -107,6 +109,32 @@ def contradictions(group: PodGroup) -> list[str]:
                 f" found {task.min_available}"
             )
     return found
+
+
+def disorder_of(group: PodGroup) -> str:
+    """What in a stored group no scheduler could work with, and none has ever written; '' if there
+    is nothing. Asked of every group that is read, so it is cheap.
+    """
+    spec, status = group.spec, group.status
+    for numbered in (status.spent, status.evictions.recent, status.evictions.longest_pod_runs):
+        for number in numbered:
+            if not number.isdecimal() or len(number) > _MOST_DIGITS:
+                return f"its status counts by numbers, and has {shown(number)} for one"
+    if spec.min_member is not None and spec.min_member < 0:
+        return f"its minMember is {spec.min_member}"
+    names = set()
+    pods = 0
+    for task in spec.tasks:
+        if not 0 <= task.replicas <= MOST_REPLICAS:
+            return f"task {task.name} has {task.replicas} replicas, of 0 to {MOST_REPLICAS:,}"
+        names.add(task.name)
+        pods += task.replicas
+    if len(names) < len(spec.tasks):
+        return "two of its tasks have the same name"
+    gang = pods if spec.min_member is None else min(pods, spec.min_member)
+    if gang > MOST_REPLICAS:
+        return f"{gang:,} of its pods are to start together, more than {MOST_REPLICAS:,}"
+    return ""
 
 
 # --- bounds ---------------------------------------------------------------------------------

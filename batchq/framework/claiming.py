@@ -75,6 +75,7 @@ def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
         group
         for group in alone.values()
         if not group.status.pledge.stands
+        and group.queue in session.queues
         and _waits_for_room(session, group)
         and may_claim(session, group)
     ]
@@ -236,6 +237,7 @@ def is_elastic_claimant(session: Session, group: GroupState) -> bool:
     """Return whether a group runs with fewer pods than it would like, and may claim more."""
     return (
         group.is_elastic
+        and group.queue in session.queues
         and is_admitted(group)
         and not group.is_external
         and not group.status.pledge.stands

@@ -266,7 +266,7 @@ def least_first(session: Session, group: GroupState) -> list[Pod]:
     placed = dict(group.placed)
     for pod in pending:
         task = group.shape_of(pod).task
-        if placed[task.name] < task.min_available:
+        if placed.get(task.name, 0) < task.min_available:
             placed[task.name] += 1
             first.append(pod)
         else:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Runs are told apart by the hours in which they were.
 BUCKET_MS = HOUR
+#: Of a run that was longer the last part counts: whoever may write a record may say anything.
+LONGEST_RUN_MS = 365 * 24 * HOUR
 #: What is older than so many half-lives counts for nothing.
 HALF_LIVES = 20
 _STEPS = 64
@@ -63,7 +65,8 @@ class Ended:
         """Count a group that has ended."""
         self.drop(group.uid)
         used: dict[int, Amounts] = {}
-        for amounts, start, end in _runs(group, None):
+        for amounts, began, end in _runs(group, None):
+            start = max(began, end - LONGEST_RUN_MS)
             for bucket in range(start // BUCKET_MS, -(-end // BUCKET_MS)):
                 first, last = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
                 _count(used.setdefault(bucket, {}), amounts, min(end, last) - max(start, first))

@@ -16,6 +16,7 @@ from batchq.api.names import shown
 from batchq.api.objects import NAMESPACED, Object, Pod, PodGroup
 from batchq.api.transaction import Delivery, Event, Ledger
 from batchq.api.unreadable import Unreadable
+from batchq.api.validate import disorder_of
 from batchq.errors import UnreadableRecord
 from batchq.store import codec
 from batchq.store.codec import DAMAGE
@@ -55,6 +56,8 @@ def read_record(
     # Uids are parts of fences, and names parts of scopes, which are told apart by these.
     if " " in key or " " in uid or "|" in uid or _names_no_scope(item):
         return _unreadable(kind, key, "there is a space in a name, or a space or bar in its uid")
+    if isinstance(item, PodGroup) and (why := disorder_of(item)):
+        return _unreadable(kind, key, why)
     return item
 
 

@@ -76,6 +76,12 @@ def test_what_ended_a_half_life_ago_counts_for_half_of_that() -> None:
     assert abs(2 * early - late) < late / 50
 
 
+def test_of_a_run_of_a_million_years_the_last_one_counts() -> None:
+    """Whoever may write a pod may say so; hour by hour, that kept a session for hours."""
+    ages = ran("old", 8, -(2**55), NOW)
+    assert share(*ages) == share(*ran("new", 8, NOW - 365 * DAY, NOW))
+
+
 def test_what_reclaim_or_preempt_took_away_is_not_counted() -> None:
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.RECLAIMED)) == 0
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.PREEMPTED)) == 0

@@ -1,0 +1,215 @@
+"""Records that are well formed and lie, as whoever may write them can make them: what no scheduler
+could work with is unreadable, and over all else a session is held.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct, ValidationError, structs
+
+from batchq.api.objects import (
+    Evictions,
+    Object,
+    PodGroup,
+    PodGroupSpec,
+    PodGroupStatus,
+    Task,
+    key_of,
+    kind_of,
+)
+from batchq.api.unreadable import Unreadable
+from batchq.assembly import assemble
+from batchq.config.load import read_config
+from batchq.framework.session import Session
+from batchq.framework.snapshot import Snapshot
+from batchq.scheduler.scheduler import Scheduler
+from batchq.sim.run import Stage
+from batchq.sim.world import read_world
+from batchq.store import records
+from tests.contract.made import group
+from tests.worlds.wide import wide_world
+
+#: So many lies are told of each of the worlds; `make swarm` sets more.
+LIES = int(os.environ.get("BATCHQ_MUTATIONS", "1000")) // 20
+WORLDS = range(8)
+
+NUMBERS = (-(2**40), -1, 0, 1, 2**31, 10**9, 2**63 - 1)
+WORDS = ("", "x", "\0", "-1", "9" * 400, "root", "default", "q0", "n0", "u-1", "red/g0", "\u202e")
+_OF_SNAPSHOT = ("groups", "queues", "nodes", "quotas", "priority_classes", "admission_checks")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording(Scheduler):
+    """A scheduler that keeps what it has seen."""
+
+    seen: list[tuple[Snapshot, int]] = field(default_factory=list)
+
+    def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
+        self.seen.append((snapshot, now_ms))
+        return Scheduler.decide(self, snapshot, now_ms)
+
+
+def recording(seed: int) -> Recording:
+    """The scheduler of a busy world that has been played."""
+    world = wide_world(seed)
+    made = assemble(read_config(world.config_text, "scheduler.yaml"))
+    scheduler = Recording(made.actions, made.plugins, made.settings)
+    Stage(read_world(world.text, f"seed {seed}"), scheduler).run(60, bounded=True)
+    return scheduler
+
+
+def in_full(value: Any) -> Any:
+    """An object as JSON has it, with all that is left out since it is the default."""
+    match value:
+        case Struct():
+            names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+            return {encoded: in_full(getattr(value, name)) for name, encoded in names}
+        case dict():
+            return {name: in_full(one) for name, one in value.items()}
+        case list() | tuple():
+            return [in_full(one) for one in value]
+        case msgspec.Raw():
+            return msgspec.json.decode(value)
+        case _:
+            return msgspec.to_builtins(value)
+
+
+def lie_about(chance: random.Random, item: Object) -> bytes | None:
+    """The record with one to four values that nobody would have written; None if they are of types
+    that the decoder refuses.
+    """
+    told = in_full(item)
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        places = [place for place in _places(told) if place]
+        status = [place for place in places if place[0] == "status"]
+        *path, last = chance.choice(status if status and chance.random() < 0.6 else places)
+        inside = told
+        for name in path:
+            inside = inside[name]
+        inside[last] = _other(chance, inside[last])
+    stored = msgspec.json.encode(told)
+    try:
+        msgspec.json.decode(stored, type=type(item))
+    except ValidationError:
+        return None
+    return stored
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to each value within one."""
+    found = [place]
+    if isinstance(value, dict):
+        for name, one in value.items():
+            found += _places(one, (*place, name))
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            found += _places(one, (*place, number))
+    return found
+
+
+def _other(chance: random.Random, value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int():
+            return chance.choice(NUMBERS)
+        case str():
+            return chance.choice(WORDS)
+        case None:
+            return chance.choice((*NUMBERS, *WORDS))
+        case dict():
+            changed = dict(value)
+            kept = changed.pop(chance.choice(list(changed))) if changed else chance.choice(NUMBERS)
+            return {**changed, chance.choice((*WORDS, "cpu", "0")): kept}
+        case _:
+            return [*value, *value] or [chance.choice(WORDS)]
+
+
+def with_instead(snapshot: Snapshot, item: Object, lie: Object) -> Snapshot:
+    """The snapshot, in which one record is another."""
+    for name in _OF_SNAPSHOT:
+        there = getattr(snapshot, name)
+        if any(one is item for one in there):
+            return structs.replace(
+                snapshot, **{name: tuple(lie if one is item else one for one in there)}
+            )
+    pods = {
+        uid: tuple(lie if one is item else one for one in snapshot.pods[uid])
+        for uid in snapshot.pods
+    }
+    return structs.replace(snapshot, pods=pods)
+
+
+@pytest.mark.parametrize("seed", WORLDS)
+def test_a_session_is_held_over_records_that_lie(seed: int) -> None:
+    chance = random.Random(seed)
+    scheduler = recording(seed)
+    held = 0
+    for number in range(LIES):
+        snapshot, now_ms = chance.choice(scheduler.seen)
+        pods = [pod for uid in snapshot.pods for pod in snapshot.pods[uid]]
+        chosen = chance.choice([*_OF_SNAPSHOT, "groups", "groups", "pods"])
+        items = pods if chosen == "pods" else list(getattr(snapshot, chosen))
+        if not items:
+            continue
+        item = chance.choice(items)
+        stored = lie_about(chance, item)
+        if stored is None:
+            continue
+        lie = records.read_record(kind_of(item), key_of(item), stored)
+        if isinstance(lie, Unreadable):
+            continue
+        try:
+            scheduler.wide_awake().decide(with_instead(snapshot, item, lie), now_ms)
+        except Exception as error:  # whatever it is, the record that did it is to be told
+            pytest.fail(f"lie {number}: {type(error).__name__}: {error} for {stored[:2000]!r}")
+        held += 1
+    assert held > LIES // 10
+
+
+def tasks(*replicas: int) -> tuple[Task, ...]:
+    return tuple(Task(name=f"t{number}", replicas=count) for number, count in enumerate(replicas))
+
+
+def why_unreadable(made: PodGroup) -> str:
+    found = records.read_record("PodGroup", key_of(made), msgspec.json.encode(made))
+    assert isinstance(found, Unreadable)
+    return found.why
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (PodGroupSpec(tasks=tasks(-1)), "task t0 has -1 replicas, of 0 to 1,000,000"),
+        (PodGroupSpec(tasks=tasks(10**9)), "task t0 has 1000000000 replicas, of 0 to 1,000,000"),
+        (PodGroupSpec(tasks=tasks(1) * 2), "two of its tasks have the same name"),
+        (PodGroupSpec(tasks=tasks(1), min_member=-5), "its minMember is -5"),
+        (
+            PodGroupSpec(tasks=tasks(*[10**6] * 3)),
+            "3,000,000 of its pods are to start together, more than 1,000,000",
+        ),
+    ],
+)
+def test_a_group_that_no_scheduler_could_work_with_is_unreadable(
+    spec: PodGroupSpec, why: str
+) -> None:
+    assert why_unreadable(structs.replace(group(), spec=spec)) == why
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        PodGroupStatus(spent={"x": 1}),
+        PodGroupStatus(evictions=Evictions(recent={"x": 1})),
+        PodGroupStatus(evictions=Evictions(longest_pod_runs={"x": 1})),
+    ],
+)
+def test_a_group_that_counts_by_what_is_no_number_is_unreadable(status: PodGroupStatus) -> None:
+    told = why_unreadable(structs.replace(group(), status=status))
+    assert told == "its status counts by numbers, and has 'x' for one"

@@ -19,6 +19,7 @@ ALL = (
     "commits",
     "agents",
     "thousand",
+    "flood",
 )
 
 if {"--help", "-h"} & set(sys.argv[1:]):

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import click
 from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.names import counted
-from batchq.api.objects import API_VERSION
 from batchq.api.quantity import format_quantity
 from batchq.api.reasons import Waiting
 from batchq.api.times import format_instant
+from batchq.api.unreadable import Unreadable
 from batchq.cli.ending import tell_nobody_leads
 from batchq.cli.options import (
     LIST_FORMATS,
     Globals,
+    Paging,
     examples,
     namespace_option,
     output_option,
+    paging_options,
     pass_globals,
 )
-from batchq.cli.output import is_terminal, show_data, show_table
+from batchq.cli.output import ListWriter, TableWriter, is_terminal, show_data, show_table
 from batchq.cli.tables import groups_table
 from batchq.cli.terminal import echo
 from batchq.cli.unreadableview import show_unreadable
 from batchq.cli.values import name_of_kind
+from batchq.client import Client
+from batchq.client.listing import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
 from batchq.client.overview import GATED, GroupView
 from batchq.client.queues import ROOT
 
 _PHASES = (*map(str, PodGroupPhase), GATED)
 #: So many finished groups are listed on a terminal: a screen is not to be filled with the past.
-_FINISHED_SHOWN = 20
+_RECENT = 20
+_DATA = ("json", "yaml", "name")
 
 
 @click.command(
@@ -44,6 +50,7 @@ _FINISHED_SHOWN = 20
         "batchq jobs -q default -o wide",
         "batchq jobs --start -q default",
         "batchq jobs -o name",
+        "batchq jobs -A --limit 100",
     )
 )
 @namespace_option
@@ -68,6 +75,7 @@ _FINISHED_SHOWN = 20
     "--all", "everything", is_flag=True, help="All that have finished, on a terminal too."
 )
 @click.option("--start", is_flag=True, help="Those that wait, and when they are expected to start.")
+@paging_options
 @output_option(*LIST_FORMATS)
 @pass_globals
 def jobs(
@@ -80,6 +88,7 @@ def jobs(
     active: bool,
     everything: bool,
     start: bool,
+    paging: Paging,
     output: str,
 ) -> None:
     """List pod groups, the oldest first.
@@ -91,6 +100,11 @@ def jobs(
     most fundamental reason and the numbers of this moment, and who took its place, if it was sent
     back. `batchq why NAME` has all reasons. Of -o wide, REASON is that reason alone, and EVICTIONS
     counts how often preempt and reclaim have sent it back, and the pods that they have stopped.
+
+    More than 10,000 groups are read --chunk-size at a time, and each chunk is written as soon as it
+    is there. Places in line are left out then, and numbers are those that the scheduler has written
+    down; --chunk-size 0 looks at all of them at once. --limit ends a list early, says where it went
+    on (of -o json and -o yaml, in metadata.continue), and --continue goes on there.
 
     With --start: when those that wait are expected to start, the first first, and whose end or
     start that takes. The scheduler's next session is decided here, and everybody in line is planned
@@ -106,45 +120,136 @@ def jobs(
         space = "" if all_namespaces else namespace
         _list_starts(shared, space, name_of_kind("Queue", queue) if queue else "", output)
         return
-    known = _known(phases, _PHASES, "--phase")
-    wanted = frozenset(_known(reasons, tuple(map(str, Waiting)), "--reason"))
+    query = _Query(
+        namespace="" if all_namespaces else namespace,
+        queue=name_of_kind("Queue", queue) if queue else "",
+        phases=_known(phases, _PHASES, "--phase"),
+        reasons=frozenset(_known(reasons, tuple(map(str, Waiting)), "--reason")),
+        active=active,
+        finished=None if everything or phases or output in _DATA or not is_terminal() else _RECENT,
+    )
     with shared.connect() as client:
-        overview = client.overview()
-        led = client.schedulers().led
-        queue = name_of_kind("Queue", queue) if queue else ""
-        space = "" if all_namespaces else namespace
-        damaged = client.unreadable("PodGroup", namespace=space)
-        views = overview.groups(namespace=space, queue=queue, phases=known)
-        # What has ended may be of a queue that is no more.
-        if not views and queue not in ("", ROOT) and not overview.groups(queue=queue):
-            client.get("Queue", queue)
-    # Uids rise: they tell which of two groups of one millisecond came first.
-    views.sort(key=lambda view: (view.created_at, view.uid))
-    if wanted:
-        views = [view for view in views if _waits_for(view, wanted)]
-    if active:
+        is_large = paging.size > 0 and client.count("PodGroup") > WHOLE_UP_TO
+        listing = (_in_pages if is_large else _whole)(client, query, paging)
+        _Writer(client, query, output, color=shared.color).write(listing, paging)
+
+
+class _Query(NamedTuple):
+    """Which groups are listed; `finished`: of those that have ended only so many, None for all."""
+
+    namespace: str
+    queue: str
+    phases: Sequence[str]
+    reasons: frozenset[str]
+    active: bool
+    finished: int | None
+
+
+class _Listing(NamedTuple):
+    """Groups a page at a time, and how many that have ended are left out. `is_whole`: they were
+    looked at with all others, and so are their places in line.
+    """
+
+    pages: Iterable[GroupPage]
+    hidden: int
+    is_whole: bool
+
+
+def _whole(client: Client, query: _Query, paging: Paging) -> _Listing:
+    """All in one look."""
+    overview = client.overview()
+    views = overview.groups(namespace=query.namespace, queue=query.queue, phases=query.phases)
+    # What has ended may be of a queue that is no more.
+    if not views and query.queue not in ("", ROOT) and not overview.groups(queue=query.queue):
+        client.get("Queue", query.queue)
+    # Uids rise: they tell which of two groups came first.
+    views.sort(key=lambda view: (view.uid, view.key))
+    if paging.after:
+        views = [view for view in views if is_behind(view, paging.after)]
+    if query.active:
         views = [view for view in views if view.phase not in TERMINAL]
-    match output:
-        case "json" | "yaml":
-            rows = [row_of(view) for view in views]
-            show_data({"apiVersion": API_VERSION, "kind": "JobList", "items": rows}, output)
-        case "name":
+    shown = views if query.finished is None else recent(views, query.finished)
+    damaged = tuple(client.unreadable("PodGroup", namespace=query.namespace))
+    page = GroupPage(views=tuple(shown), unreadable=damaged, at=overview.at)
+    return _Listing([page], len(views) - len(shown), is_whole=True)
+
+
+def _in_pages(client: Client, query: _Query, paging: Paging) -> _Listing:
+    """A page at a time, each read when it is shown."""
+    pages = client.job_pages(
+        namespace=query.namespace,
+        queue=query.queue,
+        phases=query.phases,
+        active=query.active,
+        finished=query.finished,
+        after=paging.after,
+        size=paging.size if paging.limit is None else min(paging.size, paging.limit + 1),
+    )
+    return _Listing(pages, pages.hidden, is_whole=False)
+
+
+class _Writer:
+    """Writes a listing in the form that is asked for, each page as soon as it is there."""
+
+    def __init__(self, client: Client, query: _Query, output: str, *, color: bool) -> None:
+        self._client, self._query, self._output, self._color = client, query, output, color
+        self._data = ListWriter("JobList", output) if output in ("json", "yaml") else None
+        self._table = TableWriter(wide=output == "wide", color=color)
+        self._waits = False
+
+    def write(self, listing: _Listing, paging: Paging) -> None:
+        """All of it, or as much as the limit allows."""
+        damaged: list[Unreadable] = []
+        token, following, count = "", "", 0
+        for page in listing.pages:
+            damaged += page.unreadable
+            views = [view for view in page.views if self._is_wanted(view)]
+            left = len(views) if paging.limit is None else paging.limit - count
+            shown = views[:left]
+            self._write_page(shown, page.at)
+            count += len(shown)
+            token = token_of_view(shown[-1]) if shown else token
+            if len(views) > left:
+                following = token
+                break
+        if not count and not listing.is_whole and self._query.queue not in ("", ROOT):
+            self._client.get("Queue", self._query.queue)
+        self._end(listing, following, count)
+        show_unreadable(damaged, tabled=self._output not in _DATA, color=self._color)
+
+    def _is_wanted(self, view: GroupView) -> bool:
+        return not self._query.reasons or _waits_for(view, self._query.reasons)
+
+    def _write_page(self, views: Sequence[GroupView], at: int) -> None:
+        self._waits = self._waits or any(view.phase not in TERMINAL for view in views)
+        if not views:
+            return
+        if self._data is not None:
+            self._data.write([row_of(view) for view in views])
+        elif self._output == "name":
             for view in views:
                 echo(view.key)
-        case _ if views:
-            whole = everything or bool(phases) or not is_terminal()
-            shown = views if whole else recent(views)
-            table = groups_table(shown, overview.at, namespaces=all_namespaces)
-            show_table(table, wide=output == "wide", color=shared.color)
-            hidden = len(views) - len(shown)
-            if hidden:
-                echo(f"… and {counted(hidden, 'older finished group')} (--all)", err=True)
-            if not led and any(view.phase not in TERMINAL for view in views):
-                tell_nobody_leads()
-        case _:
-            where = "" if all_namespaces else f" in namespace {namespace}"
+        else:
+            self._table.write(groups_table(views, at, namespaces=not self._query.namespace))
+
+    def _end(self, listing: _Listing, following: str, count: int) -> None:
+        if self._data is not None:
+            self._data.end(following)
+            return
+        if following:
+            echo(f"… and more: --continue {following}", err=True)
+        if self._output == "name":
+            return
+        if not count:
+            where = f" in namespace {self._query.namespace}" if self._query.namespace else ""
             echo(f"there are no such pod groups{where}", err=True)
-    show_unreadable(damaged, tabled=output not in ("json", "yaml", "name"), color=shared.color)
+            return
+        if listing.hidden:
+            echo(f"… and {counted(listing.hidden, 'older finished group')} (--all)", err=True)
+        if self._waits and not listing.is_whole and is_terminal():
+            echo("… without places in line, as there are so many: `batchq why NAME`", err=True)
+        if self._waits and not self._client.schedulers().led:
+            tell_nobody_leads()
 
 
 def _check_alone(**others: object) -> None:
@@ -181,10 +286,10 @@ def _list_starts(shared: Globals, namespace: str, queue: str, output: str) -> No
             echo(f"no pod groups wait{where}", err=True)
 
 
-def recent(views: Sequence[GroupView]) -> list[GroupView]:
+def recent(views: Sequence[GroupView], finished: int) -> list[GroupView]:
     """All that have not finished, and of the others the last few; in the same order."""
-    finished = [view.key for view in views if view.phase in TERMINAL]
-    old = frozenset(finished[:-_FINISHED_SHOWN])
+    ended = [view.key for view in views if view.phase in TERMINAL]
+    old = frozenset(ended[:-finished])
     return [view for view in views if view.key not in old]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -54,6 +55,43 @@ def namespace_option(command: F) -> F:
     return click.option(
         "-n", "--namespace", default="default", show_default=True, help="The namespace."
     )(command)
+
+
+class Paging(NamedTuple):
+    """How a large list is read: `size` objects at a time, 0 for all in one look; at most `limit` of
+    them, None for all; and those behind the place that `after` names.
+    """
+
+    size: int
+    limit: int | None
+    after: str
+
+
+def paging_options(command: F) -> F:
+    """--chunk-size, --limit and --continue, as `paging`."""
+
+    @click.option(
+        "--chunk-size",
+        type=click.IntRange(min=0, max=10_000),
+        default=500,
+        show_default=True,
+        metavar="N",
+        help="Read a large list so many at a time; 0: all in one look.",
+    )
+    @click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="List at most so many, and say how to go on.",
+    )
+    @click.option(
+        "--continue", "after", default="", metavar="TOKEN", help="Go on where --limit has ended."
+    )
+    @functools.wraps(command)
+    def paged(*words: Any, chunk_size: int, limit: int | None, after: str, **named: Any) -> Any:
+        return command(*words, paging=Paging(chunk_size, limit, after), **named)
+
+    return cast(F, paged)
 
 
 def metrics_option(command: F) -> F:

@@ -171,6 +171,73 @@ def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -
     show_data({"apiVersion": API_VERSION, "kind": "List", "items": items}, form)
 
 
+class ListWriter:
+    """Writes a list of plain data as `json` or `yaml` while it comes: what it is called first, then
+    each item, and at the end, where there is more, where the list goes on.
+    """
+
+    def __init__(self, kind: str, form: str) -> None:
+        self._form, self._count = form, 0
+        if form == "json":
+            echo(
+                f'{{\n  "apiVersion": "{API_VERSION}",\n  "kind": "{kind}",\n  "items": [', nl=False
+            )
+        else:
+            show_data({"apiVersion": API_VERSION, "kind": kind}, form)
+
+    def write(self, items: Sequence[object]) -> None:
+        """The next items."""
+        if self._form == "json":
+            for item in items:
+                text = json.dumps(item, indent=2, ensure_ascii=False).replace("\n", "\n    ")
+                echo(f"{',' if self._count else ''}\n    {text}", nl=False)
+                self._count += 1
+            return
+        from batchq.config.documents import print_documents
+
+        if items:
+            plain = json.loads(json.dumps(items))
+            text = print_documents([{"items": plain}])
+            echo(text if not self._count else text.partition("\n")[2], nl=False)
+            self._count += len(items)
+
+    def end(self, following: str = "") -> None:
+        """No more items; `following` is the token of those that are left out."""
+        if self._form == "json":
+            close = "\n  ]" if self._count else "]"
+            more = {"metadata": {"continue": following}} if following else {}
+            tail = "".join(
+                f",\n  {json.dumps(name)}: {json.dumps(it)}" for name, it in more.items()
+            )
+            echo(f"{close}{tail}\n}}")
+            return
+        if not self._count:
+            echo("items: []")
+        if following:
+            show_data({"metadata": {"continue": following}}, self._form)
+
+
+class TableWriter:
+    """Writes a table a page at a time: the titles once, and columns as wide as a page needs."""
+
+    def __init__(self, *, wide: bool, color: bool) -> None:
+        self._wide, self._color = wide, color
+        self._is_begun = False
+
+    def write(self, table: Table) -> None:
+        """The rows of a page."""
+        shown = table.narrowed(wide=self._wide)
+        begun, self._is_begun = self._is_begun, True
+        if is_terminal():
+            color = self._color and not os.environ.get("NO_COLOR")
+            lines = fitted(shown, shutil.get_terminal_size().columns, color=color)
+            for line in lines[begun:]:
+                paint(line)
+            return
+        for line in aligned([shown.titles, *shown.rows])[begun:]:
+            echo(line)
+
+
 def reference(item: Object) -> str:
     """`podgroup default/train`, `queue a`: an object in what a command did."""
     return f"{kind_of(item).lower()} {full_name(item)}"

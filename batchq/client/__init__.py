@@ -72,11 +72,13 @@ from batchq.ports import Reader
 if TYPE_CHECKING:
     from batchq.api.unreadable import Unreadable
     from batchq.client.leading import Schedulers
+    from batchq.client.listing import GroupLook, GroupPages
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview
     from batchq.client.queues import QueueView
     from batchq.client.waiting import Goal, Result
     from batchq.store.mirror import Change
+    from batchq.store.pages import Page
     from batchq.store.redis import Listing, RedisStore
 
 # fmt: off
@@ -278,6 +280,60 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
         """As `list`, and what stands among them and cannot be read."""
         return self._store.listing(kind, namespace=namespace)
+
+    def count(self, kind: str) -> int:
+        """How many objects of a kind there are, also such as cannot be read."""
+        from batchq.store.pages import count_objects
+
+        return count_objects(self._store.link, kind)
+
+    def pages(
+        self, kind: str, *, namespace: str = "", after: str = "", size: int = 500
+    ) -> Iterator[Page]:
+        """As `list`, so many at a time, each page read when it is asked for: its `objects`, and
+        what is `unreadable` among them. `after` is `client.listing.token_of_object` of the last
+        one of a list that was broken off.
+        """
+        from batchq.client.listing import object_pages
+
+        return object_pages(self._store, kind, namespace=namespace, after=after, size=size)
+
+    def job_pages(
+        self,
+        *,
+        namespace: str = "",
+        queue: str = "",
+        phases: Sequence[str] = (),
+        active: bool = False,
+        finished: int | None = None,
+        after: str = "",
+        size: int = 500,
+    ) -> GroupPages:
+        """As `jobs`, so many groups at a time, the oldest first, each page read when it is asked
+        for: its `views`, without places in line, and what is `unreadable` among them.
+
+        `active` leaves out groups that have ended, and `finished` all of these but so many that
+        were submitted last. `after` is `client.listing.token_of_view` of the last one of a list
+        that was broken off.
+        """
+        from batchq.client.listing import GroupPages
+
+        return GroupPages(
+            self._store,
+            namespace=namespace,
+            queue=queue,
+            phases=phases,
+            active=active,
+            finished=finished,
+            after=after,
+            size=size,
+        )
+
+    def look(self) -> GroupLook:
+        """What shows some groups without looking at all the others."""
+        from batchq.client.listing import GroupLook
+
+        return GroupLook(self._store)
 
     def unreadable(self, kind: str, *, namespace: str = "") -> Sequence[Unreadable]:
         """What the last `overview` left out of a kind (and namespace) as unreadable."""

@@ -156,10 +156,20 @@ class Overview:
     """One look at everything; `at` is its instant in milliseconds.
 
     `session` is one that has decided nothing yet, of a scheduler with other plugins than usual.
+    `is_part`: the snapshot has some of the groups only, so that no place in line can be told, and
+    reasons are as the scheduler has written them down.
     """
 
-    def __init__(self, snapshot: Snapshot, now_ms: int, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        now_ms: int,
+        session: Session | None = None,
+        *,
+        is_part: bool = False,
+    ) -> None:
         self.at = now_ms
+        self._is_part = is_part
         self._snapshot = snapshot
         self._session: Session = session or assemble(SchedulerConfig()).open(snapshot, now_ms)
         self._places: dict[str, dict[str, int]] = {}
@@ -291,7 +301,7 @@ class Overview:
         )
 
     def _position(self, group: GroupState) -> int | None:
-        if group.phase != PodGroupPhase.PENDING:
+        if group.phase != PodGroupPhase.PENDING or self._is_part:
             return None
         return self._line(group.queue).get(group.key)
 
@@ -314,6 +324,8 @@ class Overview:
         pending = group.phase == PodGroupPhase.PENDING
         if pending and not stored:
             return (Blocker(stored=UNSEEN, now=UNSEEN),)
+        if self._is_part:
+            return tuple(Blocker(stored=verdict, now=verdict) for verdict in stored)
         session = self._session
         asked = pending and bool(stored)
         fresh = blockers(session, group) or refused_by_nodes(session, group) if asked else ()

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, cast
 
-import structlog
 from msgspec import Struct
 from redis.exceptions import ResponseError
 
@@ -24,8 +23,6 @@ from batchq.store.codec import DAMAGE
 from batchq.store.doorbell import RINGS_KEPT, Word
 from batchq.store.link import LONGEST_BLOCK_MS, Call, Link, is_wrong_type
 from batchq.store.records import name_of, reason_of
-
-log = structlog.get_logger(__name__)
 
 BELL_KEPT = 1_000
 #: No fact is longer than this.
@@ -252,15 +249,22 @@ def settling(request: str, settled: Sequence[Settled | None]) -> list[Call]:
 def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> Entry | None:
     """The fact; None, and told, for what is none."""
     if not subject:
-        log.error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
+        _log().error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
         return None
     name = subject.decode(errors="replace")
     try:
         fact = decode(raw)
     except DAMAGE as error:
-        log.error("fact.unreadable", node=node, subject=shown(name), why=reason_of(error))
+        _log().error("fact.unreadable", node=node, subject=shown(name), why=reason_of(error))
         return None
     if fact.subject != name:
-        log.error("fact.unreadable", node=node, subject=shown(name), why="it is about another")
+        _log().error("fact.unreadable", node=node, subject=shown(name), why="it is about another")
         return None
     return Entry(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))
+
+
+def _log() -> Any:
+    # Imported by who has something to say: it costs a command as much as all else that it loads.
+    import structlog
+
+    return structlog.get_logger(__name__)

@@ -6,12 +6,9 @@ import random
 import threading
 import time
 from collections.abc import Callable
-
-import structlog
+from typing import Any
 
 from batchq.errors import StoreUnavailable
-
-_log = structlog.get_logger()
 
 FIRST_WAIT_MS = 200
 LONGEST_WAIT_MS = 5000
@@ -77,7 +74,7 @@ class Outage:
             first, self._since = self._since is None, self._since or time.monotonic()
             self.count += first
         if first:
-            _log.warning("store.unavailable", error=error.message, hint=error.hint)
+            _log().warning("store.unavailable", error=error.message, hint=error.hint)
 
     def succeeded(self) -> None:
         """A call succeeded."""
@@ -87,7 +84,7 @@ class Outage:
             lasted_s, was_away, self._since = self.lasts_s(), self.unavailable, None
             self._past_s += lasted_s
         if was_away:
-            _log.info("store.back", away_s=round(lasted_s, 1))
+            _log().info("store.back", away_s=round(lasted_s, 1))
 
 
 class Patience:
@@ -127,3 +124,10 @@ class Patience:
         away_s, self._since = time.monotonic() - self._since, None
         self._backoff.reset()
         self._tell(f"the server is back after {away_s:.0f} s; going on")
+
+
+def _log() -> Any:
+    # Imported by who has something to say: it costs a command as much as all else that it loads.
+    import structlog
+
+    return structlog.get_logger()

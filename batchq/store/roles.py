@@ -24,7 +24,7 @@ _RQ_OF_A_NODE, _RQ = (keys.of_rq(node, f"{keys.RQ}*") for node in (_NODE, "*"))
 #: What every client says when it connects, and asks before it uses a server.
 _CONNECTS = ("client|setinfo", "info", "ping", "select", "time")
 _LOOKS = (
-    *("acl|whoami", "exec", "get", "hget", "hgetall", "hkeys", "hmget", "hscan", "multi"),
+    *("acl|whoami", "exec", "get", "hget", "hgetall", "hkeys", "hlen", "hmget", "hscan", "multi"),
     *("xrange", "xread", "xrevrange"),
 )
 #: What `commit.lua` does, less what looks.
@@ -34,7 +34,7 @@ _COMMITS = (
 )
 #: The other scripts and commands of a leader, and handing pods to RQ.
 _LEADS = (
-    *("del", "expire", "hlen", "hrandfield", "hstrlen", "rpush"),
+    *("del", "expire", "hrandfield", "hstrlen", "rpush"),
     *("script|exists", "script|load"),
 )
 _SERVES = ("evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")

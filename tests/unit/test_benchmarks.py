@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from benchmarks import reclaim, submission, traces
+import pytest
+
+from benchmarks import flood, reclaim, submission, traces
 from benchmarks.queues import compare, flat, leaves_of, tree
 from tests.harness.server import Server
 
@@ -84,3 +86,19 @@ def test_submission_compares_five_ways_on_one_server() -> None:
         ("submit --from-file", 20),
     ]
     assert all(isinstance(cell, int | float) and cell > 0 for row in rows for cell in row[1:4])
+
+
+@pytest.mark.e2e
+def test_flood_times_starts_and_lists_beside_another_tenants_groups() -> None:
+    rows = flood.measure(many=40, shapes=2, probes=1, restart=False)
+    assert [row[:2] for row in rows] == [
+        ["`true`", "nothing waits"],
+        ["`true`", "40 come in"],
+        ["`true`", "right after"],
+        ["`true`", "40 wait"],
+        ["`jobs -n noisy`", "first line"],
+        ["`jobs -n quiet`", "first line"],
+        ["`jobs -A`", "first line"],
+        ["`get podgroups -n noisy -o name`", "first line"],
+    ]
+    assert all(isinstance(row[3], float) and row[3] > 0 for row in rows)

@@ -1,0 +1,147 @@
+"""Lists of objects a page at a time: their names first, then the objects of each page.
+
+The names come from the heads, which are small (HSCAN, thousands a reply), with the phase and the
+uid that a head holds; objects are read only when their page is asked for. So the first page costs
+about a microsecond for each object that there is, and a reader holds no more than their names. A
+list is not of one instant: an object that is deleted before its page is read is left out, and one
+that is created later is missing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias, cast
+
+import redis
+from msgspec import Struct
+
+from batchq.api.objects import NAMESPACED, Object
+from batchq.api.unreadable import Unreadable
+from batchq.errors import StoreUnavailable
+from batchq.store import keys
+from batchq.store.link import Link, is_forbidden, is_wrong_type
+from batchq.store.mirror import read_many
+from batchq.store.records import field_of_key, key_of_field, read_record
+
+#: Names in one reply: it takes the server some milliseconds.
+NAMES_A_REPLY = 10_000
+
+#: One object of a list, as it sorts: its uid (of a pod, its group's), its field, and its phase.
+Entry: TypeAlias = tuple[bytes, bytes, bytes]
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """Objects in order, and what stands among them and cannot be read."""
+
+    objects: tuple[Object, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
+def count_objects(link: Link, kind: str) -> int:
+    """How many objects of a kind there are; 0 where the key holds none. Raises StoreUnavailable."""
+    return _count(link, keys.objects(kind))
+
+
+def _count(link: Link, key: str) -> int:
+    try:
+        return link.ask(lambda client: client.hlen(key))
+    except StoreUnavailable as error:
+        if is_wrong_type(error.__cause__):
+            return 0
+        if not is_forbidden(error):
+            raise
+    # A user of a role of before may not ask that.
+    return len(link.ask(lambda client: cast("list[bytes]", client.hkeys(key))))
+
+
+def read_entries(link: Link, kind: str, *, namespace: str = "") -> list[Entry]:
+    """Every object of a kind, in no order; of one namespace where the keys of a kind tell which
+    they are of, which those of pods do not. Raises StoreUnavailable.
+    """
+    is_spaced = bool(namespace) and kind in NAMESPACED and kind != "Pod"
+    prefix = field_of_key(f"{namespace}/") if is_spaced else b""
+    heads: dict[bytes, bytes] = {}
+    for page in _heads(link, kind, prefix):
+        heads |= page
+    entries = [_entry(field, head) for field, head in heads.items()]
+    entries += [(b"", field, b"") for field in _headless(link, kind, prefix, heads)]
+    return entries
+
+
+def in_order(entries: Sequence[Entry], size: int) -> Iterator[Sequence[Entry]]:
+    """Pages of so many, sorted; the first without sorting all."""
+    yield heapq.nsmallest(size, entries)
+    if len(entries) > size:
+        rest = sorted(entries)
+        for start in range(size, len(rest), size):
+            yield rest[start : start + size]
+
+
+def by_key(entries: Sequence[Entry]) -> list[Entry]:
+    """The same so that they sort by key, and not by uid."""
+    return [(b"", field, phase) for _, field, phase in entries]
+
+
+def token_of(uid: str, key: str) -> str:
+    """Where a list goes on that has come to this object; `uid` "" in a list by key."""
+    return f"{uid}.{key}"
+
+
+def after(entries: Sequence[Entry], token: str) -> list[Entry]:
+    """Those that come behind the place that a token names, whether or not it is still there."""
+    uid, _, key = token.partition(".")
+    place = (uid.encode(), field_of_key(key), b"\xff")
+    return [entry for entry in entries if entry > place]
+
+
+def read_page(link: Link, kind: str, entries: Sequence[Entry]) -> Page:
+    """The objects of a page, in the order of its entries. Raises StoreUnavailable."""
+    wanted = [key_of_field(field) for _, field, _ in entries]
+    stored = read_many(link, kind, wanted) if wanted else {}
+    items = [read_record(kind, key, stored[key]) for key in wanted if key in stored]
+    return Page(
+        objects=tuple(item for item in items if not isinstance(item, Unreadable)),
+        unreadable=tuple(item for item in items if isinstance(item, Unreadable)),
+    )
+
+
+def _heads(link: Link, kind: str, prefix: bytes) -> Iterator[dict[bytes, bytes]]:
+    match = re.sub(rb"([*?\[\]\\^])", rb"\\\1", prefix) + b"*" if prefix else None
+    cursor = 0
+    while True:
+        try:
+            cursor, page = link.ask(partial(_scan, keys.heads(kind), cursor, match))
+        except StoreUnavailable as error:
+            # The leader makes them anew within seconds; until then the objects' own names are read.
+            if not is_wrong_type(error.__cause__):
+                raise
+            return
+        yield page
+        if cursor == 0:
+            return
+
+
+def _scan(
+    key: str, cursor: int, match: bytes | None, client: redis.Redis
+) -> tuple[int, dict[bytes, bytes]]:
+    following, page = client.hscan(key, cursor=cursor, match=match, count=NAMES_A_REPLY)
+    return int(following), cast("dict[bytes, bytes]", page)
+
+
+def _headless(link: Link, kind: str, prefix: bytes, heads: Collection[bytes]) -> Iterator[bytes]:
+    """Fields of objects without a head, which were written past batchq."""
+    if _count(link, keys.objects(kind)) == _count(link, keys.heads(kind)):
+        return
+    fields = link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.objects(kind))))
+    yield from (field for field in fields if field.startswith(prefix) and field not in heads)
+
+
+def _entry(field: bytes, head: bytes) -> Entry:
+    """By the first word of the fence: a group's uid, of a pod its group's."""
+    parts = head.split(b"|", 3)
+    if len(parts) < 4:
+        return (b"", field, b"")
+    return (parts[2].partition(b" ")[0], field, parts[1])

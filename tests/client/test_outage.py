@@ -207,6 +207,6 @@ def test_what_waiting_does_not_mend_is_told_at_once(server: Server, stage: Stage
     wrong = server.url.replace("unix://", "unix://nobody:wrong@")
     with pytest.raises(StoreUnavailable, match="refuses the user name or password"):
         Client(wrong, tell=told.append, patience_s=SOON_S)
-    with pytest.raises(InvalidInput, match="the scheme is 'http'"):
+    with pytest.raises(InvalidInput, match="it begins with none of redis://"):
         Client("http://localhost", tell=told.append, patience_s=SOON_S)
     assert told == []

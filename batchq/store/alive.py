@@ -101,15 +101,21 @@ class Alive:
         """Note an instant, and `run` if there is one; the head of `pod`, empty if there is none."""
         key = keys.alive(node)
 
-        def written(client: Any, add_call: AddCall) -> bytes:
+        def written(client: Any, add_call: AddCall | None = None) -> bytes:
             pipeline = client.pipeline(transaction=True)
-            add_call(pipeline, scripts.RAISE, (key,), (keys.ALIVE_TTL_S, field, at_ms))
+            if add_call is not None:
+                add_call(pipeline, scripts.RAISE, (key,), (keys.ALIVE_TTL_S, field, at_ms))
+            else:
+                pipeline.hset(key, field, at_ms)
+                pipeline.expire(key, keys.ALIVE_TTL_S)
             if run:
                 pipeline.hset(key, _RUN, run)
             pipeline.hget(keys.heads("Pod"), pod)
             return cast("bytes | None", pipeline.execute()[-1]) or b""
 
-        return self._link.call(written)
+        # A pod must not end because no scheduler has loaded scripts since a restart of the server.
+        # That a call which comes late takes back an instant is then put right by the next.
+        return self._link.call(written, otherwise=written)
 
 
 def beats_of(said: Said) -> dict[str, int]:

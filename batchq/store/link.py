@@ -302,12 +302,17 @@ class Link:
             return []
         return self.call(lambda client, add_call: _asked_at_once(client, asked, add_call))
 
-    def call(self, question: Callable[[redis.Redis, AddCall], T]) -> T:
+    def call(
+        self,
+        question: Callable[[redis.Redis, AddCall], T],
+        *,
+        otherwise: Callable[[redis.Redis], T] | None = None,
+    ) -> T:
         """The answer to a question that calls scripts, each by `add_call`; harmless twice.
 
         Scripts are called by their digest: a scheduler has loaded them. If the server does not
-        know one, a user with the right to load scripts loads all of them. Others wait a few
-        seconds for a scheduler to do so. Raises StoreUnavailable.
+        know one, a user with the right to load scripts loads all of them. Others ask `otherwise`,
+        if there is such a way, or wait a few seconds for a scheduler. Raises StoreUnavailable.
         """
 
         def asked(client: redis.Redis) -> T:
@@ -320,6 +325,8 @@ class Link:
             # A file of users from before roles lost the right to EVAL.
             if self._may(client, _try_eval):
                 return question(client, _by_text)
+            if otherwise is not None:
+                return otherwise(client)
             raise unknown
 
         try:

@@ -187,6 +187,19 @@ def test_a_claim_without_its_lease_is_never_left(
         assert admin.xlen(keys.BELL) == 1
 
 
+def test_leases_are_renewed_though_no_scheduler_has_loaded_anything(
+    guarded: GuardedServer, open_as: Callable[[str], RedisStore]
+) -> None:
+    worker = open_as("worker-n1")
+    worker.beat("n1", "run")
+    worker.renew("n1", "u-1-0", 1, "u 1 1", 30_000)
+    with guarded.as_user(ADMIN) as admin:
+        stored = admin.hgetall(keys.alive("n1"))
+        assert stored.keys() == {b"beat", b"run", b"u-1-0-1"}
+        assert 25_000 < int(stored[b"u-1-0-1"]) - worker.now_ms() <= 30_000
+        assert 0 < admin.ttl(keys.alive("n1")) <= keys.ALIVE_TTL_S
+
+
 # --- what a call may carry --------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from batchq.api.objects import Node, Pod
 from batchq.store import keys
 from batchq.store.connect import open_store
 from batchq.store.inboxes import SUPERSEDED, UNREADABLE
+from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
 from tests.e2e.guarded import GuardedStack
@@ -265,6 +266,11 @@ def test_a_worker_can_say_nothing_of_a_pod_on_another_node(
     store.close()
 
 
+def is_ready(store: RedisStore, name: str) -> bool:
+    node = store.get("Node", name)
+    return isinstance(node, Node) and node.status.ready
+
+
 def test_a_worker_can_say_nothing_of_another_node(stack: GuardedStack) -> None:
     """In an inbox there is no word for another node: what is said there is said of its own."""
     store = open_store(stack.server.url_of("worker-n1"))
@@ -272,15 +278,16 @@ def test_a_worker_can_say_nothing_of_another_node(stack: GuardedStack) -> None:
     assert isinstance(other, Node)
     before = store.counts().get(UNREADABLE, 0)
     of_n2 = Serves(agent=other.metadata.annotations["batchq/agent"], resources={"cpu": 1})
-    store.link.ask(lambda client: client.hset(keys.inbox("n1"), "n2", encode(of_n2)))
-    until(lambda: store.counts().get(UNREADABLE, 0) == before + 1, what="it is counted")
-    # The agent of n2 does not serve n1, so nor can it leave there.
+    # The agent of n2 does not serve n1, so it cannot leave there.
     store.inboxes.post("n1", Leaves(agent=of_n2.agent))
     until(lambda: not store.inboxes.own("n1"), what="it is folded")
-    for name in ("n1", "n2"):
-        node = store.get("Node", name)
-        assert isinstance(node, Node)
-        assert node.status.ready
+    assert is_ready(store, "n1")
+    store.link.ask(lambda client: client.hset(keys.inbox("n1"), "n2", encode(of_n2)))
+    until(lambda: store.counts().get(UNREADABLE, 0) == before + 1, what="it is counted")
+    assert is_ready(store, "n2")
+    # Its own node takes no pods for a while, as what it says cannot be read.
+    until(lambda: not is_ready(store, "n1"), what="n1 is out of service")
+    until(lambda: is_ready(store, "n1"), what="n1 is back")
     now = store.get("Node", "n2")
     assert isinstance(now, Node)
     assert now.spec == other.spec

@@ -99,6 +99,8 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     type=click.Choice(("auto", "cgroup", "pid-namespace", "subreaper")),
     default="auto",
     show_default=True,
+    envvar="BATCHQ_CONTAINMENT",
+    show_envvar=True,
     help="What makes a pod's end the end of all its processes: a cgroup, a PID namespace, or the "
     "work-horse alone; auto is the first of these that works here.",
 )

@@ -43,6 +43,12 @@ NO_RESULT = 65
 NOT_CALLABLE = 126
 NOT_FOUND = 127
 
+_SIGKILL = 9
+#: Said to an interpreter that stands by: as its argument, that no process but pods of its
+#: work-horse's is in its PID namespace; and as an order, to kill all others there.
+ALONE = "alone"
+KILL_OTHERS = b"!"
+
 _STDIN = 0
 _KIND_OF_FILE, _IS_SOCKET = 0o170000, 0o140000
 _MOST_ORDER_BYTES = 1 << 20
@@ -92,8 +98,8 @@ def main() -> int:
 def _stand_by() -> bool:
     """Fork a process for each order. True in each of them, and False when there are no more orders.
 
-    Whoever gives them is answered with a pid, and with the wait status once it asks for that: until
-    then nobody else can have that pid.
+    Whoever gives them is answered with a pidfd, and with the wait status once it asks for that:
+    until then nobody else can have that pid.
     """
     before = set(sys.modules)
     import socket
@@ -107,6 +113,10 @@ def _stand_by() -> bool:
         order, descriptors, _, _ = socket.recv_fds(orders, _MOST_ORDER_BYTES, _MOST_DESCRIPTORS)
         if not order:
             return False
+        if order == KILL_OTHERS:
+            _kill_others()
+            orders.send(b".")
+            continue
         # Whatever a forked process writes to it copies first, so all that can be is done before.
         wanted = json.loads(order)
         _change(environment, wanted["environment"])
@@ -122,12 +132,21 @@ def _stand_by() -> bool:
             return True
         for descriptor in descriptors:
             os.close(descriptor)
-        orders.send(b"%d" % pid)
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(orders, [b"."], [pidfd])
+        os.close(pidfd)
         asked = orders.recv(1)
         _, wait_status = os.waitpid(pid, 0)
         if not asked:
             return False
         orders.send(b"%d" % wait_status)
+
+
+def _kill_others() -> None:
+    """Every process of the PID namespace but this one and the first, in one step of the kernel."""
+    if sys.argv[1:] == [ALONE] and os.getppid() == 1:
+        with suppress(ProcessLookupError):
+            os.kill(-1, _SIGKILL)
 
 
 def _change(before: dict[str, str], after: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ their own. In all of them the work-horse looks after its children as well.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -24,10 +24,11 @@ import structlog
 from msgspec import Struct
 
 from batchq.errors import UsageError
-from batchq.worker import cgroup
+from batchq.worker import cgroup, pidspace
 from batchq.worker.cgroup import PodCgroup, Unusable
 from batchq.worker.descendants import kill_children
 from batchq.worker.limits import Enforcement
+from batchq.worker.pidspace import PidNamespace
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +77,9 @@ class Enclosure:
 
     def __init__(self, boundary: Boundary = OF_CHILDREN) -> None:
         """Put it up, around this process, which has a single thread and has started nothing."""
+        self._boundary = boundary
+        #: Made with the first command; the starter of functions uses it as well.
+        self.namespace: PidNamespace | None = None
         self.cgroup = boundary.of_horse(os.getpid())
         if self.cgroup is None:
             return
@@ -86,13 +90,42 @@ class Enclosure:
             log.error("cgroup not entered", path=str(self.cgroup.path), trouble=str(trouble))
             self.cgroup = None
 
-    def end_all(self, *, keep: Collection[int], within_s: float) -> list[int]:
+    def make_ready(self) -> None:
+        """To be called before a command is started. Raises OSError.
+
+        A namespace that has ended, because somebody killed its first process, has a successor.
+        """
+        if self._boundary.kind != Containment.PID_NAMESPACE:
+            return
+        if self.namespace is not None and self.namespace.is_gone():
+            self.namespace.close()
+            self.namespace = None
+        if self.namespace is None:
+            self.namespace = PidNamespace()
+
+    def keeps(self) -> tuple[int, ...]:
+        """The children of this process that are part of it."""
+        return () if self.namespace is None else (self.namespace.pid,)
+
+    def end_all(
+        self,
+        *,
+        keep: Collection[int],
+        within_s: float,
+        kill_others: Callable[[], bool] | None = None,
+    ) -> list[int]:
         """Kill every process of the last pod, whose command has been collected; the pids of those
         that are left after about `within_s`.
 
         `keep`: children of this process that are no pod's. In a cgroup they are killed as well if
-        there is anything else to kill.
+        there is anything else to kill. `kill_others` has the process that stays in the namespace
+        kill all others in it, if it answers.
         """
+        keep = (*keep, *self.keeps())
+        if self.namespace is not None:
+            has_killed = kill_others is not None and kill_others()
+            end = self.namespace.await_all if has_killed else self.namespace.end_all
+            return end(within_s) + kill_children(keep=keep, within_s=within_s)
         if self.cgroup is None:
             return kill_children(keep=keep, within_s=within_s)
         # To step outside takes the kernel longer than to end what most pods leave.
@@ -103,6 +136,8 @@ class Enclosure:
 
     def close(self) -> None:
         """Take it down; what is left in it, if there is anything, is the agent's to end."""
+        if self.namespace is not None:
+            self.namespace.close()
         if self.cgroup is not None:
             with suppress(OSError):
                 PodCgroup(self.cgroup.path.parent).enter()
@@ -133,7 +168,7 @@ def settle(
     Raises UsageError, with the reason, if what is wanted does not.
     """
     refused: dict[Containment, str] = {}
-    for kind in (Containment.CGROUP, Containment.SUBREAPER):
+    for kind in (Containment.CGROUP, Containment.PID_NAMESPACE, Containment.SUBREAPER):
         if wanted not in (Containment.AUTO, kind):
             continue
         found = _try(kind, enforcement, run_dir, mounts, own)
@@ -159,8 +194,11 @@ def _try(
             base = cgroup.own_cgroup(mounts=mounts, own=own)
             if isinstance(base, Unusable):
                 return base
-            trouble = cgroup.try_out(cgroup.pod_cgroup(base, mark, "trial"))
-            return trouble or Boundary(kind=kind, base=base, mark=mark)
+            unusable = cgroup.try_out(cgroup.pod_cgroup(base, mark, "trial"))
+            return unusable or Boundary(kind=kind, base=base, mark=mark)
+        case Containment.PID_NAMESPACE:
+            trouble = pidspace.try_out()
+            return Unusable(trouble) if trouble else Boundary(kind=kind)
         case _:
             return Boundary(kind=kind)
 

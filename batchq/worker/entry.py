@@ -115,7 +115,7 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
     """
     marks.put_on(marks.mark_of(harness.run_dir))
     enclosure = Enclosure(harness.boundary)
-    functions = Functions(CALLEE)
+    functions = Functions(CALLEE, enclosure)
     harness = structs.replace(
         harness,
         enclosure=enclosure,

@@ -25,6 +25,7 @@ from batchq.worker.descendants import reap_orphans
 from batchq.worker.guard import Guard, GuardPost
 from batchq.worker.limits import UNBOUNDED, Bounds, limit_data
 from batchq.worker.outcome import NOT_EXECUTABLE, NOT_FOUND, Outcome
+from batchq.worker.pidspace import Order, PidNamespace
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +54,8 @@ class Started(Struct, frozen=True, kw_only=True):
     reap: Callable[[], int]
     #: Children of this process that live longer than the command.
     keep: tuple[int, ...] = ()
+    #: Has a process that stays in the PID namespace kill all others there; whether it has.
+    kill_others: Callable[[], bool] | None = None
 
 
 #: Starts a function's process in an environment, a folder and bounds: it is given what it is to
@@ -61,11 +64,14 @@ Starter = Callable[[Mapping[str, str], str, Bounds, tuple[int, ...]], "Fork | No
 
 
 class Fork(Struct, frozen=True, kw_only=True):
-    """A process that another one has forked for this one; `keep` is that other one."""
+    """A process that another one has forked for this one; `keep` is that other one, if it is a
+    child of this process's.
+    """
 
     pid: int
     reap: Callable[[], int]
     keep: tuple[int, ...]
+    kill_others: Callable[[], bool] | None = None
 
 
 class Command:
@@ -117,7 +123,8 @@ class Command:
 
     def collect(self) -> None:
         """Collect what of it has ended and has no other parent: its pids are needed."""
-        reap_orphans(keep=(self._started.pid, *self._started.keep))
+        keep = (self._started.pid, *self._started.keep, *self._enclosure.keeps())
+        reap_orphans(keep=keep)
 
     def end(self) -> int:
         """Kill what is left below this process; the wait status of the command itself. What does
@@ -136,7 +143,11 @@ class Command:
     def end_rest(self, within_s: float) -> bool:
         """Kill what the command has left, once it has ended itself; whether nothing is left."""
         self.left = end_cgroup(self._bounds, within_s)
-        self.left += self._enclosure.end_all(keep=self._started.keep, within_s=within_s)
+        self.left += self._enclosure.end_all(
+            keep=self._started.keep,
+            within_s=within_s,
+            kill_others=self._started.kill_others,
+        )
         return not self.left
 
     def reap(self) -> int:
@@ -180,8 +191,11 @@ def start(
         guard = Guard(bounds.cgroup or enclosure.cgroup, post=post)
         if until_ms is not None:
             guard.allow_until(until_ms)
+        enclosure.make_ready()
         entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
-        started = _started(argv, environment, working_dir, stdin, bounds, entrance, starter)
+        started = _started(
+            argv, environment, working_dir, stdin, bounds, entrance, starter, enclosure.namespace
+        )
     except (OSError, ValueError, subprocess.SubprocessError) as trouble:
         if guard is not None:
             guard.dismiss()
@@ -201,6 +215,7 @@ def _started(
     bounds: Bounds,
     entrance: int | None,
     starter: Starter | None,
+    namespace: PidNamespace | None,
 ) -> Started:
     (stdout, out), (stderr, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     try:
@@ -208,8 +223,22 @@ def _started(
         fork = starter and starter(environment, working_dir, bounds, (stdin, out, err, *inside))
         if fork:
             return Started(
-                pid=fork.pid, stdout=stdout, stderr=stderr, reap=fork.reap, keep=fork.keep
+                pid=fork.pid,
+                stdout=stdout,
+                stderr=stderr,
+                reap=fork.reap,
+                keep=fork.keep,
+                kill_others=fork.kill_others,
             )
+        if namespace is not None:
+            order = Order(
+                argv=argv,
+                environment=environment,
+                folder=working_dir,
+                memory_bytes=bounds.memory_bytes,
+            )
+            pid = _start_inside(namespace, order, stdin, (out, err, *inside))
+            return Started(pid=pid, stdout=stdout, stderr=stderr, reap=namespace.collect)
         process = subprocess.Popen(
             list(argv),
             env=dict(environment),
@@ -235,6 +264,18 @@ def _started(
         return wait_status
 
     return Started(pid=process.pid, stdout=stdout, stderr=stderr, reap=reap)
+
+
+def _start_inside(
+    namespace: PidNamespace, order: Order, stdin: int, others: tuple[int, ...]
+) -> int:
+    if stdin != subprocess.DEVNULL:
+        return namespace.start(order, (stdin, *others))
+    empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return namespace.start(order, (empty, *others))
+    finally:
+        os.close(empty)
 
 
 def _preparation(bounds: Bounds, entrance: int | None) -> Callable[[], None] | None:

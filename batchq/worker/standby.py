@@ -19,9 +19,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from batchq.worker.callee import ALONE, KILL_OTHERS
+from batchq.worker.containment import Enclosure
 from batchq.worker.descendants import kill_children
 from batchq.worker.limits import Bounds
+from batchq.worker.pidspace import Order, PidNamespace, pid_behind
 from batchq.worker.process import Fork
+from batchq.worker.signals import is_readable
 
 log = structlog.get_logger(__name__)
 
@@ -37,24 +41,36 @@ _KILLED_WITHIN_S = 2.0
 class Standby:
     """One such interpreter; owned by a work-horse, and ended with it."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it in the environment of a pod, of which others must not differ where it counts.
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        namespace: PidNamespace | None = None,
+    ) -> None:
+        """Start it in the environment of a pod, of which others must not differ where it counts;
+        where pods have a PID namespace, in that.
 
         Raises OSError.
         """
+        self._namespace = namespace
         self._at_start = _read_at_start(environment)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.settimeout(_ANSWERS_WITHIN_S)
+        # No more than that: another pod's environment is nobody's business.
+        least = {
+            **self._at_start,
+            "PATH": environment.get("PATH", os.defpath),
+            # By this leftovers are known for this agent's.
+            _MARK: environment.get(_MARK, ""),
+        }
+        self._process: subprocess.Popen[bytes] | _Guest
         try:
+            if namespace is not None:
+                self._process = _Guest(namespace, [*argv, ALONE], least, theirs.fileno())
+                return
             self._process = subprocess.Popen(
                 list(argv),
-                # No more than that: another pod's environment is nobody's business.
-                env={
-                    **self._at_start,
-                    "PATH": environment.get("PATH", os.defpath),
-                    # By this leftovers are known for this agent's.
-                    _MARK: environment.get(_MARK, ""),
-                },
+                env=least,
                 cwd="/",
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -86,13 +102,21 @@ class Standby:
         }
         try:
             socket.send_fds(self._orders, [msgspec.json.encode(order)], list(descriptors))
-            pid = int(self._orders.recv(64))
+            _, (pidfd,), _, _ = socket.recv_fds(self._orders, 64, 1)
+            pid = pid_behind(pidfd)
         except (OSError, ValueError) as trouble:
             log.warning("interpreter that stands by given up", trouble=str(trouble))
             self.close()
             # It may have forked, and not have said so.
-            kill_children(keep=(), within_s=_KILLED_WITHIN_S)
+            if self._namespace is not None:
+                self._namespace.end_all(_KILLED_WITHIN_S)
+            else:
+                kill_children(keep=(), within_s=_KILLED_WITHIN_S)
             return None
+        if self._namespace is not None:
+            return Fork(
+                pid=pid, reap=lambda: self._reap(pid), keep=(), kill_others=self._kill_others
+            )
         return Fork(pid=pid, reap=lambda: self._reap(pid), keep=(self._process.pid,))
 
     def close(self) -> None:
@@ -112,7 +136,53 @@ class Standby:
             self.close()
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            if self._namespace is not None:
+                # That of the namespace's first process, which collects it.
+                return int(signal.SIGKILL)
             return os.waitpid(pid, 0)[1]
+
+    def _kill_others(self) -> bool:
+        try:
+            self._orders.send(KILL_OTHERS)
+            return bool(self._orders.recv(1))
+        except OSError:
+            return False
+
+
+class _Guest:
+    """An interpreter in a PID namespace, whose first process collects it."""
+
+    def __init__(
+        self,
+        namespace: PidNamespace,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        orders: int,
+    ) -> None:
+        """Raises OSError."""
+        order = Order(argv=argv, environment=environment, folder="/", stays=True)
+        empty = os.open(os.devnull, os.O_RDWR)
+        try:
+            self.pid = namespace.start(order, (orders, empty, empty))
+        finally:
+            os.close(empty)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+        return None if self._pidfd >= 0 and not is_readable(self._pidfd, within_ms=0) else 0
+
+    def kill(self) -> None:
+        """Raises ProcessLookupError if it has ended."""
+        if self._pidfd >= 0:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Let go of it, once it has ended."""
+        if self._pidfd >= 0:
+            is_readable(self._pidfd, within_ms=round(1000 * _KILLED_WITHIN_S))
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
 class Functions:
@@ -120,8 +190,10 @@ class Functions:
     other, and the others by an interpreter that stands by. Owned by the work-horse.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], enclosure: Enclosure | None = None) -> None:
+        """`enclosure`: what is around the work-horse's pods, if anything is."""
         self._argv = argv
+        self._enclosure = enclosure
         self._had_one = False
         self._standby: Standby | None = None
 
@@ -141,8 +213,9 @@ class Functions:
             return forked
         self.close()
         try:
-            self._standby = Standby(self._argv, environment)
-        except OSError as trouble:
+            namespace = self._enclosure.namespace if self._enclosure else None
+            self._standby = Standby(self._argv, environment, namespace)
+        except (OSError, ValueError) as trouble:
             log.warning("no interpreter to stand by", trouble=str(trouble))
             return None
         return self._standby.fork(environment, folder, bounds, descriptors)

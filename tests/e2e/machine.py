@@ -34,7 +34,9 @@ backoffFirst: 100ms
 inQueueTimeout: 20s
 recoveryTimeout: 20s
 """
-QUICK_AGENT = ("--beat", "500ms", "--lease", "2s", "--drain-timeout", "0s")
+#: What pods say of pids, and of their parents, holds outside.
+_AGENT_OF_PIDS = ("--containment", "subreaper")
+QUICK_AGENT = (*_AGENT_OF_PIDS, "--beat", "500ms", "--lease", "2s", "--drain-timeout", "0s")
 COMMAND_WITHIN_S = 90.0
 
 

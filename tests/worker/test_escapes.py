@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from batchq.api.lifecycle import PodPhase
@@ -22,7 +24,7 @@ from tests.worker.stage import WITHIN_S, Stage, is_alive
 
 pytestmark = pytest.mark.e2e
 
-MODES = ("cgroup", "subreaper")
+MODES = ("cgroup", "pid-namespace", "subreaper")
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,7 @@ def test_nothing_lives_when_the_end_of_a_pod_is_told(
     assert stage.store.ledger().get("node:n1", {}) == {}
 
 
-@pytest.mark.parametrize("containment", MODES)
+@pytest.mark.parametrize("containment", ["cgroup", "subreaper"])
 @pytest.mark.parametrize("kind", ["killer", "killer-forks"])
 def test_a_pod_that_kills_guard_agent_and_work_horse_is_ended_by_the_next_agent(
     stage: Stage, kind: str, containment: str
@@ -99,6 +101,37 @@ def test_a_pod_that_kills_guard_agent_and_work_horse_is_ended_by_the_next_agent(
     status = stage.ended(pod).status
     assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
     assert_ended_before(file, status.finished_at)
+
+
+def test_a_pod_in_a_pid_namespace_sees_nobody_to_kill_and_ends_with_its_work_horse(
+    stage: Stage,
+) -> None:
+    agent = start_agent(stage, "pid-namespace")
+    pod, file = escape(stage, "killer")
+    until(lambda: file.exists() and last_seen_alive(file) > 0)
+    (shown,) = stage.bind("sh", "-c", "kill -9 -1; echo $$ $(ls -d /proc/[0-9]* | wc -l)")
+    assert stage.ended(shown).status.phase == PodPhase.SUCCEEDED
+    pid, seen = map(int, stage.output(shown).split())
+    # The first process, the pod's own, and what it starts here.
+    assert (pid < 10, seen < 10) == (True, True)
+    assert agent.poll() is None
+    horse = stage.horse_of(pod)
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for victim in (agent.pid, *(child.pid for child in psutil.Process(agent.pid).children())):
+            os.kill(victim, signum)
+    agent.wait(timeout=10)
+    until(lambda: not is_alive(horse))
+    until(lambda: has_stopped(file))
+    assert stage.now(pod).status.phase == PodPhase.RUNNING
+    start_agent(stage, "pid-namespace")
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+
+
+def has_stopped(file: Path) -> bool:
+    size = file.stat().st_size
+    threading.Event().wait(0.3)
+    return file.stat().st_size == size
 
 
 FREEZER = Path("/sys/fs/cgroup/freezer")

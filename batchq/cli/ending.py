@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup
+from batchq.cli.output import one_line
 from batchq.cli.terminal import echo
 from batchq.cli.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
 from batchq.errors import NotFound, StoreUnavailable
@@ -43,7 +44,8 @@ def tell(results: Sequence[Result], *, err: bool = False) -> None:
         ending = ending_text(result.phase, result.reason, result.message)
         line = f"podgroup {result.key} {result.phase}"
         told = not result.reached and ending not in ("", result.phase)
-        echo(f"{line} ({ending})" if told else line, err=err)
+        # A line each, in a pipe too: what a pod has said of its end forges no other group's.
+        echo(one_line(f"{line} ({ending})" if told else line), err=err)
 
 
 def tell_if_nobody_leads(client: Client, keys: Sequence[str]) -> None:

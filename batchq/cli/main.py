@@ -15,11 +15,13 @@ from typing import Any, NamedTuple, cast
 import click
 
 from batchq import __version__
+from batchq.api.printable import printable
 from batchq.cli.options import Globals, examples
 from batchq.cli.secrecy import hide_password
 from batchq.cli.streams import drop_stdout, stand_in
 from batchq.cli.terminal import echo, raw_option
 from batchq.cli.trouble import OUTPUT_FAILED, Trouble, trouble_of, wants_json
+from batchq.errors import InvalidInput
 
 
 class Entry(NamedTuple):
@@ -145,7 +147,16 @@ class Commands(click.Group):
             hide_password(words)
 
         def call() -> object:
-            return click.Group.main(self, words, prog_name, complete_var, False, **extra)
+            try:
+                return click.Group.main(self, words, prog_name, complete_var, False, **extra)
+            except UnicodeEncodeError:
+                # Python hands on bytes that are no UTF-8 as halves of characters: a file may be
+                # called so, and nothing that is stored.
+                if all(printable(word) == word for word in words):
+                    raise
+                raise InvalidInput(
+                    "expected text in UTF-8, found other bytes among the words of the command"
+                ) from None
 
         if not standalone_mode:
             return call()

@@ -92,7 +92,7 @@ class _Lines:
 
     def show(self, views: Sequence[GroupView]) -> None:
         for view in views:
-            line = f"{short(view.key)}: {view.shown}: {state_in_words(view)}"
+            line = one_line(f"{short(view.key)}: {view.shown}: {state_in_words(view)}")
             if self._said.get(view.key) != line:
                 self._said[view.key] = line
                 echo(line, file=self._stream)

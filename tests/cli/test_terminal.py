@@ -161,10 +161,37 @@ def test_a_row_of_a_table_is_one_line_in_a_pipe_too(hostile: Stage, batchq: Batc
     assert all(line.endswith(SHOWN) for line in done.lines[1:])
 
 
+@pytest.mark.parametrize("words", ["wait runs", "progress runs"])
+def test_what_a_pod_says_of_its_end_forges_no_line_in_a_pipe(
+    stage: Stage, batchq: Batchq, words: str
+) -> None:
+    stage.client.submit(command=["true"], name="runs")
+    stage.turn()
+    stage.start("runs")
+    stage.end("runs", 1, message="x\npodgroup default/other Completed")
+    assert [
+        line for line in batchq(*words.split()).lines if line.startswith("podgroup default/o")
+    ] == []
+
+
 def test_an_error_on_a_terminal_is_escaped(stage: Stage, server: Server) -> None:
     code, shown = on_a_terminal("get", f"queue/{HOSTILE}", "x", url=server.url)
     assert code != 0
     assert COMMANDING.findall(shown.decode()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("submit", "--name", "\udcff", "--", "true"), ("why", "\udcff")],
+)
+def test_bytes_that_are_no_text_are_refused_in_a_sentence(
+    stage: Stage, server: Server, words: tuple[str, ...]
+) -> None:
+    code, shown = on_a_terminal(*words, url=server.url)
+    assert code != 0
+    assert b"Traceback" not in shown
+    assert shown.startswith(b"error: ")
+    assert shown.count(b"\n") <= 2
 
 
 def test_line_ends_and_tabs_stay_in_text_and_not_in_a_line() -> None:

@@ -9,6 +9,7 @@ from typing import cast
 import redis
 
 from batchq.api.objects import KINDS
+from batchq.api.transaction import EVERY_NAMESPACE
 from batchq.store import keys
 
 
@@ -76,6 +77,8 @@ class _World:
 
     def limits(self, scope: str) -> bool:
         """`queue:<name>`, `node:<name>`, and those of namespaces."""
+        if scope == EVERY_NAMESPACE:
+            return True
         kind, _, name = scope.partition(":")
         known = {
             "queue": self._of_kind["Queue"],

@@ -33,6 +33,7 @@ from batchq.api.objects import (
     PriorityClass,
     Queue,
     ResourceQuota,
+    key_of,
 )
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
@@ -185,6 +186,9 @@ class Carryover:
         session.adopt(self)
         entered: list[GroupState] = []
         for record in snapshot.groups:
+            if record.metadata.uid in self.groups:
+                # Two say that they are the same group: the first by name is.
+                continue
             state = self._build(session, record.metadata.uid, record, None)
             self._place(session, parking, state)
             if not state.bare:
@@ -257,17 +261,29 @@ class Carryover:
                 self.queues[name] = QueueState(record, Line())
 
     def _changed(self, snapshot: Snapshot) -> Iterator[tuple[str, PodGroup | None]]:
-        """Uid -> record of each group that is not as the states have it; None: it is gone."""
+        """Uid -> record of each group that is not as the states have it; None: it is gone.
+
+        A record with the uid of another group, which somebody has written past batchq, is left out.
+        """
         found: dict[str, PodGroup | None] = {}
         for before, now in groups_changed(self._seen.groups, snapshot.groups):
             if before is not None and before.metadata.uid not in found:
+                if self._is_of_another(before, found):
+                    continue
                 found[before.metadata.uid] = None
-            if now is not None:
+            if now is not None and not self._is_of_another(now, found):
                 found[now.metadata.uid] = now
         for uid in (*pods_changed(self._seen.pods, snapshot.pods), *self._touched):
             if uid not in found and (state := self.groups.get(uid)) is not None:
                 found[uid] = state.record
         return iter(found.items())
+
+    def _is_of_another(self, record: PodGroup, found: Mapping[str, PodGroup | None]) -> bool:
+        """Whether a group of another name has its uid; `found`: those that have changed."""
+        uid = record.metadata.uid
+        state = self.groups.get(uid)
+        owner = found.get(uid, None if state is None else state.record)
+        return owner is not None and key_of(owner) != key_of(record)
 
     def _replace(self, session: Session, uid: str, record: PodGroup | None) -> GroupState | None:
         """Take a state out, and build the one that follows it, if one does."""

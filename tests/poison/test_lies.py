@@ -166,11 +166,29 @@ def test_a_session_is_held_over_records_that_lie(seed: int) -> None:
         if isinstance(lie, Unreadable):
             continue
         try:
-            scheduler.wide_awake().decide(with_instead(snapshot, item, lie), now_ms)
+            told = with_instead(snapshot, item, lie)
+            Scheduler.decide(scheduler.wide_awake(), told, now_ms)
         except Exception as error:  # whatever it is, the record that did it is to be told
             pytest.fail(f"lie {number}: {type(error).__name__}: {error} for {stored[:2000]!r}")
         held += 1
     assert held > LIES // 10
+
+
+@pytest.mark.parametrize("seed", WORLDS)
+def test_a_session_is_held_over_groups_that_say_they_are_another(seed: int) -> None:
+    """One session has seen them as they are, and the next one has not."""
+    chance = random.Random(seed)
+    scheduler = recording(seed)
+    for snapshot, now_ms in chance.choices(scheduler.seen, k=20):
+        if len(snapshot.groups) < 2:
+            continue
+        one, other = chance.sample(list(snapshot.groups), 2)
+        lie = structs.replace(one, metadata=structs.replace(one.metadata, uid=other.metadata.uid))
+        told = with_instead(snapshot, one, lie)
+        Scheduler.decide(scheduler.wide_awake(), told, now_ms)
+        awake = scheduler.wide_awake()
+        for seen in (snapshot, told, snapshot):
+            Scheduler.decide(awake, seen, now_ms)
 
 
 def tasks(*replicas: int) -> tuple[Task, ...]:

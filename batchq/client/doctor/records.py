@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Event
 from batchq.api.unreadable import Unreadable
 from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
@@ -17,7 +18,30 @@ def records(state: State) -> tuple[Finding, ...]:
         return unseen(check, "the records", _READS)
     findings = [_finding(check, one) for one in state.unreadable]
     findings += [_mended(check, one) for one in state.mended]
+    findings += _of_one_uid(check, state)
     return or_ok(findings, check, "all can be read")
+
+
+def _of_one_uid(check: str, state: State) -> list[Finding]:
+    """Groups with the uid of another one: the scheduler goes by the first of them by name."""
+    first: dict[str, PodGroup] = {}
+    findings = []
+    for group in state.groups():
+        other = first.setdefault(group.metadata.uid, group)
+        if other is not group:
+            name, namespace = group.metadata.name, group.metadata.namespace
+            findings.append(
+                Finding(
+                    check=check,
+                    level=Level.ERROR,
+                    subject=f"PodGroup {key_of(group)}",
+                    found=f"has the uid of PodGroup {key_of(other)}, and never starts",
+                    expected="a uid of its own",
+                    remedy="delete it, and submit it again:"
+                    f" `batchq delete podgroup {name} -n {namespace}`",
+                )
+            )
+    return findings
 
 
 def _mended(check: str, one: Event) -> Finding:

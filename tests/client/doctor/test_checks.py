@@ -98,6 +98,13 @@ def depending(condition: str) -> State:
     return beside_the_healthy(waiting("second", spec={"depends_on": (dependency,)}))
 
 
+def twins() -> State:
+    """Two groups of one uid."""
+    first, second = waiting("first"), waiting("second")
+    metadata = structs.replace(second.metadata, uid=first.metadata.uid)
+    return beside_the_healthy(first, structs.replace(second, metadata=metadata))
+
+
 UNREADABLE = Unreadable(kind="PodGroup", key="default/poison", why="JSON is malformed")
 MENDED = Event(
     kind="Ledger", key="cluster cpu", reason="Recounted", message="counted anew: 5", at=NOW
@@ -108,6 +115,10 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     "an object that cannot be read is deleted by its name": (
         a_state(unreadable=(UNREADABLE,)),
         *("records", ERROR, "PodGroup default/poison", "JSON is malformed"),
+    ),
+    "of two groups with one uid only the first starts": (
+        twins(),
+        *("records", ERROR, "PodGroup default/second", "the uid of PodGroup default/first"),
     ),
     "what a leader has mended is worth knowing": (
         a_state(mended=(MENDED,)),

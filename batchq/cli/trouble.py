@@ -125,7 +125,10 @@ def on_interrupt(message: str, *, hint: str = "") -> Iterator[None]:
 
 
 def _as_ours(sentence: str) -> str:
-    """click's sentences begin with a capital and end with a full stop; ours do not."""
+    """click's sentences begin with a capital and end with a full stop; ours do not. Its lists of
+    choices have lines of their own; ours are in the line.
+    """
+    sentence = " ".join(sentence.split())
     first, rest = sentence[:1], sentence[1:]
     # Not where it begins with a word such as PodGroup.
     lower = sentence.partition(" ")[0][1:].islower()

@@ -212,3 +212,13 @@ def test_a_global_option_in_the_wrong_place_is_told_its_place(batchq: Batchq) ->
     code, _, said = batchq("jobs", "--redis-url", "redis://localhost:1/0")
     assert code == 2
     assert "hint: --redis-url goes before the command: batchq --redis-url …" in said
+
+
+def test_choices_are_told_in_the_sentence_and_not_below_it() -> None:
+    done = run("external", "report")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == (
+        "error: missing argument '{running|succeeded|failed|evicted}'. Choose from: running,"
+        " succeeded, failed, evicted"
+    )
+    assert len(done.err.splitlines()) == 2

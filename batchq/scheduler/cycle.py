@@ -8,7 +8,7 @@ a virtual clock. A refused transaction is normal: the next cycle decides anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from batchq.api.intents import Intent
@@ -37,8 +37,18 @@ class CycleReport:
 class Cycle:
     """Turns the crank once, whenever it is told to."""
 
-    def __init__(self, store: Store, scheduler: Scheduler, clock: Clock, ids: IdSource) -> None:
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        clock: Clock,
+        ids: IdSource,
+        *,
+        snapshot: Callable[[], Snapshot] | None = None,
+    ) -> None:
+        """`snapshot` is what is read of the store, where that is not all of it."""
         self._store = store
+        self._snapshot = snapshot or store.snapshot
         self._scheduler = scheduler
         self._clock = clock
         self._ids = ids
@@ -56,7 +66,7 @@ class Cycle:
         next cycle then sees what became of it.
         """
         started_at = self._clock.now_ms()
-        snapshot = self._store.snapshot()
+        snapshot = self._snapshot()
         if (last := self._at_rest(snapshot, started_at)) is not None:
             return last
         report = self._commit(self._scheduler.decide(snapshot, started_at), epoch)
@@ -67,7 +77,7 @@ class Cycle:
     def settle_once(self, epoch: int | None = None) -> CycleReport:
         """The same without actions, for who knows that they would decide nothing."""
         self._quiet = None
-        session = self._scheduler.follow(self._store.snapshot(), self._clock.now_ms())
+        session = self._scheduler.follow(self._snapshot(), self._clock.now_ms())
         return self._commit(session, epoch)
 
     def _commit(self, session: Session, epoch: int | None) -> CycleReport:

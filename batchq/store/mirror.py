@@ -15,12 +15,13 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from batchq.api.objects import KINDS, Node, Object
+from batchq.api.objects import KINDS, Node, Object, PodGroup
 from batchq.api.unreadable import Unreadable
 from batchq.errors import StoreUnavailable
 from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys
 from batchq.store.alive import Alive, beats_of, leases_of, runs_of, spoiled_in
+from batchq.store.arrivals import Arrivals, is_new
 from batchq.store.contact import Contact, LastSeen, ServerHash, standing_of
 from batchq.store.link import Link, count_of_writes, is_wrong_type, read_revision
 from batchq.store.reading import Reader
@@ -136,6 +137,8 @@ class Mirror:
         self._moved: set[str] = set()
         self._reader = Reader()
         self._shelf = Shelf()
+        #: New groups, where they are taken up so many at a time.
+        self._arrivals: Arrivals | None = None
         #: What stands in the server and is no object, by kind and key.
         self._unreadable: dict[tuple[str, str], Unreadable] = {}
         self._left_out: tuple[Unreadable, ...] | None = ()
@@ -150,8 +153,34 @@ class Mirror:
         assert self._revision is not None
         return self._shelf.snapshot(self._revision)
 
+    def take_up_in_turns(self) -> None:
+        """Keep new groups back until `snapshot_in_turn` takes them up."""
+        self._arrivals = Arrivals()
+
+    def snapshot_in_turn(self, most: int) -> Snapshot:
+        """As `snapshot`, with at most about so many new groups since the one before."""
+        self._sync()
+        self._take_up(most)
+        assert self._revision is not None
+        return self._shelf.snapshot(self._revision)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are new groups that were not taken up yet."""
+        return bool(self._arrivals)
+
     def drain(self) -> None:
         """Take in everything that has happened. Raises StoreUnavailable."""
+        self._sync()
+        if self._arrivals:
+            self._take_up(len(self._arrivals))
+
+    def _take_up(self, most: int) -> None:
+        for key, group in self._arrivals.take(most) if self._arrivals else ():
+            self._shelf.put("PodGroup", key, group)
+
+    def _sync(self) -> None:
+        """Take in everything that has happened, but for new groups that are kept back."""
         try:
             self._drain()
             self._contact.made()
@@ -207,7 +236,7 @@ class Mirror:
         At most about `most` objects are read. A difference is reported only if it stands while
         the mirror has taken in every change.
         """
-        self.drain()
+        self._sync()
         suspects = [
             (kind, key)
             for kind, stored, expected in self._turn.pages(self._link, self._shelf, most)
@@ -222,7 +251,7 @@ class Mirror:
         """Read it, take in all changes, read it again: if it stood still, both must agree."""
         while True:
             stored = self._read(kind, key)
-            self.drain()
+            self._sync()
             if self._agrees(kind, key, stored):
                 return None
             if self._read(kind, key) == stored:
@@ -232,7 +261,7 @@ class Mirror:
             # Written past batchq, and so not our mistake: it is told of as what it is.
             self._place(kind, key, item)
             return None
-        here = self._shelf.get(kind, key)
+        here = self._here(kind, key)
         return Difference(
             kind=kind,
             key=key,
@@ -241,7 +270,7 @@ class Mirror:
         )
 
     def _agrees(self, kind: str, key: str, stored: bytes | None) -> bool:
-        here = self._unreadable.get((kind, key)) or self._shelf.get(kind, key)
+        here = self._unreadable.get((kind, key)) or self._here(kind, key)
         return here == (None if stored is None else read_record(kind, key, stored))
 
     def _is_gone(self, kind: str, key: str) -> bool:
@@ -257,6 +286,9 @@ class Mirror:
         for kind in keys.KIND_NAMES:
             shelf.fill(kind, self._listed(kind))
         self._shelf, self._revision = shelf, revision
+        if self._arrivals is not None:
+            # What is listed was there before: its order is that of the sessions.
+            self._arrivals = Arrivals()
         self._heard_at = None
         self._last_seen.note_latest(self._link)
 
@@ -308,17 +340,38 @@ class Mirror:
             return
         if self._unreadable:
             self._let_in(change.kind, change.key)
-        here = self._shelf.get(change.kind, change.key)
+        here = self._here(change.kind, change.key)
         if here is not None and here.metadata.revision >= change.revision:
+            return
+        if self._keeps_back(change, here):
             return
         if change.value is None:
             self._shelf.remove(change.kind, change.key)
         else:
             self._shelf.put(change.kind, change.key, change.value)
 
+    def _keeps_back(self, change: Change, here: Object | None) -> bool:
+        """Whether a change is about a group that is new and waits to be taken up."""
+        arrivals = self._arrivals
+        if arrivals is None or change.kind != "PodGroup":
+            return False
+        waits = arrivals.get(change.kind, change.key) is not None
+        if isinstance(change.value, PodGroup) and is_new(change.value) and (waits or here is None):
+            arrivals.put(change.key, change.value)
+            return True
+        arrivals.remove(change.key)
+        return False
+
+    def _here(self, kind: str, key: str) -> Object | None:
+        """An object as it was last heard of, taken up or not."""
+        waits = self._arrivals.get(kind, key) if self._arrivals else None
+        return waits or self._shelf.get(kind, key)
+
     def _place(self, kind: str, key: str, item: Object | Unreadable | None) -> None:
         """Believe this of an object, whatever was believed before."""
         self._let_in(kind, key)
+        if self._arrivals is not None and kind == "PodGroup":
+            self._arrivals.remove(key)
         if item is None or isinstance(item, Unreadable):
             self._shelf.remove(kind, key)
         else:

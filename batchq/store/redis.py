@@ -236,6 +236,21 @@ class RedisStore:
         """
         return self._mirror.snapshot()
 
+    def take_up_in_turns(self) -> None:
+        """Keep groups that come from now on back until `snapshot_in_turn` takes them up."""
+        self._mirror.take_up_in_turns()
+
+    def snapshot_in_turn(self, most: int) -> Snapshot:
+        """As `snapshot`, with at most about so many new groups since the one before, of every
+        namespace and queue in turn; `snapshot` itself has them all. Raises StoreUnavailable.
+        """
+        return self._mirror.snapshot_in_turn(most)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are new groups that were not taken up yet."""
+        return self._mirror.is_behind
+
     def judge_silence_by(self, lease_ms: int) -> None:
         """What a break in the contact is, for a reader that goes by leases of this length."""
         self._contact.allow_gaps(lease_ms // 3)

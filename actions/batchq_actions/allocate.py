@@ -212,21 +212,21 @@ def _by_priority(
 def _keep_promises(session: Session) -> None:
     """Pods for which others have made room: on the nodes on which it was kept.
 
-    What is set aside for heads of lines is set aside from what is nobody's yet.
+    What is set aside for heads of lines is set aside from what is nobody's yet. But while victims
+    are awaited, it is not for these pods: they have others leave them room beside it.
     """
-    aside, session.ledger.aside = session.ledger.aside, {}
+    heads = [aside.head for aside in session.ledger.aside.values()]
     for group, pledge in list(standing_pledges(session)):
         if not pledge.extra:
             continue
         has_all = not awaits_victims(session, group)
-        with Statement(session) as statement:
+        with session.ledger.regarding(() if has_all else heads), Statement(session) as statement:
             end_pledge(statement, group)
             pods = max(0, sum(room.get(PODS, 0) for room in pledge.room.values())) // ONE_POD
             bound, _ = start_extras(statement, group, pods, pledge.plan)
             # As soon as they fit without what is still awaited, the pledge ends.
             if has_all or (pods and len(bound) == pods):
                 statement.commit()
-    session.ledger.aside = aside
 
 
 def _place_next(session: Session, extras: _Extras) -> bool:

@@ -21,6 +21,7 @@ from batchq.api.transaction import queue_scope
 from batchq.framework.borrowers import borrowers_of
 from batchq.framework.claiming import (
     ExtraClaim,
+    GangClaim,
     Wish,
     elastic_claimants,
     gang_claimants,
@@ -80,7 +81,7 @@ class Reclaim:
         queues = borrowers_of(session, POINT).others(group.queue)
         if not queues:
             return ["no other queue holds more than it deserves"]
-        if fits_in_what_is_set_aside(session, group):
+        if fits_in_what_is_set_aside(session, GangClaim(group)):
             return ["it would fit in what is set aside for the head of another queue"]
         claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
         return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
@@ -150,6 +151,8 @@ def _serve_extras(session: Session, group: GroupState) -> None:
     borrowers = borrowers_of(session, POINT)
     claims = _growing_claims(session, group)
     if not claims or not borrowers.are_there(group.queue):
+        return
+    if fits_in_what_is_set_aside(session, claims[0]):
         return
     queues = borrowers.givers(group.queue)
     works: tuple[ExtrasFromOthers, Decision] | None = None

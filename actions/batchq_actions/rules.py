@@ -15,7 +15,7 @@ from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.framework.borrowers import Borrowers, borrowers_of
 from batchq.framework.checks import holds_off
-from batchq.framework.claiming import GangClaim
+from batchq.framework.claiming import ExtraClaim, GangClaim
 from batchq.framework.outranked import pledged_below
 from batchq.framework.queue_shares import ask_for, comparable, deserved_of_queues, is_asked_for
 from batchq.framework.search import Claim, Decision, find_victims
@@ -68,19 +68,21 @@ def from_others(session: Session, group: GroupState) -> GangFromOthers | None:
     need = minus(group.reservation, session.ledger.charged(group))
     if not may_reclaim(session, group, need, group.reservation):
         return None
-    if not _borrowers(session).are_there(group.queue) or fits_in_what_is_set_aside(session, group):
+    if not _borrowers(session).are_there(group.queue):
+        return None
+    if fits_in_what_is_set_aside(session, GangClaim(group)):
         return None
     return GangFromOthers(claimant=group, need=need, asked=group.reservation)
 
 
-def fits_in_what_is_set_aside(session: Session, group: GroupState) -> bool:
-    """Whether a gang would start now but for what is set aside for heads of other queues: that is
-    idle until they start, and the work of others is not thrown away for as much again.
+def fits_in_what_is_set_aside(session: Session, claim: GangClaim | ExtraClaim) -> bool:
+    """Whether what is claimed would start now but for what is set aside for heads of other queues:
+    that is idle until they start, and the work of others is not thrown away for as much again.
     """
     if not session.ledger.aside:
         return False
     with session.ledger.regarding(()):
-        return GangClaim(group).fit(session).fits
+        return claim.fit(session).fits
 
 
 def _by_both(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
@@ -93,7 +95,7 @@ def _by_both(session: Session, group: GroupState, action: str) -> tuple[Claim, D
         return None
     if not _borrowers(session).are_there(group.queue) or not _could_end_within(session, group):
         return None
-    if fits_in_what_is_set_aside(session, group):
+    if fits_in_what_is_set_aside(session, GangClaim(group)):
         return None
     claim = FromBoth(group)
     first, then = (_victims_queues(session, group, name) for name in order)

@@ -37,6 +37,7 @@ BROKEN_ONCE = {
     724114: "what victims had left was taken over by a group that had to give it back, time and"
     " again",
     729234: "a group that no empty node would take was part of the demand until it fell asleep",
+    741319: "two were evicted for a pod that what was set aside for a head of one cpu more took",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

@@ -7,6 +7,7 @@ import pytest
 from tests.sim.worlds import (
     Manifest,
     applies,
+    evicted,
     group,
     node,
     opens,
@@ -16,6 +17,7 @@ from tests.sim.worlds import (
     priority,
     queue,
     starts,
+    taker,
     task,
     timeline,
 )
@@ -114,3 +116,47 @@ def test_pods_that_come_before_the_head_of_their_queue_start_whatever_is_set_asi
         timeline(opens(1, "small", "own"), applies(4, group("wide", 4, queue="b", runtime="5s"))),
     )
     assert starts(came)["more-two-1"] == 5
+
+
+def test_nobody_is_evicted_for_a_pod_that_what_is_set_aside_for_a_head_has_room_for() -> None:
+    """One cpu is free, and `head`, in a queue that takes nothing back, waits for two. Three pods
+    had to go for one more of `grows`, so that as much as for `head` was left beside it.
+    """
+    came = outcome(
+        node("n1", 6),
+        taker("a", deserved={"cpu": 3}),
+        queue("b", deserved={"cpu": 1}),
+        queue("c", deserved={"cpu": 2}, strategy={"type": "StrictFIFO"}),
+        *occupies("grows", 2, 1, queue="a", minMember=1),
+        *occupies("here", 2, 1, queue="b", minMember=1, runtime="30s"),
+        pod("here-t-1", "here", 1, phase="Running", node="n1", startedAt=0),
+        *occupies("there", 2, 1, queue="b", minMember=1, runtime="20s"),
+        pod("there-t-1", "there", 1, phase="Running", node="n1", startedAt=0),
+        group("head", 1, 2, queue="c", created=0),
+        config="actions: [enqueue, reclaim, allocate]",
+    )
+    assert evicted(came) == []
+    assert starts(came) == {"head-t-0": 20, "grows-t-1": 20}
+
+
+def test_a_pod_that_victims_make_room_for_leaves_what_is_set_aside_for_a_head() -> None:
+    """A pod of `lends` ends for one of `grows` by 60. `head` waits for the cpu that is free from 10
+    on and the one that is from 20 on: the first of these went to `grows`.
+    """
+    came = outcome(
+        node("n1", 6),
+        taker("a", deserved={"cpu": 2}),
+        queue("b", deserved={"cpu": 2}),
+        queue("c", deserved={"cpu": 2}, strategy={"type": "StrictFIFO"}),
+        *occupies("grows", 2, 1, queue="a", minMember=1),
+        *occupies("lends", 3, 1, queue="b", minMember=1, grace="60s"),
+        *(pod(f"lends-t-{k}", "lends", k, phase="Running", node="n1", startedAt=0)
+          for k in (1, 2)),
+        group("one", queue="c", created=0, runtime="10s"),
+        group("other", queue="c", created=0, runtime="20s"),
+        timeline(applies(5, group("head", 1, 2, queue="c", runtime="50s"))),
+        cycles=12,
+    )  # fmt: skip
+    assert evicted(came) == [(0, [("default/lends-t-2", "Reclaimed")])]
+    begun = starts(came)
+    assert (begun["head-t-0"], begun["grows-t-1"]) == (20, 60)

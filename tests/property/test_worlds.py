@@ -38,6 +38,10 @@ BROKEN_ONCE = {
     " again",
     729234: "a group that no empty node would take was part of the demand until it fell asleep",
     741319: "two were evicted for a pod that what was set aside for a head of one cpu more took",
+    743760: "a claimant that counts on others of its own queue left it less than was guaranteed",
+    745611: "a claimant started within its queue's guarantee before its victims had ended",
+    747136: "a pod beyond minMember did so, too",
+    747685: "a pod started at once in what a group had been promised that left for it",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

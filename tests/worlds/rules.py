@@ -18,7 +18,7 @@ from batchq.framework.extras import node_for_extra, waiting_extras, waits_behind
 from batchq.framework.growth import over_any_limit, over_limit_with
 from batchq.framework.line import blockers
 from batchq.framework.placement_trial import refused_by_nodes
-from batchq.framework.pledges import awaits_victims, gives_way_to
+from batchq.framework.pledges import awaits_victims, gives_way_to, promised_to
 from batchq.framework.pods import shape_at
 from batchq.framework.session import Session
 from batchq.framework.state import GroupState, is_admitted
@@ -73,28 +73,33 @@ def what_is_guaranteed_is_left(before: Session, after: Session) -> None:
                 )
                 for one in (before, after)
             )  # fmt: skip
-            # What was too much is so again when a pledge ends early: until then a claimant and its
-            # victims were counted as one.
-            was += sum(
+            # A claimant and victims of another queue are counted as one here, and each by itself in
+            # its own. When it starts before they have ended, within what its queue is guaranteed,
+            # or counts on others instead, both are there again.
+            both = sum(
                 before.ledger.owed(group).get(of, {}).get(resource, 0)
                 for group in before.groups.values()
-                if not _still_claims(after, group)
+                if not _still_counts_on_the_same(after, group)
             )
-            if now > max(limit, was):
+            if now > max(limit, was) + both:
                 raise Broken(
                     f"below {parent}, {now} of {resource} are held or guaranteed, of {limit}"
                 )
 
 
-def _still_claims(after: Session, group: GroupState) -> bool:
-    return group.uid in after.groups and after.groups[group.uid].status.pledge.stands
+def _still_counts_on_the_same(after: Session, group: GroupState) -> bool:
+    return (
+        group.uid in after.groups
+        and after.groups[group.uid].status.pledge.holds == group.status.pledge.holds
+    )
 
 
 def every_victim_is_owed_to_the_one_it_was_evicted_for(before: Session, after: Session) -> None:
     """Nobody is evicted without a pledge that names it, and each pod is pledged once.
 
     Claims are decided one after the other. What a later one evicts may let an earlier claimant fit
-    without its own victims: that one starts at once, and its pledge ends.
+    without its own victims: that one starts at once, and its pledge ends. So it does where a victim
+    that leaves whole has pods without a node: what was promised for these is there at once.
     """
     owners: dict[str, str] = {}
     for group in after.groups.values():
@@ -107,13 +112,28 @@ def every_victim_is_owed_to_the_one_it_was_evicted_for(before: Session, after: S
             raise Broken(f"{group.key} has a pledge and no reservation")
     told = evictions(after)
     admitted = {one.group for one in after.intents if isinstance(one, intents.AdmitGroup)}
+    ended = {one.group for one in after.intents if isinstance(one, intents.EndPledge)}
     for place, intent in enumerate(told):
         later = any(other.by != intent.by for other in told[place:])
         if intent.uid not in owners and intent.by in admitted and later:
             continue
+        at_once = intent.by in ended and _gave_at_once(before, after, intent.by)
+        if intent.uid not in owners and at_once:
+            continue
         if owners.get(intent.uid) != intent.by:
             owner = owners.get(intent.uid, "nobody")
             raise Broken(f"{intent.pod} was evicted for {intent.by}, and is owed to {owner}")
+
+
+def _gave_at_once(before: Session, after: Session, claimant: str) -> bool:
+    """Whether any that left whole for a claimant was promised more than its pods held."""
+    left = {one.group for one in after.intents if isinstance(one, intents.RollBack)}
+    return any(
+        promised_to(before.by_key[key])
+        for key in left
+        if after.by_key[key].status.evictions.last_by == claimant
+        and after.by_key[key].status.evictions.last_at == after.now_ms
+    )
 
 
 def only_those_go_who_may_be_taken(before: Session, after: Session) -> None:

@@ -6,14 +6,12 @@
         ...
 
 `import batchq` loads next to nothing; `batchq.Client` is loaded when it is first asked for.
+Type checkers read `__init__.pyi`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from batchq.client import Client
+from importlib import import_module
 
 __all__ = ["Client", "__version__"]
 
@@ -23,7 +21,5 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     """Load `Client` at its first use, so that the command line starts quickly."""
     if name == "Client":
-        from batchq.client import Client
-
-        return Client
+        return import_module("batchq.client").Client
     raise AttributeError(f"module 'batchq' has no attribute {name!r}")

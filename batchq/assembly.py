@@ -17,12 +17,11 @@ from typing import Any
 
 from batchq.api import notation
 from batchq.api.notation import Malformed
-from batchq.config.expansion import Expansion, expand, named
 from batchq.config.load import Known
-from batchq.config.model import SchedulerConfig
+from batchq.config.model import Expansion, SchedulerConfig, expand, named
+from batchq.core.extension.points import POINTS, Plugin, implemented
+from batchq.core.session.session import Action
 from batchq.errors import InvalidInput
-from batchq.framework.extension import POINTS, Plugin, implemented
-from batchq.framework.session import Action
 from batchq.plugins.capacity import Capacity
 from batchq.plugins.checks import Checks
 from batchq.plugins.conformance import Conformance

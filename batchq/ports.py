@@ -7,7 +7,7 @@ from typing import Protocol
 
 from batchq.api.objects import Object
 from batchq.api.transaction import Commit, Delivery, Event, Ledger, Transaction
-from batchq.framework.snapshot import Snapshot
+from batchq.core.session.snapshot import Snapshot
 
 
 class Clock(Protocol):

@@ -14,19 +14,19 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from batchq.api.facts import Ended, Outcome
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Ended, Outcome
 from batchq.api.objects import Object, Pod, PodGroup, Queue, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
 from batchq.changes import records
-from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot
-from batchq.ids import RandomIds
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot
 from batchq.ports import Clock, Store
-from batchq.scheduler import clerk
+from batchq.scheduler import node_reports
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
 from batchq.store.redis import RedisStore
+from batchq.system import RandomIds
 from benchmarks.backlog_world import (
     CPUS,
     NAMESPACES,
@@ -124,7 +124,7 @@ class Stage:
         """One pod that runs has ended well, so that one cpu is free."""
         pod = next(pod for pod in self._pods() if pod.status.phase == PodPhase.RUNNING)
         fact = Ended(pod=pod.metadata.uid, attempt=pod.status.attempt, outcome=Outcome(exit_code=0))
-        ended = clerk.end(pod, NODE, fact, now_ms=self._clock.now_ms())
+        ended = node_reports.end(pod, NODE, fact, now_ms=self._clock.now_ms())
         assert isinstance(ended, Transaction)
         write(self.store, [ended])
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 import batchq.daemon.app  # noqa: F401
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.daemon import garbage
+from batchq.daemon import app
 from batchq.store.redis import RedisStore
 from benchmarks.backlog_scenarios import Stage, Took, median_of, play
 from benchmarks.backlog_world import LEADER, LONG_MS, Spec
@@ -56,9 +56,9 @@ def main() -> None:
     assert epoch is not None, "another leads"
     stage = Stage(store, assemble(config), store, order.spec, epoch=epoch)
     # As the daemon does.
-    garbage.stand_still()
+    app.stand_still()
     cold = stage.turn()
-    garbage.leave_alone()
+    app.leave_alone()
     cold.all_s = time.monotonic() - order.started_at
     cold.all_cpu_s = time.process_time()
     _tell(COLD, [cold])

@@ -29,12 +29,12 @@ from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
 from batchq.assembly import assemble
 from batchq.changes import records
 from batchq.config.model import SchedulerConfig
-from batchq.framework.ledger import holders_in_store
-from batchq.ids import CountingIds
+from batchq.core.quota.ledger import holders_in_store
+from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle
-from batchq.sim.founding import stated
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
+from batchq.system import CountingIds
 from tests.builders import a_group as _a_group
 from tests.builders import (
     a_node,

@@ -35,13 +35,12 @@ from batchq.api.objects import (
 )
 from batchq.api.times import SECOND
 from batchq.assembly import assemble
-from batchq.daemon import garbage
-from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot
+from batchq.daemon import app
+from batchq.lab.workload.load import POLICY_CONFIG, Arrival, Load
+from batchq.lab.workload.play import Stage
 from batchq.scheduler.scheduler import Scheduler
-from batchq.sim.workload.load import Arrival, Load
-from batchq.sim.workload.policies import POLICY_CONFIG
-from batchq.sim.workload.stage import Stage
 from batchq_actions.backfill import reservations_of
 from benchmarks.table import report
 from tests.harness.traces import trace_folder
@@ -90,9 +89,9 @@ def jobs_of(log: Sequence[Job], *, loose: bool) -> list[NodeJob]:
 def compare(jobs: Sequence[NodeJob], walltimes: str) -> list[list[object]]:
     """A row for batchq, for the plain simulator on nodes, and for it in sums."""
     began = time.perf_counter()
-    garbage.leave_alone()
+    app.leave_alone()
     starts, promised = play(jobs)
-    garbage.as_usual()
+    app.as_usual()
     runs = [("batchq", starts, promised, time.perf_counter() - began)]
     for title, ledger_only in (("plain, on nodes", False), ("plain, ledger-only", True)):
         began = time.perf_counter()

@@ -36,7 +36,8 @@ from rq.utils import as_text
 
 from batchq.api.objects import Pod, PodGroup
 from batchq.client import Client, Request
-from batchq.daemon import embedded, processes
+from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack import server as embedded
 from benchmarks.noop import noop
 from benchmarks.table import report
 from tests.e2e.machine import Machine, until

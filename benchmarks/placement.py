@@ -17,11 +17,11 @@ from typing import Any
 from batchq.api.intents import Bind
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.daemon import garbage
-from batchq.framework.placement import fill_nodes
-from batchq.framework.ranking import rank_of
-from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot
+from batchq.core.placement.placement import fill_nodes
+from batchq.core.placement.ranking import rank_of
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot
+from batchq.daemon import app
 from batchq.scheduler.scheduler import Scheduler
 from benchmarks.table import report
 from tests.builders import a_group, a_node, a_snapshot, a_task
@@ -123,11 +123,11 @@ def _first_turn(world: Snapshot) -> tuple[float, float]:
         instrument=times,
     )
     # A daemon's first turn is like that.
-    garbage.stand_still()
+    app.stand_still()
     began = time.process_time()
     session = scheduler.decide(world, 0)
     took_s = time.process_time() - began
-    garbage.as_usual()
+    app.as_usual()
     assert sum(isinstance(intent, Bind) for intent in session.intents) == _PODS
     return took_s, times.seconds["allocate"]
 

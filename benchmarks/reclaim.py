@@ -18,13 +18,12 @@ import time
 from pathlib import Path
 
 from batchq.api.objects import DEFAULT, Metadata, Queue, QueuePreemption, QueueSpec
-from batchq.daemon import garbage
-from batchq.sim.workload.figures import figures_of
-from batchq.sim.workload.load import swf_load
-from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
-from batchq.sim.workload.schedule import Ran, Schedule
-from batchq.sim.workload.stage import play_load
-from batchq.traces import read_swf
+from batchq.daemon import app
+from batchq.lab.traces import read_swf
+from batchq.lab.workload.figures import figures_of
+from batchq.lab.workload.load import POLICY_CONFIG, strategy_of, swf_load
+from batchq.lab.workload.play import play_load
+from batchq.lab.workload.schedule import Ran, Schedule
 from benchmarks.table import report
 from tests.harness.traces import trace_folder
 
@@ -63,9 +62,9 @@ def played(path: Path, preemption: QueuePreemption, most: int) -> Schedule:
         queues=[pattern],
     )
     # As the daemon does with what lasts.
-    garbage.leave_alone()
+    app.leave_alone()
     schedule = play_load(load, POLICY_CONFIG, stopwatch=time.perf_counter)
-    garbage.as_usual()
+    app.as_usual()
     return schedule
 
 

@@ -22,24 +22,23 @@ import redis
 from msgspec import Struct
 from rq import Queue, Worker
 
-from batchq.api.facts import AGENT_ANNOTATION
+from batchq.api.node_report import AGENT_ANNOTATION
 from batchq.api.objects import Object, Pod, key_of, kind_of
 from batchq.api.transaction import Event, Transaction, fence_of
 from batchq.assembly import assemble
 from batchq.changes import records
 from batchq.config.model import SchedulerConfig
-from batchq.ids import RandomIds
+from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle
-from batchq.sim.founding import stated
-from batchq.store import clock
-from batchq.store.doorbell import Doorbell
+from batchq.store import liveness
 from batchq.store.link import LONGEST_BLOCK_MS
-from batchq.store.places import ANSWERS_BY_COUNT
+from batchq.store.node_channels import ANSWERS_BY_COUNT, Doorbell
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.door import LOOK_MS
-from batchq.worker.node import Membership, NodeOffer
-from batchq.worker.slots import Slots
+from batchq.system import RandomIds
+from batchq.worker.agent.node import Membership, NodeOffer
+from batchq.worker.agent.slots import Slots
+from batchq.worker.agent.wakeups import LOOK_MS
 from benchmarks.table import report
 from tests.builders import a_node, a_queue, a_running_group, as_charged
 from tests.harness.server import Server
@@ -50,7 +49,7 @@ PODS_EACH = 4
 TICK_MS = 50
 _LOOK, _WAIT, _RENEW, _BEAT, _TIME, _RECONCILE, _CLEAN = (
     ms // TICK_MS
-    for ms in (LOOK_MS, LONGEST_BLOCK_MS, 500, 5_000, clock.REMEASURE_AFTER_MS, 10_000, 60_000)
+    for ms in (LOOK_MS, LONGEST_BLOCK_MS, 500, 5_000, liveness.REMEASURE_AFTER_MS, 10_000, 60_000)
 )
 _LOOK_THROUGH = (ANSWERS_BY_COUNT + 1) * _RECONCILE
 #: The server's time is asked for by the seconds of here, of which the stand-ins' have several.
@@ -212,10 +211,10 @@ class Stage:
     def __init__(self, number: int, pods: int) -> None:
         self._number, self._pods = number, pods
         self._server = Server("--appendonly", "yes")
-        self._measured_after_ms = clock.REMEASURE_AFTER_MS
+        self._measured_after_ms = liveness.REMEASURE_AFTER_MS
 
     def __enter__(self) -> Stage:
-        clock.REMEASURE_AFTER_MS = _SELDOM_MS
+        liveness.REMEASURE_AFTER_MS = _SELDOM_MS
         self._server.start()
         self._client = redis.Redis(unix_socket_path=str(self._server.socket))
         self._store = RedisStore(self._server.url, hear_every_ms=0)
@@ -230,7 +229,7 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        clock.REMEASURE_AFTER_MS = self._measured_after_ms
+        liveness.REMEASURE_AFTER_MS = self._measured_after_ms
         self._threads.shutdown()
         for agent in self._agents:
             agent.close()

@@ -17,13 +17,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from batchq.daemon import garbage
-from batchq.sim.workload.figures import figures_of
-from batchq.sim.workload.load import swf_load
-from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
-from batchq.sim.workload.schedule import Schedule
-from batchq.sim.workload.stage import play_load
-from batchq.traces import read_swf
+from batchq.daemon import app
+from batchq.lab.traces import read_swf
+from batchq.lab.workload.figures import figures_of
+from batchq.lab.workload.load import POLICY_CONFIG, strategy_of, swf_load
+from batchq.lab.workload.play import play_load
+from batchq.lab.workload.schedule import Schedule
 from benchmarks.table import report
 from tests.harness.traces import COLUMNS, GOLDEN, golden_starts, trace_folder
 from tests.traces.oracle import read_log, starts
@@ -69,11 +68,11 @@ def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
         plain_s = time.perf_counter() - began
         load = swf_load(trace, title=name, strategy=strategy_of(policy))
         # As the daemon does with what lasts.
-        garbage.leave_alone()
+        app.leave_alone()
         schedule = play_load(
             load, POLICY_CONFIG, name=policy, per_event=per_event, stopwatch=time.perf_counter
         )
-        garbage.as_usual()
+        app.as_usual()
         yield [
             *(name, len(jobs), policy, "event" if per_event else "instant"),
             schedule.real_s,

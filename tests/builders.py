@@ -32,13 +32,13 @@ from batchq.api.objects import (
     Strategy,
     Task,
 )
-from batchq.api.quantity import parse_quantity
+from batchq.api.resources import parse_quantity
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.ledger import charge_with_count
-from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot, Standing
-from batchq.framework.state import GroupState
+from batchq.core.quota.ledger import charge_with_count
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.core.session.state import GroupState
 
 
 def amounts(**written: str | int) -> dict[str, int]:

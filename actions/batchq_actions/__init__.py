@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.framework.session import Action
+from batchq.core.session.session import Action
 from batchq_actions.allocate import Allocate
 from batchq_actions.backfill import Backfill
 from batchq_actions.enqueue import Enqueue

@@ -16,21 +16,18 @@ from itertools import chain
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
-from batchq.api.quantity import PODS
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import ONE_POD
-from batchq.framework.extras import (
+from batchq.api.resources import ONE_POD, PODS
+from batchq.core.placement.elastic import (
     heeding_heads_before,
     node_for_extra,
     start_extras,
     waiting_extras,
     waits_behind,
 )
-from batchq.framework.gangs import bind_kept, bind_until_ready, least_first
-from batchq.framework.growth import growth_with, over_limit_with
-from batchq.framework.kept_places import drop
-from batchq.framework.moves import bind, create_pods
-from batchq.framework.pledges import (
+from batchq.core.placement.gangs import bind_kept, bind_until_ready, least_first
+from batchq.core.placement.kept_places import drop
+from batchq.core.preemption.pledges import (
     awaits_victims,
     end_pledge,
     enter_room,
@@ -39,13 +36,16 @@ from batchq.framework.pledges import (
     room_of,
     standing_pledges,
 )
-from batchq.framework.pods import shape_of_extra
-from batchq.framework.session import Session
-from batchq.framework.shapes import TaskShape
-from batchq.framework.state import GroupState, NodeState, is_admitted
-from batchq.framework.statement import Statement
-from batchq.framework.tree import ROOT
-from batchq.framework.turns import Turns
+from batchq.core.quota.limits import growth_with, over_limit_with
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.quota.selector import Turns
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.pods import shape_of_extra
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState, is_admitted
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import bind, create_pods
 
 
 class Allocate:

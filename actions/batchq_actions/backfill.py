@@ -28,33 +28,30 @@ from operator import itemgetter
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
 from batchq.api.resources import Amounts, describe, larger
-from batchq.framework.crowds import Crowd, Line
-from batchq.framework.extras import waiting_extras, waits_behind
-from batchq.framework.gangs import bind_until_ready
-from batchq.framework.growth import growth_with, over_limit_with
-from batchq.framework.head_places import (
+from batchq.core.forecast.node_timeline import Room
+from batchq.core.forecast.timeline import Timetable
+from batchq.core.pending.other_heads import OtherHeads
+from batchq.core.pending.queue import blockers, is_kept_out, waits_in_line
+from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
+from batchq.core.placement.gangs import bind_until_ready
+from batchq.core.placement.placement import find_node
+from batchq.core.preemption.pledges import gives_way_to, room_of
+from batchq.core.quota.fair_shares import note_admission
+from batchq.core.quota.head_reservation import (
     keeping_off,
     length_of,
     length_of_pods,
     place_of,
     still_waits,
 )
-from batchq.framework.line import blockers, is_kept_out, waits_in_line
-from batchq.framework.moves import admit, bind, create_pods, reserve
-from batchq.framework.nodetimes import Room
-from batchq.framework.placement import find_node
-from batchq.framework.pledges import gives_way_to, room_of
-from batchq.framework.pods import shape_of_extra
-from batchq.framework.queue_shares import note_admission
-from batchq.framework.session import Key, Session
-from batchq.framework.state import GroupState, is_admitted
-from batchq.framework.statement import Statement
-from batchq.framework.timetable import Timetable
-from batchq.framework.tree import ROOT
-from batchq.framework.turns import Turns
-from batchq.framework.wanted import wanted_ordinals
-from batchq_actions.otherheads import OtherHeads
-from batchq_actions.zerorequests import place_what_asks_for_nothing
+from batchq.core.quota.limits import growth_with, over_limit_with
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.quota.selector import Turns
+from batchq.core.session.pods import shape_of_extra, wanted_ordinals
+from batchq.core.session.session import Key, Session
+from batchq.core.session.state import Crowd, GroupState, Line, is_admitted
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, bind, create_pods, reserve
 
 #: Of a queue without a head so many groups are tried past what is set aside for others, a session.
 MOST_TRIED = 1_000

@@ -17,19 +17,9 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
-from batchq.framework.asides import (
-    everybody_gets_all_back,
-    let_one_exceed,
-    set_aside,
-    set_aside_from_borrowers,
-)
-from batchq.framework.crowds import Crowd, Walk
-from batchq.framework.extras import GrowingGroups, is_drained, start_extras, waiting_shapes
-from batchq.framework.feasibility import fits_when_empty, why_not_when_empty
-from batchq.framework.growth import exceeds_ready_beside_siblings, over_limit_with
-from batchq.framework.head_places import store_head_places
-from batchq.framework.kept_places import KeptPlaces
-from batchq.framework.line import (
+from batchq.core.forecast.node_timeline import nodes_decide
+from batchq.core.pending.equivalence import Walk
+from batchq.core.pending.queue import (
     blockers,
     gives_way,
     is_kept_out,
@@ -37,25 +27,32 @@ from batchq.framework.line import (
     refuse_crowd,
     waits_in_line,
 )
-from batchq.framework.moves import admit, create_pods, reserve, roll_back
-from batchq.framework.node_refusals import Wanted, wanted_of
-from batchq.framework.nodetimes import nodes_decide
-from batchq.framework.placement import (
-    explain_no_node,
-    gang_of,
+from batchq.core.pending.waiting_for_nodes import keep_places, note_first_waiting
+from batchq.core.placement.elastic import GrowingGroups, is_drained, start_extras, waiting_shapes
+from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
+from batchq.core.placement.node_refusals import NODE_REFUSALS, wanted_of
+from batchq.core.placement.placement import explain_no_node, gang_of
+from batchq.core.placement.trial import PLUGIN as NODES
+from batchq.core.placement.trial import seek
+from batchq.core.preemption.order import end_pledges_still_spare, end_spare_pledges
+from batchq.core.preemption.pledges import awaits_victims
+from batchq.core.quota.fair_shares import note_admission
+from batchq.core.quota.head_reservation import (
+    everybody_gets_all_back,
+    let_one_exceed,
+    set_aside,
+    set_aside_from_borrowers,
+    store_head_places,
 )
-from batchq.framework.placement_trial import PLUGIN as NODES
-from batchq.framework.placement_trial import seek
-from batchq.framework.pledges import awaits_victims
-from batchq.framework.queue_shares import note_admission
-from batchq.framework.session import Session
-from batchq.framework.shapes import TaskShape
-from batchq.framework.state import GroupState
-from batchq.framework.statement import Statement
-from batchq.framework.turns import Turns
-from batchq.framework.wanted import wanted_ordinals
-from batchq_actions.claims import end_pledges_still_spare, end_spare_pledges
-from batchq_actions.waiting_for_nodes import keep_places, note_first_waiting
+from batchq.core.quota.limits import exceeds_ready_beside_siblings, over_limit_with
+from batchq.core.quota.selector import Turns
+from batchq.core.session.node_state import KeptPlaces, Wanted
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import Crowd, GroupState
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods, reserve, roll_back
 
 #: Strategy -> what those behind a head that waits are told.
 _BEHIND = {
@@ -191,7 +188,7 @@ def _walks(
     freed: dict[str, list[Crowd]] = {}
     for crowd in session.watches.freed(session.ledger.sums):
         freed.setdefault(crowd.queue, []).append(crowd)
-    for crowd in session.node_refusals.freed(session):
+    for crowd in session.get(NODE_REFUSALS).freed(session):
         freed.setdefault(crowd.queue, []).append(crowd)
     walks = {}
     for name, queue in session.queues.items():

@@ -4,7 +4,7 @@ Claimants are gangs that wait for nothing but room. Victims are of the same queu
 minMember of groups of at most the claimant's priority (of an array: lower only), then whole groups
 of strictly lower priority. What the claimant takes beside their room must be idle; so its queue may
 end above what it deserves. Where these do not suffice, borrowers of other queues may complete them
-(`batchq_actions.rules`). The formulation follows Kueue's preemption within a ClusterQueue;
+(`batchq.core.preemption.scopes`). The formulation follows Kueue's preemption within a ClusterQueue;
 kube-batch's faults that it avoids are listed in docs/faults.md.
 """
 
@@ -13,13 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from batchq.api.names import counted
-from batchq.framework.claiming import Wish, gang_claimants
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq_actions.claims import choose_anew, serve_claimants, serve_gang
-from batchq_actions.rules import POINTS, PREEMPT, WithinQueue, has_victims
-from batchq_actions.sparing import claims_nothing, why_spared
+from batchq.api.notation import counted
+from batchq.core.preemption.order import (
+    choose_anew,
+    claims_nothing,
+    serve_claimants,
+    serve_gang,
+    why_spared,
+)
+from batchq.core.preemption.requests import Wish, gang_claimants
+from batchq.core.preemption.scopes import POINTS, PREEMPT, WithinQueue, has_victims
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 
 
 class Preempt:

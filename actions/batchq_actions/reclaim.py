@@ -18,8 +18,19 @@ from functools import partial
 
 from batchq.api.resources import Amounts, minus, plus
 from batchq.api.transaction import queue_scope
-from batchq.framework.borrowers import borrowers_of
-from batchq.framework.claiming import (
+from batchq.core.placement.elastic import waiting_extras
+from batchq.core.preemption.candidates import pledged_in
+from batchq.core.preemption.evictions import exceeds
+from batchq.core.preemption.order import (
+    choose_anew,
+    claims_nothing,
+    ends_above_text,
+    let_happen,
+    serve_claimants,
+    serve_gang,
+    why_spared,
+)
+from batchq.core.preemption.requests import (
     ExtraClaim,
     GangClaim,
     Wish,
@@ -27,16 +38,7 @@ from batchq.framework.claiming import (
     gang_claimants,
     is_elastic_claimant,
 )
-from batchq.framework.extras import waiting_extras
-from batchq.framework.outranked import pledged_in
-from batchq.framework.pods import shape_of_extra
-from batchq.framework.queue_shares import comparable, deserved_of_queues
-from batchq.framework.search import Decision, find_victims
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, Victim
-from batchq.framework.taking import exceeds
-from batchq_actions.claims import choose_anew, let_happen, serve_claimants, serve_gang
-from batchq_actions.rules import (
+from batchq.core.preemption.scopes import (
     POINTS,
     PREEMPT,
     RECLAIM,
@@ -45,7 +47,12 @@ from batchq_actions.rules import (
     fits_in_what_is_set_aside,
     may_reclaim,
 )
-from batchq_actions.sparing import claims_nothing, ends_above_text, why_spared
+from batchq.core.preemption.search import Decision, find_victims
+from batchq.core.quota.fair_shares import comparable, deserved_of_queues
+from batchq.core.quota.selector import borrowers_of
+from batchq.core.session.pods import shape_of_extra
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
 
 POINT = POINTS[RECLAIM]
 #: So many pods of one group claim in one session at most; the next goes on.

@@ -2,19 +2,20 @@
 
 `decode` is strict: an unknown field, a wrong type or an impossible name is an error of one
 sentence that says where. `encode` is its inverse and the canonical form. What a manifest
-*means* (whether its numbers fit together) is `batchq.api.validate`'s business.
+*means* (whether its numbers fit together) is `batchq.api.validation`'s business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from keyword import iskeyword
 from typing import TypeAlias, get_type_hints
 
 from msgspec import Struct, structs
 
-from batchq.api import names, notation
-from batchq.api.names import shown
-from batchq.api.notation import Entry, Malformed, Path, Unfold, fields_of, mapping_at
+from batchq.api import notation
+from batchq.api import notation as names
+from batchq.api.notation import Entry, Malformed, Path, Unfold, fields_of, mapping_at, shown
 from batchq.api.objects import (
     API_VERSION,
     DEFAULT,
@@ -344,3 +345,28 @@ def _subject(data: object) -> str:
 
 def _short(name: str) -> str:
     return name if len(name) <= 64 else f"{name[:24]}…"
+
+
+MOST_NAME = 512
+#: `args` and `kwargs` of a pod together, as they are stored. Whatever is larger belongs in a file.
+MOST_ARGUMENT_BYTES = 64 * 1024
+
+
+def function_problem(name: str) -> str:
+    """Empty if `name` has the form of a function's name, else what was expected and found."""
+    module, _, path = name.partition(":")
+    if len(name) > MOST_NAME or not all(map(_is_name, (*module.split("."), *path.split(".")))):
+        return f"expected package.module:name, found {shown(name)}"
+    if module == "__main__":
+        return "__main__ is another module in every process; put the function in a module"
+    return ""
+
+
+def argument_bytes(template: PodTemplate) -> int:
+    """The size of a template's arguments, as they are stored."""
+    named = sum(len(name.encode()) for name in template.kwargs)
+    return named + sum(len(bytes(raw)) for raw in (*template.args, *template.kwargs.values()))
+
+
+def _is_name(word: str) -> bool:
+    return word.isidentifier() and not iskeyword(word)

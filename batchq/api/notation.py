@@ -10,21 +10,20 @@ was found.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
 from functools import cache
+from math import isfinite
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct, inspect
 
-from batchq.api import names
-from batchq.api.jsonvalue import NotJson, as_json
-from batchq.api.names import shown
-from batchq.api.quantity import LARGEST, format_quantity, parse_quantity
 from batchq.api.reasons import Verdict
+from batchq.api.resources import LARGEST, format_quantity, parse_quantity
 from batchq.api.times import format_duration, format_instant, parse_duration, parse_instant
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -294,7 +293,7 @@ _FORMS = {
 
 
 def _amount(resource: str, data: object, path: Path) -> int:
-    problem = names.qualified_problem(resource)
+    problem = qualified_problem(resource)
     if problem:
         raise Malformed(path, problem)
     try:
@@ -400,3 +399,144 @@ def write_form(form: str, value: Any) -> object:
         case "factor":
             return value // 1000 if value % 1000 == 0 else value / 1000
     raise TypeError(f"no notation is defined for {form!r}")
+
+
+_DEEPEST = 64
+_LARGEST = 10**300
+
+
+class NotJson(ValueError):
+    """What was found instead of a JSON value, and where in the value: `[2].when`."""
+
+    def __init__(self, place: str, found: str) -> None:
+        super().__init__(place, found)
+        self.place = place
+        self.found = found
+
+
+def as_json(value: object) -> msgspec.Raw:
+    """`value` as JSON, exactly: nothing is turned into something that JSON happens to have.
+
+    Raises NotJson.
+    """
+    _check(value, "", 0)
+    # Twice, so that subclasses of plain types (NumPy's float64) are plain, and 1e16 is written in
+    # one way, whoever wrote it.
+    return msgspec.Raw(msgspec.json.encode(json.loads(json.dumps(value))))
+
+
+def _check(value: object, place: str, depth: int) -> None:
+    if depth > _DEEPEST:
+        raise NotJson("", f"values nested deeper than {_DEEPEST}")
+    match value:
+        case None | bool():
+            return
+        case int():
+            if abs(value) >= _LARGEST:
+                raise NotJson(place, "a number of more than 300 digits")
+        case float():
+            if not isfinite(value):
+                raise NotJson(place, str(value))
+        case str():
+            _check_text(value, place)
+        case list() | tuple():
+            for number, item in enumerate(value):
+                _check(item, f"{place}[{number}]", depth + 1)
+        case dict():
+            _check_table(value, place, depth)
+        case _:
+            raise NotJson(place, f"a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _check_table(table: dict[object, object], place: str, depth: int) -> None:
+    for key, item in table.items():
+        if not isinstance(key, str):
+            raise NotJson(place, f"a key that is no text ({shown(key)})")
+        _check_text(key, place)
+        _check(item, f"{place}.{key[:40]}", depth + 1)
+
+
+def _check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise NotJson(place, "text that is not Unicode") from None
+
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+LABEL_MOST = 63
+SUBDOMAIN_MOST = 253
+
+
+def shown(value: object, most: int = 48) -> str:
+    """`value` for an error message: quoted, and never longer than `most` characters."""
+    if isinstance(value, str):
+        if "://" in value:
+            # Where a password may be, wherever it was typed.
+            return "a URL"
+        # Cut before quoting: repr of a megabyte is a megabyte.
+        text = repr(value[:most])
+        return text if len(value) <= most else f"{text[:-1]}...' ({len(value)} characters)"
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
+        case dict():
+            return f"a mapping of {counted(len(value), 'field')}" if value else "an empty mapping"
+        case list() | tuple():
+            return f"a list of {counted(len(value), 'item')}" if value else "an empty list"
+        case _:
+            return repr(value)[:most]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 pod`, `2 pods`"""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def label_problem(name: str) -> str:
+    """Names of groups, quotas, tasks and namespaces: DNS labels."""
+    if len(name) <= LABEL_MOST and _LABEL.fullmatch(name):
+        return ""
+    return (
+        f"expected at most {LABEL_MOST} lower-case letters, digits and '-',"
+        f" with a letter or digit at both ends, found {shown(name)}"
+    )
+
+
+def subdomain_problem(name: str) -> str:
+    """Names of queues, nodes, priority classes, checks and pods: DNS subdomains."""
+    if len(name) <= SUBDOMAIN_MOST and _SUBDOMAIN.fullmatch(name):
+        return ""
+    return (
+        f"expected at most {SUBDOMAIN_MOST} lower-case letters, digits, '-' and '.',"
+        f" with a letter or digit at both ends, found {shown(name)}"
+    )
+
+
+def qualified_problem(name: str) -> str:
+    """Names of resources, gates and labels: `gpu`, or with a domain in front `example.com/gpu`."""
+    domain, slash, word = name.rpartition("/") if len(name) <= 317 else ("", "", "")
+    if (
+        len(word) <= LABEL_MOST
+        and _WORD.fullmatch(word)
+        and (not slash or not subdomain_problem(domain))
+    ):
+        return ""
+    return f"expected a name such as gpu or example.com/gpu, found {shown(name)}"
+
+
+def label_value_problem(value: str) -> str:
+    """Values of labels: short plain words, or nothing."""
+    if not value or (len(value) <= LABEL_MOST and _WORD.fullmatch(value)):
+        return ""
+    return (
+        f"expected at most {LABEL_MOST} letters, digits, '-', '_' and '.',"
+        f" with a letter or digit at both ends, found {shown(value)}"
+    )

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from batchq.api.quantity import describe_quantity
+from batchq.api.resources import describe_quantity
 
 
 class Waiting(StrEnum):

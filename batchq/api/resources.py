@@ -6,9 +6,9 @@ new one. In a request a zero is the same as an absent dimension; in a limit it i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-
-from batchq.api.quantity import PODS, describe_quantity
+from decimal import ROUND_CEILING, Decimal
 
 Amounts = dict[str, int]
 
@@ -92,3 +92,85 @@ def describe(amounts: Mapping[str, int]) -> str:
         if name != PODS
     ]
     return ", ".join(parts) or "nothing"
+
+
+CPU = "cpu"
+MEMORY = "memory"
+PODS = "pods"
+
+#: Lua keeps numbers as doubles; sums above this would lose their last digits there.
+LARGEST = 2**53
+
+_SUFFIX = {
+    "": Decimal(1),
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "P": Decimal(10**15),
+    "E": Decimal(10**18),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
+}
+_GRAMMAR = re.compile(
+    r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
+)
+
+
+def units_per_whole(resource: str) -> int:
+    """How many of our integer units make one whole `resource` (1 byte, 1000 milli-cores …)."""
+    return 1 if resource == MEMORY else 1000
+
+
+def parse_quantity(resource: str, written: str | int | float) -> int:
+    """The amount of `resource`, in its integer unit.
+
+    Raises ValueError, with what was expected and found, for anything that is not a quantity,
+    is negative, or is larger than 2^53 units.
+    """
+    if isinstance(written, bool) or not isinstance(written, str | int | float):
+        raise ValueError(f"expected a quantity such as 500m, 2 or 64Gi, found {written!r}")
+    text = str(written).strip()
+    match = _GRAMMAR.fullmatch(text)
+    if match is None or (match[3] or "") not in _SUFFIX:
+        shown = text if len(text) <= 40 else text[:37] + "..."
+        if text.startswith("-"):
+            raise ValueError(f"expected a quantity of zero or more, found {shown!r}")
+        raise ValueError(f"expected a quantity such as 500m, 2 or 64Gi, found {shown!r}")
+    number = Decimal(match[1] + (match[2] or "")) * _SUFFIX[match[3] or ""]
+    units = int((number * units_per_whole(resource)).to_integral_value(ROUND_CEILING))
+    if units > LARGEST:
+        raise ValueError(f"expected a quantity of at most 2^53 units, found {text!r}")
+    return units
+
+
+def format_quantity(resource: str, units: int) -> str:
+    """The canonical text: cpu `1500m` or `2`, memory in plain bytes, others as a decimal."""
+    if resource == MEMORY:
+        return str(units)
+    sign, units = ("-", -units) if units < 0 else ("", units)
+    whole, rest = divmod(units, 1000)
+    if rest == 0:
+        return f"{sign}{whole}"
+    if resource == CPU:
+        return f"{sign}{units}m"
+    return f"{sign}{whole}.{rest:03d}".rstrip("0")
+
+
+def describe_quantity(resource: str, units: int) -> str:
+    """The same for people: memory in the largest binary unit that keeps it short."""
+    if resource != MEMORY:
+        return format_quantity(resource, units)
+    size = float(units)
+    for suffix in ("", "Ki", "Mi", "Gi", "Ti"):
+        if abs(size) < 1024 or suffix == "Ti":
+            return f"{size:.0f}{suffix}" if size == int(size) else f"{size:.1f}{suffix}"
+        size /= 1024
+    return str(units)

@@ -6,28 +6,40 @@ that everything already is as asked. The client commits the result to the live s
 anew when somebody else was faster: `Word.CONFLICT`), the simulator's timeline to its own.
 """
 
-from batchq.changes.arrivals import Arrivals, check_same
-from batchq.changes.checks import release_check, renew_check, set_check
-from batchq.changes.concerns import Overpromised, concerns, overpromised
-from batchq.changes.differences import differences
-from batchq.changes.editing import (
+from batchq.changes.edits import (
     apply,
     create,
     delete,
+    differences,
     found_defaults,
     in_order,
     taken,
     update,
 )
-from batchq.changes.gates import open_all_gates, open_gate
-from batchq.changes.podnames import check_apart, rivals
+from batchq.changes.groups import (
+    Arrivals,
+    check_apart,
+    check_same,
+    open_all_gates,
+    open_gate,
+    rivals,
+)
+from batchq.changes.queue_tree import (
+    Overpromised,
+    concerns,
+    first_contradiction,
+    overpromised,
+    settled,
+)
 from batchq.changes.records import put_node
 from batchq.changes.refusals import explain_refusal
-from batchq.changes.tree import first_contradiction, settled
-from batchq.changes.verbs import (
+from batchq.changes.requests import (
     cancel,
     cordon,
+    release_check,
+    renew_check,
     resume,
+    set_check,
     set_quota,
     set_stop_policy,
     suspend,

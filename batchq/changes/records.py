@@ -8,12 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from batchq.api.limits import (
-    capacity_of,
-    hard_limit,
-    limit_of_queue,
-    only_groups,
-)
 from batchq.api.objects import Node, Object, PodGroup, Queue, ResourceQuota, key_of, kind_of
 from batchq.api.transaction import (
     CAPACITY,
@@ -24,9 +18,13 @@ from batchq.api.transaction import (
     Limit,
     Transaction,
     Write,
+    capacity_of,
+    hard_limit,
+    limit_of_queue,
     namespace_scope,
     node_scope,
     objects_scope,
+    only_groups,
     queue_scope,
 )
 from batchq.ports import Reader

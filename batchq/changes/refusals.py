@@ -1,11 +1,63 @@
-"""What the store's refusal of a request means to the person who made it."""
+"""Finding what a request names, and saying what there is instead when it is not there."""
 
 from __future__ import annotations
 
-from batchq.api.names import counted
-from batchq.api.quantity import describe_quantity
+from typing import TypeVar
+
+from batchq.api.notation import counted, nearest, shown
+from batchq.api.objects import Object, full_name, kind_of
+from batchq.api.resources import describe_quantity
 from batchq.api.transaction import POD_GROUPS, Answer, Refusal, Transaction, Word
-from batchq.errors import BatchqError, Conflict, Rejected
+from batchq.errors import BatchqError, Conflict, NotFound, Rejected
+from batchq.ports import Reader
+
+T = TypeVar("T")
+
+_MOST_CANDIDATES_NAMED = 10
+_FEW = 5
+
+
+def title(obj: Object) -> str:
+    """`PodGroup default/train`"""
+    return f"{kind_of(obj)} {full_name(obj)}"
+
+
+def find(reader: Reader, kind: type[T], key: str) -> T:
+    """The object of that kind and key.
+
+    Raises NotFound, with the nearest name there is.
+    """
+    item = reader.get(kind.__name__, key)
+    if isinstance(item, kind):
+        return item
+    namespace = key.rpartition("/")[0]
+    there = [full_name(other) for other in reader.list(kind.__name__, namespace=namespace)]
+    name = shown(key)[1:-1]
+    raise NotFound(f"{kind.__name__} {name} does not exist", hint=instead(key, there))
+
+
+def instead(wanted: str, there: list[str]) -> str:
+    """A hint for somebody who named what is not there."""
+    # Names without their namespaces, which alone would make any two of them alike.
+    names = {full.rpartition("/")[2]: full for full in there}
+    near = nearest(wanted.rpartition("/")[2], names)
+    if near:
+        return f"did you mean {names[near]}?"
+    if not there:
+        return "there is none"
+    more = (
+        f" and {len(there) - _MOST_CANDIDATES_NAMED} more"
+        if len(there) > _MOST_CANDIDATES_NAMED
+        else ""
+    )
+    return f"there are: {', '.join(there[:_MOST_CANDIDATES_NAMED])}{more}"
+
+
+def few(names: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(names) - _FEW
+    return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")
+
 
 _SCOPES = {
     "objects": "namespace",

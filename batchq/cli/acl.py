@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from batchq.cli.options import examples, output_option
-from batchq.cli.output import show_data
-from batchq.cli.terminal import echo
+from batchq.cli.output.options import examples, output_option
+from batchq.cli.output.output import show_data
+from batchq.cli.output.terminal import echo
 from batchq.errors import InvalidInput
 
 _LONGEST_PASSWORD_BYTES = 4096
@@ -48,7 +48,7 @@ def acl(
     should begin with its role, by which `batchq doctor` knows it. conf/acl/README.md has the steps,
     docs/security.md what each role can do. No server is asked.
     """
-    from batchq.client.access import access, hash_of, role_named
+    from batchq.client.connection import access, hash_of, role_named
 
     if password_file is not None and hash_:
         raise click.UsageError("--password-file and --hash are two ways to say one thing")

@@ -1,4 +1,4 @@
-"""`batchq config`: the scheduler's configuration, read as the daemon reads it."""
+"""`batchq config reload` and `config print --effective`: what a running scheduler goes by."""
 
 from __future__ import annotations
 
@@ -8,16 +8,53 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchq.cli.configlive import effective_config, reload
-from batchq.cli.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output import show_data
-from batchq.cli.terminal import echo
+from batchq.cli.output.options import Globals, examples, output_option, pass_globals
+from batchq.cli.output.output import show_data
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.trouble import EXIT_ERROR
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
     from batchq.config.effect import Difference
-    from batchq.config.expansion import Expansion
-    from batchq.config.model import SchedulerConfig
+    from batchq.config.model import Expansion, SchedulerConfig
+
+
+@click.command(epilog=examples("batchq config reload"))
+@pass_globals
+def reload(shared: Globals) -> int:
+    """Have the scheduler of this machine read its file again, and say what came of it.
+
+    It is the one that `batchq up` has started; send SIGHUP to any other. A file that was changed
+    is taken up within two seconds without this, too.
+
+    Exit codes: 0 taken up, or nothing was new; 1 the file is wrong, and what was in effect stays;
+    6 no scheduler runs here; 124 it does not answer.
+    """
+    from batchq.daemon.reload import RELOADED, ask_to_reload
+    from batchq.paths import find_home
+
+    with shared.connect() as client:
+        answer = ask_to_reload(find_home(), client)
+    if answer.reason == RELOADED:
+        echo(answer.message)
+        return 0
+    echo(f"error: {answer.message}", err=True)
+    return EXIT_ERROR
+
+
+def effective_config(shared: Globals) -> SchedulerConfig:
+    """What the scheduler goes by that leads; a note on stderr if none does.
+
+    Raises StoreUnavailable, NotFound.
+    """
+    from batchq.client.cluster import published_config
+    from batchq.config.load import read_config
+
+    published = published_config(shared.redis_url)
+    if not published.led:
+        echo("note: no scheduler leads; the last that did went by this", err=True)
+    return read_config(published.text, "the configuration of the scheduler that leads")
+
 
 _FILE = click.Path(path_type=Path)
 #: Action -> the plugin in the box that agrees to its victims first of all.
@@ -173,7 +210,7 @@ def checked_config(file: Path | None) -> SchedulerConfig:
 
 def _on(config: SchedulerConfig, expansion: Expansion) -> list[str]:
     """The plugins that have a say anywhere."""
-    from batchq.config.expansion import named
+    from batchq.config.model import named
 
     there = {entry.name for standing in expansion.values() for entry in standing}
     return [name for name in named(config) if name in there]
@@ -182,8 +219,7 @@ def _on(config: SchedulerConfig, expansion: Expansion) -> list[str]:
 def _without_effect(config: SchedulerConfig) -> list[str]:
     """What stands in the configuration and changes nothing, and what it gives up, a line each."""
     from batchq.assembly import expanded, without_consent
-    from batchq.config.expansion import named
-    from batchq.config.unkept import unkept
+    from batchq.config.model import named, unkept
 
     expansion = expanded(config)
     plugins, on = named(config), _on(config, expansion)

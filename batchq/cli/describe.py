@@ -1,26 +1,342 @@
-"""`batchq describe`: everything about one object, its reasons with numbers, its last events."""
+"""The pages of `batchq describe`: a group, a queue, a node, a pod, as people like to read them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 from msgspec import to_builtins
 
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
-from batchq.api.objects import AdmissionCheck, Metadata, Node, Object, Pod, PodGroup, Queue, key_of
-from batchq.api.times import format_instant
-from batchq.api.transaction import Event
-from batchq.cli import checkview, pages
+from batchq.api.notation import counted
+from batchq.api.objects import (
+    AdmissionCheck,
+    Gate,
+    Metadata,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    Queue,
+    full_name,
+    gates_of,
+    key_of,
+    kind_of,
+)
+from batchq.api.reasons import Waiting
+from batchq.api.resources import MEMORY, PODS, describe_quantity
+from batchq.api.resources import describe as describe_amounts
+from batchq.api.times import describe_age, format_duration, format_instant
+from batchq.api.transaction import CONTAINMENT_LABEL, Event, node_scope
+from batchq.cli import checks
+from batchq.cli.checks import show_checks_of_group
+from batchq.cli.endings import ending_text
+from batchq.cli.gates import opened_text
 from batchq.cli.jobs import row_of
-from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
-from batchq.cli.output import show_data, show_section
-from batchq.cli.queueview import show_queue_page
-from batchq.cli.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
+from batchq.cli.output import tables
+from batchq.cli.output.options import (
+    Globals,
+    examples,
+    namespace_option,
+    output_option,
+    pass_globals,
+)
+from batchq.cli.output.output import show_data, show_fields, show_section
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
+from batchq.cli.queues import show_queue_page
 from batchq.client import Client
-from batchq.client.overview import Explanation
+from batchq.client.overview import Explanation, GroupView
 from batchq.client.queues import ROOT
 from batchq.errors import NotFound, UsageError
+
+_MOST_AHEAD = 5
+_MOST_IN_LINE = 10
+
+
+# --- a group --------------------------------------------------------------------------------
+
+
+def show_group(client: Client, group: PodGroup, explanation: Explanation) -> None:
+    """Its state, its tasks, why it waits, its pods and its conditions."""
+    show_fields(_group_fields(group, explanation, client.now_ms()))
+    tasks = [("NAME", "REPLICAS", "MIN", "REQUESTS", "COMMAND")]
+    for task in group.spec.tasks:
+        least, template = str(task.min_available or ""), task.template
+        command = template.function or " ".join(template.command)
+        requests = tables.listed(task.template.requests)
+        tasks.append((task.name, str(task.replicas), least, requests, command))
+    show_section("Tasks", tasks)
+    show_section("Why it waits", [*_reasons(group, explanation), *_leaderless(client, group)])
+    if group.status.checks:
+        show_checks_of_group(group, client.checks.views(group=key_of(group)), client.now_ms())
+    pods = client.pods(group)
+    _show_pods(pods, wide=True)
+    show_section("Memory", _memory_limits(client, pods))
+    show_section(
+        "Conditions",
+        [
+            (
+                *(condition.type, condition.status, condition.reason),
+                format_instant(condition.last_transition_time),
+                condition.message,
+            )
+            for condition in group.status.conditions
+        ],
+    )
+
+
+def _group_fields(group: PodGroup, explanation: Explanation, now_ms: int) -> list[tuple[str, str]]:
+    view, spec = explanation.group, group.spec
+    return [
+        ("PodGroup", view.key),
+        ("Uid", group.metadata.uid),
+        ("Phase", _phase(view)),
+        ("Ended", _ending(view)),
+        ("Evicted", _evicted(view, now_ms)),
+        ("Evictions", _evictions(view)),
+        ("Pledge", "" if view.awaits is None else tables.awaited_text(view.awaits)),
+        ("Queue", view.queue),
+        ("Priority", _priority(view.priority, spec.priority_class_name)),
+        ("Labels", _pairs(group.metadata.labels)),
+        ("Submitted", _submitted(group, view, now_ms)),
+        ("Started", _since(view.started_at, now_ms)),
+        ("Finished", _since(view.finished_at, now_ms)),
+        ("Walltime", "" if spec.walltime is None else format_duration(spec.walltime)),
+        ("Gates", ", ".join(_gate(gate) for gate in gates_of(spec))),
+        ("Opened", opened_text(group.status.opened_gates, now_ms)),
+        ("After", ", ".join(f"{one.condition}:{one.name}" for one in spec.depends_on)),
+        ("Suspended", "yes" if spec.suspend else ""),
+        ("Admissions", str(group.status.admission)),
+        ("Pods", _pods_in_words(view)),
+        ("Claim", _claim(group)),
+        ("Reserves", describe_amounts(view.request)),
+        ("Charged", tables.listed(group.status.charge)),
+    ]
+
+
+def _reasons(group: PodGroup, explanation: Explanation) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (f"{place}. {blocker.reason}", blocker.message)
+        for place, blocker in enumerate(explanation.blockers, start=1)
+    ]
+    if explanation.ahead:
+        shown = ", ".join(explanation.ahead[-_MOST_AHEAD:])
+        more = len(explanation.ahead) - _MOST_AHEAD
+        rows.append(("Ahead in line", f"{shown}{f' and {more} more' if more > 0 else ''}"))
+    rows += [("What to do", f"`{command}`") for command in _what_to_do(group, explanation)]
+    return rows
+
+
+def _leaderless(client: Client, group: PodGroup) -> Iterator[tuple[str, ...]]:
+    """That nobody is there to end its wait, whatever else it waits for."""
+    from batchq.client.cluster import NO_LEADER
+
+    if group.status.phase not in TERMINAL and not client.schedulers().led:
+        yield "No scheduler", NO_LEADER
+
+
+def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]:
+    """Of pods that failed by themselves: that an rlimit may be why. It kills nobody, a program
+    that is refused memory ends in its own way.
+    """
+    failed = [
+        pod
+        for pod in pods
+        if pod.status.phase == PodPhase.FAILED
+        and pod.status.exit_code not in (None, 0)
+        and pod.spec.requests.get(MEMORY)
+    ]
+    if not failed:
+        return []
+    nodes = {node.metadata.name: node for node in client.nodes()}
+    rows: list[tuple[str, ...]] = []
+    for pod in failed[:_MOST_IN_LINE]:
+        node = nodes.get(pod.status.node or pod.status.last_node)
+        if node is not None and tables.memory_limit(node) == "rlimit":
+            amount = describe_quantity(MEMORY, pod.spec.requests[MEMORY])
+            rows.append((pod.metadata.name, f"its memory was limited to {amount} per process"))
+    return rows
+
+
+def _what_to_do(group: PodGroup, explanation: Explanation) -> Iterator[str]:
+    """The commands that end the waits which only a person can end."""
+    name = explanation.group.key.removeprefix("default/")
+    words = {blocker.reason for blocker in explanation.blockers}
+    if Waiting.SCHEDULING_GATED in words:
+        own = [gate.name for gate in group.spec.scheduling_gates]
+        if own:
+            yield f"batchq gates open {name} {' '.join(own)}"
+        # What remains of them holds the group back only if too few pods are left without.
+        elif gates := gates_of(group.spec):
+            yield f"batchq gates open {name} {' '.join(dict.fromkeys(one.name for one in gates))}"
+    if Waiting.SUSPENDED in words:
+        yield f"batchq resume {name}"
+    if {Waiting.WAITING_FOR_CHECKS, Waiting.CHECK_INACTIVE} & words:
+        yield f"batchq checks list {name}"
+
+
+def _gate(gate: Gate) -> str:
+    return f"{gate.name} (task {gate.task})" if gate.task else gate.name
+
+
+def _submitted(group: PodGroup, view: GroupView, now_ms: int) -> str:
+    by = group.status.submitted_by
+    return _since(view.created_at, now_ms) + (f" by {by}" if by else "")
+
+
+def _claim(group: PodGroup) -> str:
+    """Of an external group: who has it, or that nobody has."""
+    claim = group.status.claim
+    if group.spec.controller != "external":
+        return ""
+    if claim.phase == "None":
+        return "nobody has claimed it yet"
+    until = "" if claim.expires_at is None else f" until {format_instant(claim.expires_at)}"
+    told = f", told to stop ({claim.stop_reason})" if claim.stop_reason else ""
+    said = f": {claim.message}" if claim.message else ""
+    return f"{claim.phase} by {claim.holder}{until if claim.is_open else ''}{told}{said}"
+
+
+def _phase(view: GroupView) -> str:
+    if view.position is None:
+        return view.shown
+    return f"{view.shown}, position {view.position} in queue {view.queue}"
+
+
+def _ending(view: GroupView) -> str:
+    """How it ended, where the phase does not say it all."""
+    if view.phase not in TERMINAL or view.phase == PodGroupPhase.COMPLETED:
+        return ""
+    ending = ending_text(view.phase, view.reason, view.message)
+    return "" if ending == view.phase else ending
+
+
+def _evicted(view: GroupView, now_ms: int) -> str:
+    """Why it was sent back, and who took its place, while that holds."""
+    evicted = view.evicted
+    if evicted is None:
+        return ""
+    said = ": ".join(part for part in (evicted.reason, evicted.message) if part)
+    return f"{said} ({describe_age(now_ms - evicted.last_transition_time)} ago)"
+
+
+def _evictions(view: GroupView) -> str:
+    """What preempt and reclaim have cost it: how often, how many pods, what work."""
+    count = view.evictions
+    if not count.groups and not count.pods:
+        return ""
+    whole = f"{counted(count.groups, 'time')} whole, " if count.groups else ""
+    lost = tables.lost_text(count.lost)
+    last = f"; the last {count.last_reason} for {count.last_by}" if count.last_by else ""
+    spent = f"; lost {lost}" if lost else ""
+    again = format_duration(2 * count.longest_run)
+    safe = f"; safe from reclaim until it has run for {again}" if count.longest_run else ""
+    return f"{whole}{counted(count.pods, 'pod')} in all{spent}{last}{safe}"
+
+
+def _pods_in_words(view: GroupView) -> str:
+    pods = view.pods
+    parts = [f"{pods.wanted} wanted"]
+    if view.phase not in TERMINAL and pods.wanted > 1:
+        parts.append(f"runs with {pods.least}{' or more' if pods.least < pods.wanted else ''}")
+    for word in ("pending", "bound", "running", "succeeded", "failed", "stopping"):
+        count = getattr(pods, word)
+        if count:
+            parts.append(f"{count} {word}")
+    return ", ".join(parts)
+
+
+def _priority(value: int, name: str) -> str:
+    return f"{value} ({name})" if name else str(value)
+
+
+# --- a node, a pod, and the rest ------------------------------------------------------------
+
+
+def show_node(client: Client, node: Node) -> None:
+    """Its state, what it has and what of it is taken, and the pods that are on it."""
+    name = node.metadata.name
+    heard = next(
+        (one.status.heartbeat for one in client.nodes() if one.metadata.name == name), None
+    )
+    show_fields(
+        [
+            ("Node", name),
+            ("State", _state(node)),
+            ("Cordoned", "yes: no more pods come here" if node.spec.unschedulable else ""),
+            ("Heard", "" if heard is None else f"{describe_age(client.now_ms() - heard)} ago"),
+            ("Labels", _pairs(node.metadata.labels)),
+            ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
+            ("Memory limit", tables.memory_limit(node)),
+            ("Containment", node.metadata.labels.get(CONTAINMENT_LABEL, "")),
+        ]
+    )
+    used = client.ledger().get(node_scope(name), {})
+    rows = [("NAME", "HAS", "USED", "FREE")]
+    rows += [
+        _resource_row(resource, node.spec.resources.get(resource), used)
+        for resource in sorted({*node.spec.resources, *used})
+    ]
+    show_section("Resources", rows)
+    pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
+    here = [pod for pod in pods if pod.status.node == name and pod.status.phase in ON_NODE]
+    _show_pods(here, namespaces=True)
+
+
+def _state(node: Node) -> str:
+    if node.status.ready:
+        return "Ready"
+    return f"NotReady: {node.status.reason}" if node.status.reason else "NotReady"
+
+
+def _resource_row(
+    resource: str, has: int | None, used: Mapping[str, int]
+) -> tuple[str, str, str, str]:
+    taken = used.get(resource, 0)
+    taken_text = describe_quantity(resource, taken)
+    if has is None:
+        return (resource, "unlimited" if resource == PODS else "", taken_text, "")
+    free = describe_quantity(resource, max(0, has - taken))
+    return (resource, describe_quantity(resource, has), taken_text, free)
+
+
+def show_pod(client: Client, pod: Pod) -> None:
+    """Its end in words, and its record."""
+    limits = _memory_limits(client, [pod])
+    show_fields(
+        [
+            ("Pod", full_name(pod)),
+            ("Phase", tables.pod_phase(pod)),
+            ("Exit", tables.exit_text(pod)),
+            ("Memory", limits[0][1] if limits else ""),
+        ]
+    )
+    echo()
+    show_data(encode(pod), "yaml")
+
+
+def show_plain(item: Object) -> None:
+    """Its record."""
+    show_fields([(kind_of(item), full_name(item))])
+    echo()
+    show_data(encode(item), "yaml")
+
+
+def _show_pods(pods: Sequence[Pod], *, namespaces: bool = False, wide: bool = False) -> None:
+    if pods:
+        table = tables.pods_table(pods, namespaces=namespaces).narrowed(wide=wide)
+        show_section("Pods", [table.titles, *table.rows])
+
+
+def _pairs(pairs: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
+
+
+def _since(at: int | None, now_ms: int) -> str:
+    return "" if at is None else f"{format_instant(at)} ({describe_age(now_ms - at)} ago)"
+
 
 _EVENTS = 15
 
@@ -53,18 +369,18 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
             return
         match item:
             case PodGroup() if explanation is not None:
-                pages.show_group(client, item, explanation)
+                show_group(client, item, explanation)
             case Queue():
                 _show_queue(client, item)
             case Node():
-                pages.show_node(client, item)
+                show_node(client, item)
             case Pod():
-                pages.show_pod(client, item)
+                show_pod(client, item)
             case AdmissionCheck():
                 check = client.checks.page(item.metadata.name)
-                checkview.show_check(check.check, check.queues, check.views, client.now_ms())
+                checks.show_check(check.check, check.queues, check.views, client.now_ms())
             case _:
-                pages.show_plain(item)
+                show_plain(item)
         rows = [(format_instant(event.at), event.reason, event.message) for event in events]
         show_section("Events", rows)
 
@@ -85,7 +401,7 @@ def _show_queue(client: Client, queue: Queue) -> None:
     if page is not None:
         show_queue_page(page, overview.at)
         name = queue.metadata.name
-        checkview.show_checks_of_queue(name, client.checks.of_queue(name), overview.at)
+        checks.show_checks_of_queue(name, client.checks.of_queue(name), overview.at)
 
 
 def _what(words: tuple[str, ...]) -> tuple[str, str]:

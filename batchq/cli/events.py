@@ -9,10 +9,16 @@ import click
 from batchq.api.objects import NAMESPACED
 from batchq.api.times import format_instant
 from batchq.api.transaction import Event
-from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
-from batchq.cli.output import Table, one_line, show_data, show_table
-from batchq.cli.terminal import echo
-from batchq.cli.values import as_duration, group_key, kind_of_word, seconds_of
+from batchq.cli.output.options import (
+    Globals,
+    examples,
+    namespace_option,
+    output_option,
+    pass_globals,
+)
+from batchq.cli.output.output import Table, one_line, show_data, show_table
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.values import as_duration, group_key, kind_of_word, seconds_of
 
 _MOST = 100
 #: Is no object, and tells of its own doings.

@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from batchq.api.objects import PodGroup, key_of
-from batchq.api.quantity import format_quantity
-from batchq.api.resources import describe
+from batchq.api.resources import describe, format_quantity
 from batchq.api.times import describe_age, format_instant
-from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
-from batchq.cli.output import Table, show_data, show_table
-from batchq.cli.terminal import echo
-from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, group_key, left_of, seconds_of
+from batchq.cli.output.options import (
+    Globals,
+    examples,
+    namespace_option,
+    output_option,
+    pass_globals,
+)
+from batchq.cli.output.output import Table, show_data, show_table
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of
 from batchq.errors import StoreUnavailable, UsageError, WaitTimedOut
 
 if TYPE_CHECKING:
@@ -242,7 +247,7 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
 
     Exit codes: 0 every promise is kept, 10 one is not.
     """
-    from batchq.consumercheck.run import check_consumer
+    from batchq.lab.consumer_check.run import check_consumer
 
     def tell(finding: object) -> None:
         if output == "text":

@@ -8,11 +8,17 @@ import click
 
 from batchq.api.objects import OpenedGate
 from batchq.api.times import describe_age, format_instant
-from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
-from batchq.cli.output import Table, report, show_data, show_table
-from batchq.cli.terminal import echo
-from batchq.cli.values import as_duration, group_key, name_of_kind
-from batchq.client.gating import GateView
+from batchq.cli.output.options import (
+    Globals,
+    examples,
+    namespace_option,
+    output_option,
+    pass_globals,
+)
+from batchq.cli.output.output import Table, report, show_data, show_table
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.values import as_duration, group_key, name_of_kind
+from batchq.client.gates import GateView
 from batchq.client.queues import ROOT
 from batchq.errors import UsageError
 

@@ -16,11 +16,17 @@ import click
 
 from batchq import __version__
 from batchq.api.printable import printable
-from batchq.cli.options import Globals, examples
-from batchq.cli.secrecy import hide_password
-from batchq.cli.streams import drop_stdout, stand_in
-from batchq.cli.terminal import echo, raw_option
-from batchq.cli.trouble import OUTPUT_FAILED, Trouble, trouble_of, wants_json
+from batchq.cli.output.options import Globals, examples
+from batchq.cli.output.terminal import echo, raw_option
+from batchq.cli.output.trouble import (
+    OUTPUT_FAILED,
+    Trouble,
+    drop_stdout,
+    hide_password,
+    stand_in,
+    trouble_of,
+    wants_json,
+)
 from batchq.errors import InvalidInput
 
 
@@ -42,28 +48,28 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "describe": Entry("describe", "describe", "Everything about one object, and its reasons."),
         "why": Entry("why", "why", "Why a group waits: every reason, with what to do about it."),
         "events": Entry("events", "events", "What has happened, and happens (-w)."),
-        "logs": Entry("logs", "logs", "What the pods of a group have written."),
-        "result": Entry("result", "result", "What the functions of a group have returned."),
-        "progress": Entry("progress", "progress", "Follow groups until they have ended."),
+        "logs": Entry("pod_output", "logs", "What the pods of a group have written."),
+        "result": Entry("pod_output", "result", "What the functions of a group have returned."),
+        "progress": Entry("wait", "progress", "Follow groups until they have ended."),
         "wait": Entry("wait", "wait", "Wait for groups; the exit code says how they ended."),
-        "cancel": Entry("verbs", "cancel", "End groups."),
-        "suspend": Entry("verbs", "suspend", "Hold groups back; what runs is stopped."),
-        "resume": Entry("verbs", "resume", "Let suspended groups stand in line again."),
+        "cancel": Entry("wait", "cancel", "End groups."),
+        "suspend": Entry("wait", "suspend", "Hold groups back; what runs is stopped."),
+        "resume": Entry("wait", "resume", "Let suspended groups stand in line again."),
         "gates": Entry("gates", "gates", "List and open scheduling gates."),
         "checks": Entry("checks", "checks", "See and answer admission checks."),
         "external": Entry("external", "external", "Claim and run groups with programs of yours."),
     },
     "Objects": {
-        "apply": Entry("apply", "apply", "Create or change the objects of a file."),
-        "get": Entry("get", "get", "List objects of a kind, or print one."),
-        "delete": Entry("delete", "delete", "Delete objects."),
+        "apply": Entry("objects", "apply", "Create or change the objects of a file."),
+        "get": Entry("objects", "get", "List objects of a kind, or print one."),
+        "delete": Entry("objects", "delete", "Delete objects."),
         "queues": Entry("queues", "queues", "Queues as a tree, with shares; show, stop, resume."),
         "nodes": Entry("nodes", "nodes", "List, cordon, uncordon and drain nodes."),
         "quota": Entry("quota", "quota", "Show and set what namespaces may hold."),
     },
     "This machine": {
-        "up": Entry("up", "up", "Start server, scheduler and agents on this machine."),
-        "down": Entry("down", "down", "Stop what `up` has started; the data stays."),
+        "up": Entry("stack", "up", "Start server, scheduler and agents on this machine."),
+        "down": Entry("stack", "down", "Stop what `up` has started; the data stays."),
         "scheduler": Entry("scheduler", "scheduler", "Run the scheduler daemon, or see who leads."),
         "worker": Entry("worker", "worker", "Make this machine a node, and run its pods."),
         "config": Entry(
@@ -74,13 +80,15 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     },
     "Try and measure": {
         "simulate": Entry(
-            "simulate", "simulate", "Play a world, or a real machine's log, in virtual time."
+            "simulate.command",
+            "simulate",
+            "Play a world, or a real machine's log, in virtual time.",
         ),
         "replay": Entry("replay", "replay", "Submit a real log to the live stack, faster."),
     },
     "About": {
-        "version": Entry("version", "version", "Print the version."),
-        "completion": Entry("completion", "completion", "Print a shell's completion script."),
+        "version": Entry("about", "version", "Print the version."),
+        "completion": Entry("about", "completion", "Print a shell's completion script."),
     },
 }
 

@@ -1,18 +1,252 @@
-"""`batchq plan`: what would become of it, were it submitted now. Nothing is."""
+"""A plan as people read it, and as `-o json` has it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
-from batchq.cli.ending import tell_nobody_leads
-from batchq.cli.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output import show_data
-from batchq.cli.planview import plan_row, show_plan
-from batchq.cli.requesting import check_request, request_options, requested
-from batchq.cli.terminal import echo
+from batchq.api.resources import Amounts, describe, format_quantity
+from batchq.api.times import SECOND, describe_age, format_duration, format_instant
+from batchq.cli.endings import tell_nobody_leads
+from batchq.cli.output.options import Globals, examples, output_option, pass_globals
+from batchq.cli.output.output import show_data, show_fields, show_section
+from batchq.cli.output.tables import lost_text
+from batchq.cli.output.terminal import echo
+from batchq.cli.request_options import check_request, request_options, requested
+from batchq.client.outcomes import Awaiting, GroupPlan, Outcome, Victim
+from batchq.client.plan import Plan
+
+_MOST_AHEAD = 5
+_MOST_NODES = 8
+_MOST_DELAYED = 10
+
+
+def show_plan(plan: Plan) -> None:
+    """To stdout: each group, then what it does to others."""
+    for place, group in enumerate(plan.groups):
+        if place:
+            echo()
+        _show_group(plan, group)
+    show_section("Evicted for this", _victims(plan.evicted))
+    show_section("Starts later for this", [(key,) for key in _few(plan.delayed, _MOST_DELAYED)])
+    show_section("Taken as applied", [(change,) for change in plan.changes])
+
+
+def plan_row(plan: Plan) -> dict[str, object]:
+    """As `-o json` has it: quantities in people's notation, times in RFC 3339."""
+    return {
+        "outcome": str(plan.outcome),
+        "exitCode": plan.exit_code,
+        "at": format_instant(plan.at),
+        "podGroups": [_group_row(group) for group in plan.groups],
+        "evicted": [_victim_row(victim) for victim in plan.evicted],
+        "delayed": list(plan.delayed),
+        "changes": list(plan.changes),
+        "warnings": list(plan.warnings),
+    }
+
+
+# --- a group ----------------------------------------------------------------------------------
+
+
+def _show_group(plan: Plan, group: GroupPlan) -> None:
+    show_fields(
+        [
+            ("PodGroup", group.key),
+            ("Queue", _queue(group)),
+            ("Priority", str(group.priority) if group.priority else ""),
+            ("Asks for", describe(group.request)),
+            ("Would", _would(plan, group)),
+            ("Nodes", _nodes(group.nodes)),
+            ("Ever", f"no: {group.never}" if group.never else ""),
+            ("Expected", _expected(plan, group)),
+            ("Room by", _earliest(plan, group)),
+            ("Ahead", ", ".join(_few(group.ahead, _MOST_AHEAD))),
+        ]
+    )
+    show_section(
+        "Why",
+        [
+            (f"{place}. {verdict.reason}", verdict.message())
+            for place, verdict in enumerate(group.blockers, start=1)
+        ],
+    )
+    show_section("What would help", [(advice.sentence,) for advice in group.advice])
+
+
+def _queue(group: GroupPlan) -> str:
+    return f"{group.queue}, position {group.position}" if group.position else group.queue
+
+
+def _would(plan: Plan, group: GroupPlan) -> str:
+    """What becomes of it, in one line."""
+    match group.outcome:
+        case Outcome.NEVER if group.ending:
+            return f"end as {group.phase} at once: {group.ending}"
+        case Outcome.NEVER:
+            return "never start, as queues, quotas and nodes are"
+        case Outcome.WAITS:
+            return _waits(plan, group)
+        case _:
+            pass
+    others = sum(len(one.pods) for one in plan.evicted if one.by == group.key)
+    if group.awaits is not None:
+        return f"start when {_awaited(group.awaits)}"
+    evicted = f"; {counted(others, 'pod')} of others evicted" if others else ""
+    if group.external:
+        return f"be admitted now, for a consumer to claim{evicted}"
+    pods = sum(group.nodes.values())
+    part = "" if pods >= group.replicas else f" with {pods} of {counted(group.replicas, 'pod')}"
+    return f"start now{part}{evicted}"
+
+
+def _waits(plan: Plan, group: GroupPlan) -> str:
+    if group.awaits is not None and not group.checks:
+        return f"wait: it starts when {_awaited(group.awaits)}"
+    if group.reserved and group.checks:
+        when = "already now" if any(one.by == group.key for one in plan.evicted) else "only then"
+        later = "" if group.awaits is None else f"; others are evicted for it {when}"
+        return f"reserve its quota, and wait for {_listed_checks(group.checks)}{later}"
+    if group.phase != "Pending":
+        return "be admitted, and wait for nodes: none takes it now"
+    return "wait"
+
+
+def _listed_checks(checks: Sequence[str]) -> str:
+    return f"the check{'' if len(checks) == 1 else 's'} {', '.join(checks)}"
+
+
+def _awaited(awaits: Awaiting) -> str:
+    """`2 pods of default/a have ended, within 30s`"""
+    whose = ", ".join(_few(awaits.groups, _MOST_AHEAD))
+    whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
+    have = "has" if awaits.pods == 1 or (not awaits.pods and len(awaits.groups) == 1) else "have"
+    within = -(-awaits.within_ms // SECOND) * SECOND
+    return f"{whom} {have} ended, within {format_duration(within)}"
+
+
+def _nodes(nodes: Mapping[str, int]) -> str:
+    """`n1 (2 pods), n2 (1 pod)`"""
+    told = [f"{name} ({counted(count, 'pod')})" for name, count in nodes.items()]
+    return ", ".join(_few(told, _MOST_NODES))
+
+
+def _expected(plan: Plan, group: GroupPlan) -> str:
+    """When it is expected to start, those before it counted."""
+    at = group.expected_start
+    if at is None:
+        return ""
+    whole = -(-at // SECOND) * SECOND
+    when = f"{format_instant(whole)} (in {describe_age(at - plan.at)})"
+    return f"{when}, those ahead counted"
+
+
+def _earliest(plan: Plan, group: GroupPlan) -> str:
+    """When there will be room, if nobody else takes it, as walltimes have it."""
+    at = group.earliest_start
+    if at is None:
+        return ""
+    ended = f", when {', '.join(_few(group.after, _MOST_AHEAD))} must have ended"
+    whole = -(-at // SECOND) * SECOND
+    return (
+        f"{format_instant(whole)} (in {describe_age(at - plan.at)}{ended if group.after else ''})"
+    )
+
+
+def _few(names: Sequence[str], most: int) -> list[str]:
+    more = len(names) - most
+    return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _group_row(group: GroupPlan) -> dict[str, object]:
+    namespace, _, name = group.key.partition("/")
+    awaits = group.awaits
+    return {
+        "name": name,
+        "namespace": namespace,
+        "queue": group.queue,
+        "priority": group.priority,
+        "request": _written(group.request),
+        "outcome": str(group.outcome),
+        "phase": str(group.phase),
+        "reserved": group.reserved,
+        "nodes": group.nodes,
+        "awaits": None
+        if awaits is None
+        else {
+            "pods": awaits.pods,
+            "podGroups": list(awaits.groups),
+            "within": format_duration(awaits.within_ms),
+        },
+        "checks": list(group.checks),
+        "reasons": [
+            {"reason": str(verdict.reason), "message": verdict.message()}
+            for verdict in group.blockers
+        ],
+        "position": group.position,
+        "ahead": list(group.ahead),
+        "expectedStart": None
+        if group.expected_start is None
+        else format_instant(group.expected_start),
+        "earliestStart": None
+        if group.earliest_start is None
+        else format_instant(group.earliest_start),
+        "after": list(group.after),
+        "neverBecause": group.never,
+        "ending": group.ending,
+        "advice": [
+            {
+                "change": advice.change,
+                "value": advice.value,
+                "outcome": str(advice.outcome),
+                "message": advice.sentence,
+            }
+            for advice in group.advice
+        ],
+    }
+
+
+# --- others -----------------------------------------------------------------------------------
+
+
+def _victims(evicted: Sequence[Victim]) -> list[tuple[str, ...]]:
+    if not evicted:
+        return []
+    rows: list[tuple[str, ...]] = [("POD GROUP", "QUEUE", "BY", "GIVES", "WORK LOST")]
+    for victim in evicted:
+        gives = counted(len(victim.pods), "pod")
+        rows.append(
+            (
+                victim.key,
+                victim.queue,
+                victim.action or victim.reason,
+                f"all of it, {gives}" if victim.whole else gives,
+                lost_text(victim.lost),
+            )
+        )
+    return rows
+
+
+def _victim_row(victim: Victim) -> dict[str, object]:
+    return {
+        "podGroup": victim.key,
+        "queue": victim.queue,
+        "whole": victim.whole,
+        "pods": list(victim.pods),
+        "by": victim.by or None,
+        "action": victim.action or None,
+        "reason": victim.reason,
+        # Units of the resource times seconds, whose form is that of the resource.
+        "lost": _written(victim.lost),
+    }
+
+
+def _written(amounts: Amounts) -> dict[str, str]:
+    return {name: format_quantity(name, units) for name, units in amounts.items()}
 
 
 @click.command(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from batchq.api.names import counted, label_problem
-from batchq.cli.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
-from batchq.cli.output import show_objects, show_table
-from batchq.cli.tables import quotas_table
-from batchq.cli.terminal import echo
-from batchq.cli.values import as_resources
+from batchq.api.notation import counted, label_problem
+from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
+from batchq.cli.output.output import show_objects, show_table
+from batchq.cli.output.tables import quotas_table
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.values import as_resources
 from batchq.client import Client
 from batchq.errors import UsageError
 

@@ -1,7 +1,8 @@
-"""`batchq replay TRACE`: a real log on the live stack, faster than it happened."""
+"""What `batchq replay` shows: its report, how it compares with the simulator, and how far it is."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -11,20 +12,111 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchq.cli.options import Globals, examples, pass_globals
-from batchq.cli.replayview import as_json, as_table, compared, in_words
-from batchq.cli.terminal import echo
-from batchq.cli.trouble import EXIT_GROUP_FAILED, EXIT_WARNINGS, Interrupted, on_interrupt
+from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.trouble import EXIT_GROUP_FAILED, EXIT_WARNINGS, Interrupted, on_interrupt
 from batchq.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchq.replaying.comparing import Comparison
-    from batchq.replaying.groups import Plan
-    from batchq.replaying.live import LiveReplay, Standing, Tell
-    from batchq.replaying.report import Ending, ReplayReport
-    from batchq.traces import Trace
+    from batchq.lab.replay.compare import Comparison, Differing
+    from batchq.lab.replay.plan import Plan
+    from batchq.lab.replay.report import Ending, ReplayReport
+    from batchq.lab.replay.run import LiveReplay, Standing, Tell
+    from batchq.lab.traces import Trace
 
-#: Those of `batchq.sim.workload.policies`, which is not loaded for a --help.
+
+_MOST_PROBLEMS = 20
+_MOST_PAIRS = 10
+
+
+def as_table(report: ReplayReport) -> Iterator[str]:
+    """The report for people."""
+    yield f"Jobs                   {report.jobs}"
+    yield f"Finished exactly once  {report.finished_exactly_once}"
+    for problem in report.problems[:_MOST_PROBLEMS]:
+        yield f"    {problem}"
+    if len(report.problems) > _MOST_PROBLEMS:
+        yield f"    … and {len(report.problems) - _MOST_PROBLEMS} more"
+    yield f"Wait, mean             {_seconds(report.mean_wait_s)}"
+    yield f"Wait, median           {_seconds(report.median_wait_s)}"
+    yield f"Wait, 95 % within      {_seconds(report.p95_wait_s)}"
+    yield f"Bounded slowdown, mean {_decimal(report.mean_bounded_slowdown)}"
+    yield f"Utilisation            {_percent(report.utilisation)}"
+    yield f"Makespan               {_seconds(report.makespan_s)}"
+    yield (
+        f"Times are the log's: {report.speed:g} s of it in one, so 100 ms of the daemon's are"
+        f" {report.speed / 10:g} s here."
+    )
+    yield (
+        f"Real: {report.real_s:.1f} s; a pod ran {_decimal(report.mean_overhead_real_ms)} ms"
+        " longer than asked, on the average."
+    )
+
+
+def compared(comparison: Comparison) -> Iterator[str]:
+    """How the order of starts compares with the simulator's, for people."""
+    from batchq.lab.replay.compare import CAUSES
+
+    turned = len(comparison.differing)
+    yield (
+        f"Against simulate       {comparison.same} of {comparison.pairs} pairs of jobs start in the"
+        f" same order; Kendall's tau {_tau(comparison.tau)}"
+    )
+    if not turned:
+        yield "    The orders of starts agree."
+        return
+    yield f"    {turned} start in the other order:"
+    for cause, count in comparison.causes.items():
+        if count:
+            yield f"    {count:>6}  {cause}: {CAUSES[cause]}"
+    ranked = sorted(comparison.differing, key=lambda one: list(CAUSES).index(one.cause))
+    for one in ranked[::-1][:_MOST_PAIRS]:
+        yield f"    {_pair(one)}"
+    if turned > _MOST_PAIRS:
+        yield f"    … and {turned - _MOST_PAIRS} more; -o json has them all"
+    yield f"    The slowest submit or start of a process took {comparison.latency_ms} ms (real)."
+
+
+def _pair(one: Differing) -> str:
+    return (
+        f"job {one.first} starts {one.simulated_apart_s:,.0f} s before job {one.then} in the"
+        f" simulation, and {-one.replayed_apart_s:,.1f} s after it here ({one.cause})"
+    )
+
+
+def as_json(report: ReplayReport, comparison: Comparison | None) -> str:
+    """The report for programs; `against` is there if a comparison was asked for."""
+    import msgspec
+
+    written = {"apiVersion": "batchq/v1", "kind": "ReplayReport", **msgspec.to_builtins(report)}
+    if comparison is not None:
+        written["against"] = msgspec.to_builtins(comparison)
+    return json.dumps(written, indent=2)
+
+
+def in_words(now: Standing) -> str:
+    """`12 running, 3 waiting, the next in 4 s`."""
+    rest = "all submitted" if now.next_in_s is None else f"the next in {now.next_in_s:.0f} s"
+    return f"{now.running} running, {now.waiting} waiting, {rest}"
+
+
+def _tau(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f} s"
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+#: Those of `batchq.lab.workload.load`, which is not loaded for a --help.
 POLICY_NAMES = ("fcfs", "first-fit", "easy", "easy-sjf", "conservative")
 #: Without a terminal, progress is told so many times.
 _TOLD = 10
@@ -114,15 +206,15 @@ def replay(
     Exit codes: 0 every job finished exactly once, 10 one did not, 3 all did, but an order of starts
     is left unexplained, 130 Ctrl-C: the rest is cancelled.
     """
-    from batchq.cli.simulating.outputs import check_output, write_whole
+    from batchq.cli.simulate.inputs import check_output, write_whole
     from batchq.client import Client
-    from batchq.daemon import stack
+    from batchq.daemon.local_stack import stack
+    from batchq.lab.replay.compare import check_comparable
+    from batchq.lab.replay.plan import Plan
+    from batchq.lab.replay.report import starts_csv
+    from batchq.lab.replay.run import LiveReplay
+    from batchq.lab.workload.load import DEFAULT_POLICY, strategy_of
     from batchq.paths import find_home, resolve_url
-    from batchq.replaying.comparing import check_comparable
-    from batchq.replaying.groups import Plan
-    from batchq.replaying.live import LiveReplay
-    from batchq.replaying.report import starts_csv
-    from batchq.sim.workload.policies import DEFAULT_POLICY, strategy_of
 
     _check_options(queue, policy, against)
     if starts is not None:
@@ -175,7 +267,7 @@ def _slice(path: Path, *, processors: int | None, skip: int, jobs: int) -> Trace
     from msgspec.structs import replace
 
     from batchq.errors import InvalidInput
-    from batchq.traces import read_swf
+    from batchq.lab.traces import read_swf
 
     log = read_swf(path, processors=processors, most=skip + jobs)
     if skip >= len(log.jobs):
@@ -191,8 +283,8 @@ def _jobs(count: int) -> str:
 
 
 def _compared(shared: Globals, plan: Plan, ending: Ending) -> Comparison:
-    from batchq.cli.configlive import effective_config
-    from batchq.replaying.comparing import compare
+    from batchq.cli.config import effective_config
+    from batchq.lab.replay.compare import compare
 
     return compare(plan, ending, effective_config(shared))
 

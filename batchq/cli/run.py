@@ -1,23 +1,498 @@
-"""`batchq run FILE`: everything from nothing to a result, in one command."""
+"""What `batchq run FILE` submits: the file's objects, its groups under names that are free."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import click
+from msgspec import Struct, structs
 
-from batchq.cli.apply import warn
-from batchq.cli.options import Globals, examples, pass_globals
-from batchq.cli.requesting import mark_groups
-from batchq.cli.terminal import echo, raw_option
-from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, seconds_of
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.notation import LABEL_MOST, counted
+from batchq.api.objects import Object, Pod, PodGroup, key_of
+from batchq.api.times import describe_age
+from batchq.cli.endings import ending_text
+from batchq.cli.objects import queues_to_keep_stopped, warn
+from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.output import aligned, one_line
+from batchq.cli.output.terminal import echo, raw_option
+from batchq.cli.output.trouble import (
+    EXIT_GROUP_CANCELLED,
+    EXIT_GROUP_FAILED,
+    Interrupted,
+    on_interrupt,
+)
+from batchq.cli.output.values import as_duration, seconds_of
+from batchq.cli.request_options import mark_groups
+from batchq.client import Client
+from batchq.client.overview import GroupView
+from batchq.client.request import marked, with_working_dir
+from batchq.config.documents import read_bounded, read_documents
+from batchq.errors import InvalidInput, NotFound, UsageError, WaitTimedOut
+from batchq.paths import Home
 
 if TYPE_CHECKING:
-    from batchq.cli.runplan import RunPlan
-    from batchq.daemon.stack import StackReport
-    from batchq.paths import Home
+    from batchq.daemon.local_stack.stack import StackReport
+
+
+class RunPlan(Struct, frozen=True, kw_only=True):
+    """`others` (queues, quotas …) come first; `groups` in the order of the file.
+
+    `keep_stop`: the queues whose stopPolicy the file does not name.
+    """
+
+    others: tuple[Object, ...]
+    groups: tuple[PodGroup, ...]
+    keep_stop: frozenset[str] = frozenset()
+
+    @property
+    def pods(self) -> int:
+        """How many pods all groups have together."""
+        return sum(task.replicas for group in self.groups for task in group.spec.tasks)
+
+    def marked(self, labels: Mapping[str, str], annotations: Mapping[str, str]) -> RunPlan:
+        """The same, each group with these labels and annotations beside its own."""
+        groups = tuple(marked(group, labels, annotations) for group in self.groups)
+        return structs.replace(self, groups=groups)
+
+
+def read_plan(file: Path) -> RunPlan:
+    """The objects of `file`; pods without a workingDir start in the folder of the file.
+
+    Raises InvalidInput, also where there is no PodGroup to run.
+    """
+    try:
+        content = read_bounded(file)
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+    documents = read_documents(content, str(file))
+    objects = [document.decode() for document in documents]
+    groups = [item for item in objects if isinstance(item, PodGroup)]
+    if not groups:
+        raise InvalidInput(
+            f"{file}: expected at least one PodGroup to run, found none",
+            hint="`batchq apply -f FILE` is for files of other objects",
+        )
+    return RunPlan(
+        others=tuple(item for item in objects if not isinstance(item, PodGroup)),
+        groups=tuple(with_working_dir(groups, str(file.resolve().parent))),
+        keep_stop=queues_to_keep_stopped(documents, objects),
+    )
+
+
+def refuse_unless_single(plan: RunPlan) -> None:
+    """An exit code can be passed on where there is one pod only.
+
+    Raises UsageError.
+    """
+    if plan.pods != 1:
+        raise UsageError(
+            f"--exit-code passes on the exit code of a single pod, and the file has {plan.pods}",
+            hint="leave it out: 10 says that a group failed",
+        )
+
+
+def with_fresh_names(groups: Sequence[PodGroup], taken: Collection[str]) -> tuple[PodGroup, ...]:
+    """The groups under names that are not among the keys `taken`: `name-2`, `name-3` …
+
+    All groups of one file get the same number, and what they depend on within the file follows.
+    """
+    number = 1
+    while any(_key(group, number) in taken for group in groups):
+        number += 1
+    if number == 1:
+        return tuple(groups)
+    inside = {key_of(group) for group in groups}
+    return tuple(_renamed(group, number, inside) for group in groups)
+
+
+def renamed(before: Iterable[PodGroup], after: Iterable[PodGroup]) -> list[tuple[str, str]]:
+    """The keys of groups that got another name, old and new."""
+    pairs = [(key_of(old), key_of(new)) for old, new in zip(before, after, strict=True)]
+    return [(old, new) for old, new in pairs if old != new]
+
+
+def _renamed(group: PodGroup, number: int, inside: Collection[str]) -> PodGroup:
+    namespace = group.metadata.namespace
+    depends_on = tuple(
+        structs.replace(one, name=_name(one.name, number))
+        if f"{namespace}/{one.name}" in inside
+        else one
+        for one in group.spec.depends_on
+    )
+    name = _name(group.metadata.name, number)
+    return structs.replace(
+        group,
+        metadata=structs.replace(group.metadata, name=name),
+        spec=structs.replace(group.spec, depends_on=depends_on),
+    )
+
+
+def _key(group: PodGroup, number: int) -> str:
+    return f"{group.metadata.namespace}/{_name(group.metadata.name, number)}"
+
+
+def _name(name: str, number: int) -> str:
+    if number == 1:
+        return name
+    suffix = f"-{number}"
+    return name[: LABEL_MOST - len(suffix)].rstrip("-") + suffix
+
+
+#: Between two looks.
+_LOOK_S = 0.2
+_LAST_LINES = 3
+
+
+def taken_keys(client: Client) -> frozenset[str]:
+    """The keys of all groups there are."""
+    return frozenset(key_of(group) for group in client.list("PodGroup"))
+
+
+def follow(
+    client: Client, keys: Sequence[str], *, timeout_s: float | None, color: bool
+) -> list[GroupView]:
+    """Show the groups until all have ended, their processes too; as they are then.
+
+    Raises Interrupted at Ctrl-C and WaitTimedOut, which say what goes on; NotFound if a group is
+    deleted meanwhile.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    views: list[GroupView] = []
+    try:
+        with client.patiently(timeout_s), display(sys.stderr, color=color) as shown:
+            while True:
+                views = _look(client, keys)
+                shown.show(views)
+                if all(has_ended(view) for view in views):
+                    return views
+                if deadline is not None and time.monotonic() >= deadline:
+                    break
+                time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {_going_on(views)}", hint=_how_to_end(views)) from None
+    after = describe_age(round((timeout_s or 0) * 1000))
+    raise WaitTimedOut(f"not at an end after {after}; {_going_on(views)}", hint=_how_to_end(views))
+
+
+def pods_of(client: Client, keys: Sequence[str]) -> list[Pod]:
+    """The pods of all groups, of each its last admission's."""
+    found: list[Pod] = []
+    for key in keys:
+        group = client.get("PodGroup", key)
+        assert isinstance(group, PodGroup)
+        latest = {pod.metadata.name: pod for pod in client.pods(group)}
+        found += latest.values()
+    return found
+
+
+def output_folder(home: Home, name: str) -> Path:
+    """A new folder for what the pods of a run have written.
+
+    Raises InvalidInput where it cannot be made.
+    """
+    now = datetime.now(UTC)
+    folder = home.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}-{name}"
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be made: {error.strerror}") from None
+    return folder
+
+
+def collect_output(client: Client, keys: Sequence[str], folder: Path) -> list[PodOutput]:
+    """Write each pod's kept output to a file of its own in `folder`; the last lines of each.
+
+    Raises OSError where that cannot be written.
+    """
+    outputs = []
+    for key in keys:
+        texts: dict[str, list[str]] = {}
+        for line in client.logs(key):
+            texts.setdefault(line.pod, []).append(line.text)
+        for pod, lines in texts.items():
+            prefix = "" if key.startswith("default/") else f"{key.partition('/')[0]}."
+            folder.joinpath(f"{prefix}{pod}.log").write_text("\n".join(lines) + "\n")
+            last = tuple(lines[-_LAST_LINES:])
+            outputs.append(PodOutput(pod=pod, count=len(lines), last=last))
+    return outputs
+
+
+def _look(client: Client, keys: Sequence[str]) -> list[GroupView]:
+    namespaces = {key.partition("/")[0] for key in keys}
+    overview = client.overview()
+    found = {
+        view.key: view
+        for namespace in sorted(namespaces)
+        for view in overview.groups(namespace=namespace)
+    }
+    gone = [key for key in keys if key not in found]
+    if gone:
+        raise NotFound(f"PodGroup {gone[0]} was deleted while it was followed")
+    return [found[key] for key in keys]
+
+
+def _going_on(views: Sequence[GroupView]) -> str:
+    """What does."""
+    active = [f"{short(view.key)} ({view.shown})" for view in views if not has_ended(view)]
+    return f"what goes on: {', '.join(active)}" if active else "all groups have ended"
+
+
+def _how_to_end(views: Sequence[GroupView]) -> str:
+    names = " ".join(short(view.key) for view in views if view.phase not in TERMINAL)
+    if not names:
+        return ""
+    return f"`batchq progress {names}` follows, `batchq cancel {names}` ends what is left"
+
+
+_BAR = 20
+#: The output of so many pods is quoted at the end.
+_PODS_QUOTED = 6
+#: A shell's exit code for a program that a signal has ended.
+_SIGNALLED = 128
+
+
+class Display(Protocol):
+    """Shows how far the groups are, again and again."""
+
+    def show(self, views: Sequence[GroupView]) -> None:
+        """What is so now."""
+
+
+def display(stream: TextIO, *, color: bool) -> AbstractContextManager[Display]:
+    """Bars where `stream` is a terminal, else lines."""
+    lively = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return _bars(stream, color=color) if lively else _lines(stream)
+
+
+# --- one group ------------------------------------------------------------------------------
+
+
+def state_in_words(view: GroupView) -> str:
+    """What a group does, or waits for: `3 of 4 pods done`, `WaitingForQuota: needs …`."""
+    pods = view.pods
+    ended = pods.succeeded + pods.failed
+    wanted = counted(pods.wanted, "pod")
+    match view.phase:
+        case PodGroupPhase.PENDING:
+            first = view.blockers[0] if view.blockers else None
+            return f"{first.reason}: {first.message}" if first else "is about to be looked at"
+        case PodGroupPhase.IN_QUEUE:
+            return f"admitted; {pods.running + ended} of {counted(pods.least, 'pod')} started"
+        case PodGroupPhase.COMPLETED:
+            return f"{pods.succeeded} of {wanted} done"
+        case PodGroupPhase.FAILED | PodGroupPhase.CANCELLED:
+            stopping = f"; {counted(pods.stopping, 'pod')} still stopping" if pods.stopping else ""
+            return f"{view.message or view.reason}{stopping}"
+        case _:
+            failed = f", {pods.failed} failed" if pods.failed else ""
+            return f"{pods.succeeded} of {wanted} done{failed}, {pods.running} running"
+
+
+def bar_of(view: GroupView) -> tuple[int, int]:
+    """How much of a bar of `_BAR` is done, and how much beside it runs."""
+    pods = view.pods
+    whole = max(1, pods.wanted)
+    done = _BAR * (pods.succeeded + pods.failed) // whole
+    active = _BAR * (pods.succeeded + pods.failed + pods.running) // whole
+    return done, active - done
+
+
+def short(key: str) -> str:
+    """A group's key, without the namespace where that is `default`."""
+    return key.removeprefix("default/")
+
+
+# --- live -----------------------------------------------------------------------------------
+
+
+class _Lines:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._said: dict[str, str] = {}
+
+    def show(self, views: Sequence[GroupView]) -> None:
+        for view in views:
+            line = one_line(f"{short(view.key)}: {view.shown}: {state_in_words(view)}")
+            if self._said.get(view.key) != line:
+                self._said[view.key] = line
+                echo(line, file=self._stream)
+
+
+@contextmanager
+def _lines(stream: TextIO) -> Iterator[Display]:
+    yield _Lines(stream)
+
+
+@contextmanager
+def _bars(stream: TextIO, *, color: bool) -> Iterator[Display]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"Completed": "green", "Failed": "red", "Cancelled": "yellow", "Running": "cyan"}
+
+    class Bars:
+        def __init__(self, live: Live) -> None:
+            self._live = live
+
+        def show(self, views: Sequence[GroupView]) -> None:
+            table = Table.grid(padding=(0, 2))
+            for view in views:
+                done, active = bar_of(view)
+                style = styles.get(view.shown, "")
+                bar = Text("█" * done, style).append("▒" * active, "dim")
+                bar.append("░" * (_BAR - done - active), "dim")
+                name, phase = Text(one_line(short(view.key))), Text(one_line(view.shown), style)
+                table.add_row(name, bar, phase, Text(one_line(state_in_words(view)), "dim"))
+            self._live.update(table, refresh=True)
+
+    console = Console(file=stream, no_color=not color)
+    with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
+        yield Bars(live)
+
+
+# --- the end --------------------------------------------------------------------------------
+
+
+class PodOutput(Struct, frozen=True, kw_only=True):
+    """A pod's last lines; `count` is how many it wrote in all."""
+
+    pod: str
+    count: int
+    last: tuple[str, ...]
+
+
+def result(
+    views: Sequence[GroupView], pods: Sequence[Pod], outputs: Sequence[PodOutput], folder: Path
+) -> Iterator[str]:
+    """All that is said at the end, line by line."""
+    yield from aligned(summary_rows(views, pods))
+    for view in views:
+        if view.phase != PodGroupPhase.COMPLETED:
+            ending = one_line(ending_text(view.phase, view.reason, view.message))
+            if ending != view.phase:
+                yield f"{short(view.key)}: {ending}"
+    yield from _last_words(outputs, failed_in(pods))
+    yield ""
+    logs = f"Logs of {counted(len(outputs), 'pod')}: {folder}"
+    yield logs if outputs else "The pods have written nothing"
+    for path in announced(outputs):
+        yield f"Written: {path}"
+
+
+def verdict(views: Sequence[GroupView], pods: Sequence[Pod], *, exit_code: bool) -> int:
+    """The command's exit code; with `exit_code` the single pod's own, as a shell has it."""
+    phases = {view.phase for view in views}
+    if exit_code and len(pods) == 1 and PodGroupPhase.CANCELLED not in phases:
+        status = pods[0].status
+        if status.signal is not None:
+            return _SIGNALLED + status.signal
+        if status.exit_code is not None:
+            return status.exit_code
+    if PodGroupPhase.FAILED in phases:
+        return EXIT_GROUP_FAILED
+    return EXIT_GROUP_CANCELLED if PodGroupPhase.CANCELLED in phases else 0
+
+
+def failed_in(pods: Sequence[Pod]) -> frozenset[str]:
+    """The names of the pods that have failed."""
+    return frozenset(pod.metadata.name for pod in pods if pod.status.phase == PodPhase.FAILED)
+
+
+def _last_words(outputs: Sequence[PodOutput], failed: Collection[str]) -> Iterator[str]:
+    """The last lines of pods that have failed, one line of each that has not."""
+    ordered = sorted(outputs, key=lambda output: output.pod not in failed)
+    rows = []
+    for output in ordered[:_PODS_QUOTED]:
+        if output.pod not in failed:
+            rows.append((f"{output.pod}:", one_line(output.last[-1]) if output.last else ""))
+            continue
+        yield ""
+        shown = f"the last {counted(len(output.last), 'line')} of {output.count}"
+        yield f"{output.pod}: {shown if output.count > len(output.last) else 'all it wrote'}"
+        yield from (f"    {line}" for line in output.last)
+    if rows:
+        yield ""
+        yield from aligned(rows)
+    if len(outputs) > _PODS_QUOTED:
+        yield f"… and {counted(len(outputs) - _PODS_QUOTED, 'more pod')}"
+
+
+def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[str, ...]]:
+    """The table of the summary, its header first."""
+    rows: list[tuple[str, ...]] = [("GROUP", "PHASE", "PODS", "WAIT", "RUN", "EXIT CODES")]
+    for view in views:
+        namespace, _, name = view.key.partition("/")
+        mine = [
+            pod
+            for pod in pods
+            if pod.metadata.namespace == namespace and pod.spec.pod_group == name
+        ]
+        rows.append(
+            (
+                short(view.key),
+                view.shown,
+                f"{view.pods.succeeded}/{view.pods.wanted}",
+                _span(view.created_at, view.started_at or view.finished_at),
+                _span(view.started_at, view.finished_at),
+                exit_codes(mine),
+            )
+        )
+    return rows
+
+
+def exit_codes(pods: Sequence[Pod]) -> str:
+    """`0 ×4`, `0 ×3, 1`, `signal 9`; `-` where no pod has ended."""
+    counts = Counter(_ending(pod) for pod in pods)
+    counts.pop("", None)
+    ordered = sorted(counts, key=lambda word: (not word.isdigit(), len(word), word))
+    return (
+        ", ".join(f"{word} ×{counts[word]}" if counts[word] > 1 else word for word in ordered)
+        or "-"
+    )
+
+
+def announced(outputs: Sequence[PodOutput]) -> list[str]:
+    """The paths that pods have told by a last line `wrote PATH`."""
+    found = []
+    for output in outputs:
+        word, _, path = output.last[-1].strip().partition(" ") if output.last else ("", "", "")
+        if word == "wrote" and path.strip():
+            found.append(path.strip())
+    return list(dict.fromkeys(found))
+
+
+def has_ended(view: GroupView) -> bool:
+    """Whether the group has, and all of its processes too."""
+    return view.phase in TERMINAL and not (
+        view.pods.running or view.pods.bound or view.pods.stopping
+    )
+
+
+def _ending(pod: Pod) -> str:
+    status = pod.status
+    if status.phase not in (PodPhase.SUCCEEDED, PodPhase.FAILED):
+        return ""
+    if status.signal is not None:
+        return f"signal {status.signal}"
+    return "" if status.exit_code is None else str(status.exit_code)
+
+
+def _span(start: int | None, end: int | None) -> str:
+    if start is None or end is None:
+        return "-"
+    seconds = max(0, end - start) / 1000
+    return f"{seconds:.1f}s" if seconds < 60 else describe_age(max(0, end - start))
 
 
 @click.command(
@@ -64,9 +539,8 @@ def run(
     Exit codes: 0 all groups completed, 10 one failed, 11 one was cancelled, 124 --timeout,
     130 Ctrl-C: the groups go on.
     """
-    from batchq.cli.down import end_stack
-    from batchq.cli.runplan import read_plan, refuse_unless_single
-    from batchq.daemon import stack
+    from batchq.cli.stack import end_stack
+    from batchq.daemon.local_stack import stack
     from batchq.paths import find_home
 
     plan = read_plan(file).marked(labels, annotations)
@@ -104,27 +578,26 @@ def _run(
     timeout_s: float | None,
     keep: bool,
 ) -> int:
-    from batchq.cli import runlive, runplan, runview
     from batchq.client import Client
 
     with Client(shared.redis_url, tell=_note) as client:
-        groups = runplan.with_fresh_names(plan.groups, runlive.taken_keys(client))
-        for old, new in runplan.renamed(plan.groups, groups):
-            _note(f"{runview.short(old)} is there from before: this one is {runview.short(new)}")
+        groups = with_fresh_names(plan.groups, taken_keys(client))
+        for old, new in renamed(plan.groups, groups):
+            _note(f"{short(old)} is there from before: this one is {short(new)}")
         with on_interrupt("interrupted while submitting", hint="`batchq jobs` shows what is there"):
             warn(client.submit_all([*plan.others, *groups], keep_stop=plan.keep_stop))
         keys = [f"{group.metadata.namespace}/{group.metadata.name}" for group in groups]
-        _note(f"Submitted {', '.join(runview.short(key) for key in keys)}")
-        views = runlive.follow(client, keys, timeout_s=timeout_s, color=shared.color)
+        _note(f"Submitted {', '.join(short(key) for key in keys)}")
+        views = follow(client, keys, timeout_s=timeout_s, color=shared.color)
         with on_interrupt("interrupted while collecting logs; the groups have all ended"):
-            pods = runlive.pods_of(client, keys)
-            folder = runlive.output_folder(home, groups[0].metadata.name)
-            outputs = runlive.collect_output(client, keys, folder)
-        for line in runview.result(views, pods, outputs, folder):
+            pods = pods_of(client, keys)
+            folder = output_folder(home, groups[0].metadata.name)
+            outputs = collect_output(client, keys, folder)
+        for line in result(views, pods, outputs, folder):
             echo(line)
         if not keep:
             client.delete_all([("PodGroup", key) for key in keys])
-    return runview.verdict(views, pods, exit_code=exit_code)
+    return verdict(views, pods, exit_code=exit_code)
 
 
 def _found(report: StackReport) -> str:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.api.times import describe_age
-from batchq.cli.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output import Table, show_data, show_table
-from batchq.cli.terminal import echo
+from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
+from batchq.cli.output.output import Table, show_data, show_table
+from batchq.cli.output.terminal import echo
 from batchq.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchq.client.leading import Schedulers, SchedulerSeen
+    from batchq.client.cluster import Schedulers, SchedulerSeen
 
 
 @click.command(
@@ -51,8 +51,8 @@ def scheduler(
     if output != "table":
         raise UsageError("-o goes with --status; the daemon itself prints nothing")
     from batchq.cli.config import checked_config
-    from batchq.daemon import logs
     from batchq.daemon.app import SchedulerOptions, run_scheduler
+    from batchq.daemon.observability import logs
 
     logs.configure()
     checked_config(config)

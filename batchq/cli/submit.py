@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from batchq.api.objects import PodGroup, key_of
-from batchq.cli.apply import warn
-from batchq.cli.ending import exit_code_of, goes_on, tell
-from batchq.cli.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output import reference, show_objects
-from batchq.cli.requesting import check_request, request_options, requested
-from batchq.cli.terminal import echo, raw_option
-from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration
+from batchq.cli.endings import exit_code_of, goes_on, tell
+from batchq.cli.objects import warn
+from batchq.cli.output.options import Globals, examples, output_option, pass_globals
+from batchq.cli.output.output import reference, show_objects
+from batchq.cli.output.terminal import echo, raw_option
+from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.output.values import as_duration
+from batchq.cli.request_options import check_request, request_options, requested
 from batchq.client import Applied, Client
 from batchq.errors import UsageError
 
@@ -72,7 +72,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     line is wrong, but with --keep-going. What was interrupted is run again with --skip-existing.
     """
     if options["from_file"] is not None:
-        from batchq.cli.submitlines import submit_lines
+        from batchq.cli.submit_lines import submit_lines
 
         return submit_lines(shared, command, options)
     for name in ("keep_going", "skip_existing"):
@@ -116,8 +116,8 @@ def _show(applied: Sequence[Applied], options: dict[str, Any]) -> None:
 
 
 def _wait(client: Client, shared: Globals, keys: list[str], options: dict[str, Any]) -> int:
-    from batchq.cli.progress import follow
-    from batchq.cli.values import seconds_of
+    from batchq.cli.output.values import seconds_of
+    from batchq.cli.wait import follow
 
     sentence, hint = goes_on(keys)
     with on_interrupt(sentence, hint=hint):

@@ -1,19 +1,76 @@
-"""`batchq wait`."""
+"""`batchq progress`: live bars on a terminal, a line for each change in a pipe."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from batchq.cli.ending import exit_code_of, goes_on, tell, tell_if_nobody_leads
-from batchq.cli.options import Globals, examples, namespace_option, output_option, pass_globals
-from batchq.cli.output import show_data
-from batchq.cli.trouble import on_interrupt
-from batchq.cli.values import as_duration, group_keys, left_of, seconds_of
+from batchq.cli.endings import exit_code_of, goes_on, tell, tell_if_nobody_leads
+from batchq.cli.output.options import (
+    Globals,
+    examples,
+    namespace_option,
+    output_option,
+    pass_globals,
+)
+from batchq.cli.output.output import report, show_data
+from batchq.cli.output.terminal import raw_option
+from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.output.values import as_duration, group_keys, left_of, seconds_of
+from batchq.cli.run import display, has_ended
+from batchq.client import Client
+from batchq.client.watch import Result
+from batchq.errors import NotFound
 
 if TYPE_CHECKING:
-    from batchq.client.waiting import Goal, Result
+    from batchq.client.watch import Goal
+
+
+#: How often bars are drawn at most.
+_LEAST_S = 0.2
+#: How long nothing may happen before it is looked at again.
+_MOST_S = 2.0
+
+
+@click.command(epilog=examples("batchq progress train-1", "batchq progress train-1 train-2"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@namespace_option
+@raw_option
+@pass_globals
+def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
+    """Follow groups until they have ended; the exit code is that of `batchq wait`."""
+    keys = group_keys(names, namespace)
+    sentence, hint = goes_on(keys)
+    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=None) as client:
+        return exit_code_of(follow(client, keys, color=shared.color))
+
+
+def follow(
+    client: Client, keys: Sequence[str], *, color: bool, err: bool = False
+) -> Sequence[Result]:
+    """Show groups until all have ended; the results.
+
+    Raises NotFound, also for a group that is deleted meanwhile.
+    """
+    with client.patiently():
+        for key in keys:
+            client.get("PodGroup", key)
+    with client.patiently(), display(sys.stderr if err else sys.stdout, color=color) as shown:
+        while True:
+            there = {view.key: view for view in client.overview().groups()}
+            gone = [key for key in keys if key not in there]
+            if gone:
+                raise NotFound(f"PodGroup {gone[0]} was deleted while it was followed")
+            views = [there[key] for key in keys]
+            shown.show(views)
+            if all(has_ended(view) for view in views):
+                break
+            client.wait_for_change(most_s=_MOST_S, least_s=_LEAST_S)
+    return client.wait(keys)
+
 
 GOALS = ("finished", "succeeded", "running", "admitted")
 
@@ -74,3 +131,63 @@ def _row(result: Result) -> dict[str, object]:
         "message": result.message,
         "exitCode": result.exit_code,
     }
+
+
+@click.command(
+    epilog=examples(
+        "batchq cancel train-1",
+        "batchq cancel train-1 train-2 -n research --reason 'wrong data'",
+    )
+)
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@namespace_option
+@click.option("--reason", default="", help="Why, for whoever asks later.")
+@output_option("text", "json")
+@pass_globals
+def cancel(
+    shared: Globals, names: tuple[str, ...], namespace: str, reason: str, output: str
+) -> None:
+    """End groups: Cancelled at once; their processes get SIGTERM, and SIGKILL after their grace.
+
+    `batchq wait NAME` returns when the processes have ended.
+    """
+    with shared.connect() as client, report(output) as done:
+        for name in _found(client, names, namespace):
+            client.cancel(name, reason=reason)
+            done("PodGroup", name, "cancelled")
+
+
+@click.command(epilog=examples("batchq suspend train-1", "batchq suspend research/train-1"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@namespace_option
+@output_option("text", "json")
+@pass_globals
+def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: str) -> None:
+    """Hold groups back: what runs is stopped and goes back to the line, where it waits."""
+    with shared.connect() as client, report(output) as done:
+        for name in _found(client, names, namespace):
+            changed = client.suspend(name)
+            done("PodGroup", name, "suspended" if changed else "is suspended already")
+
+
+@click.command(epilog=examples("batchq resume train-1", "batchq resume research/train-1"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@namespace_option
+@output_option("text", "json")
+@pass_globals
+def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: str) -> None:
+    """Let suspended groups stand in line again, at their former place."""
+    with shared.connect() as client, report(output) as done:
+        for name in _found(client, names, namespace):
+            changed = client.resume(name)
+            done("PodGroup", name, "resumed" if changed else "is not suspended")
+
+
+def _found(client: Client, names: tuple[str, ...], namespace: str) -> list[str]:
+    """The keys of the groups, once all of them are known to be there: a typing error in the third
+    name is found before anything happens to the first.
+    """
+    keys = group_keys(names, namespace)
+    for key in keys:
+        client.get("PodGroup", key)
+    return keys

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import click
 
-from batchq.cli.options import Globals, examples, pass_globals
-from batchq.cli.values import as_duration, as_pairs, seconds_of
+from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.values import as_duration, as_pairs, seconds_of
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ def worker(
     stopped after it. A second one stops it at once. It waits for a server that does not answer
     yet.
     """
-    from batchq.daemon import logs
+    from batchq.daemon.observability import logs
     from batchq.paths import find_home, resolve_url
-    from batchq.worker.agent import Agent, AgentSettings
-    from batchq.worker.containment import Containment
-    from batchq.worker.detect import parse_resources
-    from batchq.worker.limits import Enforce
+    from batchq.worker.agent.agent import Agent, AgentSettings
+    from batchq.worker.host.containment import Containment
+    from batchq.worker.host.devices import parse_resources
+    from batchq.worker.host.limits import Enforce
 
     logs.configure()
     home = find_home()
@@ -156,7 +156,7 @@ def parse_taint(text: str) -> Taint:
 
     Raises InvalidInput.
     """
-    from batchq.api import names
+    from batchq.api import notation
     from batchq.api.objects import Taint
 
     effects = get_args(get_type_hints(Taint)["effect"])
@@ -167,28 +167,28 @@ def parse_taint(text: str) -> Taint:
             f"--taint: expected KEY=VALUE:EFFECT or KEY:EFFECT, found {text[:80]!r}",
             hint=f"EFFECT is one of {', '.join(effects)}",
         )
-    _refuse("--taint", match["key"], names.qualified_problem)
-    _refuse("--taint", match["value"] or "", names.label_value_problem)
+    _refuse("--taint", match["key"], notation.qualified_problem)
+    _refuse("--taint", match["value"] or "", notation.label_value_problem)
     return Taint(key=match["key"], value=match["value"] or "", effect=effect)
 
 
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
-    from batchq.api import names
+    from batchq.api import notation
 
     for key, value in labels.items():
-        _refuse("--label", key, names.qualified_problem)
-        _refuse("--label", value, names.label_value_problem)
+        _refuse("--label", key, notation.qualified_problem)
+        _refuse("--label", value, notation.label_value_problem)
     return labels
 
 
 def _node_name(name: str | None) -> str:
-    from batchq.api import names
-    from batchq.daemon.shares import node_names
+    from batchq.api import notation
+    from batchq.daemon.local_stack.agents import node_names
 
     if name is None:
         # The host's name, as the agents of `batchq up` have it before their number.
         return node_names(1)[0].removesuffix("-1")
-    _refuse("--name", name, names.subdomain_problem)
+    _refuse("--name", name, notation.subdomain_problem)
     return name
 
 

@@ -38,12 +38,11 @@ from batchq.api.objects import (
     key_of,
 )
 from batchq.api.transaction import Ledger, Transaction
-from batchq.changes.lookup import find
-from batchq.client.accepting import Accepted, Refused
-from batchq.client.controlling import Controlling
-from batchq.client.explaining import Explaining
-from batchq.client.foretelling import Foretelling
-from batchq.client.groups import (
+from batchq.changes.refusals import find
+from batchq.client.cluster import nodes_as_heard
+from batchq.client.external import Controlling
+from batchq.client.plan import Foretelling
+from batchq.client.request import (
     Quantity,
     Request,
     Submitted,
@@ -52,8 +51,7 @@ from batchq.client.groups import (
     requested,
     with_working_dir,
 )
-from batchq.client.living import nodes_as_heard
-from batchq.client.naming import key_named, pod_named
+from batchq.client.request_fields import key_named, pod_named
 from batchq.client.requests import (
     Applied,
     Effect,
@@ -65,18 +63,19 @@ from batchq.client.requests import (
     plan,
     plan_deletion,
 )
-from batchq.client.submitting import Submitting
+from batchq.client.submission import Accepted, Refused, Submitting
+from batchq.client.why import Explaining
 from batchq.errors import Conflict, NotFound
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
-    from batchq.api.unreadable import Unreadable
-    from batchq.client.leading import Schedulers
+    from batchq.api.objects import Unreadable
+    from batchq.client.cluster import Schedulers
     from batchq.client.listing import GroupLook, GroupPages
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview
     from batchq.client.queues import QueueView
-    from batchq.client.waiting import Goal, Result
+    from batchq.client.watch import Goal, Result
     from batchq.store.mirror import Change
     from batchq.store.pages import Page
     from batchq.store.redis import Listing, RedisStore
@@ -110,9 +109,8 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, or
         WaitTimedOut if it was waited for.
         """
-        from batchq.client.connecting import connect, connect_patiently
-        from batchq.client.identity import checked_component
-        from batchq.ids import RandomIds
+        from batchq.client.connection import checked_component, connect, connect_patiently
+        from batchq.system import RandomIds
 
         self._ids = RandomIds()
         self._tell = tell
@@ -147,7 +145,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         """In here, a server that is away is waited for, until time is up; as `wait`, `watch` and
         `logs` with `follow` do.
         """
-        from batchq.client.connecting import patience_of
+        from batchq.client.connection import patience_of
 
         with self._store.link.patiently(patience_of(self._tell, timeout_s)):
             yield
@@ -362,8 +360,8 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         Each Change has kind, key, revision, and value (None: deleted). Nothing is missed: a
         reader that fell behind lists again.
         """
-        from batchq.client.connecting import checked_seconds
-        from batchq.client.watching import Watch, changes_of
+        from batchq.client.connection import checked_seconds
+        from batchq.client.watch import Watch, changes_of
 
         watch = Watch(self._store, kinds or tuple(KINDS), namespace=namespace)
         return changes_of(watch, checked_seconds(timeout_s), self.patiently)
@@ -418,7 +416,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
 
         Raises NotFound (also for one that is deleted meanwhile) and WaitTimedOut.
         """
-        from batchq.client.waiting import wait_for
+        from batchq.client.watch import wait_for
 
         keys = [key_named(group, namespace) for group in groups]
         with self.patiently(timeout_s):
@@ -432,7 +430,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         Raises GroupFailed (with what the function raised), GroupCancelled, NotFound (no such
         group, it runs a command, or its result is gone), UsageError (several pods), WaitTimedOut.
         """
-        from batchq.client.results import read_result
+        from batchq.client.output import read_result
 
         with self.patiently(timeout_s):
             return read_result(self._store, key_named(group, namespace), timeout_s)
@@ -449,7 +447,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         tasks and indices; waits and raises as `result`. `partial`: what there is, also of a group
         that failed or was cancelled.
         """
-        from batchq.client.results import read_results
+        from batchq.client.output import read_results
 
         key = key_named(group, namespace)
         with self.patiently(timeout_s):
@@ -480,7 +478,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
 
     def pods(self, group: PodGroup) -> Sequence[Pod]:
         """The pods of a group, those of former admissions too, by task and index."""
-        from batchq.client.waiting import pods_of
+        from batchq.client.watch import pods_of
 
         found = pods_of(self._store, group)
         return sorted(found, key=lambda pod: (pod.spec.task, pod.spec.index, key_of(pod)))
@@ -491,7 +489,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
 
     def schedulers(self) -> Schedulers:
         """Who leads, and who stands by to lead."""
-        from batchq.client.leading import schedulers
+        from batchq.client.cluster import schedulers
 
         return schedulers(self._store)
 
@@ -514,7 +512,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
 
         Raises NotFound.
         """
-        from batchq.client import waiting
+        from batchq.client import watch as waiting
 
         self.get("Node", node)
         with self.patiently(timeout_s):
@@ -537,7 +535,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         """How many unfinished groups a namespace may have whose quotas do not say otherwise; None
         if no scheduler has ever led.
         """
-        from batchq.store.effective import read_object_limit
+        from batchq.store.schedulers import read_object_limit
 
         return read_object_limit(self._store)
 

@@ -16,27 +16,26 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
+from types import TracebackType
+from typing import Literal, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq import changes
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import (
-    DEFAULT,
-    AdmissionCheck,
-    CheckState,
-    PodGroup,
-    Queue,
-    key_of,
-)
+from batchq.api.objects import DEFAULT, AdmissionCheck, CheckState, PodGroup, Queue, key_of
+from batchq.api.resources import Amounts
 from batchq.api.transaction import Transaction
-from batchq.changes.lookup import find, title
-from batchq.client.answering import CheckRequest, CheckWatch
-from batchq.client.naming import key_named
-from batchq.errors import InvalidInput, NotFound, UsageError
-from batchq.framework.checks import is_active
-from batchq.framework.tree import ROOT, QueueTree
+from batchq.changes.refusals import find, title
+from batchq.client.request_fields import key_named
+from batchq.client.watch import Watch
+from batchq.core.pending.eligibility import is_active
+from batchq.core.quota.queue_tree import ROOT, QueueTree
+from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, UsageError
+from batchq.store.outage import Patience
 from batchq.store.redis import RedisStore
 
 __all__ = ["CheckPage", "CheckRequest", "CheckView", "CheckWatch", "Checks", "ListedCheck"]
@@ -277,3 +276,450 @@ def _place_in_list(view: CheckView) -> tuple[bool, int, str]:
 def _this_process() -> str:
     """Unlike any other, one on the same host that bears the same number in a container too."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+#: How often a lease is renewed within its length.
+_RENEWALS_A_LEASE = 3
+#: Between two tries while the server is away.
+_RETRY_S = 0.5
+#: One look lasts no longer, so that a `stop` is heard.
+_LOOK_S = 1.0
+#: How long the end of a renewal under way is waited for.
+_PATIENCE_S = 30.0
+
+Kind: TypeAlias = Literal["asked", "approved", "admitted", "running", "lost", "finished", "dropped"]
+
+
+class CheckRequest(Struct, frozen=True, kw_only=True):
+    """What a group's check is to its controller now.
+
+    asked      quota is reserved, and the check is Unknown: answer it
+    approved   it is True; the group waits for other checks, or to be admitted
+    admitted   the group is InQueue, its pods are starting: keep an eye on it
+    running    they run
+    lost       what had been reserved is not any more: stop what was started for it
+    finished   the group has ended, or was deleted: clean up
+    dropped    its queue does not ask for the check any more: nothing that is answered counts
+
+    `group` is as it is now (deleted: as it was); `reserved_at`, in milliseconds, tells one
+    reservation from the next, and is None where none is known of.
+    """
+
+    kind: Kind
+    check: str
+    parameters: Mapping[str, str]
+    group: PodGroup
+    state: CheckState
+    reserved_at: int | None
+
+    @property
+    def key(self) -> str:
+        """`namespace/name` of the group."""
+        return key_of(self.group)
+
+    @property
+    def uid(self) -> str:
+        """Of the group: another one may bear its name later."""
+        return self.group.metadata.uid
+
+    @property
+    def namespace(self) -> str:
+        """The group's."""
+        return self.group.metadata.namespace
+
+    @property
+    def name(self) -> str:
+        """The group's, within its namespace."""
+        return self.group.metadata.name
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The group's."""
+        return self.group.metadata.labels
+
+    @property
+    def queue(self) -> str:
+        """Where it stands in line."""
+        return self.group.spec.queue
+
+    @property
+    def walltime_s(self) -> float | None:
+        """The longest that it may run; None: as long as it likes."""
+        walltime = self.group.spec.walltime
+        return None if walltime is None else walltime / 1000
+
+    @property
+    def reserved(self) -> Amounts:
+        """What is reserved for it, in integer units."""
+        return self.group.status.reservation
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether whatever was started for it is to be stopped."""
+        return self.kind in ("lost", "finished")
+
+
+#: After these nothing is left to be looked after.
+_OVER: tuple[Kind, ...] = ("lost", "finished", "dropped")
+
+
+class _Told(NamedTuple):
+    """What a controller was told last about one check of one group."""
+
+    kind: Kind
+    reserved_at: int | None
+    request: CheckRequest
+
+
+class _Held(NamedTuple):
+    """A check that this process keeps active, without a break since `since`; by its own monotonic
+    clock.
+    """
+
+    record: AdmissionCheck
+    since: float
+    until: float
+
+
+class CheckWatch:
+    """The checks of one controller; a context manager, and an iterator of requests that never ends.
+
+    Made by `client.checks.watch`. `poll` looks once; `stop` ends the iteration, from any thread or
+    a signal handler. Everything else belongs to the thread of its client.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        change: Callable[[Callable[[int], Transaction | None]], bool],
+        tell: Callable[[str], None],
+        *,
+        controller_name: str,
+        holder: str,
+        lease_ms: int,
+    ) -> None:
+        self.controller_name = controller_name
+        self.holder = holder
+        self._keeper = _Keeper(store, change, controller_name, holder, lease_ms)
+        self._watch = Watch(store, ("PodGroup", "AdmissionCheck"))
+        self._tell = tell
+        self._stopped = threading.Event()
+        #: Groups with checks, by uid; the uids of those that are there, by key; and what was told.
+        self._groups: dict[str, PodGroup] = {}
+        self._uids: dict[str, str] = {}
+        self._told: dict[str, dict[str, _Told]] = {}
+        #: Uids of the groups to look at; a dict, to keep their order.
+        self._changed: dict[str, None] = {}
+        #: Check -> since when it is held, as it was at the last look.
+        self._held_since: dict[str, float] = {}
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The checks that this process keeps active; none while another controller does."""
+        return tuple(self._keeper.held())
+
+    def __enter__(self) -> CheckWatch:
+        self._keeper.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The checks are inactive at once: nothing waits for who is not there."""
+        self.stop()
+        self._keeper.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has told it to stop."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End the iteration, and whatever `poll` waits for."""
+        self._stopped.set()
+
+    def __iter__(self) -> Iterator[CheckRequest]:
+        while not self._stopped.is_set():
+            yield from self.poll(None)
+
+    def poll(self, timeout_s: float | None = 0.0) -> list[CheckRequest]:
+        """What there is to do, as soon as there is anything; nothing after `timeout_s` (None: waits
+        for ever). Waits for a server that is away, too.
+
+        Raises StoreUnavailable for what does not pass by itself: a user that may not do this.
+        """
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        patience = Patience(self._tell, deadline=deadline)
+        wait_s = 0.0
+        while True:
+            self._keeper.check()
+            try:
+                self._look(wait_s)
+                patience.answered()
+            except StoreUnavailable as error:
+                if error.lasts:
+                    raise
+                pause_s = patience.next_wait_s(error)
+                if pause_s is None or self._stopped.wait(pause_s):
+                    return []
+                continue
+            found = self._news()
+            left_s = _LOOK_S if deadline is None else deadline - monotonic()
+            if found or left_s <= 0 or self._stopped.is_set():
+                return found
+            wait_s = min(_LOOK_S, left_s)
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def _look(self, wait_s: float) -> None:
+        for change in self._watch.poll(round(wait_s * 1000)):
+            match change.value:
+                case PodGroup() as group:
+                    self._take_note(change.key, group)
+                case None if change.kind == "PodGroup":
+                    self._take_leave(change.key)
+                case AdmissionCheck() as check if (
+                    check.spec.controller_name == self.controller_name
+                ):
+                    # What was applied or let go of just now is taken up before the next renewal.
+                    if not check.status.active:
+                        self._keeper.hurry()
+                case _:
+                    pass
+
+    def _take_note(self, key: str, group: PodGroup) -> None:
+        uid = group.metadata.uid
+        if self._uids.get(key, uid) != uid:
+            self._take_leave(key)
+        if group.status.checks or uid in self._groups:
+            self._uids[key] = uid
+            self._groups[uid] = group
+            self._changed[uid] = None
+
+    def _take_leave(self, key: str) -> None:
+        """A group that was deleted is told as one that has ended, and then forgotten."""
+        uid = self._uids.pop(key, "")
+        if uid:
+            self._changed[uid] = None
+
+    def _news(self) -> list[CheckRequest]:
+        """What has become different since it was told."""
+        held = self._keeper.held()
+        since = {name: one.since for name, one in held.items()}
+        if since != self._held_since:
+            # What another controller held in between is told anew: it may have died half-way.
+            for told in self._told.values():
+                for name in [one for one in told if since.get(one) != self._held_since.get(one)]:
+                    del told[name]
+            self._held_since = since
+            self._changed |= dict.fromkeys(self._groups)
+        found: list[CheckRequest] = []
+        for uid in self._changed:
+            group = self._groups[uid]
+            there = self._uids.get(key_of(group)) == uid
+            for name, one in held.items():
+                told = self._told.setdefault(uid, {})
+                found += _news_of(group, name, one.record.spec.parameters, told, there=there)
+            if not there:
+                del self._groups[uid]
+                self._told.pop(uid, None)
+        self._changed.clear()
+        return found
+
+
+def _news_of(
+    group: PodGroup,
+    name: str,
+    parameters: Mapping[str, str],
+    all_told: dict[str, _Told],
+    *,
+    there: bool,
+) -> Iterator[CheckRequest]:
+    """What there is to tell of one check of a group, which is noted as told."""
+    told = all_told.get(name)
+    state = next((one for one in group.status.checks if one.name == name), None)
+    kind: Kind | None
+    if not there:
+        kind = None if told is None else "finished"
+    elif state is None:
+        kind = None if told is None or told.kind in _OVER else "dropped"
+    else:
+        kind = _kind_of(group, state, told)
+    if kind is None:
+        return
+    reserved_at = (
+        group.status.reserved_at if kind not in _OVER or told is None else told.reserved_at
+    )
+    if told is not None and (told.kind, told.reserved_at) == (kind, reserved_at):
+        return
+    if told is not None and told.kind not in _OVER and told.reserved_at != reserved_at:
+        # Lost and reserved anew between two looks.
+        yield structs.replace(told.request, kind="lost", group=group)
+    request = CheckRequest(
+        kind=kind,
+        check=name,
+        parameters=parameters,
+        group=group,
+        state=state or CheckState(name=name),
+        reserved_at=reserved_at,
+    )
+    all_told[name] = _Told(kind, reserved_at, request)
+    yield request
+
+
+def _kind_of(group: PodGroup, state: CheckState, told: _Told | None) -> Kind | None:
+    """What there is to tell of one check of a group; None: nothing, or nothing yet."""
+    status = group.status
+    waits = status.phase == PodGroupPhase.PENDING
+    if status.phase in TERMINAL or (waits and status.reserved_at is None):
+        # What was never reserved was never asked about, by any controller before us either.
+        if told is None and not _was_reserved(group):
+            return None
+        return "finished" if status.phase in TERMINAL else "lost"
+    if state.status == "False":
+        # Taken back by the scheduler's next session, which then is told.
+        return None
+    match status.phase:
+        case PodGroupPhase.PENDING:
+            return "asked" if state.status == "Unknown" else "approved"
+        case PodGroupPhase.IN_QUEUE:
+            return "admitted"
+        case _:
+            return "running"
+
+
+def _was_reserved(group: PodGroup) -> bool:
+    said = {one.type: one.status for one in group.status.conditions}
+    return group.status.admission > 0 or "Evicted" in said or said.get("QuotaReserved") == "True"
+
+
+class _Keeper:
+    """The thread that keeps the leases of one controller's checks, those that come later too."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        change: Callable[[Callable[[int], Transaction | None]], bool],
+        controller_name: str,
+        holder: str,
+        lease_ms: int,
+    ) -> None:
+        self._store = store
+        self._change = change
+        self._controller_name = controller_name
+        self._holder = holder
+        self._lease_ms = lease_ms
+        self._ending = threading.Event()
+        self._wake = threading.Event()
+        #: Set once everything has been tried for the first time.
+        self._begun = threading.Event()
+        #: Replaced as a whole by the thread, read by others.
+        self._held: Mapping[str, _Held] = {}
+        self._failure: StoreUnavailable | None = None
+        self._thread = threading.Thread(
+            target=self._keep, name=f"checks-{controller_name}", daemon=False
+        )
+
+    def held(self) -> dict[str, _Held]:
+        """The checks whose lease is ours and lasts, by name."""
+        now = monotonic()
+        there = sorted(self._held.items())
+        return {name: one for name, one in there if now < one.until}
+
+    def check(self) -> None:
+        """Raises what keeps the thread from keeping anything, and will not pass."""
+        if self._failure is not None:
+            raise self._failure
+
+    def hurry(self) -> None:
+        """Look for checks to take up now."""
+        self._wake.set()
+
+    def start(self) -> None:
+        """Take up what is there, and go on in a thread. A second call does nothing."""
+        if not self._ending.is_set() and self._thread.ident is None:
+            self._thread.start()
+            self._begun.wait(_PATIENCE_S)
+
+    def stop(self) -> None:
+        """End the thread, which lets go of the checks. A second call does nothing new."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE_S)
+
+    def _keep(self) -> None:
+        pause_s = 0.0
+        while not self._ending.is_set():
+            try:
+                pause_s = self._renew_all()
+            except StoreUnavailable as error:
+                pause_s = _RETRY_S
+                if error.lasts:
+                    self._failure = error
+                    self._begun.set()
+                    return
+            self._begun.set()
+            self._wake.wait(pause_s)
+            self._wake.clear()
+        self._release_all()
+
+    def _renew_all(self) -> float:
+        """Renew what is ours, take up what nobody holds; how long until the next time."""
+        held = {}
+        before = self._held
+        for item in self._store.list("AdmissionCheck"):
+            if not isinstance(item, AdmissionCheck):
+                continue
+            name = item.metadata.name
+            if item.spec.controller_name != self._controller_name:
+                if name in before:
+                    self._release(name)
+                continue
+            asked_at = monotonic()
+            if self._renew(name):
+                former = before.get(name)
+                lasts = former is not None and asked_at < former.until
+                since = former.since if former is not None and lasts else asked_at
+                held[name] = _Held(item, since, asked_at + self._lease_ms / 1000)
+        self._held = held
+        return self._lease_ms / 1000 / _RENEWALS_A_LEASE
+
+    def _renew(self, name: str) -> bool:
+        """Whether the check is ours now."""
+        try:
+            self._change(
+                lambda now_ms: changes.renew_check(
+                    self._store,
+                    name,
+                    holder=self._holder,
+                    expires_at=now_ms + self._lease_ms,
+                    now_ms=now_ms,
+                )
+            )
+        except (Conflict, NotFound):
+            # Another controller holds it, or it was deleted just now.
+            return False
+        return True
+
+    def _release(self, name: str) -> None:
+        try:
+            self._change(
+                lambda now_ms: changes.release_check(
+                    self._store, name, holder=self._holder, now_ms=now_ms
+                )
+            )
+        except (Conflict, NotFound):
+            return
+
+    def _release_all(self) -> None:
+        names, self._held = tuple(self._held), {}
+        for name in names:
+            try:
+                self._release(name)
+            except StoreUnavailable:
+                # What cannot be released now lapses by itself.
+                return

@@ -12,14 +12,13 @@ from typing import cast
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, key_of
-from batchq.api.unreadable import Unreadable
+from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, Unreadable, key_of
 from batchq.client.overview import GATED, GroupView, Overview
 from batchq.store import pages
+from batchq.store.object_table import Shelf
 from batchq.store.pages import Entry, Page
 from batchq.store.records import field_of_key, key_of_field
 from batchq.store.redis import RedisStore
-from batchq.store.shelf import Shelf
 
 __all__ = [
     "PAGE_SIZE",

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from batchq.api.gates import gates_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Condition, Evictions, Metadata, PodGroup, Queue
+from batchq.api.objects import Condition, Evictions, Metadata, PodGroup, Queue, gates_of
 from batchq.api.reasons import UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts, describe
 from batchq.assembly import assemble
-from batchq.client.partly import gated_pods
+from batchq.client.position import gated_pods
 from batchq.client.queues import (
     FirstToGo,
     Lien,
@@ -27,14 +26,14 @@ from batchq.client.queues import (
     queue_views,
 )
 from batchq.config.model import SchedulerConfig
-from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.panel import GATES
-from batchq.framework.placement_trial import refused_by_nodes
-from batchq.framework.pledges import victims_left
-from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState
-from batchq.framework.tree import ROOT
+from batchq.core.extension.registry import GATES
+from batchq.core.pending.queue import blockers, waits_in_line
+from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.preemption.pledges import victims_left
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.state import GroupState
 
 GATED = "SchedulingGated"
 

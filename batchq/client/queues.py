@@ -13,14 +13,13 @@ from msgspec import Struct
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod, Queue
-from batchq.api.quantity import PODS
-from batchq.api.resources import Amounts, minus, of_pod, plus, total
+from batchq.api.resources import PODS, Amounts, minus, of_pod, plus, total
 from batchq.api.transaction import POD_GROUPS, queue_scope
-from batchq.framework.candidates import share_path, victim_key
-from batchq.framework.queue_shares import deserved_of_queues, share_of_queue
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq.framework.tree import ROOT, QueueTree
+from batchq.core.preemption.candidates import share_path, victim_key
+from batchq.core.quota.fair_shares import deserved_of_queues, share_of_queue
+from batchq.core.quota.queue_tree import ROOT, QueueTree
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 
 __all__ = ["ROOT", "FirstToGo", "Lien", "QueueView", "Stop"]
 
@@ -136,9 +135,9 @@ def borrowers(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Li
 def first_to_go(session: Session, name: str) -> list[FirstToGo]:
     """What holds room in a queue, in the order in which claimants would be given it.
 
-    As a search for victims does (batchq.framework.candidates): pods beyond minMember first, then
-    whole groups; among these the lowest priority, the queue with the largest share, the youngest
-    start, the uid. What is leaving already is left out; whom a policy protects is not.
+    As a search for victims does (batchq.core.preemption.candidates): pods beyond minMember first,
+    then whole groups; among these the lowest priority, the queue with the largest share, the
+    youngest start, the uid. What is leaving already is left out; whom a policy protects is not.
     """
     there = [
         group

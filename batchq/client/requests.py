@@ -22,8 +22,8 @@ from batchq.changes import (
     in_order,
     settled,
 )
-from batchq.changes.lookup import find, title
-from batchq.client.living import refuse_living
+from batchq.changes.refusals import find, title
+from batchq.client.cluster import refuse_living
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER

@@ -13,30 +13,38 @@ other namespaces only the number is told.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.objects import Condition
+from batchq.api.objects import DEFAULT, NAMESPACED, Condition, PodGroup
 from batchq.api.reasons import NEVER_FITS, UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
-from batchq.client.backfilling import Backfilling, backfilling_of
-from batchq.client.deciding import Deciding
-from batchq.client.others import Others, others
+from batchq.changes.refusals import find
+from batchq.client.history import Spell, spells_of, waited_for
 from batchq.client.outcomes import GroupPlan, Outcome, group_plan, no_node_ever
 from batchq.client.overview import Awaited, GroupView, Overview
-from batchq.client.partly import gated_pods
+from batchq.client.position import Backfilling, Others, backfilling_of, gated_pods, others
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
-from batchq.client.spells import Spell, spells_of, waited_for
-from batchq.client.starts import ExpectedStart, expected_of
-from batchq.framework.expected import expected_starts
-from batchq.framework.forecast import Forecast, forecast
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.client.request_fields import key_named
+from batchq.client.start_estimates import Deciding, ExpectedStart, expected_of
+from batchq.core.forecast.earliest_fit import Forecast, forecast
+from batchq.core.forecast.estimates import expected_starts
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.errors import NotFound
 from batchq.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
+
 
 _IMPOSSIBLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
 _TAKERS = ("preempt", "reclaim")
@@ -389,4 +397,97 @@ def _queue_share(session: Session, name: str) -> QueueShare | None:
         charged={one: view.charged.get(one, 0) for one in view.resources},
         borrowed=view.borrowed,
         borrowers={lien.queue: lien.amounts for lien in liens},
+    )
+
+
+#: So many events of one group are read for its history.
+_MOST_OF_HISTORY = 1_000
+
+
+class Explaining(ABC):
+    """Part of `batchq.client.Client`, whose connection it uses."""
+
+    _store: RedisStore
+
+    def why(self, group: str, *, namespace: str = DEFAULT) -> Why:
+        """Why a group waits: every reason with the numbers of this moment and what to do about it,
+        its place in line, who is ahead, why nobody is evicted for it, whether it could ever run and
+        when there will be room; of one that waits no longer, how long it did, and for what.
+
+        The scheduler's own session is run here, on how things stand; nothing is written.
+        Raises NotFound, and InvalidInput where the scheduler goes by a configuration that this
+        machine cannot follow.
+        """
+        from batchq.client.cluster import schedulers
+        from batchq.client.start_estimates import Deciding
+
+        key = key_named(group, namespace)
+        find(self._store, PodGroup, key)
+        events = self.events(kind="PodGroup", key=key, most=_MOST_OF_HISTORY)
+        led = schedulers(self._store).led
+        told = explain(Deciding.open(self._store), key, events, led=led)
+        if told is None:
+            raise NotFound(f"PodGroup {key} was deleted just now")
+        return told
+
+    def events(
+        self,
+        *,
+        kind: str = "",
+        key: str = "",
+        namespace: str = "",
+        reason: str = "",
+        since_ms: int = 0,
+        most: int = 100,
+    ) -> Sequence[Event]:
+        """The latest events, oldest first: of a kind, of one object (`key`), of one namespace (what
+        is in none is left out), with this reason, not before `since_ms`.
+
+        The server keeps the latest 10,000 of all.
+        """
+        if not (namespace or reason or since_ms):
+            return self._store.events(kind=kind, key=key, most=most)
+        from batchq.client.watch import latest_events
+
+        wanted = partial(_is_wanted, kind, key, namespace, reason, since_ms)
+        return latest_events(self._store, wanted, most)
+
+    def follow_events(
+        self,
+        *,
+        kind: str = "",
+        key: str = "",
+        namespace: str = "",
+        reason: str = "",
+        since_ms: int = 0,
+        most: int = 100,
+    ) -> Iterator[Sequence[Event]]:
+        """The same, then what happens, for ever. Several come at a time, and every few seconds
+        none, so that whoever follows may stop; a server that is away is waited for.
+        """
+        from batchq.client.watch import WATCH_MS, EventWatch
+
+        wanted = partial(_is_wanted, kind, key, namespace, reason, since_ms)
+        watch = EventWatch(self._store)
+        yield watch.latest(wanted, most)
+        while True:
+            with self.patiently():
+                events = watch.poll(wanted, WATCH_MS)
+            yield events
+
+    @abstractmethod
+    def patiently(self, timeout_s: float | None = None) -> AbstractContextManager[None]:
+        """Wait for a server that is away."""
+
+
+def _is_wanted(
+    kind: str, key: str, namespace: str, reason: str, since_ms: int, event: Event
+) -> bool:
+    space = event.key.partition("/")[0] if event.kind in NAMESPACED else ""
+    return (
+        kind in ("", event.kind)
+        and key in ("", event.key)
+        and namespace in ("", space)
+        and reason in ("", event.reason)
+        and event.at >= since_ms
     )

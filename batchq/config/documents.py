@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from batchq.api import manifest
-from batchq.api.names import shown
-from batchq.api.notation import Path, path_text
+from batchq.api.notation import Path, path_text, shown
 from batchq.api.objects import API_VERSION, Object
 from batchq.errors import InvalidInput
 

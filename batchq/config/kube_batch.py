@@ -23,12 +23,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from batchq.api import notation
-from batchq.api.names import shown
-from batchq.api.notation import Malformed, Path, mapping_at
+from batchq.api.notation import Malformed, Path, mapping_at, shown
 from batchq.config.documents import Document
+from batchq.config.load import check_known, check_name, check_once
 from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, PluginSet, SchedulerConfig
-from batchq.config.words import check_known, check_name, check_once
-from batchq.framework.extension import POINTS
+from batchq.core.extension.points import POINTS
 
 #: What kube-batch does without an `actions` of its own.
 _ACTIONS = "allocate, backfill"

@@ -7,11 +7,16 @@ into the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, TypeAlias
+
 from msgspec import Struct
 
+from batchq.api.notation import Malformed
 from batchq.api.objects import Duration, Factor, Value
 from batchq.api.times import format_duration
-from batchq.framework.settings import Settings
+from batchq.core.extension.points import POINTS
+from batchq.core.session.settings import Settings
 
 _TIMES = Settings()
 
@@ -62,7 +67,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """Which actions run, in this order, with which plugins, and by which times and factors.
 
     `plugins` are on at every point that they implement, the default ones that are among them
-    included; `points` says what is otherwise at single points (`batchq.config.expansion`).
+    included; `points` says what is otherwise at single points (`batchq.config.model`).
     `plugin_config` maps a plugin's name to its own settings, as written in the file.
     """
 
@@ -103,3 +108,95 @@ class SchedulerFile(Value, frozen=True):
     max_pod_groups_per_namespace: int = _TIMES.max_pod_groups_per_namespace
     eviction_budget: EvictionBudget | None = None
     fairness: Fairness = Fairness()
+
+
+#: point -> the plugins that stand there, in the order in which they are asked.
+Expansion: TypeAlias = dict[str, tuple[PluginEntry, ...]]
+#: Plugin -> the points that it implements.
+PointsOf: TypeAlias = Callable[[str], Collection[str]]
+
+
+class Lacking(NamedTuple):
+    """A plugin that is enabled at a point which it does not implement."""
+
+    point: str
+    plugin: str
+    implements: tuple[str, ...]
+
+    def problem(self, *where: str | int) -> Malformed:
+        """What to tell; `where`: the rest of the path below the point."""
+        there = f"; it implements {', '.join(self.implements)}" if self.implements else ""
+        text = f"{self.plugin} has no say at {self.point}{there}"
+        return Malformed(("plugins", self.point, *where), text)
+
+
+def expand(config: SchedulerConfig, points_of: PointsOf) -> Expansion:
+    """Who stands where.
+
+    Raises Malformed for a plugin that is enabled at a point which it lacks.
+    """
+    for lacking in lacks(config, points_of):
+        raise lacking.problem()
+    return {point: _standing(config, point, points_of) for point in POINTS}
+
+
+def lacks(config: SchedulerConfig, points_of: PointsOf) -> Iterator[Lacking]:
+    """The entries of single points that cannot be."""
+    for point, stated in config.points.items():
+        for entry in stated.enabled:
+            there = points_of(entry.name)
+            if point not in there:
+                yield Lacking(point, entry.name, tuple(each for each in POINTS if each in there))
+
+
+def named(config: SchedulerConfig) -> tuple[str, ...]:
+    """Every plugin that is enabled somewhere, those of multiPoint first."""
+    single = (entry.name for stated in config.points.values() for entry in stated.enabled)
+    return tuple(dict.fromkeys([*(entry.name for entry in config.plugins), *single]))
+
+
+def _standing(config: SchedulerConfig, point: str, points_of: PointsOf) -> tuple[PluginEntry, ...]:
+    stated = config.points.get(point, PluginSet())
+    apart = {*stated.disabled, *(entry.name for entry in stated.enabled)}
+    of_all = [
+        entry
+        for entry in config.plugins
+        if ALL not in apart and entry.name not in apart and point in points_of(entry.name)
+    ]
+    return tuple(sorted([*stated.enabled, *of_all], key=lambda entry: entry.tier))
+
+
+#: Plugin in the box, the point at which it keeps its promise, and what is so without it.
+_PROMISES = (
+    ("gates", "preEnqueue", "scheduling gates are kept and ignored"),
+    ("dependencies", "preEnqueue", "groups do not wait for those in dependsOn"),
+    (
+        "quota",
+        "admissible",
+        "the quotas of namespaces still hold, but who can never fit into one waits like others",
+    ),
+    (
+        "capacity",
+        "admissible",
+        (
+            "limits of queues and the cluster still hold, but guarantees are not left to siblings,"
+            " and who can never fit waits like others"
+        ),
+    ),
+    ("checks", "permit", "groups start without an answer of their queue's admission checks"),
+    ("gang", "groupReady", "groups run with fewer pods than minMember and minAvailable"),
+    (
+        "predicates",
+        "predicate",
+        "nodeSelectors, taints and cordons are ignored, and nodes that are full are tried",
+    ),
+)
+
+
+def unkept(expansion: Expansion) -> list[str]:
+    """A sentence for each plugin in the box that is not asked where it keeps a promise."""
+    return [
+        f"plugin {plugin} is off at {point}: {without}"
+        for plugin, point, without in _PROMISES
+        if all(entry.name != plugin for entry in expansion[point])
+    ]

@@ -6,6 +6,7 @@ a thread that says that the process must end.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -21,38 +22,35 @@ from msgspec import Struct
 from batchq import __version__
 from batchq.api.objects import DEFAULT, Metadata, Queue
 from batchq.api.transaction import Transaction, Write
-from batchq.daemon import garbage, leader
-from batchq.daemon.clerk import clerk_service
-from batchq.daemon.ending import OWN_MISTAKE, Ending, on_hangup
-from batchq.daemon.health import UNFIT_AFTER_PERIODS
+from batchq.daemon import leader
 from batchq.daemon.leader import Leadership
-from batchq.daemon.lookout import Lookout
-from batchq.daemon.loop import Loop, TurnReport
-from batchq.daemon.mender import Mender
-from batchq.daemon.quarantine import Quarantine
+from batchq.daemon.loop import Loop, TurnReport, watcher
+from batchq.daemon.mending import Mender, Quarantine
+from batchq.daemon.node_reports import clerk_service
+from batchq.daemon.observability.server import UNFIT_AFTER_PERIODS, Lookout
 from batchq.daemon.reload import Effective, Reload, reload_service
-from batchq.daemon.service import Services
-from batchq.daemon.watcher import watcher
+from batchq.daemon.services import OWN_MISTAKE, Ending, Services, on_hangup
 from batchq.errors import StoreUnavailable, UnreadableRecord
-from batchq.ids import RandomIds
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.store.attendance import attend, depart
 from batchq.store.connect import open_when_up
-from batchq.store.effective import (
-    publish_config,
-    publish_object_limit,
-    read_config_text,
-    read_object_limit,
-)
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
 from batchq.store.rules import THE_LEDGER
+from batchq.store.schedulers import (
+    attend,
+    depart,
+    publish_config,
+    publish_object_limit,
+    read_config_text,
+    read_object_limit,
+)
 from batchq.store.urls import shown
-from batchq.worker.relay import Relay
+from batchq.system import RandomIds
+from batchq.worker.rq.delivery import Relay
 
 _log = structlog.get_logger()
 
@@ -197,13 +195,13 @@ def _serve(
         unreadable=lambda: turn.quarantine.counts,
         mended=lambda: turn.mender.mended,
     )
-    garbage.stand_still()
+    stand_still()
     services.start()
     try:
         code = ending.wait()
     finally:
         services.stop()
-        garbage.as_usual()
+        as_usual()
         threading.excepthook = before
     _log.info("scheduler.ends", exit_code=code)
     if services.alive:
@@ -351,7 +349,7 @@ class LeaderTurn:
         """After the first turn: everything that lasts is there."""
         if not self._has_taken_in:
             self._has_taken_in = True
-            garbage.leave_alone()
+            leave_alone()
 
     def _tell_failures(self, failures: dict[str, str]) -> None:
         """Once for as long as a plugin goes on raising the same."""
@@ -419,3 +417,27 @@ def _ends_the_process(ending: Ending) -> Callable[[threading.ExceptHookArgs], No
         ending.ask(OWN_MISTAKE)
 
     return hook
+
+
+#: New objects before the youngest are looked at; such looks before the next generation, and so on.
+_THRESHOLDS = (50_000, 20, 50)
+_USUAL = gc.get_threshold()
+
+
+def stand_still() -> None:
+    """Collect nothing until `leave_alone` is called."""
+    gc.disable()
+
+
+def leave_alone() -> None:
+    """Whatever there is lasts; collect what comes from now on, now and then."""
+    gc.freeze()
+    gc.set_threshold(*_THRESHOLDS)
+    gc.enable()
+
+
+def as_usual() -> None:
+    """Look at everything again, as often as Python does."""
+    gc.unfreeze()
+    gc.set_threshold(*_USUAL)
+    gc.enable()

@@ -18,8 +18,8 @@ from typing import Protocol
 
 import structlog
 
-from batchq.api.fences import count_of, generation_of
-from batchq.daemon.service import ThreadService
+from batchq.api.leases import count_of, generation_of
+from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 import structlog
 from apscheduler.events import (
@@ -33,9 +34,9 @@ from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from msgspec import Struct
 
-from batchq.daemon.service import PATIENCE_S
+from batchq.core.session.settings import Settings
+from batchq.daemon.services import PATIENCE_S, ThreadService
 from batchq.errors import StoreUnavailable
-from batchq.framework.settings import Settings
 from batchq.store.outage import Backoff, Outage
 
 _log = structlog.get_logger()
@@ -340,3 +341,44 @@ class Loop:
         scheduler.add_listener(self._after_plan, EVENT_JOB_SUBMITTED)
         scheduler.add_listener(self._refused, EVENT_JOB_MAX_INSTANCES)
         return scheduler
+
+
+#: How long one wait lasts, and so how long a stop may have to wait for it.
+WAIT_MS = 500
+
+
+class Changes(Protocol):
+    """The part of a store that tells of changes."""
+
+    def wait_for_change(self, timeout_ms: int) -> bool:
+        """Wait; whether anything was written since the last call. Raises StoreUnavailable."""
+
+
+def watcher(
+    changes: Changes,
+    *,
+    changed: Callable[[], None],
+    unchanged: Callable[[], None],
+    apart_s: Callable[[], float],
+) -> ThreadService:
+    """A service that calls `changed` after changes, `apart_s()` seconds apart at least, and
+    `unchanged` after a while without any.
+    """
+
+    def watch(stopping: threading.Event) -> None:
+        backoff = Backoff()
+        while not stopping.is_set():
+            try:
+                any_change = changes.wait_for_change(WAIT_MS)
+            except StoreUnavailable:
+                # The deciding thread meets the same outage and says so.
+                stopping.wait(backoff.next_ms() / 1000)
+                continue
+            backoff.reset()
+            if any_change:
+                changed()
+                stopping.wait(apart_s())
+            else:
+                unchanged()
+
+    return ThreadService("watcher", watch)

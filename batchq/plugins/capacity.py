@@ -22,12 +22,14 @@ from typing import ClassVar
 
 from msgspec import structs
 
-from batchq.api.quantity import describe_quantity
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, plus
+from batchq.api.resources import Amounts, describe_quantity, plus
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.framework.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
-from batchq.framework.growth import (
+from batchq.core.forecast.node_timeline import nodes_decide
+from batchq.core.pending.inadmissible import LiftedBy
+from batchq.core.placement.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
+from batchq.core.placement.placement import gang_of
+from batchq.core.quota.limits import (
     claim_of,
     exceeds_ready_beside_siblings,
     guaranteed_beside,
@@ -35,12 +37,9 @@ from batchq.framework.growth import (
     over_guarantees,
     over_limit,
 )
-from batchq.framework.nodetimes import nodes_decide
-from batchq.framework.parking import LiftedBy
-from batchq.framework.placement import gang_of
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq.plugins.limits import UNBOUNDED, never_fits
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.plugins.common import UNBOUNDED, never_fits
 
 _UNBOUNDED = dict.fromkeys(UNBOUNDED, 2**53)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from batchq.api.names import counted
+from batchq.api.notation import counted
 from batchq.api.objects import CheckState
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_duration
-from batchq.framework.checks import (
+from batchq.core.pending.eligibility import (
     is_active,
     names_for,
     open_checks,
@@ -22,9 +22,9 @@ from batchq.framework.checks import (
     retry_delay_ms,
     spec_of,
 )
-from batchq.framework.parking import Change, LiftedBy
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.core.pending.inadmissible import Change, LiftedBy
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 
 
 class Checks:

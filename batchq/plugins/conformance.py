@@ -8,11 +8,10 @@ keep them closed. Nothing wakes what it refused: a group never leaves its namesp
 
 from __future__ import annotations
 
-from batchq.api.names import label_problem
-from batchq.api.notation import Malformed
+from batchq.api.notation import Malformed, label_problem
 from batchq.api.objects import Value
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, Victim
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
 
 
 class ConformanceArguments(Value, frozen=True):

@@ -12,15 +12,10 @@ from typing import ClassVar
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.dependencies import (
-    WANTED,
-    DependencyState,
-    dependency_state,
-    has_processes,
-)
-from batchq.framework.parking import Change, LiftedBy
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.core.pending.eligibility import WANTED, DependencyState, dependency_state, has_processes
+from batchq.core.pending.inadmissible import Change, LiftedBy
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 
 
 class Dependencies:

@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from batchq.api.resources import larger, minus
-from batchq.framework.session import Session
-from batchq.framework.shares import Share, share_of
-from batchq.framework.state import GroupState, Victim
-from batchq.plugins.victims import given_back
+from batchq.core.quota.fair_shares import Share, share_of
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
+from batchq.plugins.common import given_back
 
 
 class Drf:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, Victim
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
 
 
 class Gang:

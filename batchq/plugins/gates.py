@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from batchq.api.gates import gates_of
+from batchq.api.objects import gates_of
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.panel import GATES
-from batchq.framework.parking import LiftedBy
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.core.extension.registry import GATES
+from batchq.core.pending.inadmissible import LiftedBy
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 
 
 class Gates:

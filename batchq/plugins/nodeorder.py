@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 from batchq.api.notation import Malformed
 from batchq.api.objects import Value
-from batchq.api.quantity import PODS
-from batchq.framework.atonce import RowScores, Scores
-from batchq.framework.session import Session
-from batchq.framework.shapes import TaskShape
-from batchq.framework.state import NodeState
+from batchq.api.resources import PODS
+from batchq.core.placement.node_matrix import RowScores, Scores
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:
-    from batchq.framework.noderows import Column, NodeRows
+    from batchq.core.placement.node_matrix import Column, NodeRows
 
 BEST = 1000
 _LARGEST_WEIGHT = 1000

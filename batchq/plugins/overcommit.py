@@ -28,15 +28,14 @@ from typing import NamedTuple
 
 from batchq.api.notation import write_form
 from batchq.api.objects import Factor, Value
-from batchq.api.quantity import PODS
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, scaled
+from batchq.api.resources import PODS, Amounts, scaled
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.framework.growth import claim_of
-from batchq.framework.ledger import title_of
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq.plugins.limits import never_fits
+from batchq.core.quota.ledger import title_of
+from batchq.core.quota.limits import claim_of
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.plugins.common import never_fits
 
 
 class OvercommitArguments(Value, frozen=True):

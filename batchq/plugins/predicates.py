@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from batchq.api.facts import PROTOCOL, PROTOCOL_ANNOTATION
+from batchq.api.node_report import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
-from batchq.framework.atonce import RowTakes, Takes
-from batchq.framework.session import Session
-from batchq.framework.shapes import TaskShape
-from batchq.framework.state import NodeState
+from batchq.core.placement.node_matrix import RowTakes, Takes
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:
-    from batchq.framework.noderows import Mask, NodeRows
+    from batchq.core.placement.node_matrix import Mask, NodeRows
 
 
 class Predicates:

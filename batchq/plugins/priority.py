@@ -18,8 +18,8 @@ changes with either group's class and with the claimant's queue.
 from __future__ import annotations
 
 from batchq.api.objects import Pod
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, Victim
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
 
 
 class Priority:

@@ -1,10 +1,11 @@
 """proportion (queueOrder, reclaimable): queues come first, and get back, by what they deserve.
 
-queueOrder: share = max over dimensions of ledger / deserved (batchq.framework.shares), where what a
-queue deserves comes from what it states, and else from its weight by water-filling, level by level
-(batchq.framework.queue_shares). The lowest share comes first, counting what this pass has admitted;
-in a tree the session compares level by level from the root. The method is max-min fairness, as in
-kube-batch's plugin of this name, but for each dimension by itself and without rounding.
+queueOrder: share = max over dimensions of ledger / deserved (batchq.core.quota.fair_shares), where
+what a queue deserves comes from what it states, and else from its weight by water-filling, level by
+level (batchq.core.quota.fair_shares). The lowest share comes first, counting what this pass has
+admitted; in a tree the session compares level by level from the root. The method is max-min
+fairness, as in kube-batch's plugin of this name, but for each dimension by itself and without
+rounding.
 
 reclaimable, one of those that agree: the victim's queue and each of its ancestors below the one
 that it has in common with the claimant's,
@@ -27,11 +28,10 @@ from __future__ import annotations
 
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
-from batchq.framework.queue_shares import comparable, deserved_of_queues, share_of_queue
-from batchq.framework.session import Session
-from batchq.framework.shares import Share
-from batchq.framework.state import GroupState, QueueState, Victim
-from batchq.plugins.victims import given_back
+from batchq.core.quota.fair_shares import Share, comparable, deserved_of_queues, share_of_queue
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, QueueState, Victim
+from batchq.plugins.common import given_back
 
 
 class Proportion:

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import namespace_scope
-from batchq.framework.growth import claim_of, over_limit
-from batchq.framework.ledger import title_of
-from batchq.framework.parking import LiftedBy
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq.plugins.limits import never_fits
+from batchq.core.pending.inadmissible import LiftedBy
+from batchq.core.quota.ledger import title_of
+from batchq.core.quota.limits import claim_of, over_limit
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.plugins.common import never_fits
 
 
 class Quota:

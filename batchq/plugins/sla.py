@@ -25,8 +25,8 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Duration, Value
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import parse_duration
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, Victim
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
 
 #: How long this group may wait; overrides the plugin's `waitingTime`.
 WAITING_TIME_ANNOTATION = "batchq/sla-waiting-time"

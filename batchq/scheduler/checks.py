@@ -18,7 +18,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import CheckState
 from batchq.api.reasons import Finish, Leaving, Verdict, Waiting
 from batchq.api.times import format_duration
-from batchq.framework.checks import (
+from batchq.core.pending.eligibility import (
     are_honoured,
     cleared,
     names_for,
@@ -29,12 +29,12 @@ from batchq.framework.checks import (
     spec_of,
     timeout_at,
 )
-from batchq.framework.line import waits_in_line
-from batchq.framework.moves import finish, roll_back, set_condition
-from batchq.framework.pledges import awaits_victims
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, is_admitted
-from batchq.framework.statement import Statement
+from batchq.core.pending.queue import waits_in_line
+from batchq.core.preemption.pledges import awaits_victims
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, is_admitted
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import finish, roll_back, set_condition
 
 #: What a limit or the machines never have room for.
 _TOO_LARGE = frozenset({Waiting.EXCEEDS_MAX_QUOTA, Waiting.EXCEEDS_CAPACITY})

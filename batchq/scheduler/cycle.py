@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from batchq.api.intents import Intent
 from batchq.api.transaction import Commit
-from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot, says_the_same
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot, says_the_same
 from batchq.ports import Clock, IdSource, Store
-from batchq.scheduler.effects import transactions_of
 from batchq.scheduler.scheduler import Scheduler
 from batchq.scheduler.timers import next_due_at
+from batchq.scheduler.transactions import transactions_of
 
 
 @dataclass(frozen=True, slots=True)

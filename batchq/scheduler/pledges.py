@@ -11,19 +11,19 @@ import msgspec
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pledge
 from batchq.api.reasons import Leaving
-from batchq.framework.checks import are_honoured, evicts_late, holds_off
-from batchq.framework.moves import evict, roll_back
-from batchq.framework.pledges import (
+from batchq.core.pending.eligibility import are_honoured, evicts_late, holds_off
+from batchq.core.preemption.evictions import REASONS, action_against
+from batchq.core.preemption.pledges import (
     end_pledge,
     has_lost_room,
     leaves_whole,
     standing_pledges,
     victims_left,
 )
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq.framework.statement import Statement
-from batchq.framework.taking import REASONS, action_against
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import evict, roll_back
 
 _LATE = "the victims that it was promised the room of did not end in time"
 _NO_NODE = "a node on which room was made for it has not come back in time, and there is no other"

@@ -9,7 +9,7 @@ from msgspec import Struct
 from batchq.api.lifecycle import PodPhase
 from batchq.api.reasons import Finish
 from batchq.api.resources import Amounts, named, smaller, times, total
-from batchq.framework.state import GroupState
+from batchq.core.session.state import GroupState
 
 
 class Progress(Struct, frozen=True):

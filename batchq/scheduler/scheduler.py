@@ -7,22 +7,22 @@ from typing import Self
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import NEVER_FITS, Verdict
-from batchq.framework.carryover import Carryover
-from batchq.framework.extension import Standing
-from batchq.framework.instrument import Instrument
-from batchq.framework.kept_places import store_kept_places
-from batchq.framework.line import blockers, gives_way, standing_aside
-from batchq.framework.moves import admit, create_pods
-from batchq.framework.parking import Parking
-from batchq.framework.session import Action, Session
-from batchq.framework.settings import Settings
-from batchq.framework.snapshot import Snapshot
-from batchq.framework.state import GroupState
-from batchq.framework.statement import Statement
-from batchq.framework.wanted import wanted_ordinals
+from batchq.core.cache.scheduler_cache import Carryover
+from batchq.core.extension.points import Standing
+from batchq.core.pending.inadmissible import Parking
+from batchq.core.pending.queue import blockers, gives_way, standing_aside
+from batchq.core.placement.kept_places import store_kept_places
+from batchq.core.session.open_session import open_session
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Action, Session
+from batchq.core.session.settings import Instrument, Settings
+from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods
 from batchq.scheduler.checks import give_back_what_no_longer_fits
-from batchq.scheduler.closing import MOST_WRITTEN, write_reasons
-from batchq.scheduler.controller import settle
+from batchq.scheduler.pod_controller import settle
+from batchq.scheduler.reasons import MOST_WRITTEN, write_reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Scheduler:
         self, snapshot: Snapshot, now_ms: int, parking: Parking | None, carried: Carryover | None
     ) -> Session:
         names = tuple(action.name for action in self.actions)
-        return Session(
+        return open_session(
             snapshot,
             now_ms=now_ms,
             settings=self.settings,

@@ -10,13 +10,12 @@ from collections.abc import Iterable
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
-from batchq.framework import hygiene
-from batchq.framework.checks import instants, names_in
-from batchq.framework.contact import binding_held_until, since
-from batchq.framework.eligibility import pause_ms
-from batchq.framework.pledges import clock_stands
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, is_admitted
+from batchq.core.pending.eligibility import instants, names_in, pause_ms
+from batchq.core.placement.node_contact import binding_held_until, since
+from batchq.core.preemption import protection
+from batchq.core.preemption.pledges import clock_stands
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, is_admitted
 
 #: So often in one admission a pod may lose its node and be bound again without a wait.
 FREE_LOSSES = 2
@@ -165,7 +164,7 @@ def clocks_of(session: Session, group: GroupState) -> list[int]:
     if session.settings.eviction_budget is not None:
         # When evictions leave the window of the budget, others may follow them.
         due += [int(at) + session.settings.eviction_window_ms for at in status.evictions.recent]
-    due += hygiene.instants(session, group)
+    due += protection.instants(session, group)
     for pod in group.pods.values():
         due += _of_pod(session, group, pod)
     return due

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct, structs
 
-from batchq.api.names import shown
+from batchq.api.notation import shown
 from batchq.api.objects import KINDS, Integer, Object, Pod
 from batchq.api.transaction import (
     Answer,

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from batchq.api.facts import Fact, decode
-from batchq.api.objects import KINDS, Object, key_of, kind_of
+from batchq.api.node_report import Fact, decode
+from batchq.api.objects import KINDS, Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Ledger
-from batchq.api.unreadable import Unreadable
+from batchq.core.session.snapshot import Snapshot, Standing
 from batchq.errors import StoreUnavailable
-from batchq.framework.snapshot import Snapshot, Standing
 from batchq.store import keys
 from batchq.store.codec import DAMAGE
 from batchq.store.link import count_of_writes, each_of, is_forbidden

@@ -23,7 +23,7 @@ from redis.retry import Retry
 from batchq import __version__
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
-from batchq.store import tls
+from batchq.store import urls
 from batchq.store.codec import whole
 from batchq.store.keys import REVISION, SCHEDULERS
 from batchq.store.outage import Patience
@@ -167,7 +167,7 @@ def new_client(
         "decode_responses": False,
         **options,
     }
-    tls.check_files(tls_options_of(url))
+    urls.check_files(tls_options_of(url))
     if is_sentinel(url):
         client = kind.from_pool(PrimaryPool(sentinel_url(url), **options))
     else:
@@ -631,7 +631,7 @@ def _word_of(error: BaseException) -> str:
 
 def _no_connection(text: str, url: str) -> tuple[str, str]:
     lower = text.lower()
-    if told := tls.trouble(text):
+    if told := urls.trouble(text):
         return told
     if is_sentinel(url) and ("refused" in lower or "primary" in lower or "previous" in lower):
         return (

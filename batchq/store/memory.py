@@ -20,7 +20,8 @@ from batchq.api.transaction import (
     Transaction,
     Word,
 )
-from batchq.framework.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.store.object_table import Shelf
 from batchq.store.rules import (
     NOTHING,
     Held,
@@ -34,7 +35,6 @@ from batchq.store.rules import (
     weigh,
     well_formed,
 )
-from batchq.store.shelf import Shelf
 
 EVENTS_KEPT = 10_000
 REQUESTS_KEPT = 256

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from batchq.api.objects import KINDS
-from batchq.api.unreadable import Unreadable
+from batchq.api.objects import KINDS, Unreadable
 from batchq.store import keys, scripts
-from batchq.store.alive import damaged_in
 from batchq.store.keys import Key
 from batchq.store.link import Link, count_of_writes, is_count, is_wrong_type
+from batchq.store.liveness import damaged_in
 from batchq.store.records import (
     field_named,
     is_head,

@@ -11,22 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from msgspec import Struct
 
-from batchq.api.objects import KINDS, Node, Object, PodGroup
-from batchq.api.unreadable import Unreadable
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import KINDS, Node, Object, PodGroup, Unreadable
+from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable
-from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys
-from batchq.store.alive import Alive, beats_of, leases_of, runs_of, spoiled_in
-from batchq.store.arrivals import Arrivals, is_new
-from batchq.store.contact import Contact, LastSeen, ServerHash, standing_of
 from batchq.store.link import Link, count_of_writes, is_wrong_type, read_revision
-from batchq.store.reading import Reader
-from batchq.store.records import Decode, field_of_key, key_of_field, read_record
-from batchq.store.shelf import Shelf
+from batchq.store.liveness import (
+    Alive,
+    Contact,
+    LastSeen,
+    ServerHash,
+    beats_of,
+    leases_of,
+    runs_of,
+    spoiled_in,
+    standing_of,
+)
+from batchq.store.object_table import Shelf
+from batchq.store.records import Decode, Reader, field_of_key, key_of_field, read_record
 
 #: Objects per reply while listing.
 PAGE = 1_000
@@ -518,3 +525,82 @@ def read_one(link: Link, kind: str, key: str) -> bytes | None:
     """An object as stored."""
     field = field_of_key(key)
     return link.ask(lambda client: cast("bytes | None", client.hget(keys.objects(kind), field)))
+
+
+#: Namespace and queue.
+Line: TypeAlias = tuple[str, str]
+
+
+class Arrivals:
+    """By key; owned by one thread."""
+
+    def __init__(self) -> None:
+        #: Those of each namespace and queue, in order; the line whose turn is next is first.
+        self._lines: dict[Line, dict[str, PodGroup]] = {}
+        self._line_of: dict[str, Line] = {}
+
+    def __len__(self) -> int:
+        return len(self._line_of)
+
+    def get(self, kind: str, key: str) -> PodGroup | None:
+        """The group, if it waits here."""
+        line = self._line_of.get(key) if kind == "PodGroup" else None
+        return None if line is None else self._lines[line][key]
+
+    def put(self, key: str, group: PodGroup) -> None:
+        """Let a group wait, at the end; one that waits already keeps its place."""
+        line = self._line_of.setdefault(key, (group.metadata.namespace, group.spec.queue))
+        self._lines.setdefault(line, {})[key] = group
+
+    def remove(self, key: str) -> PodGroup | None:
+        """Take a group out, if it is there."""
+        line = self._line_of.pop(key, None)
+        if line is None:
+            return None
+        groups = self._lines[line]
+        group = groups.pop(key)
+        if not groups:
+            del self._lines[line]
+        return group
+
+    def take(self, most: int) -> list[tuple[str, PodGroup]]:
+        """Take out about `most`, from each line in turn and equally; more only if they depend on
+        others.
+        """
+        taken: list[tuple[str, PodGroup]] = []
+        while self._lines and len(taken) < most:
+            share = max(1, (most - len(taken)) // len(self._lines))
+            for line in list(self._lines):
+                if len(taken) >= most:
+                    break
+                until = min(most, len(taken) + share)
+                while len(taken) < until and line in self._lines:
+                    self._take_first(line, taken)
+                if line in self._lines:
+                    # The others come before it the next time.
+                    self._lines[line] = self._lines.pop(line)
+        return taken
+
+    def _take_first(self, line: Line, taken: list[tuple[str, PodGroup]]) -> None:
+        """The first of a line, behind all of those that it depends on."""
+        wanted = [next(iter(self._lines[line]))]
+        while wanted:
+            group = self.get("PodGroup", wanted[-1])
+            if group is None:
+                wanted.pop()
+                continue
+            space = group.metadata.namespace
+            needed = [f"{space}/{other.name}" for other in group.spec.depends_on]
+            missing = [key for key in needed if key in self._line_of and key not in wanted]
+            if missing:
+                wanted += missing
+                continue
+            key = wanted.pop()
+            self.remove(key)
+            taken.append((key, group))
+
+
+def is_new(group: PodGroup) -> bool:
+    """Whether nothing has been decided about a group yet."""
+    status = group.status
+    return status.phase == PodGroupPhase.PENDING and not status.admission and not status.reserved_at

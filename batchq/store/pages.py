@@ -18,8 +18,7 @@ from typing import TypeAlias, cast
 import redis
 from msgspec import Struct
 
-from batchq.api.objects import NAMESPACED, Object
-from batchq.api.unreadable import Unreadable
+from batchq.api.objects import NAMESPACED, Object, Unreadable
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.link import Link, is_forbidden, is_wrong_type

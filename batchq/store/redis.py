@@ -1,40 +1,34 @@
-"""The store that everything shares: objects, ledger and events in a Redis or Valkey server.
-
-Whatever depends on what is stored is decided by a script in the server (`lua/`). `snapshot` and
-`compare` belong to one thread, as they use the mirror; everything else may be called from any.
-"""
+"""The calls of the script that one commit takes: what each is asked, and how much at a time."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import redis
 from msgspec import Struct
 
-from batchq.api.objects import NAMESPACED, Object, Pod
+from batchq.api.objects import NAMESPACED, Object, Pod, Unreadable
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
-from batchq.api.unreadable import Unreadable
+from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable
-from batchq.framework.snapshot import Snapshot
 from batchq.store import codec, keys, scripts
-from batchq.store.alive import Alive, Renewal, beats_of
-from batchq.store.clock import ServerClock
-from batchq.store.commits import calls_of, size_of
-from batchq.store.contact import Contact
-from batchq.store.inboxes import Inboxes, Settled
+from batchq.store.codec import Written
 from batchq.store.link import (
     LONGEST_BLOCK_MS,
     Asked,
+    Call,
     Link,
     check_info,
     in_trips,
     is_forbidden,
     read_revision,
 )
+from batchq.store.liveness import Alive, Contact, Renewal, ServerClock, beats_of
 from batchq.store.mirror import (
     PAGE,
     Change,
@@ -46,8 +40,7 @@ from batchq.store.mirror import (
     read_one,
     scan_objects,
 )
-from batchq.store.outbox import add_taking_out
-from batchq.store.places import Places
+from batchq.store.node_channels import Inboxes, Places, Settled, add_taking_out, settling
 from batchq.store.records import (
     error_of,
     field_named,
@@ -60,7 +53,92 @@ from batchq.store.records import (
     read_record,
 )
 from batchq.store.roles import forbidden
-from batchq.store.rules import Held, commit_of
+from batchq.store.rules import Held, commit_of, well_formed
+
+#: One call of the script does at most so much, as the server does nothing else meanwhile, and takes
+#: longer for each of many: what it has in hand is then more than what is near the processor. A
+#: single transaction is never divided.
+TRANSACTIONS_A_CALL = 100
+WRITES_A_CALL = 250
+BYTES_A_CALL = 8 * 1024 * 1024
+
+
+def calls_of(
+    transactions: Sequence[Transaction],
+    request_id: str,
+    *,
+    led: bool,
+    arguments: tuple[str | int, ...],
+    settled: Sequence[Settled | None] = (),
+) -> Iterator[Sequence[Asked]]:
+    """The calls of the script, each small enough and told which comes before it; written one by
+    one, since all of a large commit at once may be more than this process can hold.
+
+    Behind each, what is `settled` by those of its transactions that are applied.
+    """
+    kinds = codec.kinds_of(transactions)
+    places = codec.places_of(kinds)
+    needed = _commit_keys(transactions, kinds, led=led)
+    former, begin = "", 0
+    written = (codec.write_transaction(well_formed(one), places) for one in transactions)
+    for place, some in enumerate(_parts(transactions, written)):
+        own = keys.request(f"{request_id}.{place}")
+        names = (own, *(name or own for name in needed))
+        values = chain.from_iterable(one.values for one in some)
+        call: Call = (names, (codec.joined(some), *arguments, former, *values))
+        behind = settling(own, settled[begin : begin + len(some)])
+        yield [(scripts.COMMIT, call), *((scripts.SETTLED, one) for one in behind)]
+        former, begin = own, begin + len(some)
+
+
+def size_of(asked: Sequence[Asked]) -> int:
+    """About how many bytes it is to send."""
+    return sum(len(one) for _, call in asked for one in call[1] if isinstance(one, bytes))
+
+
+def _parts(
+    transactions: Sequence[Transaction], written: Iterable[Written]
+) -> Iterator[Sequence[Written]]:
+    """Transactions as they are written, so many as are small enough for one call of the script."""
+    part: list[Written] = []
+    writes, size = 0, 0
+    for transaction, one in zip(transactions, written, strict=True):
+        more = len(transaction.writes)
+        full = (
+            len(part) >= TRANSACTIONS_A_CALL
+            or writes + more > WRITES_A_CALL
+            or size + one.size > BYTES_A_CALL
+        )
+        if full and part:
+            yield part
+            part, writes, size = [], 0, 0
+        part.append(one)
+        writes, size = writes + more, size + one.size
+    if part:
+        yield part
+
+
+def _commit_keys(
+    transactions: Sequence[Transaction], kinds: Sequence[str], *, led: bool
+) -> tuple[str, ...]:
+    """The keys of each call behind its request; "" for those that the commit has no use for.
+
+    A server that knows permissions asks for that to write every key that a script is given.
+    """
+    charges = any(one.charges for one in transactions)
+    return (
+        keys.EPOCH if led else "",
+        keys.REVISION,
+        keys.CHANGES,
+        keys.EVENTS if any(one.events for one in transactions) else "",
+        keys.LEDGER if charges else "",
+        keys.CHARGES if charges else "",
+        keys.LIMITS if any(one.limits for one in transactions) else "",
+        keys.OUTBOX if any(one.deliveries for one in transactions) else "",
+        keys.SERVER if led else "",
+        *(name(kind) for kind in kinds for name in (keys.objects, keys.heads)),
+    )
+
 
 __all__ = ["Change", "Difference", "RedisStore", "Renewal", "Trimmed"]
 

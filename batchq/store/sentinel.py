@@ -27,9 +27,8 @@ from redis.sentinel import (
     SentinelManagedSSLConnection,
 )
 
-from batchq.api.names import counted
-from batchq.store.tls import trouble
-from batchq.store.urls import SentinelUrl, is_unknown_host
+from batchq.api.notation import counted
+from batchq.store.urls import SentinelUrl, is_unknown_host, trouble
 
 #: A sentinel that is there answers at once; one that is not must not cost much.
 ASK_TIMEOUT_S = 1.0

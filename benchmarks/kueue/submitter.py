@@ -14,7 +14,7 @@ import msgspec
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
-from batchq.client.accepting import Refused
+from batchq.client.submission import Refused
 from benchmarks.kueue.load import kept, submissions
 from benchmarks.kueue.stage import peak_mib
 

@@ -16,9 +16,9 @@ from typing import Any
 from batchq.api.lifecycle import PodPhase
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.sim.report import CycleStory, Outcome
-from batchq.sim.run import Played, Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.report import CycleStory, Outcome
+from batchq.lab.simulation.run import Played, Stage
+from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_world import config_of, reclaims, text_of, world_of
 
 #: What happens later is told of no case.

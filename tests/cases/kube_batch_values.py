@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from batchq.api.quantity import parse_quantity
-from batchq.api.resources import Amounts, larger, minus, named, plus, smaller
+from batchq.api.resources import Amounts, larger, minus, named, parse_quantity, plus, smaller
 from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.load import read_config
+from batchq.core.extension.points import POINTS
+from batchq.core.quota.fair_shares import share_of
 from batchq.errors import InvalidInput
-from batchq.framework.extension import POINTS
-from batchq.framework.shares import share_of
-from batchq.sim.run import Stage, play
-from batchq.sim.world import read_world
+from batchq.lab.simulation.run import Stage, play
+from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_entry import DIFFERS, NOT_APPLICABLE, SAME, Entry, File, Play
 from tests.cases.kube_batch_world import text_of
 from tests.sim.worlds import Manifest, group, manifest, node, pod, queue, timeline

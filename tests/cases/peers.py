@@ -18,7 +18,7 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from batchq.sim.report import Reason
+from batchq.lab.simulation.report import Reason
 
 Data: TypeAlias = dict[str, Any]
 

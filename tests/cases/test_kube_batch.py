@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchq.api.quantity import parse_quantity
+from batchq.api.resources import parse_quantity
 from tests.cases.kube_batch_entry import DIFFERS, NOT_APPLICABLE, SAME, WORDS, Entry, File
 from tests.cases.kube_batch_file import cases_of, the_file
 from tests.cases.kube_batch_page import PAGE, written_anew

@@ -15,13 +15,13 @@ import yaml
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.framework.extension import Plugin, everywhere
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.core.extension.points import Plugin, everywhere
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
-from batchq.sim.report import Outcome
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
 from tests.cases.peers import HORIZON_S, Data, told_reason
 from tests.cases.volcano_world import actions_of, name_of, owner_of, world_of
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchq.api.quantity import parse_quantity
+from batchq.api.resources import parse_quantity
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.framework.extension import Plugin, everywhere
-from batchq.framework.session import Session
-from batchq.framework.settings import Settings
-from batchq.framework.state import GroupState, Victim
+from batchq.core.extension.points import Plugin, everywhere
+from batchq.core.preemption.protection import vote
+from batchq.core.session.open_session import open_session
+from batchq.core.session.session import Session
+from batchq.core.session.settings import Settings
+from batchq.core.session.state import GroupState, Victim
 from batchq.plugins.conformance import Conformance, ConformanceArguments
 from tests.builders import a_group, a_running_group, a_snapshot
 from tests.cases.peers import Data
@@ -192,7 +194,7 @@ def voted(case: Mapping[str, Any]) -> list[str]:
     for name in asked:
         namespace, _, short = name.rpartition("/")
         objects += a_running_group(short, namespace=namespace or "default", uid=name)
-    session = Session(
+    session = open_session(
         a_snapshot(*objects),
         now_ms=0,
         settings=Settings(),
@@ -203,7 +205,7 @@ def voted(case: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in asked
-        if session.vote("preemptable", claimant, _whole(session.groups[name]))
+        if vote(session, "preemptable", claimant, _whole(session.groups[name]))
     ]
 
 

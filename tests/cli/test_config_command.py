@@ -14,8 +14,8 @@ from batchq.cli.config import checked_config
 from batchq.cli.main import main
 from batchq.config.load import load_config
 from batchq.config.model import DEFAULT_PLUGINS
+from batchq.core.extension.points import POINTS
 from batchq.errors import InvalidInput
-from batchq.framework.extension import POINTS
 from tests.cli.conftest import Ran, run
 
 SHIPPED = Path(__file__).parents[2] / "conf" / "scheduler.yaml"

@@ -7,8 +7,8 @@ import json
 import yaml
 
 from batchq.config.load import as_text, read_config
-from batchq.store.effective import publish_config
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import publish_config
 from tests.cli.conftest import Batchq
 
 PUBLISHED = as_text(read_config("schedulePeriod: 3s\nactions: [allocate]\n", "here"))

@@ -13,8 +13,8 @@ import redis
 
 from batchq.client import Client
 from batchq.client.doctor import CHECKS
-from batchq.store.attendance import attend
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import attend
 from tests.cli.conftest import Batchq, Ran, run
 from tests.client.stage import Stage, a_cluster
 from tests.daemon.waiting import until

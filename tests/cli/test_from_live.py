@@ -12,13 +12,13 @@ import redis
 from batchq.api.objects import AdmissionCheck, Metadata
 from batchq.api.times import HOUR, MINUTE
 from batchq.assembly import assemble
-from batchq.cli.simulating.liveview import notes, show_tables
-from batchq.client.deciding import Deciding
+from batchq.cli.simulate.live import notes, show_tables
+from batchq.client.start_estimates import Deciding
 from batchq.config.model import SchedulerConfig
+from batchq.lab.simulation.clock import CountedIds, VirtualClock
+from batchq.lab.whatif import Lasting, WhatIf, compared, look_ahead
+from batchq.lab.whatif.play import transplanted
 from batchq.scheduler.cycle import Cycle
-from batchq.sim.clock import CountedIds, VirtualClock
-from batchq.sim.fromlive import Lasting, WhatIf, compared, look_ahead
-from batchq.sim.fromlive.founding import transplanted
 from batchq.store.redis import RedisStore
 from tests.builders import (
     a_group,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.cli.values import group_key, kind_and_name, name_of_kind
+from batchq.cli.output.values import group_key, kind_and_name, name_of_kind
 from batchq.errors import UsageError
 from tests.builders import a_queue
 from tests.cli.conftest import Batchq

@@ -7,9 +7,9 @@ import json
 import pytest
 import yaml
 
-from batchq.cli.output import fitted
-from batchq.cli.queueview import bar, queue_row, show_queue_page
-from batchq.cli.tables import queues_table
+from batchq.cli.output.output import fitted
+from batchq.cli.output.tables import queues_table
+from batchq.cli.queues import bar, queue_row, show_queue_page
 from batchq.client.overview import Overview
 from tests.builders import (
     a_group,

@@ -9,14 +9,20 @@ import pytest
 from msgspec.structs import replace
 
 from batchq.api.objects import Strategy
-from batchq.cli.replay import POLICY_NAMES
-from batchq.cli.replayview import as_table, in_words
-from batchq.replaying.groups import Plan, group_of, queue_of
-from batchq.replaying.journal import Line, command, not_exactly_once, read_journal
-from batchq.replaying.live import Standing
-from batchq.replaying.report import Replayed, report_of
-from batchq.sim.workload.policies import POLICIES
-from batchq.traces import Trace, TraceJob
+from batchq.cli.replay import POLICY_NAMES, as_table, in_words
+from batchq.lab.replay.plan import (
+    Line,
+    Plan,
+    command,
+    group_of,
+    not_exactly_once,
+    queue_of,
+    read_journal,
+)
+from batchq.lab.replay.report import Replayed, report_of
+from batchq.lab.replay.run import Standing
+from batchq.lab.traces import Trace, TraceJob
+from batchq.lab.workload.load import POLICIES
 from tests.cli.conftest import run
 
 JOBS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq.cli import stackview
-from batchq.daemon.stack import Part, StackReport, State
+from batchq.cli import stack
+from batchq.daemon.local_stack.stack import Part, StackReport, State
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
 
@@ -54,7 +54,7 @@ def test_the_parts_of_a_stack_are_told_as_a_list(capsys: pytest.CaptureFixture[s
         Part(name="vm-1", state=State.STARTED, pid=13, detail="cpu=2"),
     )
     report = StackReport(home="/tmp/h", url="unix:///tmp/s", parts=parts)
-    stackview.show(report, color=False, output="json")
+    stack.show(report, color=False, output="json")
     assert items(capsys.readouterr().out) == [
         {"kind": "Server", "name": "server", "action": "started", "pid": 11, "detail": "9.1.2"},
         {"kind": "Scheduler", "name": "scheduler", "action": "running", "pid": 12, "detail": ""},

@@ -10,17 +10,20 @@ import pytest
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.api.reasons import Verdict, Waiting
-from batchq.cli.runplan import read_plan, refuse_unless_single, renamed, with_fresh_names
-from batchq.cli.runview import (
+from batchq.cli.run import (
     PodOutput,
     announced,
     bar_of,
     display,
     exit_codes,
     has_ended,
+    read_plan,
+    refuse_unless_single,
+    renamed,
     result,
     state_in_words,
     verdict,
+    with_fresh_names,
 )
 from batchq.client.overview import Blocker, GroupView, PodCounts
 from batchq.errors import InvalidInput, UsageError

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq.cli.simulating import gpuasked
-from batchq.sim.workload import inflation
-from batchq.sim.workload.openb import PLACEMENTS
+from batchq.cli.simulate import gpus
+from batchq.lab.workload.gpus import DEFAULT_SEED, MOST_PERCENT, PLACEMENTS
 from tests.cli.conftest import run
 from tests.traces.openb import a_node, a_pod, nodes_csv, pods_csv
 
@@ -253,6 +252,6 @@ def test_what_it_does_not_take_is_told_before_any_run(
 
 
 def test_the_help_knows_the_placements_and_the_seed_that_there_are() -> None:
-    assert tuple(PLACEMENTS) == gpuasked._PLACEMENTS
-    assert gpuasked._DEFAULT_SEED == inflation.DEFAULT_SEED
-    assert gpuasked._MOST_PERCENT == inflation.MOST_PERCENT
+    assert tuple(PLACEMENTS) == gpus._PLACEMENTS
+    assert gpus._DEFAULT_SEED == DEFAULT_SEED
+    assert gpus._MOST_PERCENT == MOST_PERCENT

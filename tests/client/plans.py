@@ -13,13 +13,13 @@ from batchq.api.objects import (
     PodGroup,
 )
 from batchq.assembly import assemble
-from batchq.client.deciding import Deciding
 from batchq.client.outcomes import GroupPlan
-from batchq.client.planning import Plan, Planner
+from batchq.client.plan import Plan, Planner
+from batchq.client.start_estimates import Deciding
 from batchq.config.model import SchedulerConfig
-from batchq.framework.snapshot import Snapshot
-from batchq.ids import RandomIds
+from batchq.core.session.snapshot import Snapshot
 from batchq.store.memory import MemoryStore
+from batchq.system import RandomIds
 from tests.builders import (
     a_group,
     a_node,

@@ -15,10 +15,10 @@ from batchq.api.transaction import Charge, Transaction, Write
 from batchq.assembly import assemble
 from batchq.client import Client
 from batchq.config.model import SchedulerConfig
-from batchq.ids import RandomIds
 from batchq.scheduler.cycle import Cycle
-from batchq.store.effective import publish_object_limit
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import publish_object_limit
+from batchq.system import RandomIds
 from tests.builders import a_node, a_queue
 
 

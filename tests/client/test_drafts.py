@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchq.client.drafts import Drafts
+from batchq.client.request_fields import Drafts
 from batchq.errors import BatchqError
 
 

@@ -15,7 +15,7 @@ from batchq.api.manifest import encode
 from batchq.api.objects import PodGroup
 from batchq.api.times import DAY
 from batchq.client import Client, Effect
-from batchq.client.functions import name_of
+from batchq.client.request import name_of
 from batchq.errors import (
     GroupCancelled,
     GroupFailed,

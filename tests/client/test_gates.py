@@ -9,7 +9,7 @@ import pytest
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
-from batchq.client.identity import user_of
+from batchq.client.connection import user_of
 from batchq.errors import InvalidInput, NotFound
 from batchq.store.redis import RedisStore
 from tests.client.stage import Stage

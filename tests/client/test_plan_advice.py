@@ -13,7 +13,7 @@ from batchq.api.objects import (
     SchedulingGate,
 )
 from batchq.client.outcomes import Outcome
-from batchq.client.planning import Plan
+from batchq.client.plan import Plan
 from tests.builders import (
     RECLAIMS,
     a_group,

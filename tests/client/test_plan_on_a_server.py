@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from batchq.client import Client, Request
-from batchq.client.planning import Plan
+from batchq.client.plan import Plan
 from batchq.errors import InvalidInput, NotFound, Rejected, StoreUnavailable
-from batchq.store.effective import publish_config
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import publish_config
 from tests.builders import a_node, a_priority, a_queue
 from tests.client.stage import Stage, a_cluster
 from tests.harness.guarded import ADMIN, GuardedServer

@@ -16,11 +16,11 @@ from batchq.api.objects import (
     PodGroup,
     SchedulingGate,
 )
-from batchq.cli.planview import show_plan
+from batchq.cli.plan import show_plan
 from batchq.client.outcomes import Outcome
-from batchq.client.planning import Plan
+from batchq.client.plan import Plan
+from batchq.core.session.snapshot import Snapshot
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
-from batchq.framework.snapshot import Snapshot
 from tests.builders import (
     RECLAIMS,
     a_group,

@@ -18,16 +18,15 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup, PodTemplate
 from batchq.assembly import assemble
 from batchq.changes import create
-from batchq.client.deciding import Deciding
 from batchq.client.outcomes import Outcome
-from batchq.client.planning import Plan, Planner
+from batchq.client.plan import Plan, Planner
+from batchq.client.start_estimates import Deciding
 from batchq.config.load import read_config
 from batchq.errors import Rejected
+from batchq.lab.simulation.clock import CountedIds, VirtualClock, write
+from batchq.lab.simulation.initial_state import found, overbooked
+from batchq.lab.simulation.world import World, read_world
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.sim.clock import CountedIds, VirtualClock
-from batchq.sim.founding import found, overbooked
-from batchq.sim.world import World, read_world
-from batchq.sim.writing import write
 from tests.worlds.making import described
 
 SEEDS = 120

@@ -17,9 +17,10 @@ from batchq import changes
 from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup
 from batchq.api.transaction import Transaction
 from batchq.changes import Arrivals
-from batchq.client import Client, Request, bulk
-from batchq.client.accepting import Accepted, Outcome, Refused, Tally
-from batchq.client.groups import Submitted
+from batchq.client import Client, Request
+from batchq.client import submission as bulk
+from batchq.client.request import Submitted
+from batchq.client.submission import Accepted, Outcome, Refused, Tally
 from batchq.errors import BatchqError, InvalidInput, StoreUnavailable
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task

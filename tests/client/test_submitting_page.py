@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from batchq.cli.lines import Lines
-from batchq.client.drafts import Drafts
-from batchq.client.fields import read_fields
-from batchq.client.groups import Request
+from batchq.cli.submit_lines import Lines
+from batchq.client.request import Request
+from batchq.client.request_fields import Drafts, read_fields
 from tests.builders import a_queue
 from tests.client.stage import Stage
 from tests.harness.server import Server

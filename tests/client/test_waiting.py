@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from batchq.client import Client
-from batchq.client.waiting import Result
+from batchq.client.watch import Result
 from batchq.errors import Conflict, NotFound, WaitTimedOut
 from batchq.store.redis import RedisStore
 from tests.builders import a_queue

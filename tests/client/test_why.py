@@ -15,11 +15,11 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Waiting
 from batchq.assembly import assemble
-from batchq.cli.whyview import show_why
-from batchq.client.others import Others, others
+from batchq.cli.why import show_why
+from batchq.client.position import Others, others
 from batchq.client.why import Why
 from batchq.config.model import SchedulerConfig
-from batchq.framework.settings import Settings
+from batchq.core.session.settings import Settings
 from tests.builders import RECLAIMS, a_node, a_priority, a_queue
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks, everything, waiting
 from tests.tidy.command_lines import accept

@@ -14,11 +14,11 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Event
-from batchq.cli.tables import where_or_why
-from batchq.cli.whyview import row_of, show_why
+from batchq.cli.output.tables import where_or_why
+from batchq.cli.why import row_of, show_why
+from batchq.client.history import spells_of, waited_for
 from batchq.client.overview import Overview
 from batchq.client.remedies import remedy_for
-from batchq.client.spells import spells_of, waited_for
 from tests.builders import a_node, a_queue, a_task
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks
 from tests.tidy.command_lines import accept

@@ -26,11 +26,11 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble
-from batchq.client.deciding import Deciding
+from batchq.client.start_estimates import Deciding
 from batchq.client.why import Why, explain
 from batchq.config.model import SchedulerConfig
-from batchq.framework.session import Session
-from batchq.scheduler.effects import transactions_of
+from batchq.core.session.session import Session
+from batchq.scheduler.transactions import transactions_of
 from tests.builders import a_group, a_node, a_priority, a_queue, a_snapshot, a_task
 
 NOW = 1_000_000

@@ -12,10 +12,9 @@ from batchq.api.objects import KINDS, Pledge, Pod, PodGroup, PodGroupStatus, key
 from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Commit, Delivery, Event, Transaction, node_scope
 from batchq.changes import records
-from batchq.client.doctor import books
-from batchq.client.doctor.finding import Level
-from batchq.client.doctor.state import State
-from batchq.framework.ledger import holders_in_store
+from batchq.client.doctor import stored
+from batchq.client.doctor.state import Level, State
+from batchq.core.quota.ledger import holders_in_store
 from batchq.store.inspection import Books
 from tests.builders import a_group, a_node, a_pod, a_queue, a_quota
 from tests.client.doctor.made import SERVER
@@ -201,7 +200,7 @@ def audited(store: AnyStore) -> list[str]:
     state = State(now_ms=0, version="0.1.0", server=SERVER, books=found)
     return [
         f"{one.subject}: {one.found}, not {one.expected}"
-        for one in books.ledger(state)
+        for one in stored.ledger(state)
         if one.level != Level.OK
     ]
 

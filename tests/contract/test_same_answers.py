@@ -17,7 +17,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import KINDS, Object
 from batchq.api.transaction import Charge, Commit, Delivery, Event, Limit, Transaction, Write
-from batchq.framework.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import Snapshot, Standing
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
 from tests.contract.made import gone, group, node, pod, put, queue

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon import embedded, processes
+from batchq.daemon.local_stack import processes, server
 from batchq.paths import Home
 
 
@@ -18,6 +18,6 @@ def home(tmp_path: Path) -> Iterator[Home]:
     yield made
     for path in made.run.glob("*.json"):
         record = processes.read_record(path)
-        if record is not None and path != embedded.record_path(made):
+        if record is not None and path != server.record_path(made):
             processes.end(record, patience_s=10)
-    embedded.stop_server(made)
+    server.stop_server(made)

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from batchq.api.fences import count_of
+from batchq.api.leases import count_of
 from batchq.api.transaction import Delivery
-from batchq.clock import SystemClock
-from batchq.daemon import app, processes
-from batchq.daemon.embedded import ensure_server
-from batchq.daemon.ending import Ending
+from batchq.daemon import app
+from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack.processes import Record
+from batchq.daemon.local_stack.server import ensure_server
 from batchq.daemon.loop import TurnReport
-from batchq.daemon.processes import Record
 from batchq.daemon.reload import Reload
+from batchq.daemon.services import Ending
 from batchq.errors import InvariantBroken
-from batchq.ids import CountingIds
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.connect import open_store
-from batchq.store.effective import read_object_limit
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import read_object_limit
+from batchq.system import CountingIds, SystemClock
 from tests.daemon.waiting import until
 
 Start = Callable[..., Record]

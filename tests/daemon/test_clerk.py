@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from batchq.api.facts import Claim, Ended, Fact, Leaves, Outcome, Serves
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Claim, Ended, Fact, Leaves, Outcome, Serves
 from batchq.api.objects import Node, Pod
-from batchq.daemon.clerk import LeaderDesk, clerk_service
-from batchq.daemon.service import ThreadService
-from batchq.ids import RandomIds
+from batchq.daemon.node_reports import LeaderDesk, clerk_service
+from batchq.daemon.services import ThreadService
 from batchq.store.redis import RedisStore
+from batchq.system import RandomIds
 from tests.contract.made import pod, put, writing
 from tests.daemon.waiting import until
 from tests.harness.server import Server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.daemon.draining import Progress, waiting_for
+from batchq.daemon.local_stack.stack import Progress, waiting_for
 
 
 def test_it_says_who_is_waited_for_and_how_long() -> None:

@@ -12,9 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchq.daemon import embedded, processes
-from batchq.daemon.embedded import ask, ensure_server, find_binary, running_server, stop_server
-from batchq.daemon.processes import Fate
+from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack import server as embedded
+from batchq.daemon.local_stack.processes import Fate
+from batchq.daemon.local_stack.server import (
+    ask,
+    ensure_server,
+    find_binary,
+    running_server,
+    stop_server,
+)
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url, read_password
 from tests.daemon.waiting import until

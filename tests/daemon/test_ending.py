@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchq.daemon.ending import Ending
+from batchq.daemon.services import Ending
 
 
 @pytest.fixture

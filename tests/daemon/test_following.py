@@ -16,16 +16,17 @@ from msgspec import structs
 from batchq import __version__
 from batchq.api.objects import Object, PodGroup, Queue
 from batchq.api.transaction import Delivery, Transaction
-from batchq.daemon import app, processes
-from batchq.daemon.embedded import ensure_server
-from batchq.daemon.processes import Record
+from batchq.daemon import app
+from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack.processes import Record
+from batchq.daemon.local_stack.server import ensure_server
 from batchq.daemon.reload import Reload
-from batchq.ids import CountingIds, RandomIds
 from batchq.paths import HOME_VARIABLE, Home
 from batchq.scheduler.cycle import Cycle
-from batchq.store.attendance import Seen, attend, attending, depart
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import Seen, attend, attending, depart
+from batchq.system import CountingIds, RandomIds
 from tests.builders import a_group, a_queue
 from tests.contract.made import put
 from tests.daemon.waiting import until

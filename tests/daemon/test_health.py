@@ -8,12 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from batchq.daemon import health
-from batchq.daemon.health import Health
-from batchq.daemon.lookout import Lookout
+from batchq.core.session.settings import Settings
 from batchq.daemon.loop import Loop, Turn, TurnReport
+from batchq.daemon.observability import server
+from batchq.daemon.observability.server import Health, Lookout
 from batchq.errors import StoreUnavailable
-from batchq.framework.settings import Settings
 from batchq.store.outage import Backoff, Outage
 from tests.daemon.scrapes import get
 from tests.daemon.waiting import until
@@ -24,10 +23,10 @@ QUICK = Settings(schedule_period_ms=10, min_session_interval_ms=1)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything counts in fractions of a second."""
-    monkeypatch.setattr(health, "_LEAST_STILL_S", 0.3)
-    monkeypatch.setattr(health, "_LEAST_RECENT_S", 0.3)
-    monkeypatch.setattr(health, "_SLOW_STORE_S", 0.1)
-    monkeypatch.setattr(health, "UNFIT_AFTER_PERIODS", 10)
+    monkeypatch.setattr(server, "_LEAST_STILL_S", 0.3)
+    monkeypatch.setattr(server, "_LEAST_RECENT_S", 0.3)
+    monkeypatch.setattr(server, "_SLOW_STORE_S", 0.1)
+    monkeypatch.setattr(server, "UNFIT_AFTER_PERIODS", 10)
 
 
 @contextmanager

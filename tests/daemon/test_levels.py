@@ -9,11 +9,11 @@ import pytest
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
-from batchq.daemon.levels import levels_of
-from batchq.framework.snapshot import Snapshot
+from batchq.core.session.snapshot import Snapshot
+from batchq.daemon.observability.gauges import levels_of
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
 from tests.builders import a_group, a_node, a_queue, a_snapshot
 from tests.sim.test_sleeping_changes_nothing import Solitary
 from tests.worlds.making import described

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import pytest
 
-from batchq.daemon.listener import (
+from batchq.daemon.observability.server import (
     MOST_AT_ONCE,
     Address,
     Answer,

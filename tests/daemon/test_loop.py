@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from batchq.core.session.settings import Settings
 from batchq.daemon.loop import Loop, TurnReport
 from batchq.errors import InvariantBroken, StoreUnavailable
-from batchq.framework.settings import Settings
 from batchq.store.outage import Backoff, Outage
 from tests.daemon.waiting import until
 

@@ -15,10 +15,10 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Transaction, Write
 from batchq.config.model import SchedulerConfig
-from batchq.daemon.lookout import Lookout
 from batchq.daemon.loop import TurnReport
-from batchq.daemon.measures import MEASURES
-from batchq.daemon.metrics import Metrics
+from batchq.daemon.observability.definitions import MEASURES
+from batchq.daemon.observability.metrics import Metrics
+from batchq.daemon.observability.server import Lookout
 from batchq.errors import StoreUnavailable
 from batchq.store.memory import MemoryStore
 from batchq.store.outage import Outage

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon import processes
-from batchq.daemon.processes import Fate, Record, birth_of, end, is_running, tail
+from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack.processes import Fate, Record, birth_of, end, is_running, tail
 from tests.daemon.waiting import until
 
 Start = Callable[..., Record]

@@ -23,15 +23,15 @@ from click.testing import CliRunner
 
 from batchq.cli.main import main
 from batchq.client import Client
-from batchq.daemon import processes, stack
-from batchq.daemon.asking import ask_to_reload
-from batchq.daemon.embedded import ensure_server
-from batchq.daemon.processes import Record
-from batchq.daemon.stack import UpOptions
+from batchq.daemon.local_stack import processes, stack
+from batchq.daemon.local_stack.processes import Record
+from batchq.daemon.local_stack.server import ensure_server
+from batchq.daemon.local_stack.stack import UpOptions
+from batchq.daemon.reload import ask_to_reload
 from batchq.errors import NotFound
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.store.connect import open_store
-from batchq.store.effective import read_config_text
+from batchq.store.schedulers import read_config_text
 from tests.daemon.waiting import until
 
 pytestmark = pytest.mark.e2e

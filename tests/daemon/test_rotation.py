@@ -7,9 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from batchq.daemon.logs import LossyStream
-from batchq.daemon.processes import reap, spawn
-from batchq.daemon.rotation import OwnFile, own_file
+from batchq.daemon.local_stack.processes import reap, spawn
+from batchq.daemon.observability.logs import LossyStream, OwnFile, own_file
 from tests.daemon.waiting import until
 
 

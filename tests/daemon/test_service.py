@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from batchq.daemon.service import Services, ThreadService
+from batchq.daemon.services import Services, ThreadService
 
 
 class Diary:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from batchq.client import Client
-from batchq.daemon import processes, stack
-from batchq.daemon.embedded import ensure_server, stop_server
-from batchq.daemon.stack import StackReport, State, UpOptions
+from batchq.daemon.local_stack import processes, stack
+from batchq.daemon.local_stack.server import ensure_server, stop_server
+from batchq.daemon.local_stack.stack import StackReport, State, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
 from batchq.store.connect import open_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from batchq.daemon.watcher import watcher
+from batchq.daemon.loop import watcher
 from batchq.errors import StoreUnavailable
 from tests.daemon.waiting import until
 

@@ -15,15 +15,13 @@ from batchq.api.objects import Pod, PodGroup, full_name
 from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.load import read_config
+from batchq.lab.simulation import run
+from batchq.lab.simulation.clock import CountedIds
+from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.run import Execution, Outside, Stage
+from batchq.lab.simulation.world import World, read_world
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.sim import podlife
-from batchq.sim.clock import CountedIds
-from batchq.sim.execution import Execution
-from batchq.sim.outside import Outside
-from batchq.sim.report import Outcome
-from batchq.sim.run import Stage
-from batchq.sim.world import World, read_world
 from batchq.store.memory import MemoryStore
 from tests.days.easy import Easy
 from tests.days.making import STRATEGIES, Day, day_of, manifests
@@ -78,7 +76,7 @@ class Failing(Execution):
         for pod in self._on_nodes():
             at = self._fails_at(pod)
             if at is not None and at <= now_ms:
-                failed = podlife.end(
+                failed = run.end(
                     pod, PodPhase.FAILED, now_ms=now_ms, exit_code=1, message="exited with 1"
                 )
                 self._write(failed)

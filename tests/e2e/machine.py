@@ -20,7 +20,7 @@ import psutil
 from batchq.api.objects import Node, Pod, PodGroup
 from batchq.client import Client
 from batchq.config.documents import read_documents
-from batchq.daemon import embedded, processes
+from batchq.daemon.local_stack import processes, server
 from batchq.paths import Home, default_url
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
@@ -76,9 +76,9 @@ class Machine:
             _end(process)
         for path in sorted(self.home.run.glob("*.json")):
             record = processes.read_record(path)
-            if record is not None and path != embedded.record_path(self.home):
+            if record is not None and path != server.record_path(self.home):
                 processes.end(record, patience_s=10)
-        embedded.stop_server(self.home)
+        server.stop_server(self.home)
         shutil.rmtree(self.root)
 
     def file(self, name: str, text: str) -> Path:

@@ -14,7 +14,7 @@ import pytest
 
 from batchq.api.objects import Pod, PodGroup
 from batchq.client.checks import CheckRequest, CheckWatch
-from batchq.client.watching import Watch
+from batchq.client.watch import Watch
 from batchq.errors import Conflict
 from tests.e2e.admitting import DESK, Admissions
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until

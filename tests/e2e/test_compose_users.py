@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from batchq.api.facts import Leaves
+from batchq.api.node_report import Leaves
 from batchq.errors import StoreUnavailable
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore

@@ -11,7 +11,8 @@ import psutil
 import pytest
 import yaml
 
-from batchq.daemon import embedded, processes
+from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack import server as embedded
 from tests.e2e.diary import Diary, command
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 

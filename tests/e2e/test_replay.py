@@ -12,9 +12,9 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod, PodGroup
 from batchq.client import Client
-from batchq.replaying.groups import Plan
-from batchq.replaying.live import LiveReplay
-from batchq.traces import read_swf
+from batchq.lab.replay.plan import Plan
+from batchq.lab.replay.run import LiveReplay
+from batchq.lab.traces import read_swf
 from tests.e2e.machine import Machine, until
 from tests.harness.traces import real_log
 

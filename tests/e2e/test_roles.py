@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchq.api.facts import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves, encode
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves, encode
 from batchq.api.objects import Node, Pod
 from batchq.store import keys
 from batchq.store.connect import open_store
-from batchq.store.inboxes import SUPERSEDED, UNREADABLE
+from batchq.store.node_channels import SUPERSEDED, UNREADABLE
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
+from batchq.worker.rq.delivery import PodAttempt, enqueue, node_queue
 from tests.e2e.guarded import GuardedStack
 from tests.e2e.machine import kill, phase, pods_of, until
 from tests.harness.guarded import ADMIN, CANARY

@@ -12,8 +12,8 @@ import pytest
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
-from batchq.daemon import embedded
 from batchq.daemon.leader import LEASE_MS
+from batchq.daemon.local_stack import server
 from batchq.errors import Conflict, StoreUnavailable
 from tests.e2e.machine import QUICK_AGENT, Machine, until
 
@@ -63,7 +63,7 @@ class Stage:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        embedded.ensure_server(machine.home)
+        server.ensure_server(machine.home)
         self._schedulers = [self._scheduler() for _ in range(2)]
         self._agents = {name: self._agent(name) for name in AGENTS}
 
@@ -90,8 +90,8 @@ class Stage:
 
     def restart_server(self) -> None:
         """From its file."""
-        embedded.stop_server(self._machine.home)
-        embedded.ensure_server(self._machine.home)
+        server.stop_server(self._machine.home)
+        server.ensure_server(self._machine.home)
 
     def is_ready(self) -> bool:
         """Whether both nodes are."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from batchq.api.fences import count_of
+from batchq.api.leases import count_of
 from batchq.client import Client
-from batchq.daemon import processes
+from batchq.daemon.local_stack import processes
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"

@@ -16,9 +16,12 @@ from batchq.api.objects import Dependency, Object, PodGroup, QueuePreemption, Re
 from batchq.api.transaction import Transaction
 from batchq.changes import cancel, create, resume, suspend
 from batchq.config.model import SchedulerConfig
-from batchq.framework.settings import Settings
+from batchq.core.session.settings import Settings
 from batchq.ports import Reader
-from batchq.sim.drama import (
+from tests.builders import a_group, a_priority, a_queue, a_quota, a_task, amounts
+from tests.faults.machines import Script
+from tests.faults.processes import Request
+from tests.faults.scenario import (
     AnyFault,
     CrashNode,
     Cut,
@@ -33,10 +36,7 @@ from batchq.sim.drama import (
     RepeatDeliveries,
     RestartServer,
 )
-from batchq.sim.faults import Chance, Mode
-from batchq.sim.machines import Script
-from batchq.sim.processes import Request
-from tests.builders import a_group, a_priority, a_queue, a_quota, a_task, amounts
+from tests.faults.store_faults import Chance, Mode
 
 SETTINGS = Settings(
     in_queue_timeout_ms=60_000,

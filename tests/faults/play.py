@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from batchq.errors import InvariantBroken
-from batchq.sim.cluster import Cluster, Ended, Say
+from tests.faults.cluster import Cluster, Ended, Say
 from tests.faults.dramas import CANCELLED, drama_of
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import redis
 
-from batchq.client.access import access, hash_of, role_named
+from batchq.client.connection import access, hash_of, role_named
 from tests.harness.server import Server
 
 #: In every password, however it is quoted; where it is found, a password has got.

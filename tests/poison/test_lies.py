@@ -20,17 +20,17 @@ from batchq.api.objects import (
     PodGroupSpec,
     PodGroupStatus,
     Task,
+    Unreadable,
     key_of,
     kind_of,
 )
-from batchq.api.unreadable import Unreadable
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.framework.session import Session
-from batchq.framework.snapshot import Snapshot
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
 from batchq.store import records
 from tests.contract.made import group
 from tests.worlds.wide import wide_world

@@ -12,16 +12,15 @@ import redis
 from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
-from batchq.api.facts import Claim, Ended, Outcome, Serves, encode
-from batchq.api.objects import Object, key_of, kind_of
+from batchq.api.node_report import Claim, Ended, Outcome, Serves, encode
+from batchq.api.objects import Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Event
-from batchq.api.unreadable import Unreadable
 from batchq.store import records
-from batchq.store.alive import beats_of, leases_of, renewal_of, runs_of
 from batchq.store.codec import DAMAGE
-from batchq.store.inboxes import _read
-from batchq.store.reading import Reader
-from batchq.worker.nodequeue import NotOurs, PodAttempt, PodJob, _payload
+from batchq.store.liveness import beats_of, leases_of, renewal_of, runs_of
+from batchq.store.node_channels import _read
+from batchq.store.records import Reader
+from batchq.worker.rq.delivery import NotOurs, PodAttempt, PodJob, _payload
 from tests.contract.made import group, node, pod, queue
 
 #: So many inputs for each decoder; `make swarm` sets more.

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from batchq.api.objects import KINDS, Object, key_of
-from batchq.api.unreadable import Unreadable
+from batchq.api.objects import KINDS, Object, Unreadable, key_of
 from batchq.errors import UnreadableRecord
 from batchq.store import keys
 from batchq.store.inspection import read_books

@@ -8,22 +8,22 @@ from contextlib import suppress
 import pytest
 import redis
 
-from batchq.api.facts import SPOILED, Serves
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_report import SPOILED, Serves
 from batchq.api.objects import Node, PodGroup
 from batchq.api.transaction import Delivery
 from batchq.client import Client
 from batchq.client.doctor import Level, examine
-from batchq.daemon import app, clerk
-from batchq.daemon.clerk import LeaderDesk
+from batchq.daemon import app, node_reports
+from batchq.daemon.node_reports import LeaderDesk
 from batchq.daemon.reload import Reload
 from batchq.errors import StoreUnavailable
-from batchq.ids import RandomIds
 from batchq.scheduler.cycle import Cycle
 from batchq.store import keys
-from batchq.store.attendance import attend, attending
 from batchq.store.mending import SHARED
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import attend, attending
+from batchq.system import RandomIds
 from tests.daemon.waiting import until
 from tests.poison.damage import DAMAGES, DEEP, HUGE
 
@@ -272,7 +272,7 @@ SPOILINGS = {
 def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
     small: Small, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, spoiling: str
 ) -> None:
-    monkeypatch.setattr(clerk, "KEPT_OUT_S", 1.0)
+    monkeypatch.setattr(node_reports, "KEPT_OUT_S", 1.0)
     spoil, what = SPOILINGS[spoiling]
     spoil(raw)
     # What the mirror has heard is older than this.

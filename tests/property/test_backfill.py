@@ -11,7 +11,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Strategy
-from batchq.framework.timetable import Timetable
+from batchq.core.forecast.timeline import Timetable
 from batchq_actions.backfill import reservations_of
 from tests.builders import a_group, a_node, a_queue, a_running_group, decide
 from tests.property.test_timetable import LENGTHS, NOW, trees, waiting

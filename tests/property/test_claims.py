@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from batchq import changes
 from batchq.api.transaction import Transaction
-from batchq.changes import claims
+from batchq.changes import consumer_leases
 from batchq.config.model import SchedulerConfig
 from batchq.errors import Conflict
-from batchq.sim.invariants import recount
+from batchq.lab.simulation.invariants import recount
 from batchq.store.memory import MemoryStore
 from tests.builders import a_queue
 from tests.scheduler.conftest import Stack
@@ -57,7 +57,7 @@ class Play:
             case "turn":
                 self.stack.until_idle()
             case "claim":
-                made = claims.claim(
+                made = consumer_leases.claim(
                     store, KEY, holder=f"w{who}", ttl_ms=TTL_S * SECOND,
                     secret=self.stack.ids.new_uid(), now_ms=now,
                 )  # fmt: skip
@@ -65,20 +65,20 @@ class Play:
                 self.tokens[who] = made.token
                 self.works[who] = (made.token, now + (TTL_S + GRACE_S) * SECOND)
             case "renew" if token:
-                renewed = claims.renew(store, token, ttl_ms=None, now_ms=now)
+                renewed = consumer_leases.renew(store, token, ttl_ms=None, now_ms=now)
                 if renewed.transaction is not None:
                     self.write(renewed.transaction)
                     self.works[who] = (token, now + (TTL_S + GRACE_S) * SECOND)
             case "run" if token:
-                self.write(claims.report(store, token, "running", now_ms=now))
+                self.write(consumer_leases.report(store, token, "running", now_ms=now))
             case "succeed" | "fail" if token:
-                word: claims.Reported = "succeeded" if what == "succeed" else "failed"
-                self.write(claims.report(store, token, word, now_ms=now))
+                word: consumer_leases.Reported = "succeeded" if what == "succeed" else "failed"
+                self.write(consumer_leases.report(store, token, word, now_ms=now))
                 self.works.pop(who, None)
             case "release" if token:
                 # Whoever gives it back has stopped before.
                 self.works.pop(who, None)
-                self.write(claims.release(store, token, now_ms=now))
+                self.write(consumer_leases.release(store, token, now_ms=now))
             case "suspend":
                 self.write(changes.suspend(store, KEY, now_ms=now))
             case "resume":

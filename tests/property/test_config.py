@@ -12,7 +12,7 @@ from batchq.assembly import BUILTIN_PLUGINS, arguments_of, expanded, known_names
 from batchq.config.effect import differences, effect
 from batchq.config.load import as_text, read_config
 from batchq.config.model import SchedulerConfig
-from batchq.framework.extension import POINTS
+from batchq.core.extension.points import POINTS
 
 _NAMES = sorted(BUILTIN_PLUGINS)
 _ACTIONS = ["enqueue", "allocate", "reclaim", "preempt"]

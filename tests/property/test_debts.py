@@ -6,11 +6,18 @@ import pytest
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.resources import Amounts, minus, plus, total
-from batchq.framework import search
-from batchq.framework.ledger import counted
-from batchq.framework.pledges import leaves_whole, promised_to, still_charged, victims_left
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.core.preemption import search
+from batchq.core.preemption.candidates import DECIDED, STOPPING
+from batchq.core.preemption.pledges import (
+    DEBTS,
+    leaves_whole,
+    promised_to,
+    still_charged,
+    victims_left,
+)
+from batchq.core.quota.ledger import counted
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 from tests.worlds.play import failure_of
 
 SEEDS = range(40)
@@ -23,21 +30,25 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
 
     def find_victims(session: Session, *rest: object) -> object:
         claimants = _waiting_for_victims(session)
-        leaving, owed = session.debts.leaving(session), _leaving(session, claimants)
+        leaving, owed = session.get(DEBTS).leaving(session), _leaving(session, claimants)
         assert {name: some for name, some in leaving.items() if some} == owed
         spare = [one for one in claimants if _has_more_than_it_needs(session, one)]
-        assert session.debts.is_more_than_needed(session) == bool(spare)
+        assert session.get(DEBTS).is_more_than_needed(session) == bool(spare)
         moving = [one for one in spare if _would_anything_move(session, one)]
-        assert session.debts.with_more_than_they_need(session) == moving
+        assert session.get(DEBTS).with_more_than_they_need(session) == moving
         stopping = {group.uid for group in session.busy() if _stops(group)}
-        assert {group.uid for group in session.stopping.groups(session)} == stopping
-        assert session.decided.all(session) == {uid for some in session.joined for uid in some}
-        assert session.decided.served(session) == {some[0] for some in session.joined}
+        assert {group.uid for group in session.get(STOPPING).groups(session)} == stopping
+        assert session.get(DECIDED).all(session) == {uid for some in session.joined for uid in some}
+        assert session.get(DECIDED).served(session) == {some[0] for some in session.joined}
         compared.append((bool(owed), bool(spare)))
         return found(session, *rest)  # type: ignore[arg-type]
 
     found = search.find_victims
-    for module in ("batchq_actions.claims", "batchq_actions.reclaim", "batchq_actions.rules"):
+    for module in (
+        "batchq.core.preemption.order",
+        "batchq_actions.reclaim",
+        "batchq.core.preemption.scopes",
+    ):
         monkeypatch.setattr(f"{module}.find_victims", find_victims)
     for seed in SEEDS:
         assert failure_of(seed) is None

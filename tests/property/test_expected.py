@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from batchq.assembly import assemble
-from batchq.framework.expected import expected_starts
-from batchq.framework.session import Session
-from batchq.sim.workload.load import Arrival, Load
-from batchq.sim.workload.policies import POLICY_CONFIG
+from batchq.core.forecast.estimates import expected_starts
+from batchq.core.session.session import Session
+from batchq.lab.workload.load import POLICY_CONFIG, Arrival, Load
 from batchq_actions.backfill import reservations_of
 from tests.builders import a_snapshot
 from tests.traces.loads import a_load, job, played

@@ -13,10 +13,10 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.forecast import End, ends, forecast
-from batchq.framework.growth import over_any_limit
-from batchq.framework.pledges import awaits_victims, gives_way_to
-from batchq.framework.session import Session
+from batchq.core.forecast.earliest_fit import End, ends, forecast
+from batchq.core.preemption.pledges import awaits_victims, gives_way_to
+from batchq.core.quota.limits import over_any_limit
+from batchq.core.session.session import Session
 from tests.builders import a_queue, a_running_group, decide
 from tests.property.worlds import dump, worlds
 

@@ -15,12 +15,12 @@ from batchq.api.objects import Node, NodeSpec, Pod
 from batchq.api.times import HOUR, SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.snapshot import Snapshot
+from batchq.core.session.snapshot import Snapshot
+from batchq.lab.simulation.clock import CountedIds, VirtualClock
+from batchq.lab.simulation.invariants import Watch
+from batchq.lab.whatif import Lasting, Stopped, look_ahead
+from batchq.lab.whatif.play import transplanted
 from batchq.scheduler.cycle import Cycle
-from batchq.sim.clock import CountedIds, VirtualClock
-from batchq.sim.fromlive import Lasting, Stopped, look_ahead
-from batchq.sim.fromlive.founding import transplanted
-from batchq.sim.invariants import Watch
 from tests.builders import a_priority, a_running_group, a_snapshot, amounts, as_charged
 from tests.property.worlds import worlds
 

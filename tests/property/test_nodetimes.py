@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.forecast import ends
-from batchq.framework.nodetimes import NodeTimetable
-from batchq.framework.placement import gang_of
-from batchq.framework.session import Session
+from batchq.core.forecast.earliest_fit import ends
+from batchq.core.forecast.node_timeline import NodeTimetable
+from batchq.core.placement.placement import gang_of
+from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_running_group, a_snapshot, a_task, amounts
 from tests.property.test_timetable import _can_place
 

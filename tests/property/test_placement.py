@@ -17,18 +17,18 @@ from batchq.api.objects import PodGroupStatus, Taint, Task, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
-from batchq.framework import placement
-from batchq.framework.extension import POINTS
-from batchq.framework.gangs import bind_until_ready
-from batchq.framework.moves import admit, create_pods
-from batchq.framework.placement import fill_nodes, find_node, slots_for
-from batchq.framework.ranking import Judge, rank_of
-from batchq.framework.rowranking import RowRanking
-from batchq.framework.session import Session
-from batchq.framework.shapes import TaskShape
-from batchq.framework.state import NodeState
-from batchq.framework.statement import Statement
-from batchq.framework.wanted import wanted_ordinals
+from batchq.core.extension.points import POINTS
+from batchq.core.placement import placement
+from batchq.core.placement.gangs import bind_until_ready
+from batchq.core.placement.node_matrix import NODE_ROWS
+from batchq.core.placement.placement import fill_nodes, find_node, slots_for
+from batchq.core.placement.ranking import Judge, RowRanking, rank_of
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods
 from batchq.scheduler.scheduler import Scheduler
 from tests.builders import Decided, a_group, a_node, a_pod, a_snapshot, a_task, amounts, decide
 from tests.property.worlds import dump
@@ -325,7 +325,7 @@ def test_few_nodes_are_ranked_without_numpy() -> None:
     placement.MANY_NODES = 64
     session = assemble(SchedulerConfig()).open(a_snapshot(a_node(cpu=4), a_group("g")), 0)
     assert find_node(session, session.by_key["default/g"].tasks[0]) is session.nodes["n1"]
-    assert session.node_rows is None
+    assert session.peek(NODE_ROWS) is None
 
 
 def _in_queue(**reservation: int) -> PodGroupStatus:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.framework import rows as framework_rows
-from batchq.framework.rows import CHUNK, Rows
-from batchq.store import row as store_row
-from batchq.store.row import MOST_TOUCHED, Row
+from batchq.core.cache import chunks as framework_rows
+from batchq.core.cache.chunks import CHUNK, Rows
+from batchq.store import object_table as store_row
+from batchq.store.object_table import MOST_TOUCHED, Row
 
 State = tuple[dict[str, object], Rows[object]]
 

@@ -14,12 +14,12 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.reasons import Leaving, Waiting
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.moves import admit, bind, create_pods, evict, roll_back
-from batchq.framework.placement_trial import refused_by_nodes
-from batchq.framework.session import Session
-from batchq.framework.statement import Statement
-from batchq.framework.wanted import wanted_ordinals
+from batchq.core.pending.queue import blockers, waits_in_line
+from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, bind, create_pods, evict, roll_back
 from tests.builders import a_snapshot, decide
 from tests.property.worlds import dump, worlds
 

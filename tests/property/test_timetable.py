@@ -11,15 +11,15 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
-from batchq.framework.forecast import carry_out, ends
-from batchq.framework.growth import over_any_limit
-from batchq.framework.placement import gang_of
-from batchq.framework.pledges import kept_room, standing_pledges
-from batchq.framework.session import Session
-from batchq.framework.shapes import TaskShape
-from batchq.framework.state import GroupState
-from batchq.framework.statement import Statement
-from batchq.framework.timetable import Timetable
+from batchq.core.forecast.earliest_fit import carry_out, ends
+from batchq.core.forecast.timeline import Timetable
+from batchq.core.placement.placement import gang_of
+from batchq.core.preemption.pledges import kept_room, standing_pledges
+from batchq.core.quota.limits import over_any_limit
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
 from tests.builders import (
     a_group,
     a_node,

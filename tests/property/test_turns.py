@@ -13,14 +13,14 @@ from batchq.api.objects import Metadata, Queue, QueueSpec
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.line import blockers, waits_in_line
-from batchq.framework.moves import admit, create_pods, roll_back
-from batchq.framework.queue_shares import FairShares, fair_shares, note_admission
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq.framework.statement import Statement
-from batchq.framework.turns import Turns
-from batchq.framework.wanted import wanted_ordinals
+from batchq.core.pending.queue import blockers, waits_in_line
+from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
+from batchq.core.quota.selector import Turns
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods, roll_back
 from tests.builders import a_group, a_node, a_snapshot, a_task, amounts
 
 _SCHEDULER = assemble(SchedulerConfig())

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from batchq.api.lifecycle import ON_NODE
 from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
-from batchq.framework.session import Session
-from batchq.framework.settings import Settings
-from batchq.framework.state import GroupState, Victim
+from batchq.core.session.session import Session
+from batchq.core.session.settings import Settings
+from batchq.core.session.state import GroupState, Victim
 from tests.builders import a_priority, a_snapshot
 from tests.property.worlds import dump, worlds
 from tests.unit.voting import running

@@ -9,7 +9,7 @@ import sys
 import pytest
 from msgspec import structs
 
-from batchq.sim.report import as_json
+from batchq.lab.simulation.report import as_json
 from tests.worlds.making import described
 from tests.worlds.play import failure_of, failure_of_wide_seed, failures_of, play, world_of
 from tests.worlds.rules import Broken, Course
@@ -109,7 +109,7 @@ def test_a_pod_that_is_taken_twice_for_the_same_gang_is_noticed() -> None:
 
 
 _TELL = """
-from batchq.sim.report import as_json
+from batchq.lab.simulation.report import as_json
 from tests.worlds.making import described
 from tests.worlds.play import play
 for seed in range(8):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from batchq.api.objects import Strategy
-from batchq.framework.session import Session
+from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_queue, a_quota, a_running_group, a_task
 
 _CPU = st.integers(1, 6)

@@ -14,12 +14,12 @@ from batchq.api.objects import Node, Object, Pod, PodGroup
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.snapshot import Snapshot, Standing
-from batchq.ids import CountingIds
+from batchq.core.session.snapshot import Snapshot, Standing
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
+from batchq.system import CountingIds
 from tests.harness.server import Server
 
 _set = msgspec.structs.replace

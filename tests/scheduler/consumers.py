@@ -8,7 +8,7 @@ import pytest
 
 from batchq import changes
 from batchq.api.objects import Metadata, PodGroup, PodGroupSpec, Task
-from batchq.changes import claims
+from batchq.changes import consumer_leases
 from batchq.errors import Conflict
 from tests.builders import amounts
 from tests.scheduler.conftest import Stack
@@ -31,7 +31,7 @@ def external(
 
 def claim(stack: Stack, name: str = "e", holder: str = "worker-1", ttl_s: int = 60) -> str:
     """Claim a group; the token."""
-    claimed = claims.claim(
+    claimed = consumer_leases.claim(
         stack.store,
         f"default/{name}",
         holder=holder,
@@ -43,8 +43,8 @@ def claim(stack: Stack, name: str = "e", holder: str = "worker-1", ttl_s: int = 
     return claimed.token
 
 
-def renew(stack: Stack, token: str, ttl_s: int | None = None) -> claims.Renewed:
-    renewed = claims.renew(
+def renew(stack: Stack, token: str, ttl_s: int | None = None) -> consumer_leases.Renewed:
+    renewed = consumer_leases.renew(
         stack.store,
         token,
         ttl_ms=None if ttl_s is None else ttl_s * SECOND,
@@ -57,12 +57,14 @@ def renew(stack: Stack, token: str, ttl_s: int | None = None) -> claims.Renewed:
 
 def report(stack: Stack, token: str, phase: Any, pod: str = "", message: str = "") -> None:
     stack.commit(
-        claims.report(stack.store, token, phase, pod=pod, message=message, now_ms=stack.clock.at_ms)
+        consumer_leases.report(
+            stack.store, token, phase, pod=pod, message=message, now_ms=stack.clock.at_ms
+        )
     )
 
 
 def release(stack: Stack, token: str) -> None:
-    stack.commit(claims.release(stack.store, token, now_ms=stack.clock.at_ms))
+    stack.commit(consumer_leases.release(stack.store, token, now_ms=stack.clock.at_ms))
 
 
 def later(stack: Stack, seconds: int) -> None:

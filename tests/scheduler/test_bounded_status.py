@@ -6,7 +6,7 @@ from itertools import product
 from typing import Literal
 
 from batchq.api.objects import PodGroupStatus
-from batchq.framework.moves import bounded_spent, with_condition
+from batchq.core.session.transitions import bounded_spent, with_condition
 from tests.builders import a_group, a_node, a_queue, a_task
 from tests.scheduler.conftest import Stack
 

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchq.api.facts import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_report import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves
 from batchq.api.objects import Node, Pod, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
-from batchq.ids import CountingIds
-from batchq.scheduler.clerk import Clerk, Folded, Posted, Superseded, claim, runs
+from batchq.scheduler.node_reports import Clerk, Folded, Posted, Superseded, claim, runs
 from batchq.store.memory import MemoryStore
+from batchq.system import CountingIds
 from tests.builders import a_group, a_pod
 
 CLAIM = Claim(pod="g-1-0", attempt=1, author="horse")

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from batchq.api.objects import PodTemplate, Task
 from batchq.api.transaction import Word
-from batchq.changes import claims
+from batchq.changes import consumer_leases
 from batchq.config.model import SchedulerConfig
 from batchq.errors import Conflict, InvalidInput, NotFound
 from tests.builders import a_group, a_node, a_queue, amounts
@@ -229,7 +229,7 @@ def test_lapsed_its_token_is_dead_at_once_and_after_the_grace_another_may_have_i
 def test_of_two_who_claim_at_once_one_wins(stack: Stack) -> None:
     in_queue(stack, external())
     made = [
-        claims.claim(
+        consumer_leases.claim(
             stack.store, "default/e", holder=holder, ttl_ms=SECOND, secret=holder, now_ms=1
         )
         for holder in ("left", "right")
@@ -248,9 +248,9 @@ def test_a_report_may_be_repeated(stack: Stack) -> None:
     token = claim(stack)
     now = stack.clock.at_ms
     report(stack, token, "succeeded")
-    assert claims.report(stack.store, token, "succeeded", now_ms=now) is None
+    assert consumer_leases.report(stack.store, token, "succeeded", now_ms=now) is None
     stack.until_idle()
-    assert claims.report(stack.store, token, "succeeded", now_ms=now) is None
+    assert consumer_leases.report(stack.store, token, "succeeded", now_ms=now) is None
     assert refusal(stack, report, token, "failed") == (
         "PodGroup default/e: the claim of worker-1 has ended: it was reported as Succeeded"
     )

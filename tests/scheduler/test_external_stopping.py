@@ -6,7 +6,7 @@ import pytest
 
 from batchq import changes
 from batchq.api.objects import Dependency, Task
-from batchq.changes import claims
+from batchq.changes import consumer_leases
 from batchq.errors import Conflict
 from tests.builders import a_priority, a_queue
 from tests.scheduler.conftest import Stack
@@ -47,7 +47,7 @@ def test_suspended_it_is_pending_at_once_and_charged_until_its_consumer_has_stop
     assert phase(stack) == "Pending"
     assert [str(one.reason) for one in stack.group("e").status.reasons] == ["BackingOff"]
     report(stack, token, "evicted")
-    assert claims.report(stack.store, token, "evicted", now_ms=stack.clock.at_ms) is None
+    assert consumer_leases.report(stack.store, token, "evicted", now_ms=stack.clock.at_ms) is None
     stack.until_idle()
     assert (phase(stack), stack.group("e").status.admission) == ("InQueue", 2)
     assert stack.store.ledger()["queue:default"] == CHARGED

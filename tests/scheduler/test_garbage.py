@@ -13,7 +13,7 @@ import pytest
 
 from batchq.api.objects import PodTemplate, Strategy
 from batchq.config.model import SchedulerConfig
-from batchq.framework.session import Session
+from batchq.core.session.session import Session
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_queue
 from tests.scheduler.conftest import Stack

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from batchq.api.facts import Outcome
 from batchq.api.intents import RequeuePod
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_report import Outcome
 from batchq.api.objects import PodGroupStatus
-from batchq.scheduler.effects import transactions_of
-from batchq.scheduler.outcomes import ended
+from batchq.scheduler.node_reports import ended
 from batchq.scheduler.timers import next_due_at
+from batchq.scheduler.transactions import transactions_of
 from tests.builders import Decided, a_group, a_node, a_pod, a_running_group, decide
 
 LOST_AT = 100_000

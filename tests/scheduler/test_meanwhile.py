@@ -12,8 +12,8 @@ from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble
 from batchq.changes import records
 from batchq.config.model import SchedulerConfig
-from batchq.ids import CountingIds
 from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.system import CountingIds
 from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, a_task, amounts
 from tests.scheduler.conftest import Stack
 

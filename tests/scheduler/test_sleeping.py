@@ -24,9 +24,9 @@ from batchq.api.objects import (
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.settings import Settings
-from batchq.scheduler.closing import MOST_WRITTEN
+from batchq.core.session.settings import Settings
 from batchq.scheduler.cycle import CycleReport
+from batchq.scheduler.reasons import MOST_WRITTEN
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, a_task, amounts
 from tests.scheduler.conftest import Stack

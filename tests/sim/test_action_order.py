@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.sim.report import Outcome
+from batchq.lab.simulation.report import Outcome
 from tests.sim.test_norm_evictions import CLASSES, HI, gone, halves, runs
 from tests.sim.worlds import bound, evicted, group, node, outcome, phases
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.sim.report import Outcome, as_json
-from batchq.sim.run import MOST_SESSIONS, Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.report import Outcome, as_json
+from batchq.lab.simulation.run import MOST_SESSIONS, Stage
+from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, group, node, priority, queue, quota, timeline
 
 CONFIGS = ("", "actions: [enqueue, allocate]\novercommit: 1.5\n", "actions: [allocate]\n")

@@ -7,8 +7,8 @@ import yaml
 from batchq.api.objects import PodGroup
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, answers, check, group, node, queue, timeline
 
 A = [

@@ -8,9 +8,9 @@ import yaml
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.scheduler.effects import transactions_of
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
+from batchq.scheduler.transactions import transactions_of
 from tests.sim.test_checks_preemption import ALL, CLASSES, HI, LATE, asks, play, runs
 from tests.sim.worlds import (
     admitted,

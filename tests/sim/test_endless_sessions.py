@@ -11,13 +11,13 @@ import yaml
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config.load import read_config
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods, roll_back
 from batchq.errors import EndlessSessions
-from batchq.framework.moves import admit, create_pods, roll_back
-from batchq.framework.session import Session
-from batchq.framework.statement import Statement
-from batchq.framework.wanted import wanted_ordinals
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import group, node
 
 

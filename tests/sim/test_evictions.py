@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchq.sim.report import Outcome
+from batchq.lab.simulation.report import Outcome
 from tests.sim.worlds import (
     Manifest,
     admitted,

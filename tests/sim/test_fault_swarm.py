@@ -8,16 +8,16 @@ import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.transaction import Transaction, Write
+from batchq.core.session.settings import Settings
 from batchq.errors import InvariantBroken
-from batchq.framework.settings import Settings
-from batchq.sim import drama
-from batchq.sim.clock import VirtualClock
-from batchq.sim.judge import Judge
-from batchq.sim.machines import Process
-from batchq.sim.server import Server
+from batchq.lab.simulation.clock import VirtualClock
 from tests.builders import a_group, a_pod
+from tests.faults import scenario
+from tests.faults.checker import Judge
 from tests.faults.dramas import drama_of
+from tests.faults.machines import Process
 from tests.faults.play import failures_of, play
+from tests.faults.server import Server
 
 SEEDS = 150
 
@@ -30,7 +30,7 @@ def test_no_seed_breaks_an_invariant_and_all_come_to_rest(first: int) -> None:
 
 def test_everything_that_can_go_wrong_does_in_some_seed() -> None:
     met = {type(fault) for seed in range(SEEDS) for fault in drama_of(seed)[0].faults}
-    assert met == set(get_args(drama.AnyFault))
+    assert met == set(get_args(scenario.AnyFault))
 
 
 def test_groups_take_each_others_room_within_a_queue_and_between_queues_in_some_seed() -> None:

@@ -13,14 +13,14 @@ from msgspec import Struct
 
 from batchq.api.objects import PodGroup, Retry
 from batchq.errors import InvariantBroken, StoreUnavailable
-from batchq.sim.clock import VirtualClock
-from batchq.sim.cluster import Cluster, Ended
-from batchq.sim.drama import AnyFault, Drama, KillHorse
-from batchq.sim.faults import Line, Mode
-from batchq.sim.machines import Script
-from batchq.sim.processes import Request
+from batchq.lab.simulation.clock import VirtualClock
 from tests.builders import a_group, a_quota, a_task, amounts
+from tests.faults.cluster import Cluster, Ended
 from tests.faults.dramas import CONFIG, cancelling, resuming, submission, suspending
+from tests.faults.machines import Script
+from tests.faults.processes import Request
+from tests.faults.scenario import AnyFault, Drama, KillHorse
+from tests.faults.store_faults import Line, Mode
 
 START = 3_000
 

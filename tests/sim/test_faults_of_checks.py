@@ -26,13 +26,13 @@ from batchq.api.transaction import Transaction
 from batchq.changes import open_gate, renew_check, set_check
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.ports import Reader
-from batchq.sim.cluster import Cluster, Ended
-from batchq.sim.drama import AnyFault, Drama, KillScheduler
-from batchq.sim.faults import Mode
-from batchq.sim.machines import Script
-from batchq.sim.processes import Request
 from tests.builders import a_group, a_priority, a_queue, a_task, amounts
+from tests.faults.cluster import Cluster, Ended
 from tests.faults.dramas import CONFIG, cancelling, resuming, submission, suspending
+from tests.faults.machines import Script
+from tests.faults.processes import Request
+from tests.faults.scenario import AnyFault, Drama, KillScheduler
+from tests.faults.store_faults import Mode
 
 START = 3_000
 _HOUR_MS = 3_600_000

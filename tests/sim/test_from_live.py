@@ -23,8 +23,8 @@ from batchq.api.objects import (
 from batchq.api.times import DAY, HOUR, MINUTE, SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.session import Session
-from batchq.sim.fromlive import Future, Lasting, Stopped, compared, look_ahead
+from batchq.core.session.session import Session
+from batchq.lab.whatif import Future, Lasting, Stopped, compared, look_ahead
 from tests.builders import (
     a_group,
     a_node,

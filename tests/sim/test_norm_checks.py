@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchq.sim.report import Outcome
+from batchq.lab.simulation.report import Outcome
 from tests.sim.worlds import (
     Manifest,
     answers,

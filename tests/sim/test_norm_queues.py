@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchq.sim.report import Outcome
+from batchq.lab.simulation.report import Outcome
 from tests.sim.worlds import (
     Manifest,
     admitted,

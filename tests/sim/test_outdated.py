@@ -10,10 +10,10 @@ from batchq.api.objects import Queue
 from batchq.api.transaction import Charge, Commit, Event, Transaction
 from batchq.changes import records
 from batchq.errors import StoreUnavailable
-from batchq.sim.clock import VirtualClock
-from batchq.sim.faults import Line, Mode
-from batchq.sim.server import FaultyStore, Server
+from batchq.lab.simulation.clock import VirtualClock
 from tests.builders import a_queue, amounts
+from tests.faults.server import FaultyStore, Server
+from tests.faults.store_faults import Line, Mode
 
 
 def carry_out(

@@ -10,7 +10,7 @@ import pytest
 from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.framework.session import Session
+from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_running_group, a_snapshot
 from tests.sim.worlds import (
     bound,

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from batchq.sim.report import Outcome
+from batchq.lab.simulation.report import Outcome
 from tests.sim.worlds import (
     Manifest,
     applies,

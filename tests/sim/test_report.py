@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from batchq.sim.report import as_json
-from batchq.sim.table import as_table
+from batchq.lab.simulation.report import as_json, as_table
 from tests.sim.worlds import cordoned, group, node, of, outcome, queue, timeline
 
 WORLD = (node("n1", "1500m", memory="1Gi"), group("a"), group("b"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from batchq.api.fences import JUMP
-from batchq.sim.cluster import Cluster, Ended
-from batchq.sim.drama import AnyFault, Cut, Drama, RestartServer
-from batchq.sim.machines import Script
+from batchq.api.leases import JUMP
 from tests.builders import a_group, a_task, amounts
+from tests.faults.cluster import Cluster, Ended
 from tests.faults.dramas import CONFIG, submission
+from tests.faults.machines import Script
+from tests.faults.scenario import AnyFault, Cut, Drama, RestartServer
 
 
 def play(*faults: AnyFault, submitted_at: int, runtime_ms: int) -> tuple[Ended, list[str]]:

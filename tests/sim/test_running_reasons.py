@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.sim.report import Reason
+from batchq.lab.simulation.report import Reason
 from tests.sim.test_backfill import NO_EVICTIONS
 from tests.sim.worlds import (
     Manifest,

@@ -13,15 +13,15 @@ from msgspec import to_builtins
 from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.framework.carryover import Carryover
-from batchq.framework.extension import Standing
-from batchq.framework.instrument import Instrument
-from batchq.framework.panel import Panel
-from batchq.framework.parking import LiftedBy, Parking
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
+from batchq.core.cache.scheduler_cache import Carryover
+from batchq.core.extension.points import Standing
+from batchq.core.extension.registry import Panel
+from batchq.core.pending.inadmissible import LiftedBy, Parking
+from batchq.core.session.session import Session
+from batchq.core.session.settings import Instrument
+from batchq.core.session.state import GroupState
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from tests.worlds.making import Described, described
 from tests.worlds.play import MOST_SESSIONS
 

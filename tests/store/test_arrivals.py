@@ -8,8 +8,8 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Dependency, PodGroup
 from batchq.api.transaction import Write
-from batchq.framework.snapshot import Snapshot
-from batchq.store.arrivals import Arrivals
+from batchq.core.session.snapshot import Snapshot
+from batchq.store.mirror import Arrivals
 from batchq.store.redis import RedisStore
 from tests.contract.made import gone, group, put, writing
 

@@ -9,9 +9,9 @@ import threading
 import pytest
 import redis
 
-from batchq.store import clock
-from batchq.store.clock import ServerClock
+from batchq.store import liveness
 from batchq.store.link import Link
+from batchq.store.liveness import ServerClock
 from tests.daemon.waiting import until
 from tests.harness.server import Server
 
@@ -46,7 +46,7 @@ def test_another_connection_may_lead_to_another_clock() -> None:
 
 
 def test_all_come_to_agree_on_a_clock_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "REMEASURE_AFTER_MS", 200)
+    monkeypatch.setattr(liveness, "REMEASURE_AFTER_MS", 200)
     server = ASetClock()
     first, second = (ServerClock(Link("redis://nowhere", client=server)) for _ in range(2))
     first.now_ms()

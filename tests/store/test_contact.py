@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from batchq.api.fences import count_of
+from batchq.api.leases import count_of
 from batchq.api.objects import NodeStatus
-from batchq.framework.snapshot import Standing
-from batchq.store.contact import Contact
+from batchq.core.session.snapshot import Standing
+from batchq.store.liveness import Contact
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, queue, writing
 from tests.harness.server import Server

@@ -10,11 +10,11 @@ import redis
 
 from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
-from batchq.store import doorbell
-from batchq.store.doorbell import EVERYTHING, Doorbell, Word, ring
+from batchq.store import node_channels
 from batchq.store.link import LONGEST_BLOCK_MS
+from batchq.store.node_channels import EVERYTHING, Doorbell, Word, ring
 from batchq.store.redis import RedisStore
-from batchq.worker.relay import Relay
+from batchq.worker.rq.delivery import Relay
 from tests.harness.server import Server
 
 KEY = "{bq}:doorbell:n1"
@@ -74,7 +74,7 @@ def test_what_was_rung_before_anybody_listened_is_heard(
 def test_a_wait_that_ends_is_no_ring_and_the_next_one_hears(
     redis_store: RedisStore, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorbell, "LONGEST_BLOCK_MS", 10)
+    monkeypatch.setattr(node_channels, "LONGEST_BLOCK_MS", 10)
     bell.listen()
     assert not is_heard(bell, within_ms=10_000)
     monkeypatch.undo()
@@ -86,7 +86,7 @@ def test_a_wait_that_ends_is_no_ring_and_the_next_one_hears(
 def test_a_connection_that_breaks_counts_as_a_ring_and_another_is_made(
     redis_store: RedisStore, raw: redis.Redis, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorbell, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(node_channels, "_AGAIN_S", 0.0)
     bell.listen()
     raw.client_kill_filter(skipme=True)
     assert is_heard(bell, within_ms=10_000)
@@ -101,7 +101,7 @@ def test_a_connection_that_says_nothing_for_too_long_is_given_up(
 ) -> None:
     bell.listen()
     (first,) = (one["id"] for one in raw.client_list() if one["cmd"] == "xread")
-    monkeypatch.setattr(doorbell, "ANSWER_TIMEOUT_S", -LONGEST_BLOCK_MS / 1000)
+    monkeypatch.setattr(node_channels, "ANSWER_TIMEOUT_S", -LONGEST_BLOCK_MS / 1000)
     bell.listen()
     monkeypatch.undo()
     ring(redis_store.link, ["n1"], Word.PODS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from batchq.store import keys
-from batchq.store.effective import (
+from batchq.store.redis import RedisStore
+from batchq.store.schedulers import (
     publish_config,
     publish_object_limit,
     read_config_text,
     read_object_limit,
 )
-from batchq.store.redis import RedisStore
 
 
 def test_nobody_has_published_anything_at_first(redis_store: RedisStore) -> None:

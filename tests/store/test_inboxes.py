@@ -6,9 +6,9 @@ import pytest
 import redis
 import structlog
 
-from batchq.api.facts import Claim, Ended, Leaves, Outcome, Serves
-from batchq.store import inboxes
-from batchq.store.inboxes import FACTS_A_CALL, MOST_FACT_BYTES
+from batchq.api.node_report import Claim, Ended, Leaves, Outcome, Serves
+from batchq.store import node_channels
+from batchq.store.node_channels import FACTS_A_CALL, MOST_FACT_BYTES
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, writing
 
@@ -129,7 +129,7 @@ def test_the_nodes_that_there_are_are_known_by_name(redis_store: RedisStore) -> 
 def test_who_has_much_to_say_keeps_nobody_from_being_heard(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inboxes, "FACTS_A_CALL", 10)
+    monkeypatch.setattr(node_channels, "FACTS_A_CALL", 10)
     for number in range(35):
         redis_store.inboxes.post("n1", Claim(pod=f"p{number}", attempt=1, author="a"))
     redis_store.inboxes.post("n2", CLAIM)
@@ -145,8 +145,8 @@ def test_who_has_much_to_say_keeps_nobody_from_being_heard(
 def test_a_look_opens_a_bounded_number_of_inboxes(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inboxes, "INBOXES_A_CALL", 2)
-    monkeypatch.setattr(inboxes, "CALLS_A_LOOK", 2)
+    monkeypatch.setattr(node_channels, "INBOXES_A_CALL", 2)
+    monkeypatch.setattr(node_channels, "CALLS_A_LOOK", 2)
     for number in range(5):
         redis_store.inboxes.post(f"n{number}", CLAIM)
     found, more = redis_store.inboxes.look_through([f"n{number}" for number in range(5)])
@@ -157,7 +157,7 @@ def test_a_look_opens_a_bounded_number_of_inboxes(
 def test_facts_that_are_long_leave_the_rest_to_the_next_look(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inboxes, "BYTES_A_CALL", 300)
+    monkeypatch.setattr(node_channels, "BYTES_A_CALL", 300)
     for number in range(5):
         claim = Claim(pod=f"p{number}", attempt=1, author="a" * 200)
         redis_store.inboxes.post("n1", claim)

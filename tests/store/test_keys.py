@@ -7,15 +7,14 @@ from pathlib import Path
 
 import redis
 
-from batchq.api.facts import Leaves
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Leaves
 from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, ResourceQuota
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.store import keys
-from batchq.store.attendance import attend
-from batchq.store.doorbell import Word, ring
-from batchq.store.effective import publish_config
+from batchq.store.node_channels import Word, ring
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import attend, publish_config
 from tests.contract.made import charge, gone, group, node, pod, put, queue
 
 

@@ -14,13 +14,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from batchq import __version__
-from batchq.api.facts import Claim
+from batchq.api.node_report import Claim
 from batchq.api.transaction import Commit, Event, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, link, scripts
-from batchq.store.attempts import Attempts
-from batchq.store.attendance import attend
+from batchq.store.pod_attempts import Attempts
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import attend
 from tests.harness.guarded import ADMIN, GuardedServer, password_of
 
 #: A loop without end takes all of it; a call of ordinary size some milliseconds.

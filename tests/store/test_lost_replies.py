@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchq.api.fences import count_of
+from batchq.api.leases import count_of
 from batchq.api.lifecycle import PodPhase
 from batchq.api.transaction import Event, Transaction
 from batchq.errors import StoreUnavailable

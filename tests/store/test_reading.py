@@ -25,8 +25,8 @@ from batchq.api.objects import (
     Task,
 )
 from batchq.api.reasons import Verdict, Waiting
-from batchq.store import codec, reading
-from batchq.store.reading import Reader, Remembered
+from batchq.store import codec, records
+from batchq.store.records import Reader, Remembered
 from tests.builders import a_node, a_queue
 
 ENCODER = msgspec.json.Encoder()
@@ -171,8 +171,8 @@ def test_what_cannot_be_read_is_refused_each_time(text: bytes) -> None:
 
 
 def test_the_reader_knows_every_part_of_a_group() -> None:
-    assert reading._Stored.__struct_fields__ == PodGroup.__struct_fields__
-    for kind, names in (*reading._DICTS.items(), *reading._TEXTS.items()):
+    assert records._Stored.__struct_fields__ == PodGroup.__struct_fields__
+    for kind, names in (*records._DICTS.items(), *records._TEXTS.items()):
         assert set(names) <= set(kind.__struct_fields__)
 
 
@@ -186,7 +186,7 @@ def test_a_long_spec_is_read_and_not_remembered() -> None:
 
 
 def test_little_is_remembered_of_much_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(records, "MOST_BYTES", 10_000)
     reader = Reader()
     for number in range(1_000):
         read_group(reader, group(number, at=number, cpu=number + 1))

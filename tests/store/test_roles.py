@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from batchq.api.facts import Leaves
+from batchq.api.node_report import Leaves
 from batchq.api.objects import (
     AdmissionCheck,
     Metadata,
@@ -35,8 +35,7 @@ from batchq.store import keys
 from batchq.store.redis import RedisStore
 from batchq.store.roles import ROLES
 from batchq.store.rq_link import RqLink
-from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
-from batchq.worker.relay import Relay
+from batchq.worker.rq.delivery import PodAttempt, Relay, enqueue, node_queue
 from tests.builders import a_group, a_pod
 from tests.harness.guarded import ADMIN, USERS, GuardedServer, users_file
 

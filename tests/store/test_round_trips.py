@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import redis
 
-from batchq.api.facts import Claim, Ended, Outcome, encode
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_report import Claim, Ended, Outcome, encode
 from batchq.api.objects import Pod
 from batchq.api.transaction import Delivery, Event, Transaction
-from batchq.daemon.clerk import LeaderDesk
+from batchq.daemon.node_reports import LeaderDesk
 from batchq.errors import StoreUnavailable
-from batchq.ids import RandomIds
-from batchq.store import commits, keys, link, scripts
+from batchq.store import keys, link, scripts
+from batchq.store import redis as commits
 from batchq.store.redis import RedisStore
-from batchq.worker.relay import DELIVERIES_AT_ONCE, Relay
+from batchq.system import RandomIds
+from batchq.worker.rq.delivery import DELIVERIES_AT_ONCE, Relay
 from tests.contract.made import charge, group, pod, put, queue, words, writing
 from tests.harness.trips import Trips
 

@@ -7,12 +7,13 @@ from typing import cast
 import pytest
 import redis
 
-from batchq.api.facts import Claim, Ended, Fact, Outcome
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Claim, Ended, Fact, Outcome
 from batchq.api.objects import Pod
 from batchq.api.transaction import Commit, Transaction
-from batchq.store import commits, inboxes
-from batchq.store.inboxes import Entry, Settled
+from batchq.store import node_channels
+from batchq.store import redis as commits
+from batchq.store.node_channels import Entry, Settled
 from batchq.store.redis import RedisStore
 from tests.contract.made import pod, put, queue, writing
 
@@ -179,7 +180,7 @@ def test_facts_come_with_the_pods_that_they_are_about(redis_store: RedisStore) -
 def test_of_many_pods_few_are_read_with_the_facts(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inboxes, "POD_BYTES_A_CALL", 1)
+    monkeypatch.setattr(node_channels, "POD_BYTES_A_CALL", 1)
     for number in range(3):
         bound(redis_store, number)
         redis_store.inboxes.post("n1", claim(number))

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.store.connect import open_store
-from batchq.store.tls import trouble
+from batchq.store.urls import trouble
 from tests.cli.conftest import run
 from tests.harness.server import Server
 from tests.harness.tls import AUTHORITY, CERTIFICATES, tls_in_front_of

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The rooms of the core: what they need of the world comes in as an argument.
 PURE_ROOMS = (
     "batchq/api",
-    "batchq/framework",
+    "batchq/core",
     "batchq/plugins",
     "batchq/scheduler",
     "actions/batchq_actions",

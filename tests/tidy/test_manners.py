@@ -107,6 +107,6 @@ def test_commands_write_in_one_place() -> None:
     ]
     assert not faults, told(
         faults,
-        "Write with batchq.cli.terminal.echo: it shows control characters in text of others "
+        "Write with batchq.cli.output.terminal.echo: it shows control characters in text of others "
         "escaped on a terminal.",
     )

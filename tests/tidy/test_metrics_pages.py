@@ -13,8 +13,8 @@ import yaml
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.api.transaction import Word
 from batchq.assembly import BUILTIN_PLUGINS
-from batchq.daemon.levels import KINDS
-from batchq.daemon.measures import MEASURES, Measure
+from batchq.daemon.observability.definitions import MEASURES, Measure
+from batchq.daemon.observability.gauges import KINDS
 from tests.tidy.source import ROOT, told
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -105,7 +105,9 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_an_expression_names_what_there_is(place: str, expression: str) -> None:
     assert "batchq_" in expression
     faults = faults_of(expression)
-    assert not faults, told(faults, f"{place} asks for what batchq.daemon.measures has not:")
+    assert not faults, told(
+        faults, f"{place} asks for what batchq.daemon.observability.definitions has not:"
+    )
 
 
 @pytest.mark.parametrize(

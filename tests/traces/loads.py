@@ -14,10 +14,9 @@ from batchq.api.objects import (
     QueueSpec,
     Task,
 )
-from batchq.sim.workload.load import Arrival, Load
-from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
-from batchq.sim.workload.schedule import Schedule
-from batchq.sim.workload.stage import play_load
+from batchq.lab.workload.load import POLICY_CONFIG, Arrival, Load, strategy_of
+from batchq.lab.workload.play import play_load
+from batchq.lab.workload.schedule import Schedule
 
 
 def job(

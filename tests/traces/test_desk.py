@@ -8,9 +8,8 @@ from msgspec import structs
 from batchq.api.objects import Metadata, PodGroup
 from batchq.changes import create
 from batchq.errors import BatchqError, Conflict, InvalidInput
-from batchq.sim.clock import CountedIds
-from batchq.sim.workload.founding import Desk, empty_cluster
-from batchq.sim.writing import write
+from batchq.lab.simulation.clock import CountedIds, write
+from batchq.lab.workload.load import Desk, empty_cluster
 from batchq.store.memory import MemoryStore
 from tests.traces.loads import a_load, job
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batchq.sim.workload.figures import Figures, TenantFigures, figures_of, tenants_of
-from batchq.sim.workload.schedule import Ran, Schedule
+from batchq.lab.workload.figures import Figures, TenantFigures, figures_of, tenants_of
+from batchq.lab.workload.schedule import Ran, Schedule
 
 
 def ran(

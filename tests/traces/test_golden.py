@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.sim.workload.figures import figures_of
-from batchq.sim.workload.load import swf_load
-from batchq.sim.workload.policies import POLICIES, POLICY_CONFIG, strategy_of
-from batchq.sim.workload.schedule import Schedule
-from batchq.sim.workload.stage import play_load
-from batchq.traces import read_swf
+from batchq.lab.traces import read_swf
+from batchq.lab.workload.figures import figures_of
+from batchq.lab.workload.load import POLICIES, POLICY_CONFIG, strategy_of, swf_load
+from batchq.lab.workload.play import play_load
+from batchq.lab.workload.schedule import Schedule
 from tests.harness.traces import golden_starts, real_log
 
 KTH, SDSC = "KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln"

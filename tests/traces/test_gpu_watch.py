@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.sim.workload.figures import figures_of
-from batchq.sim.workload.gpus import GpuUse, GpuWatch, Level
-from batchq.sim.workload.openb import PLACEMENTS, openb_load, shape_of
-from batchq.sim.workload.schedule import Schedule
-from batchq.sim.workload.stage import play_load
-from batchq.traces.openb import OpenbPod
+from batchq.lab.traces.openb import OpenbPod
+from batchq.lab.workload.figures import figures_of
+from batchq.lab.workload.gpus import PLACEMENTS, GpuUse, GpuWatch, Level, openb_load, shape_of
+from batchq.lab.workload.play import play_load
+from batchq.lab.workload.schedule import Schedule
 from tests.traces.openb import a_node, a_pod
 
 #: Two GPUs each. Pod 2 takes all cores of n-1 and half a GPU: until it ends, the other 1500

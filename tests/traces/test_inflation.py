@@ -7,9 +7,8 @@ from fractions import Fraction
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.sim.workload.inflation import Inflation, inflate
-from batchq.sim.workload.openb import PLACEMENTS
-from batchq.traces.openb import OpenbNode, OpenbPod
+from batchq.lab.traces.openb import OpenbNode, OpenbPod
+from batchq.lab.workload.gpus import PLACEMENTS, Inflation, inflate
 from tests.traces.openb import a_node, a_pod
 
 #: Two pods that fill half a node, and one that needs a whole one; seed 4 lets that come last.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.api.names import label_problem
+from batchq.api.notation import label_problem
 from batchq.api.objects import DEFAULT, Metadata, Queue, QueueSpec, Strategy
 from batchq.errors import Rejected
-from batchq.sim.workload.load import By, Load, swf_load
-from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
-from batchq.sim.workload.stage import play_load
-from batchq.traces import Trace, TraceJob
+from batchq.lab.traces import Trace, TraceJob
+from batchq.lab.workload.load import POLICY_CONFIG, By, Load, strategy_of, swf_load
+from batchq.lab.workload.play import play_load
 
 
 def trace_job(number: int, submit_s: int, **known: int) -> TraceJob:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.sim.workload.meter import MOST_STEPS, WAITING, Meter
-from batchq.sim.workload.schedule import Sample
+from batchq.lab.workload.schedule import MOST_STEPS, WAITING, Meter, Sample
 
 CPU = ("a", "cpu")
 

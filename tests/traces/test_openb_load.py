@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from batchq.errors import InvalidInput
-from batchq.sim.workload.openb import PLACEMENTS, openb_load
-from batchq.sim.workload.policies import strategy_of
-from batchq.sim.workload.stage import play_load
+from batchq.lab.workload.gpus import PLACEMENTS, openb_load
+from batchq.lab.workload.load import strategy_of
+from batchq.lab.workload.play import play_load
 from tests.traces.openb import a_node, a_pod
 
 CLUSTER = (

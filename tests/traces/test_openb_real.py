@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from batchq.sim.workload.figures import figures_of
-from batchq.sim.workload.fragmentation import Meter, typical_shapes
-from batchq.sim.workload.gpus import GpuWatch
-from batchq.sim.workload.inflation import inflate
-from batchq.sim.workload.openb import PLACEMENTS, openb_load, places_of, shape_of
-from batchq.sim.workload.stage import play_load
-from batchq.traces.openb import read_nodes, read_pods
+from batchq.lab.traces.openb import read_nodes, read_pods
+from batchq.lab.workload.figures import figures_of
+from batchq.lab.workload.gpus import (
+    PLACEMENTS,
+    GpuWatch,
+    Meter,
+    inflate,
+    openb_load,
+    places_of,
+    shape_of,
+    typical_shapes,
+)
+from batchq.lab.workload.play import play_load
 from tests.harness.traces import trace_folder
 
 

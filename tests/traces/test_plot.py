@@ -10,10 +10,10 @@ import zlib
 
 import pytest
 
-from batchq.sim.workload.plot import drawn
-from batchq.sim.workload.policies import POLICY_CONFIG
-from batchq.sim.workload.series import Picture, picture_of
-from batchq.sim.workload.stage import play_load
+from batchq.lab.workload.figures import Picture, picture_of
+from batchq.lab.workload.load import POLICY_CONFIG
+from batchq.lab.workload.play import play_load
+from batchq.lab.workload.plot import drawn
 from tests.traces.loads import a_load, job
 from tests.traces.test_series import schedule
 
@@ -118,9 +118,9 @@ def test_more_runs_than_colours_are_told_apart_by_their_dashes() -> None:
 def test_nothing_of_a_display_is_loaded() -> None:
     program = (
         "import sys\n"
-        "from batchq.sim.workload import plot, series\n"
+        "from batchq.lab.workload import plot, series\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from batchq.sim.workload.schedule import Schedule\n"
+        "from batchq.lab.workload.schedule import Schedule\n"
         "one = Schedule(name='a', load='b', capacity=1, resources={}, jobs=())\n"
         "plot.drawn(series.picture_of([one]), 'png')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from batchq.cli.replayview import as_json, compared
+from batchq.cli.replay import as_json, compared
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
-from batchq.replaying.comparing import MOST_COMPARED, Comparison, compare, simulated_starts
-from batchq.replaying.groups import Plan
-from batchq.replaying.report import Ending, Replayed, report_of, starts_csv
-from batchq.sim.workload.policies import strategy_of
-from batchq.traces import Trace, TraceJob
+from batchq.lab.replay.compare import MOST_COMPARED, Comparison, compare, simulated_starts
+from batchq.lab.replay.plan import Plan
+from batchq.lab.replay.report import Ending, Replayed, report_of, starts_csv
+from batchq.lab.traces import Trace, TraceJob
+from batchq.lab.workload.load import strategy_of
 
 CONFIG = SchedulerConfig()
 BEGAN_AT = 1_000_000

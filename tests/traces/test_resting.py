@@ -11,13 +11,11 @@ from msgspec import structs
 
 from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
 from batchq.config.model import SchedulerConfig
+from batchq.lab.workload import play as playing
+from batchq.lab.workload.load import POLICY_CONFIG, Arrival, Load
+from batchq.lab.workload.play import Stage, is_one_line_of_equals, play_load, waits_for_room_alone
+from batchq.lab.workload.schedule import Schedule
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.sim.workload import stage as playing
-from batchq.sim.workload.load import Arrival, Load
-from batchq.sim.workload.policies import POLICY_CONFIG
-from batchq.sim.workload.resting import is_one_line_of_equals, waits_for_room_alone
-from batchq.sim.workload.schedule import Schedule
-from batchq.sim.workload.stage import Stage, play_load
 from tests.traces.loads import a_load, job
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from batchq.sim.workload.entitlement import entitled, shared_out
-from batchq.sim.workload.fairness import fairness_of, jain
-from batchq.sim.workload.figures import tenants_of
-from batchq.sim.workload.schedule import Ran, Sample, Schedule
-from batchq.sim.workload.series import picture_of
+from batchq.lab.workload.figures import (
+    entitled,
+    fairness_of,
+    jain,
+    picture_of,
+    shared_out,
+    tenants_of,
+)
+from batchq.lab.workload.schedule import Ran, Sample, Schedule
 from tests.traces.loads import a_load, job, played
 
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from batchq.errors import InvalidInput
-from batchq.sim.workload.policies import POLICY_CONFIG, strategy_of
-from batchq.sim.workload.stage import Stage, play_load
+from batchq.lab.workload.load import POLICY_CONFIG, strategy_of
+from batchq.lab.workload.play import Stage, play_load
 from tests.builders import RECLAIMS
 from tests.traces.loads import a_load, job, played, starts
 

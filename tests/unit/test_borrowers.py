@@ -6,9 +6,9 @@ from typing import Any
 
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.borrowers import Borrowers
-from batchq.framework.session import Session
-from batchq.framework.statement import Statement
+from batchq.core.quota.selector import Borrowers
+from batchq.core.session.session import Session
+from batchq.core.session.statement import Statement
 from tests.builders import a_node, a_queue, a_running_group, a_snapshot, amounts
 
 _SCHEDULER = assemble(SchedulerConfig())

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from batchq import changes
-from batchq.api import validate
+from batchq.api import validation
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.manifest import decode
 from batchq.api.objects import Object, OpenedGate, PodGroup, SchedulingGate, key_of, kind_of
@@ -105,12 +105,12 @@ def test_unscheduled_with_gates_create_is_allowed(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "g", {"tasks": tasks, "schedulingGates": [GATE]}))
     assert stored(store).spec.scheduling_gates == (SchedulingGate(name="data"),)
     assert stored(store).spec.tasks[0].template.scheduling_gates == (SchedulingGate(name="pods"),)
-    validate.check(pod("data"), described=True)
+    validation.check(pod("data"), described=True)
 
 
 def test_unscheduled_without_gates_create_is_allowed(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "g", {"tasks": [task()]}))
-    validate.check(pod(), described=True)
+    validation.check(pod(), described=True)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_scheduled_with_gates_create_and_update_are_refused(
 
 
 def test_scheduled_without_gates_is_allowed(store: MemoryStore) -> None:
-    validate.check(pod(node="n1", phase="Running"), described=True)
+    validation.check(pod(node="n1", phase="Running"), described=True)
     group = a_group("g")
-    validate.check(a_pod(group, node="n1"), described=True)
+    validation.check(a_pod(group, node="n1"), described=True)
 
 
 def test_gates_of_pods_go_while_the_group_runs(store: MemoryStore) -> None:

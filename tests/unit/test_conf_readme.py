@@ -13,7 +13,7 @@ from batchq.api.notation import default_of, write_form
 from batchq.api.objects import KINDS, NAMESPACED, Metadata
 from batchq.config.load import as_written
 from batchq.config.model import PluginEntry, SchedulerConfig, SchedulerFile
-from batchq.framework.extension import POINTS
+from batchq.core.extension.points import POINTS
 
 README = Path(__file__).resolve().parents[2] / "conf" / "README.md"
 FORMS = {

@@ -15,8 +15,8 @@ from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble, expanded, known_names
 from batchq.config.load import as_text, read_config
 from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
+from batchq.core.extension.points import POINTS
 from batchq.errors import InvalidInput
-from batchq.framework.extension import POINTS
 from batchq.plugins.sla import Sla
 from batchq.scheduler.timers import next_due_at
 from tests.builders import a_group, a_node, a_snapshot

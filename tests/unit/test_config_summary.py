@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from batchq.config.effect import what_changed
 from batchq.config.load import read_config
-from batchq.config.summary import what_changed
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import Any
 from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.crowds import Crowd, Walk, Watches
-from batchq.framework.session import Session
+from batchq.core.pending.equivalence import Walk, Watches
+from batchq.core.session.session import Session
+from batchq.core.session.state import Crowd
 from tests.builders import a_group, a_node, a_priority, a_queue, a_snapshot
 
 FULL = 4

@@ -13,8 +13,8 @@ from batchq.api.objects import PodGroup, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.moves import roll_back
-from batchq.framework.statement import Statement
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import roll_back
 from tests.builders import (
     a_group,
     a_node,

@@ -6,8 +6,8 @@ import yaml
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import (
     Manifest,
     admitted,

@@ -21,8 +21,8 @@ from batchq.api.objects import (
 )
 from batchq.assembly import assemble
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.framework.expected import Expected, expected_starts
-from batchq.framework.session import Session
+from batchq.core.forecast.estimates import Expected, expected_starts
+from batchq.core.session.session import Session
 from tests.builders import (
     a_group,
     a_node,

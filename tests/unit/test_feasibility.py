@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchq.framework import feasibility
+from batchq.core.placement import feasibility
 from tests.builders import a_group, a_node, a_task, decide
 
 

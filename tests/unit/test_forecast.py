@@ -10,8 +10,8 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.forecast import earliest_start, ends, forecast
-from batchq.framework.session import Session
+from batchq.core.forecast.earliest_fit import earliest_start, ends, forecast
+from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
 
 NOW = 100_000

@@ -9,8 +9,8 @@ import pytest
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Evictions, PodGroupStatus
 from batchq.api.times import SECOND
-from batchq.framework.hygiene import MOST_RUNS, is_protected, with_group_run, with_pod_run
-from batchq.framework.session import Session
+from batchq.core.preemption.protection import MOST_RUNS, is_protected, with_group_run, with_pod_run
+from batchq.core.session.session import Session
 from batchq.scheduler.timers import next_due_at
 from tests.builders import a_group, a_node, a_pod
 from tests.unit.voting import opened, some_pods, whole

@@ -6,7 +6,7 @@ import re
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
-from batchq.ids import CountingIds, RandomIds
+from batchq.system import CountingIds, RandomIds
 
 
 class StillClock:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchq.api.jsonvalue import NotJson, as_json
+from batchq.api.notation import NotJson, as_json
 
 
 class Colour(StrEnum):

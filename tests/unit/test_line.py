@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.scheduler.cuts import leave_where_cut
+from batchq.scheduler.pod_controller import leave_where_cut
 from tests.builders import (
     a_group,
     a_node,

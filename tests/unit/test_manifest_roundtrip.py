@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import KINDS, NAMESPACED
-from batchq.api.quantity import LARGEST
+from batchq.api.resources import LARGEST
 from batchq.config.documents import print_documents, read_documents
 
 LABEL = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.manifest import decode
 from batchq.api.objects import Object, PodGroup
-from batchq.api.validate import check, contradictions
+from batchq.api.validation import check, contradictions
 from batchq.errors import InvalidInput
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchq.framework.forecast import ends
-from batchq.framework.nodetimes import NodeTimetable
-from batchq.framework.placement import gang_of
+from batchq.core.forecast.earliest_fit import ends
+from batchq.core.forecast.node_timeline import NodeTimetable
+from batchq.core.placement.placement import gang_of
 from tests.builders import a_group, a_node, amounts
 from tests.unit.test_timetable import NOW, of, opened, running
 

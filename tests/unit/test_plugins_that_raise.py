@@ -9,10 +9,10 @@ import pytest
 from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.core.extension.points import POINTS
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 from batchq.errors import PluginFailed
-from batchq.framework.extension import POINTS
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
 from batchq.scheduler.scheduler import Scheduler
 from batchq.scheduler.timers import next_due_at
 from tests.builders import Decided, a_group, a_node, a_queue, a_snapshot

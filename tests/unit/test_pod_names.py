@@ -8,7 +8,7 @@ import pytest
 
 from batchq import changes
 from batchq.api.objects import PodGroup
-from batchq.changes.podnames import rivals
+from batchq.changes.groups import rivals
 from batchq.errors import Rejected
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_task

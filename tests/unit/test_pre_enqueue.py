@@ -12,9 +12,9 @@ from batchq.api.objects import PodGroup, SchedulingGate
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.extension import Plugin
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState
+from batchq.core.extension.points import Plugin
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
 from batchq.scheduler.scheduler import Scheduler
 from tests.builders import Decided, a_group, a_node, a_snapshot, a_task, decide
 

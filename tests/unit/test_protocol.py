@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from batchq.api.facts import PROTOCOL
+from batchq.api.node_report import PROTOCOL
 from batchq.api.objects import Node
 from tests.builders import a_group, a_node, decide
 

@@ -11,16 +11,16 @@ from batchq.api.objects import Metadata, PodGroupStatus, Queue, QueueSpec
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.moves import admit, create_pods, roll_back
-from batchq.framework.queue_shares import (
+from batchq.core.quota.fair_shares import (
     deserved_of_queues,
     fair_shares,
     note_admission,
     share_of_queue,
 )
-from batchq.framework.session import Session
-from batchq.framework.statement import Statement
-from batchq.framework.wanted import wanted_ordinals
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods, roll_back
 from tests.builders import (
     a_group,
     a_node,

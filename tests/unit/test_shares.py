@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.framework.shares import Part, Share, share_of, water_fill
+from batchq.core.quota.fair_shares import Part, Share, share_of, water_fill
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from msgspec import structs
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.moves import admit
-from batchq.framework.session import Session
-from batchq.framework.settings import Settings
-from batchq.framework.state import GroupState
-from batchq.framework.statement import Statement
-from batchq.framework.timetable import Timetable
+from batchq.core.forecast.timeline import Timetable
+from batchq.core.session.session import Session
+from batchq.core.session.settings import Settings
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit
 from tests.builders import (
     a_group,
     a_node,

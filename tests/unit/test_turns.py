@@ -6,12 +6,12 @@ from typing import Any
 
 from batchq.assembly import assemble
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.framework.moves import admit, create_pods
-from batchq.framework.queue_shares import note_admission
-from batchq.framework.session import Session
-from batchq.framework.statement import Statement
-from batchq.framework.turns import Turns
-from batchq.framework.wanted import wanted_ordinals
+from batchq.core.quota.fair_shares import note_admission
+from batchq.core.quota.selector import Turns
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot, amounts, decide
 
 _SCHEDULER = assemble(SchedulerConfig())

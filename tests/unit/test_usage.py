@@ -12,8 +12,8 @@ from batchq.api.reasons import Leaving
 from batchq.api.times import DAY, HOUR
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.framework.session import Session
-from batchq.framework.usage import HALF_LIVES, used_share, weight
+from batchq.core.quota.fair_shares import HALF_LIVES, used_share, weight
+from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot, amounts
 
 WEEK = 7 * DAY

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import QueuePreemption
+from batchq.core.preemption.protection import vote
 from batchq.scheduler.timers import next_due_at
 from tests.builders import a_group, a_node, a_priority, a_queue
 from tests.unit.voting import answer, opened, running, some_pods, two_tasks, whole
@@ -147,7 +148,7 @@ def test_the_protected_namespaces_can_be_named() -> None:
 
 
 def votes(session: Any, point: str = "preemptable") -> bool:
-    return bool(session.vote(point, session.by_key["default/c"], whole(session, "v")))
+    return bool(vote(session, point, session.by_key["default/c"], whole(session, "v")))
 
 
 #: Whom the plugin `priority` alone agrees to, at either point.
@@ -178,7 +179,7 @@ def test_pods_beyond_min_member_are_protected_like_the_group() -> None:
     for now_ms, may in ((39_999, False), (40_000, True)):
         session = opened(*world, now_ms=now_ms, **AGREED)
         victim = some_pods(session, "v", 2)
-        assert session.vote("preemptable", session.by_key["default/c"], victim) is may
+        assert vote(session, "preemptable", session.by_key["default/c"], victim) is may
 
 
 def test_nobody_is_asked_about_who_is_protected() -> None:

@@ -10,9 +10,9 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import PodGroupStatus
 from batchq.assembly import assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
-from batchq.framework.session import Session
-from batchq.framework.settings import Settings
-from batchq.framework.state import Victim
+from batchq.core.session.session import Session
+from batchq.core.session.settings import Settings
+from batchq.core.session.state import Victim
 from tests.builders import a_group, a_pod, a_snapshot, a_task, amounts
 
 

@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from batchq.worker.cgroup import PodCgroup
-from batchq.worker.limits import Bounds
-from batchq.worker.process import start
+from batchq.worker.host.cgroup import PodCgroup
+from batchq.worker.host.limits import Bounds
+from batchq.worker.workhorse.process import start
 
 
 def main() -> None:

@@ -13,17 +13,18 @@ from pathlib import Path
 import msgspec
 
 from batchq.errors import BatchqError
-from batchq.worker import claims, door, supervise
-from batchq.worker.agent import Agent, AgentSettings
+from batchq.worker.agent import start_claims, wakeups
+from batchq.worker.agent.agent import Agent, AgentSettings
+from batchq.worker.workhorse import supervision
 
 _NEVER_MS = 10**9
 
 
 def main() -> int:
     if "A_TEST_AGENT_IS_RUNG" in os.environ:
-        door.LOOK_MS = claims._LOOK_FIRST_MS = claims._LOOK_MOST_MS = _NEVER_MS
+        wakeups.LOOK_MS = start_claims._LOOK_FIRST_MS = start_claims._LOOK_MOST_MS = _NEVER_MS
     if "A_TEST_AGENT_IS_HASTY" in os.environ:
-        supervise._END_MS = 500
+        supervision._END_MS = 500
     settings = msgspec.json.decode(
         os.environ["A_TEST_AGENT"], type=AgentSettings, dec_hook=lambda _, text: Path(text)
     )

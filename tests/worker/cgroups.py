@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.worker.cgroup import PodCgroup
+from batchq.worker.host.cgroup import PodCgroup
 
 
 def _mount() -> Path | None:

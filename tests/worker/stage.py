@@ -21,13 +21,13 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
 from batchq.api.resources import ONE_POD
 from batchq.api.transaction import Charge, Delivery, Transaction, Write, fence_of, node_scope
-from batchq.daemon.clerk import LeaderDesk
-from batchq.daemon.service import ThreadService
+from batchq.daemon.node_reports import LeaderDesk
+from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
-from batchq.ids import RandomIds
 from batchq.store.redis import RedisStore
-from batchq.worker.relay import Relay
-from batchq.worker.runfile import RunFile, RunFiles
+from batchq.system import RandomIds
+from batchq.worker.rq.delivery import Relay
+from batchq.worker.workhorse.run_file import RunFile, RunFiles
 from tests.builders import a_group, a_pod, a_task
 from tests.daemon.waiting import until
 

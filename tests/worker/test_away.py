@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from batchq.api.facts import Leaves
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Leaves
 from batchq.api.objects import Node, Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
-from batchq.worker.entry import log_path
-from batchq.worker.supervise import KILL_SIGNAL
-from batchq.worker.unsent import keep, kept, send_kept
+from batchq.worker.workhorse.pod_output import keep, kept, send_kept
+from batchq.worker.workhorse.run import log_path
+from batchq.worker.workhorse.supervision import KILL_SIGNAL
 from tests.daemon.waiting import until
 from tests.harness.server import Server
 from tests.worker.stage import WITHIN_S, Stage, kill

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.worker.cgroup import PodCgroup, Unusable, find, pod_cgroup, pod_cgroups, take
+from batchq.worker.host.cgroup import PodCgroup, Unusable, find, pod_cgroup, pod_cgroups, take
 
 ME = 4242
 

@@ -13,10 +13,10 @@ import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
-from batchq.worker.cgroup import PodCgroup
-from batchq.worker.leftovers import sweep
-from batchq.worker.limits import Bounds
-from batchq.worker.process import start
+from batchq.worker.agent.leftovers import sweep
+from batchq.worker.host.cgroup import PodCgroup
+from batchq.worker.host.limits import Bounds
+from batchq.worker.workhorse.process import start
 from tests.daemon.waiting import until
 from tests.worker.cgroups import a_real_cgroup
 from tests.worker.stage import Stage, is_alive

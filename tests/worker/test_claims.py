@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchq.api.facts import Claim, Ended, Outcome
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_report import Claim, Ended, Outcome
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.transaction import Transaction, Write, fence_of
-from batchq.daemon.clerk import LeaderDesk
+from batchq.daemon.node_reports import LeaderDesk
 from batchq.errors import StoreUnavailable
-from batchq.ids import RandomIds
 from batchq.store import keys
 from batchq.store.redis import RedisStore
-from batchq.worker.claims import Answer, Claimed, Claims, Declined
-from batchq.worker.desk import Desk
-from batchq.worker.nodequeue import PodAttempt
-from batchq.worker.runfile import RunFiles
+from batchq.system import RandomIds
+from batchq.worker.agent.start_claims import Answer, Claimed, Claims, Declined
+from batchq.worker.rq.delivery import PodAttempt
+from batchq.worker.workhorse.report import Desk
+from batchq.worker.workhorse.run_file import RunFiles
 from tests.builders import a_group, a_pod
 from tests.harness.server import Server
 

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
-from batchq.store.doorbell import Word, ring
+from batchq.store.node_channels import Word, ring
 from batchq.store.redis import RedisStore
-from batchq.worker.door import Door
+from batchq.worker.agent.wakeups import Door
 from tests.daemon.waiting import until
 from tests.worker.stage import Stage
 

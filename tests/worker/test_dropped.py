@@ -6,8 +6,8 @@ import redis
 
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.nodequeue import PodAttempt, enqueue, node_queue
-from batchq.worker.slots import Slots
+from batchq.worker.agent.slots import Slots
+from batchq.worker.rq.delivery import PodAttempt, enqueue, node_queue
 
 _ATTEMPT = PodAttempt("0123456789abcdef-1-0", 1)
 

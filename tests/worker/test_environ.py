@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.worker.environ import base_environment
+from batchq.worker.workhorse.process import base_environment
 
 
 @pytest.mark.parametrize(

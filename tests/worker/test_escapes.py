@@ -16,8 +16,8 @@ import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, Pod
-from batchq.store.alive import leases_of
-from batchq.worker.cgroup import mark_of, own_cgroup, pod_cgroups
+from batchq.store.liveness import leases_of
+from batchq.worker.host.cgroup import mark_of, own_cgroup, pod_cgroups
 from tests.daemon.waiting import until
 from tests.worker import escape_artist
 from tests.worker.stage import WITHIN_S, Stage, is_alive

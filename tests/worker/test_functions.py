@@ -136,7 +136,7 @@ def test_nobody_can_read_the_arguments_in_a_list_of_processes(stage: Stage, fold
     (pod,) = call(stage, folder, "until_there", "/a/secret")
     group = stage.started(pod, saying="up")
     shown = " ".join(psutil.Process(group).cmdline())
-    assert shown.endswith("batchq/worker/callee.py")
+    assert shown.endswith("batchq/worker/workhorse/callee.py")
     assert "secret" not in shown
     assert "/a/secret" not in psutil.Process(group).environ().values()
 

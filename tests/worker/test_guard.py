@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchq.worker.guard import Guard, GuardPost
-from batchq.worker.pidfds import await_death
+from batchq.worker.host.processes import await_death
+from batchq.worker.workhorse.guard import Guard, GuardPost
 from tests.daemon.waiting import until
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from batchq.api.facts import SPOILED
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import SPOILED
 from batchq.api.objects import Node
 from tests.daemon.waiting import until
 from tests.worker.stage import WITHIN_S, Stage

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq.worker.leftovers import sweep
-from batchq.worker.runfile import RunFile, own_boot, started_ms
+from batchq.worker.agent.leftovers import sweep
+from batchq.worker.workhorse.run_file import RunFile, own_boot, started_ms
 from tests.daemon.waiting import until
 from tests.worker.stage import members
 

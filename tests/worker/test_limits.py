@@ -11,8 +11,8 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.errors import UsageError
-from batchq.worker.cgroup import PodCgroup
-from batchq.worker.limits import Bounds, Enforce, Enforcement, settle
+from batchq.worker.host.cgroup import PodCgroup
+from batchq.worker.host.limits import Bounds, Enforce, Enforcement, settle
 from tests.worker.stage import WITHIN_S, Stage
 from tests.worker.test_cgroup import ME, Tree
 

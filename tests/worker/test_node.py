@@ -10,7 +10,7 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
-from batchq.worker.runfile import RunFiles
+from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
 from tests.harness.proxy import Road
 from tests.harness.server import Server

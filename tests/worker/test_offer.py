@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.worker.detect import detect_resources, gpu_indices, parse_resources
-from batchq.worker.gpus import GpuShares
+from batchq.worker.host.devices import GpuShares, detect_resources, gpu_indices, parse_resources
 
 
 def test_resources_are_read_as_quantities() -> None:

@@ -8,9 +8,9 @@ from threading import Thread
 
 import pytest
 
-from batchq.worker.entry import _next_order
-from batchq.worker.signals import Signals, is_readable
-from batchq.worker.supervise import KILL_SIGNAL, STOP_SIGNAL
+from batchq.worker.host.processes import Signals, is_readable
+from batchq.worker.workhorse.run import _next_order
+from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
-from batchq.worker.chores import Chores
+from batchq.worker.agent.wakeups import Chores
 from tests.daemon.waiting import until
 from tests.harness.server import Server
 from tests.worker.stage import WITHIN_S, Stage

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from batchq.api.lifecycle import PodPhase
-from batchq.scheduler.outcomes import ended
-from batchq.worker.environ import base_environment
-from batchq.worker.lease import Lease
-from batchq.worker.outcome import LOST, Outcome
+from batchq.scheduler.node_reports import ended
+from batchq.worker.workhorse.process import base_environment
+from batchq.worker.workhorse.run_file import LOST, Outcome
+from batchq.worker.workhorse.supervision import Lease
 from tests.builders import a_group, a_pod
 
 STOPPED = {"terminating": True, "reason": "Preempted"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from batchq.store.peer import pid_of_server
+from batchq.store.liveness import pid_of_server
 from batchq.store.redis import RedisStore
-from batchq.worker.ownserver import ServerWatch
+from batchq.worker.agent.node import ServerWatch
 from tests.daemon.waiting import until
 from tests.harness.proxy import LossyProxy
 from tests.harness.server import Server

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from batchq.api.lifecycle import PodPhase
-from batchq.worker.paused import Paused, stopped
+from batchq.worker.agent.slots import Paused, stopped
 from tests.daemon.waiting import until
 from tests.worker.stage import Stage, is_alive, members
 
@@ -46,8 +46,8 @@ def test_a_stopped_process_is_known_from_one_that_sleeps_or_is_gone() -> None:
 #: A work-horse that stands still right after it has started its command.
 _STANDS_STILL = """
 import os, signal, sys
-from batchq.worker.messenger import monotonic_ms
-from batchq.worker.process import start
+from batchq.worker.workhorse.report import monotonic_ms
+from batchq.worker.workhorse.process import start
 
 until_ms = monotonic_ms() + int(sys.argv[1])
 command = start(["sleep", "600"], dict(os.environ), "", until_ms=until_ms)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.worker.process import Command, NotStarted, send_to_group, start
+from batchq.worker.workhorse.process import Command, NotStarted, send_to_group, start
 from tests.daemon.waiting import until
 
 PATH = {"PATH": os.environ["PATH"]}

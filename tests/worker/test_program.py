@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from batchq.api.objects import PodTemplate
-from batchq.worker import callee
-from batchq.worker.outcome import Outcome
-from batchq.worker.program import Program
+from batchq.worker.workhorse import callee
+from batchq.worker.workhorse.process import Program
+from batchq.worker.workhorse.run_file import Outcome
 
 TASKS = """
 import asyncio, os, sys, threading

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from batchq.worker.pruning import prune_logs
-from batchq.worker.runfile import RunFile, RunFiles
+from batchq.worker.agent.leftovers import prune_logs
+from batchq.worker.workhorse.run_file import RunFile, RunFiles
 
 NOW_S = 1_000_000_000.0
 DAY_S = 86_400

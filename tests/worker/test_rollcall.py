@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchq.api.facts import Runs
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Runs
 from batchq.store.redis import RedisStore
-from batchq.worker.nodequeue import PodAttempt
-from batchq.worker.outcome import Outcome
-from batchq.worker.rollcall import RollCall
-from batchq.worker.runfile import RunFile, RunFiles
+from batchq.worker.agent.end_reports import RollCall
+from batchq.worker.rq.delivery import PodAttempt
+from batchq.worker.workhorse.run_file import Outcome, RunFile, RunFiles
 from tests.contract.made import pod, put, writing
 
 HERE = PodAttempt("u1-1-0", 1)

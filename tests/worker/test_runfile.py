@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.worker.runfile import RunFile, RunFiles
+from batchq.worker.workhorse.run_file import RunFile, RunFiles
 
 
 def a_run(group: int) -> RunFile:
@@ -28,7 +28,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def die(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(f"batchq.worker.runfile.{name}", die)
+    monkeypatch.setattr(f"batchq.worker.workhorse.run_file.{name}", die)
 
 
 @pytest.mark.parametrize(

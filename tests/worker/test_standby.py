@@ -13,12 +13,11 @@ import psutil
 import pytest
 
 from batchq.api.objects import PodTemplate
-from batchq.worker.descendants import child_pids, kill_children
-from batchq.worker.limits import UNBOUNDED, Bounds
-from batchq.worker.outcome import Outcome
-from batchq.worker.process import Fork
-from batchq.worker.program import CALLEE, Program
-from batchq.worker.standby import Functions, Standby
+from batchq.worker.host.limits import UNBOUNDED, Bounds
+from batchq.worker.host.processes import child_pids, kill_children
+from batchq.worker.workhorse.process import CALLEE, Fork, Program
+from batchq.worker.workhorse.run_file import Outcome
+from batchq.worker.workhorse.standby import Functions, Standby
 
 TASKS = """
 import atexit, os, resource, signal, sys, threading

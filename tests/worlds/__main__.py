@@ -27,8 +27,8 @@ from msgspec import to_builtins
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import EndlessSessions
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from tests.worlds.making import Described
 from tests.worlds.play import (
     MOST_SESSIONS,

@@ -10,13 +10,13 @@ from msgspec import structs
 
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.transaction import Answer, Commit, Refusal, Transaction, Word
-from batchq.framework.snapshot import Snapshot
+from batchq.core.session.snapshot import Snapshot
+from batchq.lab.simulation.clock import CountedIds
+from batchq.lab.simulation.invariants import Watch
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import World
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
-from batchq.sim.clock import CountedIds
-from batchq.sim.invariants import Watch
-from batchq.sim.run import Stage
-from batchq.sim.world import World
 from batchq.store.memory import MemoryStore
 from tests.worlds.rules import Broken, evictions
 

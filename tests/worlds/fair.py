@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
-from batchq.sim.report import Outcome
+from batchq.lab.simulation.report import Outcome
 from tests.worlds.making import Described, Manifest
 from tests.worlds.rules import Broken
 

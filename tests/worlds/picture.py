@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Node, Pod, PodGroup, Queue, Task, Toleration, key_of
-from batchq.framework.snapshot import Snapshot
+from batchq.core.session.snapshot import Snapshot
 
 Amounts = dict[str, int]
 #: Where something is counted: the cluster, a namespace or a queue.

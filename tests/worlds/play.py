@@ -15,13 +15,13 @@ from msgspec import Struct, structs
 from batchq.api.intents import EndPledge, RollBack
 from batchq.assembly import assemble
 from batchq.config.load import read_config
+from batchq.core.session.session import Action, Session
+from batchq.core.session.snapshot import Snapshot
 from batchq.errors import BatchqError
-from batchq.framework.session import Action, Session
-from batchq.framework.snapshot import Snapshot
+from batchq.lab.simulation.report import Outcome, as_json
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
-from batchq.sim.report import Outcome, as_json
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
 from tests.worlds.check_rules import (
     AFTER_EVERY_SESSION_WITH_CHECKS,
     nobody_waits_whose_checks_have_passed,

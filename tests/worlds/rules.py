@@ -14,15 +14,15 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, larger, of_pod, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
-from batchq.framework.extras import node_for_extra, waiting_extras, waits_behind
-from batchq.framework.growth import over_any_limit, over_limit_with
-from batchq.framework.line import blockers
-from batchq.framework.placement_trial import refused_by_nodes
-from batchq.framework.pledges import awaits_victims, gives_way_to, promised_to
-from batchq.framework.pods import shape_at
-from batchq.framework.session import Session
-from batchq.framework.state import GroupState, is_admitted
-from batchq.framework.tree import ROOT
+from batchq.core.pending.queue import blockers
+from batchq.core.placement.elastic import node_for_extra, waiting_extras, waits_behind
+from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.preemption.pledges import awaits_victims, gives_way_to, promised_to
+from batchq.core.quota.limits import over_any_limit, over_limit_with
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.session.pods import shape_at
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, is_admitted
 
 PROTECTED = frozenset({"system", "kube-system"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchq.framework.session import Session
+from batchq.core.session.session import Session
 
 
 def state_of(session: Session) -> dict[str, Any]:

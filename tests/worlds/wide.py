@@ -16,8 +16,8 @@ from msgspec import structs
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import EndlessSessions
-from batchq.sim.run import Stage
-from batchq.sim.world import read_world
+from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.world import read_world
 from tests.worlds.checking import with_checks
 from tests.worlds.happenings import FIRST, with_happenings
 from tests.worlds.making import CLASSES, Described, Manifest

@@ -6,9 +6,35 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from batchq.client.doctor import books, machine, nodes, people, queues, records, server, work
-from batchq.client.doctor.finding import Finding, Report
-from batchq.client.doctor.state import State
+from batchq.client.doctor.cluster import (
+    agents,
+    guarantees,
+    leader,
+    nodes,
+    permissions,
+    protocols,
+    reported,
+    schedulers,
+)
+from batchq.client.doctor.servers import (
+    batchq,
+    clock,
+    connections,
+    evicted,
+    eviction,
+    home,
+    latency,
+    libraries,
+    memory,
+    persistence,
+    role,
+    uptime,
+    version,
+    writing,
+)
+from batchq.client.doctor.state import Finding, Report, State
+from batchq.client.doctor.stored import ledger, limits, records
+from batchq.client.doctor.work import dependencies, groups, inboxes, outbox, pods
 
 
 class Check(Struct, frozen=True):
@@ -19,36 +45,36 @@ class Check(Struct, frozen=True):
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("version", server.version),
-    Check("role", server.role),
-    Check("eviction", server.eviction),
-    Check("evicted", server.evicted),
-    Check("persistence", server.persistence),
-    Check("writing", server.writing),
-    Check("memory", server.memory),
-    Check("connections", server.connections),
-    Check("latency", server.latency),
-    Check("uptime", server.uptime),
-    Check("clock", server.clock),
-    Check("permissions", people.permissions),
-    Check("leader", people.leader),
-    Check("schedulers", people.schedulers),
-    Check("nodes", nodes.nodes),
-    Check("reported", nodes.reported),
-    Check("agents", nodes.agents),
-    Check("protocols", nodes.protocols),
-    Check("guarantees", queues.guarantees),
-    Check("groups", work.groups),
-    Check("dependencies", work.dependencies),
-    Check("pods", work.pods),
-    Check("outbox", work.outbox),
-    Check("inboxes", work.inboxes),
-    Check("records", records.records),
-    Check("ledger", books.ledger),
-    Check("limits", books.limits),
-    Check("home", machine.home),
-    Check("libraries", machine.libraries),
-    Check("batchq", machine.batchq),
+    Check("version", version),
+    Check("role", role),
+    Check("eviction", eviction),
+    Check("evicted", evicted),
+    Check("persistence", persistence),
+    Check("writing", writing),
+    Check("memory", memory),
+    Check("connections", connections),
+    Check("latency", latency),
+    Check("uptime", uptime),
+    Check("clock", clock),
+    Check("permissions", permissions),
+    Check("leader", leader),
+    Check("schedulers", schedulers),
+    Check("nodes", nodes),
+    Check("reported", reported),
+    Check("agents", agents),
+    Check("protocols", protocols),
+    Check("guarantees", guarantees),
+    Check("groups", groups),
+    Check("dependencies", dependencies),
+    Check("pods", pods),
+    Check("outbox", outbox),
+    Check("inboxes", inboxes),
+    Check("records", records),
+    Check("ledger", ledger),
+    Check("limits", limits),
+    Check("home", home),
+    Check("libraries", libraries),
+    Check("batchq", batchq),
 )
 
 

@@ -6,13 +6,12 @@ import functools
 from collections.abc import Callable, Iterator
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
-from batchq.api.limits import capacity_of
 from batchq.api.objects import Condition, Pod, PodGroup, full_name
 from batchq.api.reasons import NEVER_FITS, Leaving, Waiting
 from batchq.api.resources import Amounts, describe, larger, of_pod
 from batchq.api.times import MINUTE, SECOND, describe_age
-from batchq.client.doctor.finding import Finding, Level, or_ok, unseen
-from batchq.client.doctor.state import State
+from batchq.api.transaction import capacity_of
+from batchq.client.doctor.state import Finding, Level, State, or_ok, unseen
 
 _READS = "reading (`+@read`) of batchq's keys"
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from batchq.api.facts import SPOILED
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import Dependency
+from batchq.api.node_report import SPOILED
+from batchq.api.objects import Dependency, Unreadable
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Delivery, Event
-from batchq.api.unreadable import Unreadable
+from batchq.client.cluster import Leading, Schedulers
 from batchq.client.doctor import CHECKS, Level, diagnose
-from batchq.client.doctor.finding import Finding
-from batchq.client.doctor.state import Installed, State
-from batchq.client.leading import Leading, Schedulers
-from batchq.framework.snapshot import Standing
-from batchq.store.books import sums_of
+from batchq.client.doctor.state import Finding, Installed, State
+from batchq.core.session.snapshot import Standing
+from batchq.store.recount import sums_of
 from tests.builders import a_queue
 from tests.client.doctor.made import (
     FOLLOWS,

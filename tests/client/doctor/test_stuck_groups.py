@@ -7,8 +7,7 @@ from msgspec import structs
 
 from batchq.api.objects import Condition, PodGroup
 from batchq.client.doctor import Level
-from batchq.client.doctor.finding import Finding
-from batchq.client.doctor.state import State
+from batchq.client.doctor.state import Finding, State
 from batchq.client.doctor.work import groups
 from tests.builders import a_node, a_queue, a_task
 from tests.client.doctor.made import a_state, node, waiting

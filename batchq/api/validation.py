@@ -1,0 +1,346 @@
+"""Whether one object, by itself, makes sense: bounds, contradictions, and what is not built yet.
+
+Three sorts of problems. *Contradictions* of a PodGroup (a gang of five with four pods) are errors
+when somebody submits it, and keep it waiting as Misconfigured in a described world. What is *not
+available* in this version is refused everywhere: it must not be ignored silently. The rest (a
+negative count, a name twice, a megabyte of environment) is refused everywhere too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes, check_names, function_problem
+from batchq.api.notation import counted, qualified_problem, shown
+from batchq.api.objects import (
+    AdmissionCheck,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    PodTemplate,
+    PriorityClass,
+    Queue,
+    SchedulingGate,
+    full_name,
+    gates_of,
+    kind_of,
+    pod_gates_problem,
+)
+from batchq.api.resources import LARGEST, ONE_POD, PODS, describe_quantity, times
+from batchq.api.times import SECOND, format_duration
+from batchq.api.transaction import POD_GROUPS
+from batchq.errors import InvalidInput
+
+MOST_REPLICAS = 1_000_000
+#: The pods that a group needs are made, and bound, in one step of the server.
+MOST_GANG = 50_000
+MOST_TASKS = 1_000
+#: No instant and no ordinal of a pod has more.
+_MOST_DIGITS = 17
+MOST_GATES = 64
+#: Of a group and its tasks together: who has opened which is kept in one record.
+MOST_GATES_IN_ALL = 1_000
+MOST_DEPENDENCIES = 256
+MOST_TAINTS = 64
+MOST_RETRIES = 1_000
+MOST_LABELS = 64
+MOST_VARIABLES = 1_000
+MOST_RESOURCES = 64
+MOST_WEIGHT = 1_000_000
+MOST_PRIORITY = 1_000_000_000
+MOST_CHECKS = 64
+MOST_PARAMETERS = 64
+MOST_PARAMETER_BYTES = 64 * 1024
+#: A year.
+MOST_RETRY_DELAY_MINUTES = 525_600
+#: What Linux takes as one argument of a program; the same bound for all of them together.
+MOST_COMMAND_BYTES = 128 * 1024
+MOST_ENV_BYTES = 128 * 1024
+MOST_ANNOTATION_BYTES = 256 * 1024
+MOST_OBJECT_BYTES = 2**20
+
+
+def check(obj: Object, *, described: bool = False) -> None:
+    """Raise InvalidInput, with the first problem, unless the object can be accepted.
+
+    In a `described` world, contradictions are left to show as Misconfigured, and a task needs no
+    command, since nothing is ever started.
+    """
+    check_names(obj)
+    for problem in _problems(obj, described):
+        raise InvalidInput(f"{kind_of(obj)} {full_name(obj)}: {problem}")
+
+
+def contradictions(group: PodGroup) -> list[str]:
+    """What no scheduler could satisfy, because the group's own numbers exclude each other."""
+    spec = group.spec
+    replicas = sum(task.replicas for task in spec.tasks)
+    external = spec.controller == "external"
+    found = []
+    if not external and not replicas:
+        found.append("expected at least one task with at least one replica, found none")
+    if external and not spec.min_resources:
+        found.append("spec.minResources: an external group must state what it needs")
+    least = replicas if spec.min_member is None else spec.min_member
+    if spec.min_member is not None and least < 1:
+        found.append(f"spec.minMember: expected at least 1, found {least}")
+    if not external and spec.min_member is not None and replicas and least > replicas:
+        found.append(
+            f"spec.minMember: expected at most the {counted(replicas, 'replica')} of all tasks,"
+            f" found {least}"
+        )
+    if not external and least > MOST_GANG:
+        found.append(
+            f"spec.minMember: expected at most {MOST_GANG:,} pods that start together, found"
+            f" {least:,}; say minMember: 1 for an array"
+        )
+    available = sum(task.min_available for task in spec.tasks)
+    if available > least:
+        found.append(f"minAvailable adds up to {available}, which is more than minMember {least}")
+    for place, task in enumerate(spec.tasks):
+        if task.min_available > task.replicas:
+            found.append(
+                f"spec.tasks[{place}].minAvailable: expected at most its"
+                f" {counted(task.replicas, 'replica')},"
+                f" found {task.min_available}"
+            )
+    return found
+
+
+def disorder_of(group: PodGroup) -> str:
+    """What in a stored group no scheduler could work with, and none has ever written; '' if there
+    is nothing. Asked of every group that is read, so it is cheap.
+    """
+    spec, status = group.spec, group.status
+    for numbered in (status.spent, status.evictions.recent, status.evictions.longest_pod_runs):
+        for number in numbered:
+            if not number.isdecimal() or len(number) > _MOST_DIGITS:
+                return f"its status counts by numbers, and has {shown(number)} for one"
+    if spec.min_member is not None and spec.min_member < 0:
+        return f"its minMember is {spec.min_member}"
+    names = set()
+    pods = 0
+    for task in spec.tasks:
+        if not 0 <= task.replicas <= MOST_REPLICAS:
+            return f"task {task.name} has {task.replicas} replicas, of 0 to {MOST_REPLICAS:,}"
+        names.add(task.name)
+        pods += task.replicas
+    if len(names) < len(spec.tasks):
+        return "two of its tasks have the same name"
+    gang = pods if spec.min_member is None else min(pods, spec.min_member)
+    if gang > MOST_REPLICAS:
+        return f"{gang:,} of its pods are to start together, more than {MOST_REPLICAS:,}"
+    return ""
+
+
+# --- bounds ---------------------------------------------------------------------------------
+
+
+def _problems(obj: Object, described: bool) -> Iterator[str]:
+    yield from _metadata_problems(obj)
+    match obj:
+        case Queue():
+            yield from _queue_problems(obj)
+        case Node():
+            yield from _at_most("spec.taints", len(obj.spec.taints), MOST_TAINTS)
+            yield from _at_most("spec.resources", len(obj.spec.resources), MOST_RESOURCES)
+        case PriorityClass():
+            yield from _within("spec.value", obj.spec.value, -MOST_PRIORITY, MOST_PRIORITY)
+        case AdmissionCheck():
+            yield from _check_problems(obj, described)
+        case PodGroup():
+            yield from _group_problems(obj, described)
+            if not described:
+                yield from contradictions(obj)
+        case Pod():
+            yield from _within("spec.index", obj.spec.index, 0, MOST_REPLICAS - 1)
+            yield from _within("status.attempt", obj.status.attempt, 0, LARGEST)
+            yield from _request_problems(obj.spec.requests, 1, "spec.requests")
+            yield from _gate_problems(obj.spec.scheduling_gates, "spec.schedulingGates")
+            if problem := pod_gates_problem(obj):
+                yield f"spec.schedulingGates: {problem}"
+    # Last: any field that is too long by itself has been named by then.
+    yield from _at_most("its size in bytes", len(msgspec.json.encode(obj)), MOST_OBJECT_BYTES)
+
+
+def _metadata_problems(obj: Object) -> Iterator[str]:
+    meta = obj.metadata
+    yield from _at_most("metadata.labels", len(meta.labels), MOST_LABELS)
+    yield from _at_most("metadata.annotations", _bytes_of(meta.annotations), MOST_ANNOTATION_BYTES)
+
+
+def _queue_problems(queue: Queue) -> Iterator[str]:
+    spec, name = queue.spec, queue.metadata.name
+    if name == "root" and spec.parent:
+        yield "spec.parent: the root queue stands above all others and has no parent; leave it out"
+    if spec.parent == name:
+        yield "spec.parent: a queue cannot be its own parent; name another one, or leave it out"
+    yield from _within("spec.weight", spec.weight, 0, MOST_WEIGHT)
+    if spec.max_pod_groups is not None:
+        yield from _within("spec.maxPodGroups", spec.max_pod_groups, 0, 1_000_000_000)
+    yield from _at_most("spec.admissionChecks", len(spec.admission_checks), MOST_CHECKS)
+    yield from _once("spec.admissionChecks", spec.admission_checks)
+    borrowing = spec.preemption.borrowing
+    if isinstance(borrowing, int):
+        yield from _within("spec.preemption.borrowing", borrowing, -MOST_PRIORITY, MOST_PRIORITY)
+    for field, amounts in (
+        ("guarantee", spec.guarantee),
+        ("deserved", spec.deserved),
+        ("capability", spec.capability),
+    ):
+        yield from _at_most(f"spec.{field}", len(amounts), MOST_RESOURCES)
+        if POD_GROUPS in amounts and field != "capability":
+            yield f"spec.{field}.podgroups: groups are no resource; spec.maxPodGroups limits them"
+    for lower, low, upper, high in (
+        ("guarantee", spec.guarantee, "deserved", spec.deserved),
+        ("guarantee", spec.guarantee, "capability", spec.capability),
+        ("deserved", spec.deserved, "capability", spec.capability),
+    ):
+        for resource in low:
+            if resource in high and low[resource] > high[resource]:
+                yield (
+                    f"spec.{lower}.{resource}: expected at most its {upper} of"
+                    f" {describe_quantity(resource, high[resource])},"
+                    f" found {describe_quantity(resource, low[resource])}"
+                )
+
+
+def _check_problems(check: AdmissionCheck, described: bool) -> Iterator[str]:
+    spec = check.spec
+    # Nobody carries a check out in a described world: its steps say what it answers.
+    if not (described and not spec.controller_name) and qualified_problem(spec.controller_name):
+        yield (
+            "spec.controllerName: expected the name by which its controller finds it, such as"
+            f" budget or example.com/budget, found {shown(spec.controller_name)}"
+        )
+    yield from _within(
+        "spec.retryDelayMinutes", spec.retry_delay_minutes, 0, MOST_RETRY_DELAY_MINUTES
+    )
+    if spec.unknown_timeout < SECOND:
+        yield (
+            "spec.unknownTimeout: expected at least 1s, found"
+            f" {format_duration(spec.unknown_timeout)}"
+        )
+    yield from _at_most("spec.parameters", len(spec.parameters), MOST_PARAMETERS)
+    yield from _at_most(
+        "spec.parameters, in bytes", _bytes_of(spec.parameters), MOST_PARAMETER_BYTES
+    )
+
+
+def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
+    spec = group.spec
+    yield from _gate_problems(spec.scheduling_gates, "spec.schedulingGates")
+    yield from _at_most("spec.dependsOn", len(spec.depends_on), MOST_DEPENDENCIES)
+    yield from _at_most("spec.tasks", len(spec.tasks), MOST_TASKS)
+    yield from _once("spec.dependsOn", (dependency.name for dependency in spec.depends_on))
+    yield from _once("spec.tasks", (task.name for task in spec.tasks))
+    yield from _within("spec.retry.limit", spec.retry.limit, 0, MOST_RETRIES)
+    if spec.walltime == 0:
+        yield "spec.walltime: expected more than 0s; leave it out for no limit"
+    if POD_GROUPS in spec.min_resources:
+        yield "spec.minResources.podgroups: groups are counted by batchq; leave it out"
+    for place, task in enumerate(spec.tasks):
+        path = f"spec.tasks[{place}]"
+        yield from _within(f"{path}.replicas", task.replicas, 0, MOST_REPLICAS)
+        yield from _within(f"{path}.minAvailable", task.min_available, 0, MOST_REPLICAS)
+        yield from _template_problems(task.template, f"{path}.template")
+        yield from _request_problems(
+            task.template.requests, task.replicas, f"{path}.template.requests"
+        )
+        if not described and spec.controller == "batchq" and not _runs(task.template):
+            yield (
+                f"{path}.template.command: expected a command or a function for its pods to run,"
+                " found none"
+            )
+    if spec.controller == "external" and spec.min_member is not None:
+        # It says how many pods there are where no tasks do.
+        yield from _at_most("spec.minMember", spec.min_member, MOST_REPLICAS)
+    replicas = sum(task.replicas for task in spec.tasks)
+    yield from _at_most("the replicas of all tasks", replicas, MOST_REPLICAS)
+    yield from _at_most("the gates of all tasks", len(gates_of(spec)), MOST_GATES_IN_ALL)
+
+
+def _gate_problems(gates: Sequence[SchedulingGate], path: str) -> Iterator[str]:
+    yield from _at_most(path, len(gates), MOST_GATES)
+    yield from _once(path, (gate.name for gate in gates))
+
+
+def _runs(template: PodTemplate) -> bool:
+    return bool(template.function or (template.command and template.command[0]))
+
+
+def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
+    yield from _gate_problems(template.scheduling_gates, f"{path}.schedulingGates")
+    yield from _at_most(f"{path}.labels", len(template.labels), MOST_LABELS)
+    yield from _at_most(
+        f"{path}.annotations, in bytes", _bytes_of(template.annotations), MOST_ANNOTATION_BYTES
+    )
+    command_bytes = sum(len(word.encode()) + 1 for word in template.command)
+    yield from _at_most(f"{path}.command, in bytes", command_bytes, MOST_COMMAND_BYTES)
+    yield from _function_problems(template, path)
+    yield from _at_most(f"{path}.env", len(template.env), MOST_VARIABLES)
+    yield from _at_most(f"{path}.env, in bytes", _bytes_of(template.env), MOST_ENV_BYTES)
+    for name in template.env:
+        if not name or "=" in name:
+            yield f"{path}.env: expected a name without '=' for a variable, found {shown(name)}"
+    for field, texts in (
+        ("command", template.command),
+        ("env", (*template.env, *template.env.values())),
+        ("workingDir", (template.working_dir,)),
+    ):
+        if any("\0" in text for text in texts):
+            yield f"{path}.{field}: a NUL character cannot be passed to a process"
+
+
+def _function_problems(template: PodTemplate, path: str) -> Iterator[str]:
+    if not template.function:
+        for name, value in (("args", template.args), ("kwargs", template.kwargs)):
+            if value:
+                yield f"{path}.{name}: only a function has arguments; name one, or leave it out"
+        return
+    if template.command:
+        yield f"{path}: expected a command or a function, found both; keep one of the two"
+    if problem := function_problem(template.function):
+        yield f"{path}.function: {problem}"
+    size = argument_bytes(template)
+    if size > MOST_ARGUMENT_BYTES:
+        yield (
+            f"{path}.args and kwargs: expected at most {MOST_ARGUMENT_BYTES} bytes of JSON, found"
+            f" {size}; pass the path of a file instead"
+        )
+
+
+def _request_problems(requests: Mapping[str, int], replicas: int, path: str) -> Iterator[str]:
+    yield from _at_most(path, len(requests), MOST_RESOURCES)
+    if POD_GROUPS in requests:
+        yield f"{path}.podgroups: groups are counted by batchq; leave it out"
+    if requests.get(PODS, ONE_POD) != ONE_POD:
+        yield f"{path}.pods: every pod counts as one; leave it out"
+    for resource, units in times(requests, replicas).items():
+        if units > LARGEST:
+            yield f"{path}.{resource}: the {replicas} replicas together ask for over 2^53 units"
+
+
+def _within(path: str, value: int, least: int, most: int) -> Iterator[str]:
+    if not least <= value <= most:
+        yield f"{path}: expected a number from {least} to {most}, found {value}"
+
+
+def _at_most(path: str, count: int, most: int) -> Iterator[str]:
+    if count > most:
+        yield f"{path}: expected at most {most}, found {count}"
+
+
+def _once(path: str, names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{path}: {shown(name)} is named twice"
+        seen.add(name)
+
+
+def _bytes_of(table: Mapping[str, str]) -> int:
+    return sum(len(key.encode()) + len(value.encode()) for key, value in table.items())

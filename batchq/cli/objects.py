@@ -1,0 +1,442 @@
+"""Manifests from a file or from standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import click
+
+from batchq.api.manifest import encode, has_status
+from batchq.api.notation import counted
+from batchq.api.objects import (
+    KINDS,
+    NAMESPACED,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    ResourceQuota,
+    Unreadable,
+    full_name,
+    key_of,
+    kind_of,
+)
+from batchq.cli.checks import checks_table
+from batchq.cli.output import tables
+from batchq.cli.output.options import (
+    LIST_FORMATS,
+    Globals,
+    Paging,
+    examples,
+    namespace_option,
+    output_option,
+    paging_options,
+    pass_globals,
+)
+from batchq.cli.output.output import (
+    ListWriter,
+    Table,
+    TableWriter,
+    is_terminal,
+    reference,
+    report,
+    show_objects,
+    show_table,
+)
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.values import (
+    KIND_NAMES,
+    complete_kind,
+    kind_and_name,
+    kind_of_word,
+    name_of_kind,
+)
+from batchq.client import Applied, Client, with_working_dir
+from batchq.client.listing import WHOLE_UP_TO, GroupPage, Page, token_of_object
+from batchq.client.requests import leaves_stop_policy
+from batchq.config.documents import MOST_BYTES, Document, read_bounded, read_documents
+from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError
+
+STDIN = "-"
+
+
+class Content(NamedTuple):
+    """The objects of a file, and the names of the queues whose stopPolicy it does not name."""
+
+    objects: list[Object]
+    keep_stop: frozenset[str]
+
+
+def read_objects(name: str, *, in_folder: bool) -> list[Object]:
+    """What `read_content` finds, without what the file leaves open."""
+    return read_content(name, in_folder=in_folder).objects
+
+
+def read_content(name: str, *, in_folder: bool) -> Content:
+    """The objects in the file `name`, or in standard input for `-`.
+
+    With `in_folder`, pods whose templates name no workingDir start in the file's folder.
+    A warning goes to stderr where there is a `status`, which is batchq's to write.
+    Raises InvalidInput, also where there is no object at all.
+    """
+    source = "standard input" if name == STDIN else name
+    documents = read_documents(_content(name), source)
+    if not documents:
+        raise InvalidInput(
+            f"{source}: expected at least one manifest, found nothing",
+            hint="a manifest begins with apiVersion: batchq/v1",
+        )
+    objects = [document.decode() for document in documents]
+    count = sum(has_status(document.data) for document in documents)
+    if count:
+        ignored = f"status is batchq's, and is ignored in {counted(count, 'object')}"
+        echo(f"warning: {source}: {ignored}", err=True)
+    keep_stop = queues_to_keep_stopped(documents, objects)
+    if not in_folder:
+        return Content(objects, keep_stop)
+    folder = Path.cwd() if name == STDIN else Path(name).resolve().parent
+    return Content([_in_folder(item, str(folder)) for item in objects], keep_stop)
+
+
+def queues_to_keep_stopped(
+    documents: Sequence[Document], objects: Sequence[Object]
+) -> frozenset[str]:
+    """The names of the queues whose manifests do not name their stopPolicy."""
+    return frozenset(
+        item.metadata.name
+        for document, item in zip(documents, objects, strict=True)
+        if leaves_stop_policy(document.data)
+    )
+
+
+def _content(name: str) -> bytes:
+    if name == STDIN:
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    try:
+        return read_bounded(Path(name))
+    except OSError as error:
+        raise InvalidInput(f"{name}: the file cannot be read: {error.strerror}") from None
+
+
+def _in_folder(item: Object, folder: str) -> Object:
+    return with_working_dir([item], folder)[0] if isinstance(item, PodGroup) else item
+
+
+#: `-o json` of the doctor names them all.
+_SHOWN = 20
+
+
+def show_unreadable(found: Sequence[Unreadable], *, tabled: bool, color: bool = True) -> None:
+    """Write a table of them where people read, and in any case a line to stderr."""
+    if not found:
+        return
+    if tabled:
+        rows = tuple((one.kind, one.key, "Unreadable", one.why) for one in found[:_SHOWN])
+        show_table(Table(("KIND", "NAME", "STATUS", "WHY"), rows), color=color)
+    what = counted(len(found), "record")
+    echo(
+        f"{what} unreadable: `batchq doctor` names the reason, `batchq delete KIND NAME` deletes"
+        f" {'it' if len(found) == 1 else 'one'}",
+        err=True,
+    )
+
+
+_DATA = ("json", "yaml", "name")
+
+
+@click.command(
+    epilog=examples(
+        "batchq get queues",
+        "batchq get podgroups -A -o yaml",
+        "batchq get queue default -o yaml",
+        "batchq get pods -o wide",
+        "batchq get podgroups -A -o name --limit 1000",
+    )
+)
+@click.argument("kind", shell_complete=complete_kind)
+@click.argument("name", required=False)
+@namespace_option
+@click.option("-A", "--all-namespaces", is_flag=True, help="The objects of every namespace.")
+@paging_options
+@output_option(*LIST_FORMATS)
+@pass_globals
+def get(
+    shared: Globals,
+    kind: str,
+    name: str | None,
+    namespace: str,
+    all_namespaces: bool,
+    paging: Paging,
+    output: str,
+) -> None:
+    """List objects of a KIND by name, or print the one called NAME.
+
+    KIND is podgroup, pod, queue, node, resourcequota, priorityclass or admissioncheck, also in the
+    plural or short (pg, q, no, quota, pc, check). What `-o yaml` prints, `batchq apply -f -` reads;
+    what `-o name` prints, such as podgroup/default/train, stands for KIND NAME in other commands.
+
+    Groups and pods are read --chunk-size at a time, and each chunk is written as soon as it is
+    there; --limit ends a list early and says where it went on, --continue goes on there.
+
+    What is stored and cannot be read is listed as Unreadable; `batchq delete` deletes it by name.
+    """
+    if name is None and "/" in kind:
+        kind, name = kind_and_name(kind)
+    else:
+        kind = kind_of_word(kind)
+        name = None if name is None else name_of_kind(kind, name)
+    space = "" if all_namespaces or kind not in NAMESPACED else namespace
+    with shared.connect() as client:
+        if name is None:
+            _list(client, kind, space, output, paging, color=shared.color)
+            return
+        objects = [client.get(kind, name, namespace=namespace)]
+        if output in _DATA:
+            show_objects(objects, output, alone=True)
+        else:
+            table = _Tables(client, kind, namespaces=space == "").of(objects)
+            show_table(table, wide=output == "wide", color=shared.color)
+
+
+def _list(
+    client: Client, kind: str, space: str, output: str, paging: Paging, *, color: bool
+) -> None:
+    """Write a list, each page as soon as it is there, or as much as the limit allows."""
+    data = ListWriter("List", output) if output in ("json", "yaml") else None
+    table = TableWriter(wide=output == "wide", color=color)
+    rows = _Tables(client, kind, namespaces=space == "")
+    damaged: list[Unreadable] = []
+    token, following, count = "", "", 0
+    for page in _pages(client, kind, space, paging):
+        damaged += page.unreadable
+        left = len(page.objects) if paging.limit is None else paging.limit - count
+        shown = page.objects[:left]
+        if data is not None:
+            data.write([encode(item) for item in shown])
+        elif output == "name":
+            show_objects(shown, output)
+        elif shown:
+            table.write(rows.of(shown))
+        count += len(shown)
+        token = token_of_object(shown[-1]) if shown else token
+        if len(page.objects) > left:
+            following = token
+            break
+    if data is not None:
+        data.end(following)
+    elif following:
+        echo(f"… and more: --continue {following}", err=True)
+    show_unreadable(damaged, tabled=output not in _DATA, color=color)
+    if output not in _DATA and not count and not damaged:
+        echo(f"there are no objects of kind {kind}", err=True)
+
+
+def _pages(client: Client, kind: str, space: str, paging: Paging) -> Iterable[Page]:
+    """Pages by key; all in one of kinds of which there are few, or where that is asked for."""
+    if kind in ("PodGroup", "Pod") and paging.size:
+        size = paging.size if paging.limit is None else min(paging.size, paging.limit + 1)
+        return client.pages(kind, namespace=space, after=paging.after, size=size)
+    listing = client.listing(kind, namespace=space)
+    objects = tuple(client.nodes()) if kind == "Node" else listing.objects
+    if paging.after:
+        objects = tuple(one for one in objects if key_of(one) > paging.after.partition(".")[2])
+    return [Page(objects=objects, unreadable=listing.unreadable)]
+
+
+class _Tables:
+    """Rows of one kind, for some objects at a time."""
+
+    def __init__(self, client: Client, kind: str, *, namespaces: bool) -> None:
+        self._client, self._kind, self._namespaces = client, kind, namespaces
+        self._groups: Callable[[Sequence[PodGroup]], GroupPage] | None = None
+
+    def of(self, objects: Sequence[Object]) -> Table:
+        """The table of these objects."""
+        client, names = self._client, {item.metadata.name for item in objects}
+        match self._kind:
+            case "PodGroup":
+                if self._groups is None:
+                    self._groups = _shown_as(client)
+                page = self._groups(cast(Sequence[PodGroup], objects))
+                return tables.groups_table(page.views, page.at, namespaces=self._namespaces)
+            case "Pod":
+                return tables.pods_table(cast(Sequence[Pod], objects), namespaces=self._namespaces)
+            case "Queue":
+                views = [one for one in client.queues() if one.queue.metadata.name in names]
+                return tables.queues_table(views, stacked=is_terminal())
+            case "Node":
+                nodes = cast(Sequence[Node], objects)
+                return tables.nodes_table(nodes, client.ledger(), client.now_ms())
+            case "ResourceQuota":
+                return tables.quotas_table(cast(Sequence[ResourceQuota], objects), client.ledger())
+            case "AdmissionCheck":
+                there = [check for check in client.checks.records() if check.name in names]
+                return checks_table(there, client.now_ms())
+            case _:
+                return tables.plain_table(objects)
+
+
+def _shown_as(client: Client) -> Callable[[Sequence[PodGroup]], GroupPage]:
+    """How groups are looked at: where there are not many, with their places in line."""
+    if client.count("PodGroup") > WHOLE_UP_TO:
+        return client.look().views
+    overview = client.overview()
+    views = {view.key: view for view in overview.groups()}
+
+    def shown(groups: Sequence[PodGroup]) -> GroupPage:
+        found = (views.get(key_of(group)) for group in groups)
+        there = tuple(view for view in found if view is not None)
+        return GroupPage(views=there, at=overview.at)
+
+    return shown
+
+
+_NAMED_ALONE = tuple(kind for kind in KINDS if kind not in NAMESPACED)
+
+
+@click.command(
+    epilog=examples(
+        "batchq delete podgroup train-1",
+        "batchq delete queue research vision",
+        "batchq delete -f conf/queues.yaml",
+    )
+)
+@click.argument("words", nargs=-1, metavar="[KIND NAME…]", shell_complete=complete_kind)
+@click.option("-f", "--filename", metavar="FILE", help="Delete what this file names; - is stdin.")
+@namespace_option
+@click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
+@output_option("text", "json")
+@pass_globals
+def delete(
+    shared: Globals,
+    words: tuple[str, ...],
+    filename: str | None,
+    namespace: str,
+    dry_run: bool,
+    output: str,
+) -> None:
+    """Delete objects of a KIND by their names, or those that a file names.
+
+    A name alone is a pod group's; KIND/NAME, as `batchq get -o name` prints it, is taken, too.
+
+    All of them or, if one cannot be deleted, none. A finished group takes its pods along; one that
+    has not ended has to be cancelled first. Queues that ask for an admission check that is deleted
+    admit nothing more, which is told on stderr. What cannot be read is deleted by the name that
+    `batchq get` and `batchq doctor` show for it.
+    """
+    wanted = _wanted(words, filename, namespace)
+    with shared.connect() as client:
+        if len(words) == 1:
+            _check_meant(client, words[0])
+        found: list[Object] = []
+        damaged: list[Unreadable] = []
+        for kind, name, space in wanted:
+            item = _found(client, kind, name, space)
+            if isinstance(item, Unreadable):
+                damaged.append(item)
+            else:
+                found.append(item)
+        places = list(dict.fromkeys((kind_of(item), key_of(item)) for item in found))
+        applied = client.delete_all(places, dry_run=dry_run) if places else ()
+        for record in damaged if not dry_run else ():
+            client.discard(record)
+    warn(applied)
+    suffix = " (dry run)" if dry_run else ""
+    with report(output) as done:
+        for record in damaged:
+            done(record.kind, record.key, f"deleted, unreadable{suffix}")
+        for one in applied:
+            done(kind_of(one.object), full_name(one.object), f"deleted{suffix}")
+
+
+def _wanted(
+    words: tuple[str, ...], filename: str | None, namespace: str
+) -> list[tuple[str, str, str]]:
+    """Kind, name and namespace of what is to go."""
+    if filename is not None:
+        if words:
+            raise UsageError("name the objects, or a file with -f, not both")
+        objects = read_objects(filename, in_folder=False)
+        return [
+            (kind_of(item), item.metadata.name, item.metadata.namespace or namespace)
+            for item in objects
+        ]
+    if not words or (len(words) == 1 and words[0].lower() in KIND_NAMES):
+        raise UsageError(
+            "expected a kind and a name, or a file with -f",
+            hint="as in `batchq delete podgroup train-1`",
+        )
+    if len(words) == 1 or "/" in words[0]:
+        return [(*kind_and_name(word), namespace) for word in words]
+    kind = kind_of_word(words[0])
+    return [(kind, name_of_kind(kind, name), namespace) for name in words[1:]]
+
+
+def _found(client: Client, kind: str, name: str, namespace: str) -> Object | Unreadable:
+    """What stands under a name, also where it is no object, and where the name is none."""
+    try:
+        return client.get(kind, name, namespace=namespace)
+    except (UnreadableRecord, NotFound, InvalidInput):
+        for one in client.listing(kind).unreadable:
+            if one.key in (name, f"{namespace}/{name}"):
+                return one
+        raise
+
+
+def _check_meant(client: Client, word: str) -> None:
+    """A name alone is a group's; it must not be that of something else as well."""
+    for kind in _NAMED_ALONE:
+        if any(item.metadata.name == word for item in client.list(kind)):
+            raise UsageError(
+                f"{word} may be a PodGroup, and is the name of a {kind}, too",
+                hint=f"say which: `batchq delete podgroup {word}` or"
+                f" `batchq delete {kind.lower()} {word}`",
+            )
+
+
+@click.command(
+    epilog=examples(
+        "batchq apply -f conf/queues.yaml",
+        "batchq apply -f conf/queues.yaml --dry-run",
+        "batchq get queue default -o yaml | batchq apply -f -",
+    )
+)
+@click.option("-f", "--filename", required=True, metavar="FILE", help="A file, or - for stdin.")
+@click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
+@output_option("text", "json", "yaml", "name")
+@pass_globals
+def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
+    """Create the objects of a file that are not there, and change those that are.
+
+    All of them or, if one is refused, none. Pods that name no workingDir start in the file's
+    folder. A queue whose stopPolicy the file does not name keeps the one it has.
+
+    What a queue says that its author may not have meant (more guaranteed than the machines have,
+    less allowed than is held) is told on stderr, and applied.
+    """
+    content = read_content(filename, in_folder=filename != STDIN)
+    apply_content(shared, content, dry_run=dry_run, output=output)
+
+
+def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: str) -> None:
+    """Apply what a file holds, and say what was done to each."""
+    with shared.connect() as client:
+        applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
+    warn(applied)
+    if output != "text":
+        show_objects([one.object for one in applied], output)
+        return
+    suffix = " (dry run)" if dry_run else ""
+    for one in applied:
+        changes = f": {one.changes}" if one.changes else ""
+        echo(f"{reference(one.object)} {one.effect}{suffix}{changes}")
+
+
+def warn(applied: Sequence[Applied]) -> None:
+    """What follows from a request that its author may not have meant, on stderr."""
+    for one in applied:
+        for warning in one.warnings:
+            echo(f"warning: {warning}", err=True)

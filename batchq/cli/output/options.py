@@ -1,0 +1,125 @@
+"""What every command shares: the options before its name, the client, and examples in the help."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import click
+
+from batchq.cli.output.terminal import echo
+
+if TYPE_CHECKING:
+    from batchq.client import Client
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Globals(NamedTuple):
+    """The options given before the command.
+
+    `redis_url` is --redis-url or BATCHQ_REDIS_URL; None means the embedded server of this machine.
+    `color` is False after --no-color.
+    """
+
+    redis_url: str | None = None
+    color: bool = True
+
+    def connect(self, *, patience_s: float | None = 0.0) -> Client:
+        """A client of the chosen server, to be used in a `with`.
+
+        A server that is away is waited for, `patience_s` seconds or for ever (None): by commands
+        that would wait for it if it went away a moment later.
+        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, WaitTimedOut
+        if it was waited for.
+        """
+        from batchq.client import Client
+
+        def tell(sentence: str) -> None:
+            echo(sentence, err=True)
+
+        return Client(self.redis_url, tell=tell, patience_s=patience_s)
+
+
+METRICS_VARIABLE = "BATCHQ_METRICS"
+
+#: Decorates a command that wants the Globals as its first argument.
+pass_globals = click.make_pass_decorator(Globals, ensure=True)
+
+LIST_FORMATS = ("table", "wide", "json", "yaml", "name")
+
+
+def namespace_option(command: F) -> F:
+    """-n/--namespace, `default` unless given."""
+    return click.option(
+        "-n", "--namespace", default="default", show_default=True, help="The namespace."
+    )(command)
+
+
+class Paging(NamedTuple):
+    """How a large list is read: `size` objects at a time, 0 for all in one look; at most `limit` of
+    them, None for all; and those behind the place that `after` names.
+    """
+
+    size: int
+    limit: int | None
+    after: str
+
+
+def paging_options(command: F) -> F:
+    """--chunk-size, --limit and --continue, as `paging`."""
+
+    @click.option(
+        "--chunk-size",
+        type=click.IntRange(min=0, max=10_000),
+        default=500,
+        show_default=True,
+        metavar="N",
+        help="Read a large list so many at a time; 0: all in one look.",
+    )
+    @click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="List at most so many, and say how to go on.",
+    )
+    @click.option(
+        "--continue", "after", default="", metavar="TOKEN", help="Go on where --limit has ended."
+    )
+    @functools.wraps(command)
+    def paged(*words: Any, chunk_size: int, limit: int | None, after: str, **named: Any) -> Any:
+        return command(*words, paging=Paging(chunk_size, limit, after), **named)
+
+    return cast(F, paged)
+
+
+def metrics_option(command: F) -> F:
+    """--metrics, or BATCHQ_METRICS; nothing is served without."""
+    return click.option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        # An empty variable is none.
+        callback=lambda _, __, value: value or None,
+        envvar=METRICS_VARIABLE,
+        show_envvar=True,
+        help="Serve metrics and health over HTTP, on 127.0.0.1 unless HOST is given.",
+    )(command)
+
+
+def output_option(*formats: str) -> Callable[[F], F]:
+    """-o/--output; the first format is the default."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="How the answer is written.",
+    )
+
+
+def examples(*lines: str) -> str:
+    """The `Examples:` block of a command's help, for its `epilog`; each line starts `batchq …`."""
+    # \b keeps click from filling the lines up.
+    return "\b\nExamples:\n" + "\n".join(f"  $ {line}" for line in lines)

@@ -1,0 +1,405 @@
+"""Objects as rows: which columns each kind has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchq.api.leases import count_of
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.notation import counted
+from batchq.api.objects import (
+    Node,
+    Object,
+    Pod,
+    PriorityClass,
+    Queue,
+    ResourceQuota,
+    Taint,
+    full_name,
+)
+from batchq.api.reasons import Waiting
+from batchq.api.resources import MEMORY, PODS, Amounts, describe, describe_quantity
+from batchq.api.times import describe_age, format_instant
+from batchq.api.transaction import (
+    MEMORY_LIMIT_ANNOTATION,
+    POD_GROUPS,
+    Ledger,
+    namespace_scope,
+    node_scope,
+)
+from batchq.cli.endings import ending_text
+from batchq.cli.output.output import Table
+from batchq.client.overview import Awaited, GroupView
+from batchq.client.queues import QueueView
+
+
+def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -> Table:
+    """`batchq jobs`."""
+    titles = (
+        *(("NAMESPACE",) if namespaces else ()),
+        *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE"),
+        *("SUBMITTED", "EVICTIONS", "REASON", "WHERE / WHY"),
+    )
+    rows = []
+    for view in views:
+        namespace, _, name = view.key.partition("/")
+        rows.append(
+            (
+                *((namespace,) if namespaces else ()),
+                name,
+                view.queue,
+                str(view.priority),
+                view.shown,
+                pods_text(view),
+                view.request_text,
+                describe_age(now_ms - view.created_at),
+                format_instant(view.created_at),
+                evictions_text(view),
+                first_reason(view),
+                where_or_why(view),
+            )
+        )
+    return Table(
+        titles,
+        tuple(rows),
+        # WHERE / WHY begins with the reason; a column of its own is for who sorts by it.
+        wide=frozenset({"SUBMITTED", "EVICTIONS", "REASON"}),
+        spare=("AGE", "PRI", "REQUEST"),
+    )
+
+
+def pods_text(view: GroupView) -> str:
+    """`3/4`: pods that run or have succeeded, of all."""
+    pods = view.pods
+    there = pods.succeeded if view.phase in TERMINAL else pods.running + pods.succeeded
+    return f"{there}/{pods.wanted}"
+
+
+def where_or_why(view: GroupView) -> str:
+    """Where a group runs, or why it does not: place in line, the first reason, its numbers."""
+    pods = view.pods
+    if view.phase in TERMINAL:
+        ending = ending_text(view.phase, view.reason, view.message)
+        still = "1 pod is" if pods.stopping == 1 else f"{pods.stopping} pods are"
+        stopping = f"{still} still stopping" if pods.stopping else ""
+        return "; ".join(part for part in (ending, stopping) if part)
+    why = why_waiting(view)
+    if view.phase == PodGroupPhase.PENDING:
+        place = f"#{view.position}" if view.position is not None else ""
+        parts = (place, why, _awaited_in_list(view), _sent_back(view, why))
+        return " · ".join(part for part in parts if part)
+    there = [",".join(view.nodes)]
+    if view.phase == PodGroupPhase.IN_QUEUE:
+        started = f"{pods.running + pods.succeeded} of {counted(pods.least, 'pod')} started"
+        there += [why or started, _awaited_in_list(view)]
+    elif view.phase == PodGroupPhase.UNKNOWN:
+        left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
+        there.append(why or left)
+    return "; ".join(part for part in (*there, *view.gated) if part)
+
+
+def first_reason(view: GroupView) -> str:
+    """The most fundamental reason for which it waits, in one word; '' if it does not."""
+    return str(view.blockers[0].reason) if view.blockers else ""
+
+
+def why_waiting(view: GroupView) -> str:
+    """The first reason, and how many there are besides."""
+    if not view.blockers:
+        pending = view.phase == PodGroupPhase.PENDING
+        return "PendingEvaluation: the scheduler has not looked at it yet" if pending else ""
+    first, more = view.blockers[0], len(view.blockers) - 1
+    return f"{first.reason}: {first.message}" + (f" (+{more} more)" if more else "")
+
+
+def _sent_back(view: GroupView, why: str) -> str:
+    """Who took its place, or what else sent it back, where the reason it waits for does not say."""
+    evicted = view.evicted
+    if evicted is None or evicted.reason in why:
+        return ""
+    message = evicted.message or evicted.reason
+    # `made room for default/high` is what it waits for, too, until that has been admitted.
+    return "" if " ".join(message.split()[:4]) in why else message
+
+
+def _awaited_in_list(view: GroupView) -> str:
+    told = any(blocker.reason == Waiting.WAITING_FOR_PREEMPTION for blocker in view.blockers)
+    return awaited_text(view.awaits) if view.awaits is not None and not told else ""
+
+
+def awaited_text(awaits: Awaited) -> str:
+    """`waits for 3 pods of default/a, default/b to stop (until 2026-01-31T12:01:30Z)`."""
+    whose = ", ".join(awaits.groups)
+    whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
+    until = "" if awaits.until is None else f" (until {format_instant(awaits.until)})"
+    return f"waits for {whom} to stop{until}"
+
+
+def evictions_text(view: GroupView) -> str:
+    """`2 (5 pods)`: how often preempt and reclaim have sent it back, and pods of it; or nothing."""
+    count = view.evictions
+    if not count.groups and not count.pods:
+        return ""
+    return f"{count.groups} ({counted(count.pods, 'pod')})"
+
+
+def lost_text(lost: Amounts) -> str:
+    """Resource-seconds for people: `cpu 2h10m` of one cpu, `memory 8Gi·h`."""
+    parts = []
+    for resource, units in sorted(lost.items()):
+        if resource == PODS or not units:
+            continue
+        if resource == MEMORY:
+            hour = 3600 if units >= 2**30 * 3600 else 1
+            unit = "h" if hour > 1 else "s"
+            parts.append(f"{resource} {describe_quantity(MEMORY, units // hour)}·{unit}")
+        else:
+            # Thousandths of it for so many seconds are so many milliseconds of a whole one.
+            parts.append(f"{resource} {describe_age(units)}")
+    return ", ".join(parts)
+
+
+#: Of queues: what -o wide adds.
+_QUEUES_WIDE = (
+    *("GUARANTEE", "CAPABILITY", "ADMITTED", "RUNNING", "PENDING REQUEST", "STRATEGY", "STOP"),
+)
+
+
+def queues_table(
+    views: Sequence[QueueView], *, stacked: bool = False, lines: bool = False
+) -> Table:
+    """`batchq queues`: each queue below its parent, as a row.
+
+    `stacked`: each resource has a line of its own, so that a terminal's width is enough; `lines`:
+    what is below what is drawn, not only indented.
+    """
+    titles = (
+        *("NAME", "WEIGHT", "USED/DESERVED", "RESERVED", "BORROWED", "SHARE", "PENDING"),
+        *_QUEUES_WIDE,
+    )
+    rows: list[tuple[str, ...]] = []
+    for view, (name, below) in zip(views, _in_tree(views, lines=lines), strict=True):
+        lists = _by_resource(view)
+        if stacked:
+            rows += _stacked_rows(view, name, below, lists)
+        else:
+            columns = [", ".join(filter(None, column)) for column in zip(*lists, strict=True)]
+            rows.append(_queue_row(view, name, *(columns or [""] * 5)))
+    return Table(titles, tuple(rows), wide=frozenset(_QUEUES_WIDE), spare=("WEIGHT", "RESERVED"))
+
+
+def _stacked_rows(
+    view: QueueView, name: str, below: str, lists: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """One line for each resource, which only the first column of them names."""
+    bare = [[used, *(text.rpartition(" ")[2] for text in rest)] for used, *rest in lists]
+    first, *others = bare or [[""] * 5]
+    rows = [_queue_row(view, name, *first)]
+    for used, reserved, borrowed, guarantee, capability in others:
+        dashes = [text or "-" for text in (reserved, borrowed)]
+        limits = [text or "-" for text in (guarantee, capability)]
+        # A blank is no dash: it says nothing, where a dash says that there is nothing.
+        rows.append((below or " ", " ", used, *dashes, " ", " ", *limits, *(" " * 5)))
+    return rows
+
+
+def _queue_row(
+    view: QueueView,
+    name: str,
+    used: str,
+    reserved: str,
+    borrowed: str,
+    guarantee: str,
+    capability: str,
+) -> tuple[str, ...]:
+    spec = view.queue.spec
+    return (
+        *(name, str(spec.weight), used, reserved, borrowed),
+        share_text(view),
+        f"{view.pending_groups}{_stop_mark(view)}",
+        *(guarantee, capability, str(view.admitted_groups), str(view.running_groups)),
+        *(listed(view.pending), spec.strategy.type),
+        "" if spec.stop_policy == "None" else spec.stop_policy,
+    )
+
+
+def _by_resource(view: QueueView) -> list[tuple[str, ...]]:
+    """Used of deserved, reserved, borrowed, guarantee and capability of each resource."""
+    parts = (view.reserved, view.borrowed, view.guarantee, view.queue.spec.capability)
+    return [
+        (_used_of(view, resource), *(_named(resource, amounts) for amounts in parts))
+        for resource in view.resources
+    ]
+
+
+def _used_of(view: QueueView, resource: str) -> str:
+    """`cpu 3/8`"""
+    used, deserved = view.used.get(resource, 0), view.deserved.get(resource, 0)
+    of = describe_quantity(resource, deserved)
+    return f"{resource} {describe_quantity(resource, used)}/{of}"
+
+
+def _named(resource: str, amounts: Amounts) -> str:
+    units = amounts.get(resource)
+    return "" if units is None else f"{resource} {describe_quantity(resource, units)}"
+
+
+def _stop_mark(view: QueueView) -> str:
+    """` (Hold)`, or ` (Hold of org)` where a queue above is stopped."""
+    if not view.stops:
+        return ""
+    stop = max(view.stops, key=lambda one: one.policy == "HoldAndDrain")
+    return f" ({stop.policy})" if stop.queue == view.name else f" ({stop.policy} of {stop.queue})"
+
+
+def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]]:
+    """Each queue's name behind its place in the tree, and what stands before lines below it.
+
+    A queue whose parent is not among them stands at the left.
+    """
+    there = {view.name for view in views}
+    last = {view.parent: view.name for view in views}
+    before: dict[str, str] = {}
+    found = []
+    for view in views:
+        inner = view.parent in there
+        above = before.get(view.parent, "")
+        if not lines:
+            before[view.name] = f"{above}  "
+            found.append((f"{above}{view.name}", ""))
+            continue
+        is_last = last[view.parent] == view.name
+        branch = ("└─ " if is_last else "├─ ") if inner else ""
+        rest = ("   " if is_last else "│  ") if inner else ""
+        before[view.name] = f"{above}{rest}"
+        has_below = any(child in there for child in view.children)
+        found.append((f"{above}{branch}{view.name}", f"{above}{rest}{'│' if has_below else ''}"))
+    return found
+
+
+def share_text(view: QueueView) -> str:
+    """Two places, or `inf`; empty of a queue that holds nothing."""
+    if not any(view.charged.values()):
+        return ""
+    return view.share if isinstance(view.share, str) else f"{view.share:.2f}"
+
+
+def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
+    """`batchq nodes`."""
+    titles = (
+        "NAME", "STATE", "PODS", "USED", "RESOURCES", "HEARD", "LABELS", "TAINTS", "MEMORY-LIMIT",
+    )  # fmt: skip
+    rows = []
+    for node in nodes:
+        used = ledger.get(node_scope(node.metadata.name), {})
+        heartbeat = node.status.heartbeat
+        rows.append(
+            (
+                node.metadata.name,
+                node_state(node),
+                str(used.get(PODS, 0) // 1000),
+                listed(used),
+                listed(node.spec.resources),
+                "" if heartbeat is None else f"{describe_age(now_ms - heartbeat)} ago",
+                ",".join(f"{key}={value}" for key, value in sorted(node.metadata.labels.items())),
+                ",".join(taint_text(taint) for taint in node.spec.taints),
+                memory_limit(node),
+            )
+        )
+    return Table(titles, tuple(rows), wide=frozenset({"LABELS", "TAINTS", "MEMORY-LIMIT"}))
+
+
+def memory_limit(node: Node) -> str:
+    """How its agent holds pods to their memory requests; empty if none has said so."""
+    return node.metadata.annotations.get(MEMORY_LIMIT_ANNOTATION, "")
+
+
+def taint_text(taint: Taint) -> str:
+    """`dedicated=ml:NoSchedule`, as `batchq worker --taint` takes it."""
+    value = f"={taint.value}" if taint.value else ""
+    return f"{taint.key}{value}:{taint.effect}"
+
+
+def node_state(node: Node) -> str:
+    """`Ready`, `NotReady`, with `cordoned` beside it."""
+    state = "Ready" if node.status.ready else "NotReady"
+    return f"{state},cordoned" if node.spec.unschedulable else state
+
+
+def quotas_table(quotas: Sequence[ResourceQuota], ledger: Ledger) -> Table:
+    """`batchq quota`: one row for each resource of each quota."""
+    rows = []
+    for quota in quotas:
+        namespace = quota.metadata.namespace
+        used = ledger.get(namespace_scope(namespace), {})
+        counted = ledger.get(f"objects:{namespace}", {})
+        for resource, hard in sorted(quota.spec.hard.items()):
+            held = (counted if resource == POD_GROUPS else used).get(resource, 0)
+            rows.append(
+                (
+                    namespace,
+                    quota.metadata.name,
+                    resource,
+                    describe_quantity(resource, held),
+                    describe_quantity(resource, hard),
+                )
+            )
+    return Table(("NAMESPACE", "NAME", "RESOURCE", "USED", "HARD"), tuple(rows))
+
+
+def pods_table(pods: Sequence[Pod], *, namespaces: bool) -> Table:
+    """Pods, with their ends."""
+    titles = (
+        *(("NAMESPACE",) if namespaces else ()),
+        *("NAME", "GROUP", "PHASE", "NODE", "ATTEMPT", "EXIT", "UID", "MESSAGE"),
+    )
+    rows = tuple(
+        (
+            *((pod.metadata.namespace,) if namespaces else ()),
+            pod.metadata.name,
+            pod.spec.pod_group,
+            pod_phase(pod),
+            pod.status.node,
+            str(count_of(pod.status.attempt)),
+            exit_text(pod),
+            pod.metadata.uid,
+            pod.status.message or pod.status.reason,
+        )
+        for pod in pods
+    )
+    return Table(titles, rows, wide=frozenset({"UID"}))
+
+
+def pod_phase(pod: Pod) -> str:
+    """The phase, and whether it is being stopped."""
+    return f"{pod.status.phase},stopping" if pod.status.terminating else str(pod.status.phase)
+
+
+def exit_text(pod: Pod) -> str:
+    """Its exit code, or the signal that ended it."""
+    if pod.status.signal is not None:
+        return f"signal {pod.status.signal}"
+    return "" if pod.status.exit_code is None else str(pod.status.exit_code)
+
+
+def plain_table(objects: Sequence[Object]) -> Table:
+    """Priority classes, and queues as objects."""
+    rows = []
+    for item in objects:
+        match item:
+            case PriorityClass():
+                default = "default" if item.spec.default else ""
+                rows.append((full_name(item), str(item.spec.value), default))
+            case Queue():
+                rows.append((full_name(item), str(item.spec.weight), item.spec.stop_policy))
+            case _:
+                rows.append((full_name(item), "", ""))
+    return Table(("NAME", "VALUE", "NOTE"), tuple(rows))
+
+
+def listed(amounts: Amounts) -> str:
+    """`cpu 4, memory 8Gi`, empty for nothing; without counts of pods and groups."""
+    counted = {
+        name: units for name, units in amounts.items() if name not in (PODS, POD_GROUPS) and units
+    }
+    return describe(counted) if counted else ""

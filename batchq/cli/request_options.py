@@ -1,0 +1,227 @@
+"""Saying what to run: the options that `submit` and `plan` share, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from batchq.api.objects import Object, PodGroup
+from batchq.cli.objects import Content, read_content
+from batchq.cli.output.values import (
+    as_duration,
+    as_env,
+    as_json,
+    as_pairs,
+    as_quantity,
+    as_resources,
+)
+from batchq.client import Client, Request
+from batchq.client.request import array_size, marked
+from batchq.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of a range; it stays text, once it is known to be one."""
+    if value is not None:
+        try:
+            array_size(value)
+        except UsageError as error:
+            raise UsageError(f"--{error.message}", hint=error.hint) from None
+    return value
+
+
+#: What may be said of the groups of a file, too.
+_MARK_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=as_pairs,
+        help="A label of the group, or of every group of a file; repeat.",
+    ),
+    click.option(
+        "--annotation",
+        "annotations",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=as_pairs,
+        help="The same, an annotation; repeat.",
+    ),
+)
+_MARKS = ("labels", "annotations")
+
+_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.argument("command", nargs=-1, metavar="[-- COMMAND…]"),
+    click.option("-f", "--filename", metavar="FILE", help="The groups of a file; - is stdin."),
+    click.option(
+        "--function",
+        default="",
+        metavar="MODULE:NAME",
+        help="Call this Python function; `batchq result` prints what it has returned.",
+    ),
+    click.option(
+        "--args", callback=as_json(list), metavar="JSON", help="Its arguments, as a list."
+    ),
+    click.option(
+        "--kwargs", callback=as_json(dict), metavar="JSON", help="Its named arguments, a map."
+    ),
+    click.option("--name", default="", help="The group's name; without it, made from what runs."),
+    click.option("--generate-name", default="", metavar="PREFIX", help="Make the name from this."),
+    *_MARK_OPTIONS,
+    click.option("-n", "--namespace", default="default", show_default=True, help="The namespace."),
+    click.option("-q", "--queue", default="default", show_default=True, help="The queue."),
+    click.option("--cpus", callback=as_quantity("cpu"), help="cpu of each pod.  [default: 1]"),
+    click.option("--mem", callback=as_quantity("memory"), help="Memory of each pod, as in 8Gi."),
+    click.option("--gpus", callback=as_quantity("gpu"), help="GPUs of each pod."),
+    click.option(
+        "--res",
+        "resources",
+        multiple=True,
+        metavar="NAME=QUANTITY",
+        callback=as_resources,
+        help="Any other resource of each pod; repeat.",
+    ),
+    click.option(
+        "-N", "--replicas", type=click.IntRange(min=1), help="How many pods.  [default: 1]"
+    ),
+    click.option(
+        "--min-member",
+        type=click.IntRange(min=1),
+        help="How many must start together.  [default: all]",
+    ),
+    click.option(
+        "--array",
+        metavar="0-LAST",
+        callback=_as_array,
+        help="Independent pods, each with its $BATCHQ_INDEX.",
+    ),
+    click.option("--walltime", callback=as_duration, help="The longest it may run, as in 2h."),
+    click.option(
+        "--grace",
+        callback=as_duration,
+        metavar="DURATION",
+        help="From SIGTERM to SIGKILL when it has to stop, as in 2m.  [default: 30s]",
+    ),
+    click.option("--priority-class", default="", metavar="NAME", help="Its priority class."),
+    click.option(
+        "--env",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        callback=as_env,
+        help="A variable of its pods; NAME alone passes on the one that is set here. Repeat.",
+    ),
+    click.option(
+        "--after",
+        multiple=True,
+        metavar="NAME",
+        help="Only once this group has succeeded; any:NAME ended, failed:NAME failed. Repeat.",
+    ),
+    click.option(
+        "--gate", "gates", multiple=True, metavar="NAME", help="Hold back by a gate; repeat."
+    ),
+    click.option("--suspend", is_flag=True, help="Hold back until `batchq resume`."),
+    click.option(
+        "--retries",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="How often a pod that fails is tried again.",
+    ),
+    click.option(
+        "--external",
+        is_flag=True,
+        help="It is run by a program of yours (`batchq external`); a command is then optional.",
+    ),
+)
+
+
+def request_options(command: F) -> F:
+    """Decorates a command that takes the words of a request, or the file that says it."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def mark_groups(command: F) -> F:
+    """Decorates a command that takes a file, and labels and annotations for its groups."""
+    for option in reversed(_MARK_OPTIONS):
+        command = option(command)
+    return command
+
+
+def check_request(
+    command: Sequence[str], options: dict[str, Any], *, name: str, with_file: Collection[str]
+) -> None:
+    """Whether a request, made with `batchq NAME`, says one thing to run; the options `with_file`
+    make sense with a file, too.
+
+    Raises UsageError for what contradicts itself.
+    """
+    given = [bool(command), options["filename"] is not None, bool(options["function"])].count(True)
+    if given != 1 and not (options["external"] and not given):
+        raise UsageError(
+            "expected a command after `--`, a file with -f or a --function, found "
+            + ("none of them" if not given else "more than one"),
+            hint=f"as in `batchq {name} --cpus 1 -- python3 train.py`",
+        )
+    if options["function"] and options["external"]:
+        raise UsageError(
+            "--function and --external are given, and a function is run by batchq's own agents",
+            hint="give a command, or nothing, for your consumer to run; or leave out --external",
+        )
+    if command and (options["args"] or options["kwargs"]):
+        raise UsageError(
+            "--args and --kwargs are a function's, and a command is given",
+            hint="put the command's arguments behind it, or name a --function",
+        )
+    beside = (*with_file, *_MARKS)
+    option = "" if options["filename"] is None else _given_beside_file(beside)
+    if option:
+        raise UsageError(
+            f"{option} says how to run a command, and a file says that itself",
+            hint="leave it out, or put it into the file",
+        )
+
+
+def _given_beside_file(with_file: Collection[str]) -> str:
+    """The first option on the command line that only makes sense with a command."""
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if not isinstance(param, click.Option) or param.name in ("filename", "output", *with_file):
+            continue
+        source = ctx.get_parameter_source(param.name or "")
+        if source is click.core.ParameterSource.COMMANDLINE:
+            return param.opts[-1]
+    return ""
+
+
+#: The options that are fields of a request, called alike.
+OF_REQUEST = (
+    *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
+    *("replicas", "min_member", "function", "array", "walltime", "grace", "priority_class"),
+    *("env", "after", "gates", "suspend", "retries", "external"),
+)
+
+
+def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -> Content:
+    """The objects of the file, or the one group that the options describe.
+
+    Raises InvalidInput, UsageError.
+    """
+    if options["filename"] is not None:
+        content = read_content(options["filename"], in_folder=True)
+        marks = options["labels"], options["annotations"]
+        objects: list[Object] = [
+            marked(one, *marks) if isinstance(one, PodGroup) else one for one in content.objects
+        ]
+        return content._replace(objects=objects)
+    request = {name: options[name] for name in OF_REQUEST}
+    request |= {"args": options["args"] or [], "kwargs": options["kwargs"] or {}}
+    request |= {"command": list(command), "working_dir": str(Path.cwd())}
+    return Content([client.group_of(Request(**request))], frozenset())

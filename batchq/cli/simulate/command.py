@@ -1,0 +1,251 @@
+"""A world, played to its end and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.terminal import echo
+from batchq.cli.simulate.gpus import asked_of_pods, pods_options
+from batchq.cli.simulate.inputs import Given, Kind, given
+from batchq.cli.simulate.live import asked_of_live, live_options
+from batchq.cli.simulate.logs import RunsInOrder, asked_runs, refuse_for
+
+if TYPE_CHECKING:
+    from batchq.lab.simulation.run import Played
+
+
+def simulate_world(
+    world: Given, configs: Sequence[Path], *, cycles: int | None, output: str
+) -> None:
+    """Play it, under the defaults or the one configuration; the answer to stdout, notes to stderr.
+
+    Raises InvalidInput for whatever is wrong with the world or the configuration.
+    """
+    from batchq.cli.config import checked_config
+    from batchq.lab.simulation.run import MOST_SESSIONS, play
+
+    text, source = world.content, world.source
+    if not _has_node(text, source):
+        echo(f"{source} has no Node: nothing can run in this world", err=True)
+    config = checked_config(configs[0] if configs else None)
+    played = play(text, source, config=config, cycles=cycles)
+    echo(_shown(played, output))
+    for step in played.refused_steps:
+        echo(f"warning: refused: {step}", err=True)
+    if played.exhausted:
+        echo(f"stopped after {MOST_SESSIONS} sessions, though more was due", err=True)
+
+
+def _has_node(text: bytes, source: str) -> bool:
+    """Whether the world has a node, or gets one by a step of its Timeline.
+
+    Raises InvalidInput for what is no file of manifests.
+    """
+    from batchq.config.documents import read_documents
+
+    for document in read_documents(text, source):
+        steps = document.data.get("spec") if document.data.get("kind") == "Timeline" else None
+        brought = [step.get("apply") for step in _dicts(steps)]
+        if any(item.get("kind") == "Node" for item in _dicts([document.data, *brought])):
+            return True
+    return False
+
+
+def _dicts(items: object) -> list[dict[str, object]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _shown(played: Played, output: str) -> str:
+    if output == "table":
+        from batchq.lab.simulation.report import as_table
+
+        return as_table(played.outcome)
+    from batchq.lab.simulation.report import as_json
+
+    return as_json(played.outcome)
+
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(
+    cls=RunsInOrder,
+    epilog=examples(
+        "batchq simulate conf/examples/world.yaml",
+        "batchq simulate world.yaml --config conf/scheduler.yaml -o json",
+        "batchq simulate - --cycles 1 < world.yaml",
+        "batchq simulate KTH-SP2-1996-2.swf.gz --policy easy --policy fcfs --jobs 5000",
+        "batchq simulate KTH-SP2-1996-2.swf.gz --policy easy --starts starts.csv -o json",
+        "batchq simulate SDSC-SP2.swf.gz --by group --config mine.yaml --plot shares.png",
+        "batchq simulate openb_pod_list_default.csv --nodes openb_node_list_all_node.csv"
+        " --inflate 130 --plot gpus.png",
+        "batchq simulate --from-live --config new.yaml --until 6h",
+    ),
+)
+@click.argument("what", metavar="WORLD|TRACE|PODS.csv", required=False)
+@click.option(
+    "--config",
+    "configs",
+    type=_FILE,
+    multiple=True,
+    metavar="FILE",
+    help="The scheduler's configuration to try; with a log several times: each is one run.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="A log or pods, several times: fcfs, first-fit, easy, easy-sjf or conservative, each one"
+    " run under the default configuration. Without --policy and --config: first-fit.",
+)
+@click.option(
+    "--cycles",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A world only: stop after N sessions; without it, when nothing can change any more, or"
+    " after 1000.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="A log's first N usable jobs; N pods."
+)
+@click.option(
+    "--procs",
+    type=click.IntRange(min=1),
+    metavar="P",
+    help="A log only: the machine's processors, if not what the log says.",
+)
+@click.option(
+    "--pass",
+    "passes",
+    type=click.Choice(["instant", "event"]),
+    help="A log only: a session for all that happens at one instant (the default), or one after"
+    " each submit and each end.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["user", "group", "queue"]),
+    help="A log only: each user, group or queue of the log gets a namespace and a queue of its"
+    " own, and the report says how each fared.",
+)
+@click.option(
+    "--queues",
+    type=_FILE,
+    metavar="FILE",
+    help="With --by: Queues (weight, deserved, capability …) in place of those made, by name;"
+    " one named default is the pattern for the rest.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "csv"]),
+    default="table",
+    show_default=True,
+    help="How to print what happened; csv of a log or pods, a row for each run.",
+)
+@click.option(
+    "--starts",
+    type=_FILE,
+    metavar="FILE.csv",
+    help="A log or pods: write when each job started (job,submit,start), - in place of the report.",
+)
+@click.option(
+    "--plot",
+    type=_FILE,
+    metavar="FILE.png",
+    help="A log or pods: draw utilisation, queue length and waits; .svg and .pdf as well.",
+)
+@pods_options
+@live_options
+@pass_globals
+@click.pass_context
+def simulate(
+    context: click.Context,
+    shared: Globals,
+    /,
+    what: str,
+    configs: tuple[Path, ...],
+    policies: tuple[str, ...],
+    cycles: int | None,
+    jobs: int | None,
+    procs: int | None,
+    passes: str | None,
+    by: Literal["user", "group", "queue"] | None,
+    queues: Path | None,
+    output: str,
+    starts: Path | None,
+    plot: Path | None,
+    **_of_others: object,
+) -> None:
+    """Play a world, or the log of a real machine, in virtual time.
+
+    The real sessions run over queues, nodes and pod groups, without a server and without starting
+    anything.
+
+    WORLD is a file of manifests, or - for standard input. A pod whose template has the annotation
+    batchq/runtime succeeds that long after its start; a document of kind Timeline says what happens
+    from outside and when.
+
+    TRACE is a log in the Standard Workload Format (.swf, .swf.gz): one machine, one queue, and each
+    job a group of one pod with its processors as cpus and its request as walltime. Each --policy
+    and each --config is one run, in the order given; all stand in one table and one plot.
+
+    -o json of one run of a log is one object: jobs, finished, mean_wait_s, median_wait_s,
+    p95_wait_s, max_wait_s, mean_bounded_slowdown, utilization, makespan_s, evictions; with --by
+    also fairness and tenants. Of several runs it is {"runs": [{"name": …, and the same}]}. Figures
+    are over the jobs that finished, null where there is none. -o csv has the same
+    columns after `run`. --starts has the log's numbers and seconds in the log's order, with several
+    runs a column `run` in front; the start of a job that never started is empty, of one that was
+    evicted it is the last.
+
+    PODS.csv is the table of pods of Alibaba's GPU trace, and --nodes that of its nodes: for each
+    pod a group of one, with cpu, memory and GPUs in thousandths. Each --placement, --policy and
+    --config is one run; without any, both placements. Pods come and go as they did; with --inflate
+    they come until the cluster is more than full, and stay. The report has the GPU allocation
+    ratio, the fragmentation of Weng et al. (USENIX ATC 2023), and how many nodes have free GPUs
+    beside too little cpu or memory. docs/gpu-trace.md says what each means, and has the JSON.
+
+    --from-live takes no file: it begins with what stands in the live server, reads it and changes
+    nothing. What runs and waits ends at its walltime, and nobody submits, answers admission checks
+    or comes back; it tells who starts when and who is evicted, under the configuration that the
+    scheduler goes by and under each --config. docs/what-if.md has the assumptions and the JSON.
+
+    Exit code 0 whatever waits in the end, 1 if a file or a configuration is wrong, 2 if an option
+    does not go with what is given, 9 if --from-live finds no server, 130 after Ctrl-C.
+    """
+    of_live = asked_of_live(context.params)
+    if of_live is not None:
+        from batchq.cli.simulate.live import simulate_live
+
+        simulate_live(shared, of_live)
+        return
+    found = given(what)
+    of_pods = asked_of_pods(context, found)
+    if of_pods is not None:
+        from batchq.cli.simulate.gpus import simulate_pods
+
+        simulate_pods(found, of_pods, color=shared.color)
+        return
+    refuse_for(found, context.params)
+    if found.kind is Kind.WORLD:
+        simulate_world(found, configs, cycles=cycles, output=output)
+        return
+    from batchq.cli.simulate.logs import Wish, simulate_log
+
+    wish = Wish(
+        asked=asked_runs(context),
+        jobs=jobs,
+        procs=procs,
+        per_event=passes == "event",
+        by=by,
+        queues=queues,
+        output=output,
+        starts=starts,
+        plot=plot,
+    )
+    simulate_log(found, wish, color=shared.color)

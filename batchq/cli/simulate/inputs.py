@@ -1,0 +1,211 @@
+"""Files that a command writes at its end: looked at before the work, written whole or not at all.
+
+A long run should not end in "no such folder", nor Ctrl-C in half a file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from batchq.config.documents import MOST_BYTES, read_bounded
+from batchq.errors import BatchqError, InvalidInput, UsageError
+
+#: What pictures can be written as, by the end of the file's name.
+PLOT_FORMATS = ("png", "svg", "pdf")
+
+
+def check_output(path: Path, option: str, *, inputs: Sequence[Path] = ()) -> None:
+    """See to it that a typing error is noticed now, and not after a long run.
+
+    Raises InvalidInput where nothing could be written, UsageError where the file is also read.
+    """
+    try:
+        _check_place(path, option, inputs)
+    except OSError as error:
+        # A folder that this user may not enter, or a name that is too long for one.
+        raise _unwritable(path, option, error.strerror) from None
+
+
+def _check_place(path: Path, option: str, inputs: Sequence[Path]) -> None:
+    folder = path.resolve().parent
+    if path.is_dir():
+        raise InvalidInput(f"{option} {path}: expected a file to write, found a folder")
+    if not folder.is_dir():
+        what = "a folder that does not exist" if not folder.exists() else "what is no folder"
+        raise InvalidInput(f"{option} {path}: the file cannot be written: it is in {what}")
+    if any(path.resolve() == read.resolve() for read in inputs):
+        raise UsageError(f"{option} {path}: that file is read, and would be overwritten")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise _unwritable(path, option, "Permission denied")
+    if not _is_special(path):
+        # Permissions do not tell of a file system that takes nothing.
+        _beside(path).unlink()
+
+
+def check_plot(path: Path, *, inputs: Sequence[Path] = ()) -> None:
+    """The same of --plot, and that there is something to draw with.
+
+    Raises UsageError for a file of another kind, BatchqError where matplotlib is not installed.
+    """
+    if path.suffix[1:].lower() not in PLOT_FORMATS:
+        ends = ", ".join(f".{name}" for name in PLOT_FORMATS)
+        raise UsageError(f"--plot {path}: expected a name that ends in one of {ends}")
+    try:
+        import_module("matplotlib")
+    except ImportError:
+        raise BatchqError(
+            "--plot draws with matplotlib, which is not installed",
+            hint="pip install 'batchq[plot]'",
+        ) from None
+    check_output(path, "--plot", inputs=inputs)
+
+
+def write_whole(path: Path, content: bytes, option: str) -> None:
+    """Write beside the target, then put it in its place: whoever looks finds the old or the new.
+
+    A device or a pipe has no place to be taken, and is written as it is. Raises InvalidInput.
+    """
+    try:
+        if _is_special(path):
+            path.write_bytes(content)
+        else:
+            _replace(path.resolve(), content)
+    except OSError as error:
+        raise _unwritable(path, option, error.strerror) from None
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _unwritable(path: Path, option: str, reason: str | None) -> InvalidInput:
+    return InvalidInput(f"{option} {path}: the file cannot be written: {reason or 'no reason'}")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    mode = path.stat().st_mode & 0o777 if path.exists() else _usual_mode()
+    beside = _beside(path)
+    try:
+        beside.write_bytes(content)
+        beside.chmod(mode)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """A new empty file in the same folder, of a random name: two runs may write the same file."""
+    handle, name = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name[:100]}.")
+    os.close(handle)
+    return Path(name)
+
+
+def _usual_mode() -> int:
+    """What a file gets that is simply opened for writing; `mkstemp` lets only its owner read."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+STDIN = "-"
+#: Remarks alone may be longer; then it begins with a `;` all the same.
+_LOOKED_AT_BYTES = 64 * 1024
+_GZIP = b"\x1f\x8b"
+_NUMBER = re.compile(rb"-?[0-9]+(\.[0-9]*)?")
+_FIELDS_OF_SWF = 18
+_HEADING_OF_PODS = b"name,cpu_milli,"
+
+
+class Kind(Enum):
+    """What can be simulated."""
+
+    WORLD = "a world"
+    SWF = "a log in the Standard Workload Format"
+    PODS = "a table of pods"
+
+
+#: Ends of names, in lower case, that say what is in a file.
+_NAMES = {
+    ".swf": Kind.SWF,
+    ".swf.gz": Kind.SWF,
+    ".csv": Kind.PODS,
+    ".csv.gz": Kind.PODS,
+    ".yaml": Kind.WORLD,
+    ".yml": Kind.WORLD,
+    ".json": Kind.WORLD,
+}
+
+
+class Given(NamedTuple):
+    """The argument: `source` is what messages call it; `content` is there of a world only."""
+
+    kind: Kind
+    source: str
+    path: Path
+    content: bytes = b""
+
+
+def given(word: str) -> Given:
+    """Find out what WORLD|TRACE is, `-` being a world on standard input.
+
+    Raises InvalidInput for what cannot be read; UsageError for a log on standard input: its reader
+    begins anew once it knows whether the log is packed.
+    """
+    if word == STDIN:
+        text = sys.stdin.buffer.read(MOST_BYTES + 1)
+        if text[:2] == _GZIP or _kind_of_lines(text[:_LOOKED_AT_BYTES]) is not Kind.WORLD:
+            raise UsageError(
+                "standard input is a log, and a log is read from a file",
+                hint="give the file's name: batchq simulate TRACE.swf.gz",
+            )
+        return Given(Kind.WORLD, "standard input", Path(word), text)
+    path = Path(word)
+    try:
+        kind = _kind_by_name(path.name) or _kind_of_lines(_beginning(path))
+        content = read_bounded(path) if kind is Kind.WORLD else b""
+    except OSError as error:
+        named = _kind_by_name(path.name) or Kind.WORLD
+        noun = "world" if named is Kind.WORLD else "log"
+        raise InvalidInput(f"{word}: the {noun} cannot be read: {error.strerror}") from None
+    return Given(kind, word, path, content)
+
+
+def _kind_by_name(name: str) -> Kind | None:
+    lowered = name.lower()
+    return next((kind for end, kind in _NAMES.items() if lowered.endswith(end)), None)
+
+
+def _beginning(path: Path) -> bytes:
+    """The first bytes of a file, unpacked if it is packed.
+
+    Raises InvalidInput for a file that is damaged right there, OSError where it cannot be read.
+    """
+    with path.open("rb") as file:
+        first = file.read(_LOOKED_AT_BYTES)
+    if first[:2] != _GZIP:
+        return first
+    try:
+        with gzip.open(path, "rb") as packed:
+            return packed.read(_LOOKED_AT_BYTES)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InvalidInput(f"{path}: this gzip file is damaged: {error}") from None
+
+
+def _kind_of_lines(beginning: bytes) -> Kind:
+    """By the first line that says something; what is nothing else is taken for a world."""
+    first = next((line for line in beginning.splitlines() if line.strip()), b"").strip()
+    if first.startswith(_HEADING_OF_PODS):
+        return Kind.PODS
+    words = first.split()
+    numbers = len(words) == _FIELDS_OF_SWF and all(_NUMBER.fullmatch(word) for word in words)
+    return Kind.SWF if first.startswith(b";") or numbers else Kind.WORLD

@@ -1,0 +1,645 @@
+"""What `batchq simulate --from-live` is asked for, and whether its options go together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from batchq.api.lifecycle import TERMINAL
+from batchq.api.notation import counted
+from batchq.api.objects import API_VERSION
+from batchq.api.resources import Amounts, format_quantity
+from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
+from batchq.cli.endings import tell_nobody_leads
+from batchq.cli.output.options import Globals
+from batchq.cli.output.output import Table, show_data, show_section, show_table
+from batchq.cli.output.tables import lost_text
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.simulate.inputs import check_output, write_whole
+from batchq.cli.simulate.logs import Lines
+from batchq.errors import UsageError
+from batchq.lab.whatif.future import (
+    ALL,
+    Eviction,
+    Fate,
+    Future,
+    GroupFuture,
+    Lasting,
+    Present,
+    QueueFigures,
+    Stopped,
+    WhatIf,
+)
+
+if TYPE_CHECKING:
+    from batchq.client.start_estimates import Deciding
+    from batchq.config.model import SchedulerConfig
+    from batchq.lab.whatif.play import Tell
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: What the configuration that the live scheduler goes by is called.
+LIVE = "live"
+#: Parameter -> the option as it is typed, of those that mean nothing without --from-live.
+_OF_LIVE = {
+    "until": "--until",
+    "assume_runtime": "--assume-runtime",
+    "runtime_fraction": "--runtime-fraction",
+    "differences": "--differences",
+    "save": "--save",
+}
+#: Parameters that go with --from-live beside those.
+_ALSO = frozenset({"from_live", "configs", "output"})
+
+
+class AskedOfLive(NamedTuple):
+    """What a command line asks of the future; durations in milliseconds."""
+
+    configs: tuple[Path, ...]
+    until_ms: int | None
+    assumed_ms: int | None
+    thousandths: int
+    differences: bool
+    save: Path | None
+    output: str
+
+
+def live_options(command: F) -> F:
+    """The options of --from-live."""
+    options = (
+        click.option(
+            "--from-live",
+            is_flag=True,
+            help="Begin with what stands in the live server now, which is read and not changed;"
+            " play it under the live configuration and, side by side, under each --config.",
+        ),
+        click.option(
+            "--until",
+            metavar="DURATION",
+            callback=_as_duration,
+            help="--from-live only: look so far ahead, as in 6h; without it, until nothing can"
+            " change any more.",
+        ),
+        click.option(
+            "--assume-runtime",
+            metavar="DURATION",
+            callback=_as_duration,
+            help="--from-live only: how long groups without a walltime last; without it they never"
+            " end.",
+        ),
+        click.option(
+            "--runtime-fraction",
+            type=click.FloatRange(0, 1, min_open=True),
+            metavar="F",
+            help="--from-live only: groups take so much of their walltime (of what is left of it,"
+            " if they run already); 1 unless given.",
+        ),
+        click.option(
+            "--differences",
+            is_flag=True,
+            help="--from-live only: list only groups that fare differently.",
+        ),
+        click.option(
+            "--save",
+            type=click.Path(path_type=Path),
+            metavar="FILE.yaml",
+            help="--from-live only: write the live state as a world, to be changed and simulated;"
+            " without what its pods run.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def asked_of_live(parameters: Mapping[str, Any]) -> AskedOfLive | None:
+    """What is asked of the future; None without --from-live.
+
+    Raises UsageError where options do not go together, and where nothing is given at all.
+    """
+    if not parameters["from_live"]:
+        for name, option in _OF_LIVE.items():
+            if parameters[name] not in (None, False):
+                raise UsageError(f"{option} goes with --from-live only")
+        if parameters["what"] is None:
+            raise UsageError("expected WORLD, TRACE or --from-live, found none of them")
+        return None
+    if parameters["what"] is not None:
+        raise UsageError(
+            f"--from-live begins with the live state, and goes without {parameters['what']}",
+            hint="leave one of them out",
+        )
+    for name, value in parameters.items():
+        if name not in _OF_LIVE and name not in _ALSO and _is_given(name, value):
+            raise UsageError(f"{_typed(name)} does not go with --from-live")
+    if parameters["output"] == "csv":
+        raise UsageError("-o csv is for a log; --from-live has -o table and -o json")
+    fraction = parameters["runtime_fraction"]
+    return AskedOfLive(
+        configs=parameters["configs"],
+        until_ms=_ms(parameters["until"]),
+        assumed_ms=_ms(parameters["assume_runtime"]),
+        thousandths=1000 if fraction is None else max(1, round(fraction * 1000)),
+        differences=parameters["differences"],
+        save=parameters["save"],
+        output=parameters["output"],
+    )
+
+
+def _ms(duration: str | None) -> int | None:
+    return None if duration is None else parse_duration(duration)
+
+
+def _is_given(name: str, value: object) -> bool:
+    """Whether it was typed: an option of logs or worlds may well have a default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return value not in (None, False, ()) and source is not ParameterSource.DEFAULT
+
+
+def _typed(name: str) -> str:
+    """An option as it is typed, by the name of its parameter."""
+    context = click.get_current_context()
+    return next(param.opts[-1] for param in context.command.params if param.name == name)
+
+
+def _as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """As `batchq.cli.output.values` has it, which loads the client: worlds and logs need none."""
+    if value is None:
+        return None
+    from batchq.cli.output.values import as_duration
+
+    return as_duration(ctx, param, value)
+
+
+def as_data(
+    found: WhatIf, lasting: Lasting, *, until_ms: int | None, differences: bool
+) -> dict[str, object]:
+    """Plain values, in the order of the module's docstring."""
+    each = list(zip(found.names, found.futures, strict=True))
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "WhatIf",
+        "at": format_instant(found.at),
+        "until": _duration(until_ms),
+        "assumptions": {
+            "runtimeFraction": lasting.thousandths / 1000,
+            "assumedRuntime": _duration(lasting.assumed_ms),
+            "endless": found.endless,
+        },
+        "configurations": [_configuration(name, future) for name, future in each],
+        "podGroups": [
+            _group(found, fate) for fate in found.fates if fate.differs or not differences
+        ],
+        "evictions": [
+            _eviction(found, name, one) for name, future in each for one in future.evictions
+        ],
+        "queues": list(_queues(found)),
+    }
+
+
+def _configuration(name: str, future: Future) -> dict[str, object]:
+    return {
+        "name": name,
+        "stopped": str(future.stopped),
+        "stoppedAt": format_instant(future.stopped_at),
+        "sessions": future.sessions,
+    }
+
+
+def _group(found: WhatIf, fate: Fate) -> dict[str, object]:
+    present = fate.present
+    namespace, _, name = present.key.partition("/")
+    return {
+        "name": name,
+        "namespace": namespace,
+        "queue": present.queue,
+        "phase": str(present.phase),
+        "startedAt": _instant(present.started_at),
+        "differs": fate.differs,
+        "futures": [
+            _future(found, configuration, future)
+            for configuration, future in zip(found.names, fate.futures, strict=True)
+        ],
+    }
+
+
+def _future(found: WhatIf, configuration: str, future: GroupFuture) -> dict[str, object]:
+    return {
+        "configuration": configuration,
+        "startsAt": _instant(future.starts_at),
+        "startsInSeconds": None if future.starts_at is None else _seconds(found, future.starts_at),
+        "startsAgainAt": [format_instant(at) for at in future.starts[1:]],
+        "endsAt": _instant(future.ends_at),
+        "phase": str(future.phase),
+        "ending": future.ending,
+        "evictions": future.evictions,
+        "waitsFor": [{"reason": one.reason, "message": one.message} for one in future.waits_for],
+        "unansweredChecks": list(future.unanswered),
+    }
+
+
+def _eviction(found: WhatIf, configuration: str, eviction: Eviction) -> dict[str, object]:
+    return {
+        "configuration": configuration,
+        "at": format_instant(eviction.at),
+        "inSeconds": _seconds(found, eviction.at),
+        "podGroup": eviction.key,
+        "queue": eviction.queue,
+        "whole": eviction.whole,
+        "pods": eviction.pods,
+        "by": eviction.by or None,
+        "action": eviction.action or None,
+        "reason": eviction.reason,
+        # Units of the resource times seconds, whose form is that of the resource.
+        "lost": _written(eviction.lost),
+    }
+
+
+def _queues(found: WhatIf) -> Iterator[dict[str, object]]:
+    for name, figures in zip(found.names, found.figures, strict=True):
+        for one in figures:
+            yield _figures(name, one)
+
+
+def _figures(configuration: str, figures: QueueFigures) -> dict[str, object]:
+    wait_ms = figures.median_wait_ms
+    return {
+        "queue": None if figures.queue == ALL else figures.queue,
+        "configuration": configuration,
+        "waiting": figures.waiting,
+        "started": figures.started,
+        "medianWaitSeconds": None if wait_ms is None else wait_ms / 1000,
+        "evictions": figures.evictions,
+        "lost": _written(figures.lost),
+        "lastEndAt": _instant(figures.last_end_at),
+        "unended": figures.unended,
+    }
+
+
+def _seconds(found: WhatIf, at: int) -> float:
+    return (at - found.at) / 1000
+
+
+def _instant(at: int | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+def _duration(length_ms: int | None) -> str | None:
+    return None if length_ms is None else format_duration(length_ms)
+
+
+def _written(amounts: Amounts) -> dict[str, str]:
+    return {name: format_quantity(name, units) for name, units in amounts.items()}
+
+
+def show_tables(found: WhatIf, *, differences: bool, color: bool) -> None:
+    """To stdout: each group, who has to go, who does not start and why, and the sums."""
+    fates = [fate for fate in found.fates if fate.differs or not differences]
+    if fates:
+        show_table(_groups(found, fates), color=color)
+    elif differences:
+        echo("No group fares differently")
+    else:
+        echo("No group waits or runs")
+    show_section("Evicted", _evicted(found))
+    show_section("Do not start", _held_back(found, fates))
+    show_section("Sums", _sums(found))
+
+
+def notes(found: WhatIf, *, assumed_ms: int | None) -> Iterator[str]:
+    """What was taken for granted, and where a look ahead stopped before the end: a line each."""
+    one = found.endless == 1
+    who = f"note: {found.endless} {'group has' if one else 'groups have'} no walltime and"
+    if found.endless and assumed_ms is None:
+        yield f"{who} {'never ends' if one else 'never end'} here; see --assume-runtime"
+    elif found.endless and assumed_ms is not None:
+        yield f"{who} {'is' if one else 'are'} taken to last {format_duration(assumed_ms)}"
+    for name, future in zip(found.names, found.futures, strict=True):
+        if sentence := _stopped(future):
+            yield f"note: {name}: {sentence}"
+        if future.refused:
+            writes = counted(future.refused, "write")
+            yield f"warning: {name}: {writes} of the simulated sessions were refused"
+
+
+def _stopped(future: Future) -> str:
+    ahead = describe_age(future.stopped_at - future.began_at)
+    match future.stopped:
+        case Stopped.IDLE:
+            return f"stopped {ahead} ahead: nothing ends any more, and nothing starts for a day"
+        case Stopped.TOO_FAR:
+            sessions = counted(future.sessions, "session")
+            return f"stopped {ahead} ahead after {sessions}, though more is due; see --until"
+        case _:
+            return ""
+
+
+# --- groups -----------------------------------------------------------------------------------
+
+
+def _groups(found: WhatIf, fates: Sequence[Fate]) -> Table:
+    alone = len(found.names) == 1
+    titles = ["POD GROUP", "QUEUE", "NOW"]
+    titles += ["STARTS", "ENDS"] if alone else [f"STARTS ({found.names[0]})"]
+    for name in found.names[1:]:
+        titles += [f"STARTS ({name})", "DIFFERENCE"]
+    in_order = sorted(fates, key=_by_start)
+    return Table(tuple(titles), tuple(_row(found, fate, alone=alone) for fate in in_order))
+
+
+def _by_start(fate: Fate) -> tuple[int, int, str]:
+    """Those that run, those that start, those that do not."""
+    present, first = fate.present, fate.futures[0]
+    if not present.waits:
+        return (0, 0, present.key)
+    if first.starts_at is None:
+        return (2, 0, present.key)
+    return (1, first.starts_at, present.key)
+
+
+def _row(found: WhatIf, fate: Fate, *, alone: bool) -> tuple[str, ...]:
+    present, first = fate.present, fate.futures[0]
+    cells = [present.key, present.queue, str(present.phase), _start(found, present, first)]
+    if alone:
+        cells.append(_end(found, first))
+    for other in fate.futures[1:]:
+        cells += [_start(found, present, other), _difference(present, first, other)]
+    return tuple(cells)
+
+
+def _start(found: WhatIf, present: Present, future: GroupFuture) -> str:
+    """`in 2h5m`, `now`, `runs`, `runs; evicted, again in 1h`, or `no`."""
+    evicted = [one for one in _of(found, future) if one.whole]
+    if present.waits:
+        if future.starts_at is None:
+            return str(future.phase) if future.phase in TERMINAL else "no"
+        return _ahead(found, future.starts_at) + ("; evicted" if evicted else "")
+    if not evicted:
+        return "runs"
+    again = "" if future.starts_at is None else f", again {_ahead(found, future.starts_at)}"
+    return f"runs; evicted{again}"
+
+
+def _of(found: WhatIf, future: GroupFuture) -> list[Eviction]:
+    if not future.evictions:
+        return []
+    [mine] = [one for one in found.futures if one.groups[future.key] is future]
+    return [one for one in mine.evictions if one.key == future.key]
+
+
+def _end(found: WhatIf, future: GroupFuture) -> str:
+    if future.ends_at is None:
+        return ""
+    failed = "" if future.phase == "Completed" else f" ({future.phase})"
+    return _ahead(found, future.ends_at) + failed
+
+
+def _ahead(found: WhatIf, at: int) -> str:
+    seconds = round((at - found.at) / 1000)
+    return f"in {describe_age(seconds * 1000)}" if seconds > 0 else "now"
+
+
+def _difference(present: Present, first: GroupFuture, other: GroupFuture) -> str:
+    """In what the second differs from the first, the weightiest alone."""
+    if first.evictions != other.evictions:
+        return "evicted" if other.evictions > first.evictions else "not evicted"
+    if first.starts_at != other.starts_at:
+        return _shift(first.starts_at, other.starts_at, "starts", "does not start", "")
+    if first.ends_at != other.ends_at:
+        return _shift(first.ends_at, other.ends_at, "ends", "does not end", "ends ")
+    return str(other.phase) if first.phase != other.phase else ""
+
+
+def _shift(first_at: int | None, other_at: int | None, does: str, does_not: str, verb: str) -> str:
+    if other_at is None:
+        return does_not
+    if first_at is None:
+        return does
+    age = describe_age(abs(other_at - first_at))
+    return f"{verb}{age} {'later' if other_at > first_at else 'earlier'}"
+
+
+# --- who has to go, and who does not start --------------------------------------------------------
+
+
+def _evicted(found: WhatIf) -> list[tuple[str, ...]]:
+    rows = [
+        (
+            name,
+            _ahead(found, eviction.at),
+            eviction.key,
+            eviction.queue,
+            _by(eviction),
+            ("all of it, " if eviction.whole else "") + counted(eviction.pods, "pod"),
+            lost_text(eviction.lost) or "nothing",
+        )
+        for name, future in zip(found.names, found.futures, strict=True)
+        for eviction in future.evictions
+    ]
+    titles = ("UNDER", "WHEN", "POD GROUP", "QUEUE", "BY", "GIVES", "WORK LOST")
+    return [titles, *rows] if rows else []
+
+
+def _by(eviction: Eviction) -> str:
+    """`default/big (preempt)`, or why it had to go, where nobody took it."""
+    return f"{eviction.by} ({eviction.action})" if eviction.by else eviction.reason
+
+
+def _held_back(found: WhatIf, fates: Sequence[Fate]) -> list[tuple[str, ...]]:
+    """Who does not start, and why: one line where that is the same under all configurations."""
+    rows: list[tuple[str, ...]] = []
+    for fate in fates:
+        under: dict[str, list[str]] = {}
+        for name, future in zip(found.names, fate.futures, strict=True):
+            if why := why_not(fate.present, future):
+                under.setdefault(why, []).append(name)
+        for why, names in under.items():
+            rows.append((fate.present.key, ", ".join(names), why))
+    return [("POD GROUP", "UNDER", "WHY"), *rows] if rows else []
+
+
+def why_not(present: Present, future: GroupFuture) -> str:
+    """Why a group that waits does not start; '' if it does, or need not."""
+    if not present.waits or future.starts:
+        return ""
+    if future.phase in TERMINAL:
+        return f"ends as {future.phase} ({future.ending})"
+    if future.unanswered:
+        checks = "check" if len(future.unanswered) == 1 else "checks"
+        return f"waits for {checks} {', '.join(future.unanswered)}, which nobody answers here"
+    if not future.waits_for:
+        return "its turn has not come" if future.phase == "Pending" else f"is {future.phase}"
+    first = future.waits_for[0]
+    return f"{first.reason}: {first.message}" if first.message else first.reason
+
+
+# --- sums -------------------------------------------------------------------------------------
+
+
+def _sums(found: WhatIf) -> list[tuple[str, ...]]:
+    """Queue by queue, each under every configuration; the sum over all queues last."""
+    if not found.fates:
+        return []
+    titles = ("QUEUE", "UNDER", "START", "MEDIAN WAIT", "EVICTIONS", "WORK LOST", "LAST END")
+    queues = [*(one.queue for one in found.figures[0] if one.queue != ALL), ALL]
+    if len(queues) == 2:
+        # Of the only queue it would be the same again.
+        queues.remove(ALL)
+    rows = [
+        _sum_row(found, name, next(one for one in figures if one.queue == queue))
+        for queue in queues
+        for name, figures in zip(found.names, found.figures, strict=True)
+    ]
+    return [titles, *rows]
+
+
+def _sum_row(found: WhatIf, name: str, figures: QueueFigures) -> tuple[str, ...]:
+    wait = figures.median_wait_ms
+    return (
+        figures.queue or "(all)",
+        name,
+        f"{figures.started} of {figures.waiting}",
+        "" if wait is None else describe_age(wait),
+        str(figures.evictions),
+        lost_text(figures.lost),
+        _last_end(found, figures),
+    )
+
+
+def _last_end(found: WhatIf, figures: QueueFigures) -> str:
+    """`in 5h`, or `not seen: 2 go on`."""
+    on = f"{figures.unended} {'goes' if figures.unended == 1 else 'go'} on"
+    if figures.last_end_at is None:
+        return on if figures.unended else ""
+    ahead = _ahead(found, figures.last_end_at)
+    return f"{ahead}; {on}" if figures.unended else ahead
+
+
+def simulate_live(shared: Globals, asked: AskedOfLive) -> None:
+    """Look ahead and show it: the answer to stdout, notes to stderr.
+
+    Raises InvalidInput for a configuration that is wrong, StoreUnavailable.
+    """
+    from batchq.lab.whatif import Lasting, compared
+
+    others = _configurations(asked.configs)
+    if asked.save is not None:
+        check_output(asked.save, "--save", inputs=asked.configs)
+    with shared.connect() as client:
+        deciding = client.deciding()
+        led = client.schedulers().led
+    lasting = Lasting(thousandths=asked.thousandths, assumed_ms=asked.assumed_ms)
+    if asked.save is not None:
+        _save(deciding, lasting, asked.save)
+    with on_interrupt("interrupted; nothing was changed"):
+        futures = _futures(shared, asked, deciding, lasting, others)
+    _show(shared, asked, compared(deciding.session(), futures), lasting)
+    if not led:
+        tell_nobody_leads()
+
+
+def _futures(
+    shared: Globals,
+    asked: AskedOfLive,
+    deciding: Deciding,
+    lasting: Lasting,
+    others: Mapping[str, SchedulerConfig],
+) -> dict[str, Future]:
+    """By the name of their configuration, the live one first."""
+    from batchq.assembly import assemble
+    from batchq.lab.whatif import look_ahead
+
+    schedulers = {LIVE: deciding.scheduler}
+    schedulers |= {name: assemble(config) for name, config in others.items()}
+    with _progress(deciding, shared) as telling:
+        return {
+            name: look_ahead(
+                deciding.snapshot,
+                scheduler,
+                now_ms=deciding.now_ms,
+                lasting=lasting,
+                until_ms=asked.until_ms,
+                tell=telling(name),
+            )
+            for name, scheduler in schedulers.items()
+        }
+
+
+def _show(shared: Globals, asked: AskedOfLive, found: WhatIf, lasting: Lasting) -> None:
+
+    if asked.output == "json":
+        until_ms, differences = asked.until_ms, asked.differences
+        show_data(as_data(found, lasting, until_ms=until_ms, differences=differences), "json")
+    else:
+        show_tables(found, differences=asked.differences, color=shared.color)
+    for note in notes(found, assumed_ms=asked.assumed_ms):
+        echo(note, err=True)
+
+
+def _save(deciding: Deciding, lasting: Lasting, file: Path) -> None:
+    """Raises InvalidInput where it cannot be written."""
+    from batchq.config.documents import print_documents
+    from batchq.lab.whatif import as_world
+
+    text = print_documents(as_world(deciding.session(), lasting))
+    write_whole(file, text.encode(), "--save")
+    echo(f"{file} has the live state; `batchq simulate {file}` plays it", err=True)
+
+
+def _configurations(configs: Sequence[Path]) -> dict[str, SchedulerConfig]:
+    """By the file's name, or by its path where two have the same name.
+
+    Raises InvalidInput.
+    """
+    from batchq.cli.config import checked_config
+
+    names = [path.name for path in configs]
+    found = {}
+    for path in configs:
+        alone = names.count(path.name) == 1 and path.name != LIVE
+        found[path.name if alone else str(path)] = checked_config(path)
+    return found
+
+
+@contextmanager
+def _progress(deciding: Deciding, shared: Globals) -> Iterator[Callable[[str], Tell]]:
+    """Shows on stderr how far each future is: a bar on a terminal, else a line now and then; what
+    is quick is over before.
+    """
+    groups = [one for one in deciding.snapshot.groups if one.status.phase not in TERMINAL]
+    if not sys.stderr.isatty():
+        say = Lines(monotonic, lambda line: echo(line, err=True), "groups")
+        yield lambda name: lambda ended, now_ms: say(name, ended, len(groups))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[ahead]}"),
+    )
+    console = Console(stderr=True, no_color=not shared.color)
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def telling(name: str) -> Tell:
+            task = bar.add_task(name, total=len(groups), ahead="")
+
+            def tell(ended: int, now_ms: int) -> None:
+                ahead = f"{describe_age(now_ms - deciding.now_ms)} ahead"
+                bar.update(task, completed=ended, ahead=ahead)
+
+            return tell
+
+        yield telling

@@ -1,0 +1,632 @@
+"""Which runs a command line asks for, in its order, and whether its options go with what is given.
+
+click hands over the values of --policy, of --placement and of --config as a tuple each; that they
+stood in one order is kept here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple, TypeAlias
+
+import click
+import msgspec
+from msgspec import Struct
+
+from batchq.api.notation import counted, nearest, shown
+from batchq.api.objects import Queue, Strategy, kind_of
+from batchq.api.times import describe_age
+from batchq.cli.config import checked_config
+from batchq.cli.objects import read_objects
+from batchq.cli.output.output import aligned, one_line, show_data
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.trouble import Interrupted
+from batchq.cli.simulate.inputs import STDIN, Given, Kind, check_output, check_plot, write_whole
+from batchq.config.model import SchedulerConfig
+from batchq.errors import InvalidInput, UsageError
+from batchq.lab.traces import Trace, read_swf
+from batchq.lab.workload.figures import Figures, TenantFigures, fairness_of, figures_of, tenants_of
+from batchq.lab.workload.gpus import PLACEMENTS
+from batchq.lab.workload.load import DEFAULT_POLICY, POLICIES, POLICY_CONFIG, By, Load, swf_load
+from batchq.lab.workload.play import play_load
+from batchq.lab.workload.schedule import Ran, Schedule
+
+#: Options that ask for a run, by the name of their parameter.
+_RUNS = {"policies": "--policy", "placements": "--placement", "configs": "--config"}
+_ORDER = "batchq.simulate.order"
+
+#: What only a log has, and what only a world: parameter -> the option as it is typed.
+_OF_LOGS = {
+    "policies": "--policy",
+    "jobs": "--jobs",
+    "procs": "--procs",
+    "passes": "--pass",
+    "by": "--by",
+    "queues": "--queues",
+    "starts": "--starts",
+    "plot": "--plot",
+}
+_OF_WORLDS = {"cycles": "--cycles"}
+
+
+class Asked(NamedTuple):
+    """One run: the option that asks for it, and the option's value."""
+
+    option: str
+    value: str
+
+
+class RunsInOrder(click.Command):
+    """A command that remembers how the options that ask for a run followed each other."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse twice: the first time only for the order."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        ctx.meta[_ORDER] = [param.name for param in order if param.name in _RUNS]
+        return super().parse_args(ctx, args)
+
+
+def asked_runs(context: click.Context) -> tuple[Asked, ...]:
+    """Every run that the command line asks for, in its order."""
+    values = {name: iter(context.params[name]) for name in _RUNS}
+    return tuple(Asked(_RUNS[name], str(next(values[name]))) for name in context.meta[_ORDER])
+
+
+def refuse_for(given: Given, parameters: Mapping[str, object]) -> None:
+    """Raise UsageError for an option that means nothing for what is given."""
+    is_world = given.kind is Kind.WORLD
+    foreign, whose = (_OF_LOGS, "a log") if is_world else (_OF_WORLDS, "a world")
+    for name, option in foreign.items():
+        if parameters[name] not in (None, ()):
+            raise UsageError(f"{option} is for {whose}, and {given.source} is {given.kind.value}")
+    if is_world and parameters["output"] == "csv":
+        raise UsageError(f"-o csv is for a log, and {given.source} is {given.kind.value}")
+    configs = parameters["configs"]
+    if is_world and isinstance(configs, tuple) and len(configs) > 1:
+        raise UsageError(
+            f"{given.source} is a world, which is played once: expected one --config,"
+            f" found {len(configs)}"
+        )
+    if parameters["queues"] is not None and parameters["by"] is None:
+        raise UsageError(
+            "--queues goes with --by user, --by group or --by queue: without it there is one queue"
+        )
+
+
+#: Each is a row, a colour and some minutes.
+MOST_RUNS = 20
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """`strategy` is that of queues which state none of their own; None leaves them alone."""
+
+    name: str
+    config: SchedulerConfig
+    strategy: Strategy | None = None
+
+
+def runs_of(asked: Sequence[Asked]) -> tuple[Run, ...]:
+    """Every run in its order, under a name of its own.
+
+    Raises UsageError for a policy that does not exist, InvalidInput for a wrong configuration.
+    """
+    asked = asked or (Asked("--policy", DEFAULT_POLICY),)
+    if len(asked) > MOST_RUNS:
+        raise UsageError(f"expected at most {MOST_RUNS} runs in one comparison, found {len(asked)}")
+    names = _names(asked)
+    return tuple(_run(one, name) for one, name in zip(asked, names, strict=True))
+
+
+def queues_of(file: Path | None) -> tuple[Queue, ...]:
+    """The queues of a file of manifests. Raises InvalidInput, also for anything but a Queue."""
+    if file is None:
+        return ()
+    queues: dict[str, Queue] = {}
+    for item in read_objects(str(file), in_folder=False):
+        if not isinstance(item, Queue):
+            raise InvalidInput(f"{file}: expected Queues, found a {kind_of(item)}")
+        if item.metadata.name in queues:
+            raise InvalidInput(f"{file}: queue {item.metadata.name} is there twice")
+        queues[item.metadata.name] = item
+    return tuple(queues.values())
+
+
+def _run(asked: Asked, name: str) -> Run:
+    if asked.option == "--config":
+        return Run(name=name, config=checked_config(Path(asked.value)))
+    if asked.option == "--placement":
+        return Run(name=name, config=PLACEMENTS[asked.value])
+    if asked.value not in POLICIES:
+        near = nearest(asked.value, POLICIES)
+        meant = f"; did you mean {near}?" if near else ""
+        raise UsageError(
+            f"--policy: expected one of {', '.join(POLICIES)}, found {shown(asked.value)}{meant}"
+        )
+    return Run(name=name, config=POLICY_CONFIG, strategy=POLICIES[asked.value])
+
+
+def _names(asked: Sequence[Asked]) -> list[str]:
+    """A policy's own name, a file's without its folder; what is there twice is numbered."""
+    names: list[str] = []
+    for one in asked:
+        plain = Path(one.value).name if one.option == "--config" else one.value
+        choices = (plain, *(f"{plain} ({number})" for number in range(2, MOST_RUNS + 1)))
+        names.append(next(name for name in choices if name not in names))
+    return names
+
+
+#: How many jobs of the run have finished, of how many.
+Tell = Callable[[int, int], None]
+
+#: Whoever waits no longer than this needs no line.
+_FIRST_LINE_S = 5.0
+_MOST_BETWEEN_S = 120.0
+#: A bar is drawn no more often.
+_BETWEEN_DRAWINGS_S = 0.1
+
+
+class Told:
+    """Passes on what is told of one run, and remembers it for who interrupts."""
+
+    def __init__(self, run: str, tell: Callable[[str, int, int], None]) -> None:
+        self.run = run
+        self.finished = 0
+        self._tell = tell
+
+    def __call__(self, finished: int, jobs: int) -> None:
+        self.finished = finished
+        self._tell(self.run, finished, jobs)
+
+
+@contextmanager
+def progress(
+    runs: int, *, color: bool, noun: str = "jobs"
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Something to tell: run, jobs (or what `noun` says) that have finished, jobs in all."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield Lines(monotonic, lambda line: echo(line, err=True), noun)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True, no_color=not color)
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, int] = {}
+        drawn_at = 0.0
+
+        def tell(run: str, finished: int, jobs: int) -> None:
+            nonlocal drawn_at
+            if run not in tasks:
+                place = f" ({len(tasks) + 1} of {runs})" if runs > 1 else ""
+                tasks[run] = bars.add_task(f"{run}{place}", total=jobs)
+            elif finished < jobs and monotonic() - drawn_at < _BETWEEN_DRAWINGS_S:
+                return
+            drawn_at = monotonic()
+            bars.update(tasks[run], completed=finished)  # type: ignore[arg-type] # rich's TaskID
+
+        yield tell
+
+
+class Lines:
+    """A line after some seconds, then ever fewer; owns when the next one is due."""
+
+    def __init__(
+        self, clock: Callable[[], float], say: Callable[[str], None], noun: str = "jobs"
+    ) -> None:
+        self._clock = clock
+        self._say = say
+        self._noun = noun
+        self._started = clock()
+        self._between = _FIRST_LINE_S
+        self._due = self._started + _FIRST_LINE_S
+
+    def __call__(self, run: str, finished: int, jobs: int) -> None:
+        now = self._clock()
+        if now < self._due:
+            return
+        self._say(f"{run}: {finished:,} of {jobs:,} {self._noun} after {now - self._started:.0f} s")
+        self._between = min(2 * self._between, _MOST_BETWEEN_S)
+        self._due = now + self._between
+
+
+class Result(NamedTuple):
+    """One run's figures. `tenants` and `fairness` only where tenants were asked for."""
+
+    name: str
+    figures: Figures
+    tenants: tuple[TenantFigures, ...] | None = None
+    fairness: float | None = None
+
+
+def result_of(schedule: Schedule, *, by_tenant: bool) -> Result:
+    """The figures of one run."""
+    if not by_tenant:
+        return Result(schedule.name, figures_of(schedule))
+    tenants = tenants_of(schedule)
+    return Result(schedule.name, figures_of(schedule), tenants, fairness_of(tenants))
+
+
+def as_data(results: Sequence[Result]) -> dict[str, object]:
+    """What `-o json` prints: one run's figures, or those of all under `runs`."""
+    if len(results) == 1:
+        return _row(results[0], whole=True)
+    return {"runs": [{"name": one.name, **_row(one, whole=True)} for one in results]}
+
+
+def as_csv(results: Sequence[Result]) -> str:
+    """A row for each run; a figure that does not exist is an empty cell."""
+    rows = [{"run": one.name, **_row(one, whole=False)} for one in results]
+    return _written(rows[0], (row.values() for row in rows))
+
+
+def starts_csv(order: Sequence[int], schedules: Sequence[Schedule]) -> str:
+    """When each job started, in the order of the log's numbers; several runs one after another."""
+    rows: list[tuple[object, ...]] = []
+    for schedule in schedules:
+        of_number = {one.number: one for one in schedule.jobs}
+        rows += [_start(of_number[number], schedule.name) for number in order]
+    titles = ("run", "job", "submit", "start")
+    if len(schedules) > 1:
+        return _written(titles, rows)
+    return _written(titles[1:], (row[1:] for row in rows))
+
+
+def _start(one: Ran, run: str) -> tuple[object, ...]:
+    return (run, one.number, one.submit_s, one.start_s)
+
+
+def _row(result: Result, *, whole: bool) -> dict[str, object]:
+    row: dict[str, object] = msgspec.to_builtins(result.figures)
+    if result.tenants is not None:
+        row["fairness"] = result.fairness
+        if whole:
+            row["tenants"] = msgspec.to_builtins(result.tenants)
+    return row
+
+
+def _written(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """CSV as programs read it; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+#: Lines are no longer; with more runs than fit there are several blocks.
+WIDTH = 80
+#: So many tenants have a line of their own.
+MOST_TENANTS = 10
+_GAP = 2
+_BEST = "*"
+
+Value: TypeAlias = float | None
+
+
+class _Line(NamedTuple):
+    """One figure: how it is read off a result, written, and which value of several is the best."""
+
+    title: str
+    value: Callable[[Result], Value]
+    text: Callable[[float], str]
+    best: Callable[[Sequence[float]], float] | None
+
+
+class Row(NamedTuple):
+    """One figure of every run, in the order of the runs; `text` and `best` as above."""
+
+    title: str
+    values: Sequence[Value]
+    text: Callable[[float], str]
+    best: Callable[[Sequence[float]], float] | None
+
+
+def comparison(results: Sequence[Result], *, width: int = WIDTH) -> Iterator[str]:
+    """The table's lines; a star marks the best of a line, where they are not all alike."""
+    rows = [
+        Row(line.title, [line.value(one) for one in results], line.text, line.best)
+        for line in _lines(results)
+    ]
+    yield from side_by_side([one.name for one in results], rows, width=width)
+
+
+def side_by_side(names: Sequence[str], rows: Sequence[Row], *, width: int = WIDTH) -> Iterator[str]:
+    """A column for each of the names, a line for each of the rows."""
+    titles = ["", *(row.title for row in rows)]
+    columns = _columns(names, rows)
+    starred = any(cell.endswith(_BEST) for column in columns for cell in column)
+    first = max(map(len, titles))
+    for place, block in enumerate(_blocks(columns, width - first)):
+        if place:
+            yield ""
+        widths = [max(map(len, column)) for column in block]
+        for line, title in enumerate(titles):
+            cells = (column[line].rjust(size) for column, size in zip(block, widths, strict=True))
+            yield (" " * _GAP).join((title.ljust(first), *cells)).rstrip()
+    if starred:
+        yield f"{_BEST} the best of its line"
+
+
+def tenants_table(result: Result) -> Iterator[str]:
+    """One run's tenants, those first who used the most; the many small ones are summed up."""
+    found = sorted(result.tenants or (), key=lambda one: (-(one.used or 0.0), one.tenant))
+    # One that is summed up takes a line as well, and might as well have its own.
+    shown = found if len(found) <= MOST_TENANTS + 1 else found[:MOST_TENANTS]
+    rows = [_tenant_row(one.tenant, [one]) for one in shown]
+    if len(shown) < len(found):
+        rest = found[len(shown) :]
+        rows.append(_tenant_row(counted(len(rest), "other"), rest))
+    titles = ("TENANT", "JOBS", "MEAN WAIT", "SLOWDOWN", "USED", "WEIGHT", "DUE", "DUE MET")
+    yield from aligned([titles, *rows])
+
+
+def span(seconds: float) -> str:
+    """For people: `0s`, `4.5s`, `12m5s`, `2h37m`, `3d4h`."""
+    if seconds < 60 and seconds != int(seconds):
+        return f"{seconds:.1f}s"
+    return describe_age(round(seconds) * 1000)
+
+
+# --- figures as lines -----------------------------------------------------------------------
+
+
+def _lines(results: Sequence[Result]) -> Iterator[_Line]:
+    yield _Line("Jobs", lambda one: one.figures.jobs, _count, None)
+    yield _Line("Finished", lambda one: one.figures.finished, _count, max)
+    yield _Line("Wait, mean", lambda one: one.figures.mean_wait_s, span, min)
+    yield _Line("Wait, median", lambda one: one.figures.median_wait_s, span, min)
+    yield _Line("Wait, 95 % within", lambda one: one.figures.p95_wait_s, span, min)
+    yield _Line("Wait, longest", lambda one: one.figures.max_wait_s, span, min)
+    slowdown = "Bounded slowdown, mean"
+    yield _Line(slowdown, lambda one: one.figures.mean_bounded_slowdown, _decimal, min)
+    yield _Line("Utilisation", lambda one: one.figures.utilization, _percent, max)
+    yield _Line("Makespan", lambda one: one.figures.makespan_s, span, min)
+    yield _Line("Evictions", lambda one: one.figures.evictions, _count, min)
+    if any(one.tenants is not None for one in results):
+        yield _Line("Fairness (Jain)", lambda one: one.fairness, lambda value: f"{value:.3f}", max)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
+    """A column for each run, its name on top; where a column has a star, cells keep room for it."""
+    marked = [_marked(row) for row in rows]
+    columns = []
+    for place, name in enumerate(names):
+        cells = [row[place] for row in marked]
+        if len(names) > 1:
+            cells = [cell if cell.endswith(_BEST) else f"{cell} " for cell in cells]
+            columns.append([f"{one_line(name)} ", *cells])
+        else:
+            columns.append([one_line(name), *cells])
+    return columns
+
+
+def _marked(row: Row) -> list[str]:
+    there = [value for value in row.values if value is not None]
+    best = row.best(there) if row.best and there and len(set(row.values)) > 1 else None
+    return [
+        "-" if value is None else row.text(value) + (_BEST if value == best else "")
+        for value in row.values
+    ]
+
+
+def _blocks(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]]:
+    """As many columns side by side as there is room for, at least one."""
+    block: list[list[str]] = []
+    left = room
+    for column in columns:
+        size = _GAP + max(map(len, column))
+        if block and size > left:
+            yield block
+            block, left = [], room
+        block.append(column)
+        left -= size
+    yield block
+
+
+# --- tenants --------------------------------------------------------------------------------
+
+
+def _tenant_row(name: str, tenants: Sequence[TenantFigures]) -> tuple[str, ...]:
+    """A line for one tenant, or for several: means over their jobs, else sums."""
+    weights = [one.finished for one in tenants]
+    wait = _mean([one.mean_wait_s for one in tenants], weights)
+    slowdown = _mean([one.mean_bounded_slowdown for one in tenants], weights)
+    due = sum(one.due or 0.0 for one in tenants)
+    met = sum((one.due or 0.0) * (one.due_met or 0.0) for one in tenants)
+    return (
+        one_line(name),
+        _count(sum(one.jobs for one in tenants)),
+        "-" if wait is None else span(wait),
+        "-" if slowdown is None else _decimal(slowdown),
+        _percent(sum(one.used or 0.0 for one in tenants)),
+        str(sum(one.weight for one in tenants)),
+        _percent(due),
+        _percent(met / due) if due else "-",
+    )
+
+
+def _mean(values: Sequence[Value], weights: Sequence[int]) -> Value:
+    pairs = [
+        (value, weight) for value, weight in zip(values, weights, strict=True) if value is not None
+    ]
+    whole = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / whole if whole else None
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _decimal(value: float) -> str:
+    return f"{value:,.2f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+class Wish(NamedTuple):
+    """What the command line asks for; fields are its options."""
+
+    asked: tuple[Asked, ...]
+    jobs: int | None
+    procs: int | None
+    per_event: bool
+    by: By | None
+    queues: Path | None
+    output: str
+    starts: Path | None
+    plot: Path | None
+
+
+def simulate_log(log: Given, wish: Wish, *, color: bool) -> None:
+    """Play it, print what it came to, and write the files that are asked for.
+
+    Whatever can be wrong is looked at before the first run. Raises InvalidInput, UsageError;
+    Interrupted after Ctrl-C.
+    """
+    _check_files(log, wish)
+    runs = runs_of(wish.asked)
+    queues = queues_of(wish.queues)
+    trace = read_swf(log.path, processors=wish.procs, most=wish.jobs)
+
+    def load(run: Run) -> Load:
+        return swf_load(
+            trace, title=log.path.name, strategy=run.strategy, by=wish.by, queues=queues
+        )
+
+    schedules = _play(runs, load, per_event=wish.per_event, color=color)
+    results = [result_of(one, by_tenant=wish.by is not None) for one in schedules]
+    starts = starts_csv([job.number for job in trace.jobs], schedules) if wish.starts else ""
+    try:
+        _write_files(wish, starts, schedules)
+    finally:
+        # Where a file cannot be written after all, the runs were not for nothing.
+        _show(wish, log, trace, results, starts)
+
+
+# --- before ---------------------------------------------------------------------------------
+
+
+def _check_files(log: Given, wish: Wish) -> None:
+    configs = [Path(one.value) for one in wish.asked if one.option == "--config"]
+    inputs = [log.path, *configs, *([wish.queues] if wish.queues else [])]
+    if wish.starts is not None and str(wish.starts) == STDIN:
+        if wish.output != "table":
+            raise UsageError(
+                f"--starts - writes to standard output, and so does -o {wish.output}",
+                hint="give --starts a file's name, or leave out -o",
+            )
+    elif wish.starts is not None:
+        check_output(wish.starts, "--starts", inputs=inputs)
+    if wish.plot is not None:
+        check_plot(wish.plot, inputs=inputs)
+        if wish.starts is not None and wish.plot.resolve() == wish.starts.resolve():
+            raise UsageError(f"--plot {wish.plot}: --starts writes the same file")
+
+
+# --- playing --------------------------------------------------------------------------------
+
+
+def _play(
+    runs: Sequence[Run], load: Callable[[Run], Load], *, per_event: bool, color: bool
+) -> list[Schedule]:
+    """One run after the other. Raises Interrupted, which says how far it was."""
+    schedules: list[Schedule] = []
+    with progress(len(runs), color=color) as tell:
+        for run in runs:
+            told = Told(run.name, tell)
+            try:
+                schedules.append(
+                    play_load(
+                        load(run),
+                        run.config,
+                        name=run.name,
+                        per_event=per_event,
+                        tell=told,
+                        stopwatch=monotonic,
+                    )
+                )
+            except KeyboardInterrupt:
+                place = f" ({len(schedules) + 1} of {len(runs)})" if len(runs) > 1 else ""
+                raise Interrupted(
+                    f"interrupted in run {run.name}{place}, when"
+                    f" {_number(told.finished, 'job')} had finished; nothing was written"
+                ) from None
+    return schedules
+
+
+# --- afterwards -----------------------------------------------------------------------------
+
+
+def _write_files(wish: Wish, starts: str, schedules: Sequence[Schedule]) -> None:
+    if wish.starts is not None and str(wish.starts) != STDIN:
+        write_whole(wish.starts, starts.encode(), "--starts")
+    if wish.plot is not None:
+        from batchq.lab.workload.figures import picture_of
+        from batchq.lab.workload.plot import drawn
+
+        picture = picture_of(schedules, tenants=wish.by is not None)
+        write_whole(wish.plot, drawn(picture, wish.plot.suffix[1:].lower()), "--plot")
+
+
+def _show(wish: Wish, log: Given, trace: Trace, results: Sequence[Result], starts: str) -> None:
+    if wish.starts is not None and str(wish.starts) == STDIN:
+        echo(starts, nl=False)
+    elif wish.output == "json":
+        show_data(as_data(results), "json")
+    elif wish.output == "csv":
+        echo(as_csv(results), nl=False)
+    else:
+        echo("\n".join(_report(wish, log, trace, results)))
+        return
+    for note in _notes(trace, results):
+        echo(note, err=True)
+
+
+def _report(wish: Wish, log: Given, trace: Trace, results: Sequence[Result]) -> Iterator[str]:
+    pass_ = "one session per event" if wish.per_event else "one session per instant"
+    jobs, machine = _number(len(trace.jobs), "job"), _number(trace.processors, "processor")
+    yield f"{log.path.name}: {jobs} on {machine}, {pass_}"
+    yield from _notes(trace, results)
+    yield ""
+    yield from comparison(results)
+    for one in results:
+        if one.tenants is not None:
+            yield ""
+            of = f" of {one.name}" if len(results) > 1 else ""
+            yield f"By {wish.by}{of}:"
+            yield from tenants_table(one)
+
+
+def _notes(trace: Trace, results: Sequence[Result]) -> Iterator[str]:
+    """What is not in the figures, a sentence each."""
+    if trace.dropped:
+        were = "was" if trace.dropped == 1 else "were"
+        yield (
+            f"{_number(trace.dropped, 'job')} {were} left out: too large, or processors, run time"
+            " or request unknown"
+        )
+    for one in results:
+        missing = one.figures.jobs - one.figures.finished
+        if missing:
+            were = "is" if missing == 1 else "are"
+            yield f"{one.name}: {_number(missing, 'job')} did not finish, and {were} in no mean"
+
+
+def _number(count: int, noun: str) -> str:
+    """`1 job`, `5,000 jobs`"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,341 @@
+"""Checks of nodes: whether there are any, and whether each can be given work."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, PROTOCOL_ANNOTATION, SPOILED
+from batchq.api.objects import Node
+from batchq.api.times import SECOND, describe_age
+from batchq.changes import Overpromised, overpromised
+from batchq.client.cluster import SchedulerSeen, process_of
+from batchq.client.doctor.state import Finding, Level, State, ok, or_ok, unseen
+
+_READS = "reading (`+@read`) of batchq's keys"
+#: Three of an agent's usual beats.
+SILENT_MS = 15 * SECOND
+
+
+def nodes(state: State) -> tuple[Finding, ...]:
+    """There are nodes, they are ready, heard of lately, and take pods."""
+    check = "nodes"
+    if state.books is None:
+        return unseen(check, "the nodes", _READS)
+    found = state.nodes()
+    if not found:
+        return (
+            Finding(
+                check=check,
+                level=Level.WARNING,
+                found="there are no nodes: everything waits",
+                expected="one at least",
+                remedy="start an agent on each machine: `batchq worker`, or here `batchq up`",
+            ),
+        )
+    ready = [node for node in found if node.status.ready]
+    findings = [finding for node in found if (finding := _of_node(state, node)) is not None]
+    if not ready:
+        findings.insert(
+            0,
+            Finding(
+                check=check,
+                level=Level.ERROR,
+                found=f"none of {len(found)} nodes is ready: nothing can start",
+                expected="one at least",
+                remedy="see whether their agents run (`batchq worker`) and reach the server",
+            ),
+        )
+    return or_ok(findings, check, f"{len(ready)} ready")
+
+
+def protocols(state: State) -> tuple[Finding, ...]:
+    """Agents speak a protocol at most one away from this batchq's."""
+    check = "protocols"
+    if state.books is None:
+        return unseen(check, "the nodes", _READS)
+    findings = []
+    for node in state.nodes():
+        said = node.metadata.annotations.get(PROTOCOL_ANNOTATION, "")
+        apart = abs(int(said) - PROTOCOL) if said.isdigit() else 0
+        if node.status.ready and apart:
+            findings.append(
+                Finding(
+                    check=check,
+                    level=Level.NOTE if apart == 1 else Level.ERROR,
+                    subject=f"Node {node.metadata.name}",
+                    found=f"its agent speaks protocol {said}, this batchq {PROTOCOL}",
+                    expected="the same, or, while an upgrade is under way, the one beside it",
+                    remedy="upgrade the older of the two, step by step if they are further apart",
+                )
+            )
+    return or_ok(findings, check, f"all agents understand protocol {PROTOCOL}")
+
+
+def reported(state: State) -> tuple[Finding, ...]:
+    """Since the server's last start every ready node has said what runs on it."""
+    check = "reported"
+    if state.books is None:
+        return unseen(check, "what nodes have said since the server's start", _READS)
+    standing = state.books.standing
+    if standing.restarted_at is None:
+        return ok(check, "no start of the server is on record")
+    since_ms = max(0, state.now_ms - standing.restarted_at)
+    late = since_ms > state.settings.pod_lease_ms
+    findings = [
+        Finding(
+            check=check,
+            level=Level.WARNING if late else Level.NOTE,
+            subject=f"Node {node.metadata.name}",
+            found=f"has not said what runs on it since the server's start {describe_age(since_ms)}"
+            " ago; nothing is bound anywhere until it has, or a lease is over",
+            expected="within a few beats",
+            remedy="see its agent's log; restart the agent, which adopts what still runs",
+        )
+        for node in state.nodes()
+        if node.status.ready and node.metadata.name not in standing.reported
+    ]
+    return or_ok(findings, check, "every ready node has, since the server's start")
+
+
+def agents(state: State) -> tuple[Finding, ...]:
+    """No agent serves two names, and no name is asked for by two agents."""
+    check = "agents"
+    if state.books is None:
+        return unseen(check, "the nodes", _READS)
+    served: dict[str, list[str]] = defaultdict(list)
+    for node in state.nodes():
+        agent = node.metadata.annotations.get(AGENT_ANNOTATION, "")
+        if agent and node.status.ready:
+            served[agent].append(node.metadata.name)
+    findings = [
+        Finding(
+            check=check,
+            level=Level.ERROR,
+            subject=", ".join(f"Node {name}" for name in names),
+            found=f"{len(names)} names are served by one agent, {agent}",
+            expected="one name for one agent",
+            remedy="delete the node that the agent was not started for, once it is not ready",
+        )
+        for agent, names in sorted(served.items())
+        if len(names) > 1
+    ]
+    for name, agent, other in state.contested:
+        findings.append(
+            Finding(
+                check=check,
+                level=Level.ERROR,
+                subject=f"Node {name}",
+                found=f"two agents serve it: {agent} and {other}",
+                expected="one agent for one name",
+                remedy="stop one, or start it under another name: `batchq worker --name NAME`",
+            )
+        )
+    return or_ok(findings, check, "each node has one agent")
+
+
+_TO_PROCESSES = "look at these processes on its machine; restart the machine if they stay"
+_TO_SPOILED = (
+    "it is back some seconds after the last of it was taken out; if it stays away, see who else has"
+    " the credentials of its worker, and give that others"
+)
+
+
+def _of_node(state: State, node: Node) -> Finding | None:
+    name = node.metadata.name
+    subject = f"Node {name}"
+    heard_at = state.beats.get(name, node.status.heartbeat)
+    silent_ms = None if heard_at is None else max(0, state.now_ms - heard_at)
+    heard = "was never heard of" if silent_ms is None else f"heard of {describe_age(silent_ms)} ago"
+    if node.status.reason and not node.status.ready:
+        return Finding(
+            check="nodes",
+            level=Level.WARNING,
+            subject=subject,
+            found=f"out of service: {node.status.reason}",
+            expected="ready",
+            remedy=_TO_SPOILED if node.status.reason.startswith(SPOILED) else _TO_PROCESSES,
+        )
+    if not node.status.ready:
+        return Finding(
+            check="nodes",
+            level=Level.WARNING,
+            subject=subject,
+            found=f"not ready, {heard}",
+            expected="ready",
+            remedy=f"start its agent (`batchq worker`), or forget it: `batchq delete node {name}`",
+        )
+    if silent_ms is not None and silent_ms > SILENT_MS:
+        return Finding(
+            check="nodes",
+            level=Level.WARNING,
+            subject=subject,
+            found=f"silent, {heard}",
+            expected=f"a beat within {SILENT_MS // SECOND} s",
+            remedy="see whether its machine is up and its agent runs, and the network between",
+        )
+    if node.spec.unschedulable:
+        return Finding(
+            check="nodes",
+            level=Level.NOTE,
+            subject=subject,
+            found="cordoned: no pods come to it",
+            expected="open, unless somebody works on it",
+            remedy=f"`batchq nodes uncordon {name}` when that is done",
+        )
+    return None
+
+
+#: A follower this many writes behind does not follow.
+FAR_BEHIND = 10_000
+
+#: The roles of conf/acl, by how the names of their users begin.
+_ROLES = ("scheduler", "worker", "submitter", "operator", "readonly", "read-only", "reader")
+
+
+def permissions(state: State) -> tuple[Finding, ...]:
+    """Who asks, and whether that user may read what the doctor reads."""
+    check, server = "permissions", state.server
+    who = f"user {server.user}" if server.user else "this user (ACL WHOAMI is refused)"
+    looks = _looks_like(server.user)
+    hidden = [
+        what
+        for what, seen in (
+            ("INFO", server.informed),
+            ("CONFIG GET", server.appendfsync is not None),
+            ("objects and ledger", state.books is not None or state.moving),
+            ("the leader", state.schedulers is not None),
+            ("the outbox", state.outbox is not None),
+            ("inboxes", state.waiting_facts is not None),
+        )
+        if not seen
+    ]
+    if not hidden:
+        return ok(check, f"{who}{looks} may read everything that is looked at")
+    return (
+        Finding(
+            check=check,
+            level=Level.NOTE,
+            subject=server.user or "",
+            found=f"{who}{looks} may not read: {', '.join(hidden)}",
+            expected="a user who may read all that is looked at",
+            remedy="ask again with an operator's credentials: the checks below see less",
+        ),
+    )
+
+
+def leader(state: State) -> tuple[Finding, ...]:
+    """A scheduler leads."""
+    check, found = "leader", state.schedulers
+    if found is None:
+        return unseen(check, "who leads", _READS)
+    now = found.leader
+    if now is not None and now.left_ms > 0:
+        return ok(
+            check,
+            f"{now.identity} leads, epoch {now.epoch}; its lease ends in"
+            f" {now.left_ms / 1000:.1f} s unless renewed",
+        )
+    last = "no scheduler leads"
+    if now is not None:
+        ago = describe_age(-now.left_ms)
+        last += f"; {now.identity} did until {ago} ago (epoch {now.epoch})"
+    waiting = "; one stands by and should take over at once" if found.followers else ""
+    remedy = "start one: `batchq scheduler` (several may run), or `batchq up` on this machine"
+    if found.followers:
+        remedy = "see the logs of those that stand by, then restart one"
+    return (
+        Finding(
+            check=check,
+            level=Level.ERROR,
+            found=last + waiting,
+            expected="one leads",
+            remedy=remedy,
+        ),
+    )
+
+
+def schedulers(state: State) -> tuple[Finding, ...]:
+    """Those that stand by are of the leader's version, and could begin at once."""
+    check, found = "schedulers", state.schedulers
+    if found is None:
+        return unseen(check, "which schedulers there are", _READS)
+    leads = next((one for one in found.there if one.leads), None)
+    findings = [
+        finding
+        for one in found.followers
+        for finding in (_of_version(check, one, leads), _of_mirror(check, one))
+        if finding is not None
+    ]
+    findings += [_silent(check, one) for one in found.there if one.role == "silent"]
+    count = len(found.followers)
+    return or_ok(findings, check, f"{count} stand by" if count != 1 else "1 stands by")
+
+
+def _silent(check: str, one: SchedulerSeen) -> Finding:
+    return Finding(
+        check=check,
+        level=Level.NOTE,
+        subject=process_of(one.identity),
+        found=f"has not said for {describe_age(one.seen_ms_ago)} that it is there",
+        expected="every few seconds",
+        remedy="it was killed, hangs, or has lost the server: see its log, and start it again",
+    )
+
+
+def _of_version(check: str, one: SchedulerSeen, leads: SchedulerSeen | None) -> Finding | None:
+    if leads is None or one.version == leads.version:
+        return None
+    return Finding(
+        check=check,
+        level=Level.WARNING,
+        subject=process_of(one.identity),
+        found=f"batchq {one.version} stands by, the leader is {leads.version}",
+        expected=f"all of {leads.version}",
+        remedy="finish the rolling restart: upgrade and restart the older ones, one at a time",
+    )
+
+
+def _of_mirror(check: str, one: SchedulerSeen) -> Finding | None:
+    if one.behind is not None and one.behind < FAR_BEHIND:
+        return None
+    cold = "has no mirror yet" if one.behind is None else f"is {one.behind} writes behind"
+    return Finding(
+        check=check,
+        level=Level.NOTE if one.behind is None else Level.WARNING,
+        subject=process_of(one.identity),
+        found=f"stands by and {cold}: it would list everything before its first session",
+        expected="a warm mirror",
+        remedy="wait a moment; if it stays so, see its log",
+    )
+
+
+def _looks_like(user: str | None) -> str:
+    if not user:
+        return ""
+    if user == "default":
+        return " (the server's own, of no role)"
+    role = next((role for role in _ROLES if user.startswith(role)), "")
+    if not role:
+        return ""
+    article = "an" if role[0] in "aeiou" else "a"
+    return f" (by its name {article} {role})"
+
+
+def guarantees(state: State) -> tuple[Finding, ...]:
+    """What is guaranteed to all queues together fits on the ready nodes."""
+    check = "guarantees"
+    if state.books is None:
+        return unseen(check, "the queues and nodes", _READS)
+    over = overpromised(state.queues(), state.nodes())
+    return or_ok((_finding(check, one) for one in over), check, "within what the ready nodes have")
+
+
+def _finding(check: str, one: Overpromised) -> Finding:
+    return Finding(
+        check=check,
+        level=Level.WARNING,
+        subject=one.resource,
+        found=f"{one.sentence()}: no queue gets more of it than it is guaranteed",
+        expected="no more than the ready nodes have",
+        remedy="bring nodes back or add some, or lower guarantees: `batchq queues apply -f FILE`",
+    )

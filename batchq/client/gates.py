@@ -1,0 +1,120 @@
+"""Scheduling gates: who waits for which, since when, who set it, and opening them.
+
+    with Client(component="data-ready") as client:
+        for gate in client.gates.list(gate="data"):
+            if is_there(gate.group):
+                client.gates.open(gate.group, "data")
+
+Several programs may do so at a time, each for its own gates, in any order: an opening that met
+another is repeated, and the last one wakes the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from batchq import changes
+from batchq.api.objects import DEFAULT, OpenedGate, PodGroup, gates_of, key_of
+from batchq.api.times import parse_duration
+from batchq.api.transaction import Transaction
+from batchq.client.overview import Overview
+from batchq.client.request_fields import key_named
+from batchq.errors import InvalidInput
+from batchq.store.redis import RedisStore
+
+__all__ = ["GateView", "Gates"]
+
+#: Commits what is to be written at an instant; whether there was anything.
+Change = Callable[[Callable[[int], Transaction | None]], bool]
+
+
+class GateView(Struct, frozen=True, kw_only=True):
+    """A gate that is not open.
+
+    `group` is the key of the group, `shown` its phase as lists show it: a gate of a task's pods
+    need not hold the group back. `task` is "" for a gate of the group's own. Gates are set with the
+    group: `set_by` submitted it, at `set_at`. `opened` are those of the group that are open by now.
+    """
+
+    group: str
+    queue: str
+    shown: str
+    gate: str
+    task: str
+    set_at: int
+    set_by: str
+    opened: tuple[OpenedGate, ...]
+
+
+class Gates:
+    """The gates of unfinished groups, over a client's connection."""
+
+    def __init__(self, store: RedisStore, change: Change, user: Callable[[], str]) -> None:
+        self._store = store
+        self._change = change
+        self._user = user
+
+    def list(
+        self,
+        *,
+        namespace: str = "",
+        queue: str = "",
+        gate: str = "",
+        older_than: str | float = 0,
+    ) -> Sequence[GateView]:
+        """Gates that are not open, those of the oldest groups first; of one namespace, of one
+        queue and those below it, of one name, of groups submitted longer ago than ("1d", seconds).
+
+        Raises InvalidInput.
+        """
+        overview = Overview(self._store.snapshot(), self._store.now_ms())
+        latest = overview.at - _ms_of(older_than)
+        return [
+            _view(group, shown, task, name)
+            for group, shown in overview.gated(namespace=namespace, queue=queue)
+            for task, name in gates_of(group.spec)
+            if gate in ("", name) and (group.metadata.creation_timestamp or 0) <= latest
+        ]
+
+    def open(self, group: str, gate: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+        """Open one gate: the group's own of that name, else those in the templates of its tasks,
+        or only that of a `task`. False if it was open already.
+
+        Raises NotFound for the group, the task or the gate, Conflict if the group has ended.
+        """
+        key, by = key_named(group, namespace), self._user()
+        return self._change(
+            lambda now: changes.open_gate(self._store, key, gate, task=task, now_ms=now, by=by)
+        )
+
+    def open_all(self, group: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+        """Open every gate of a group and of its tasks, or of one task. False if there was none.
+
+        Raises NotFound for the group or the task, Conflict if the group has ended.
+        """
+        key, by = key_named(group, namespace), self._user()
+        return self._change(
+            lambda now: changes.open_all_gates(self._store, key, task=task, now_ms=now, by=by)
+        )
+
+
+def _view(group: PodGroup, shown: str, task: str, gate: str) -> GateView:
+    return GateView(
+        group=key_of(group),
+        queue=group.spec.queue,
+        shown=shown,
+        gate=gate,
+        task=task,
+        set_at=group.metadata.creation_timestamp or 0,
+        set_by=group.status.submitted_by,
+        opened=group.status.opened_gates,
+    )
+
+
+def _ms_of(written: str | float) -> int:
+    try:
+        return parse_duration(written)
+    except ValueError as error:
+        raise InvalidInput(f"older_than: {error}") from None

@@ -1,0 +1,413 @@
+"""From a Python function and its arguments to what a template says of them.
+
+Only names and JSON travel: a worker imports the function itself, so it must stand in a module that
+it can import, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct, structs
+
+from batchq.api.notation import LABEL_MOST, NotJson, as_json
+from batchq.api.objects import (
+    DEFAULT,
+    Dependency,
+    Metadata,
+    PodGroup,
+    PodGroupSpec,
+    PodTemplate,
+    Retry,
+    SchedulingGate,
+    Task,
+)
+from batchq.api.resources import CPU, MEMORY, parse_quantity, times
+from batchq.api.times import parse_duration
+from batchq.errors import InvalidInput, UsageError
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_LOCAL, _LAMBDA = "<locals>", "<lambda>"
+_IN_A_MODULE = "define it by its own name in a module that the workers can import"
+
+
+def name_of(function: str | Callable[..., Any]) -> str:
+    """`package.module:name`. Raises InvalidInput for what no worker could find by it."""
+    if isinstance(function, str):
+        if _DOTTED.fullmatch(function):
+            home, _, name = function.rpartition(".")
+            raise InvalidInput(
+                f"function: expected package.module:name, found {function!r}",
+                hint=f"a colon stands between a module and its function: {home}:{name}",
+            )
+        return function
+    module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    kind = f"{type(function).__module__}.{type(function).__qualname__}"
+    if not module or not path:
+        raise InvalidInput(
+            f"function: expected a function of a module, found a {kind}",
+            hint="pass the function itself, and what it is to be called with as args and kwargs",
+        )
+    owner = getattr(function, "__self__", None)
+    if owner is not None and not isinstance(owner, ModuleType | type):
+        raise InvalidInput(
+            f"function: {path} is bound to an object of this process, which no worker has",
+            hint="make it a function of a module, and pass what it needs of the object as args",
+        )
+    if _LAMBDA in path:
+        raise InvalidInput(
+            f"function: the lambda in {module} has no name by which a worker could find it",
+            hint=_IN_A_MODULE,
+        )
+    if _LOCAL in path:
+        raise InvalidInput(
+            f"function: {path.rpartition('.')[2]} is local to another function of {module}, where"
+            " no worker can find it",
+            hint=_IN_A_MODULE,
+        )
+    if module == "__main__":
+        raise InvalidInput(
+            f"function: {path} is defined in the script that runs (__main__), which no worker can"
+            " import",
+            hint="move it to a module, and import it from there",
+        )
+    if _found(module, path) != function:
+        raise InvalidInput(
+            f"function: {module}:{path} is not what was passed, so a worker would call something"
+            " else",
+            hint="a decorator may stand in between; pass the name as a text if that is meant",
+        )
+    return f"{module}:{path}"
+
+
+def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """`args` and `kwargs` of a template. Raises InvalidInput, which names the argument."""
+    if not isinstance(args, list | tuple):
+        raise InvalidInput(f"args: expected a list, found a {type(args).__name__}")
+    if not isinstance(kwargs, Mapping):
+        raise InvalidInput(f"kwargs: expected a mapping, found a {type(kwargs).__name__}")
+    for name in kwargs:
+        if not isinstance(name, str):
+            raise InvalidInput(f"kwargs: expected names as keys, found a {type(name).__name__}")
+    return {
+        "args": tuple(_json(f"args[{place}]", value) for place, value in enumerate(args)),
+        "kwargs": {name: _json(f"kwargs.{name}", value) for name, value in kwargs.items()},
+    }
+
+
+def _json(path: str, value: object) -> msgspec.Raw:
+    try:
+        return as_json(value)
+    except NotJson as wrong:
+        raise InvalidInput(
+            f"{path}{wrong.place}: expected a value that JSON can hold, found {wrong.found}",
+            hint="pass numbers, texts, lists and maps, or the path of a file",
+        ) from None
+
+
+def _found(module: str, path: str) -> object:
+    found: object = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+#: What a pod asks for when nothing is said about cpus.
+USUAL_CPUS = "1"
+MOST_OF_ARRAY = 1_000_000
+_ARRAY = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+
+#: A quantity as people write it: `4`, `1.5`, `500m`, `64Gi`.
+Quantity = str | int | float
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What `Client.submit` is told about a command or a function; see there."""
+
+    command: Sequence[str] = ()
+    function: str | Callable[..., Any] = ""
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    name: str = ""
+    generate_name: str = ""
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    namespace: str = DEFAULT
+    queue: str = DEFAULT
+    cpus: Quantity | None = None
+    mem: Quantity | None = None
+    gpus: Quantity | None = None
+    resources: Mapping[str, Quantity] = {}
+    replicas: int | None = None
+    min_member: int | None = None
+    array: str | int | None = None
+    walltime: Quantity | None = None
+    grace: Quantity | None = None
+    priority_class: str = ""
+    env: Mapping[str, str] = {}
+    after: Sequence[str] = ()
+    gates: Sequence[str] = ()
+    suspend: bool = False
+    retries: int = 0
+    external: bool = False
+    working_dir: str | os.PathLike[str] | None = None
+
+
+#: What `Client.submit` may be given first: a group, its manifest, or what its pods are to run.
+Submitted: TypeAlias = (
+    PodGroup | Mapping[str, object] | Request | Callable[..., Any] | str | Sequence[str] | None
+)
+
+
+def requested(
+    what: Submitted, fields: Mapping[str, Any]
+) -> PodGroup | Mapping[str, object] | Request:
+    """What is to be submitted: a text names a function, a list is a command.
+
+    Raises InvalidInput for anything else, UsageError if the fields say what runs once more.
+    """
+    match what:
+        case None:
+            return Request(**fields)
+        case PodGroup() | Request() | Mapping():
+            return what
+        case list() | tuple():
+            place = "command"
+        case str():
+            place = "function"
+        case _ if callable(what):
+            place = "function"
+        case _:
+            raise InvalidInput(
+                "expected a group, a function, its name or a command to submit, found a"
+                f" {type(what).__name__}",
+                hint='as in submit(["python3", "train.py"]) or submit("package.module:name")',
+            )
+    if place in fields:
+        raise UsageError(f"{place} is given twice, once as the first argument", hint="keep one")
+    return Request(**{place: what, **fields})
+
+
+def group_of(request: Request, *, suffix: str) -> PodGroup:
+    """The group that a request describes. A nameless one is called `<command>-<suffix>`,
+    `<function>-<suffix>`, or `<generate_name>-<suffix>`.
+
+    Raises InvalidInput for a value that cannot be read, UsageError for a contradiction.
+    """
+    template = _template(request)
+    replicas, min_member = _size(request)
+    spec = PodGroupSpec(
+        queue=request.queue,
+        min_member=min_member,
+        priority_class_name=request.priority_class,
+        scheduling_gates=tuple(SchedulingGate(name=gate) for gate in request.gates),
+        suspend=request.suspend,
+        walltime=_walltime(request.walltime),
+        retry=structs.replace(Retry(), limit=request.retries),
+        depends_on=tuple(dependency_of(text) for text in request.after),
+        tasks=(Task(name="main", replicas=replicas, template=template),),
+    )
+    if request.external:
+        spec = _as_external(spec)
+    if request.name and request.generate_name:
+        raise UsageError("name is given, and generate_name, which makes one", hint="keep one")
+    name = request.name or default_name(program_of(request, template), suffix)
+    metadata = Metadata(
+        name=name,
+        namespace=request.namespace,
+        labels=dict(request.labels),
+        annotations=dict(request.annotations),
+    )
+    return PodGroup(metadata=metadata, spec=spec)
+
+
+def program_of(request: Request, template: PodTemplate) -> str:
+    """What a nameless group is called after: a suffix makes it a name."""
+    program = template.command[0] if template.command else _last_word(template.function)
+    return request.generate_name or program or "external"
+
+
+def _as_external(spec: PodGroupSpec) -> PodGroupSpec:
+    """The same for a consumer: what its pods ask for together is what the group states.
+
+    Whoever runs it may have no pods at all.
+    """
+    [task] = spec.tasks
+    least = spec.min_member or task.replicas
+    template = structs.replace(task.template, requests={})
+    return structs.replace(
+        spec,
+        controller="external",
+        min_resources=times(task.template.requests, least),
+        tasks=(structs.replace(task, template=template),),
+    )
+
+
+def default_name(program: str, suffix: str) -> str:
+    """`/usr/bin/My_Prog.py` with suffix k3x9q is `my-prog-py-k3x9q`."""
+    base = re.sub(r"[^a-z0-9]+", "-", program.rpartition("/")[2].lower()).strip("-")
+    base = base[: LABEL_MOST - len(suffix) - 1].strip("-") or "run"
+    return f"{base}-{suffix}"
+
+
+def _last_word(function: str) -> str:
+    """`package.module:Model.fit` is a `fit`."""
+    return function.rpartition(":")[2].rpartition(".")[2]
+
+
+def array_size(written: str | int) -> int:
+    """How many pods `0-99` (or the number 100) stands for.
+
+    Raises UsageError: an array's pods are numbered from 0.
+    """
+    if isinstance(written, int):
+        if 1 <= written <= MOST_OF_ARRAY:
+            return written
+        raise UsageError(f"array: expected 1 to {MOST_OF_ARRAY} pods, found {written}")
+    match = _ARRAY.fullmatch(written.strip())
+    if match is None:
+        raise UsageError(f"array: expected a range such as 0-99, found {written[:40]!r}")
+    first, last = int(match[1]), int(match[2])
+    if first != 0:
+        raise UsageError(
+            f"array: expected a range that starts at 0, found {written!r}",
+            hint=f"use 0-{max(0, last - first)} and add {first} to $BATCHQ_INDEX in the command",
+        )
+    return array_size(last + 1)
+
+
+def _size(request: Request) -> tuple[int, int | None]:
+    """Replicas and minMember."""
+    if request.array is None:
+        return (1 if request.replicas is None else request.replicas), request.min_member
+    if request.replicas is not None or request.min_member is not None:
+        raise UsageError(
+            "an array says by itself how many pods there are, and that one is enough to start",
+            hint="leave out --replicas and --min-member, or --array",
+        )
+    return array_size(request.array), 1
+
+
+def _template(request: Request) -> PodTemplate:
+    if not request.command and not request.function and not request.external:
+        raise UsageError("there is no command to run", hint="put it after `--`, or name a file")
+    if request.command and request.function:
+        raise UsageError("command and function are given, and a pod runs one", hint="keep one")
+    if request.function and request.external:
+        raise UsageError(
+            "function and external are given, and a function is run by batchq's own agents",
+            hint="give a command, or nothing, for your consumer to run; or leave out external",
+        )
+    if isinstance(request.command, str):
+        raise InvalidInput(
+            f"command: expected a list of words, found the text {request.command[:80]!r}",
+            hint='as in ["python3", "train.py"]; for a shell: ["sh", "-c", "…"]',
+        )
+    return PodTemplate(
+        command=tuple(request.command),
+        function=name_of(request.function),
+        **arguments_of(request.args, request.kwargs),
+        env=dict(request.env),
+        working_dir=os.fspath(request.working_dir or ""),
+        termination_grace=(
+            PodTemplate().termination_grace
+            if request.grace is None
+            else _duration("grace", request.grace)
+        ),
+        requests=_requests(request),
+    )
+
+
+def _requests(request: Request) -> dict[str, int]:
+    wanted: dict[str, Quantity] = {CPU: USUAL_CPUS if request.cpus is None else request.cpus}
+    if request.mem is not None:
+        wanted[MEMORY] = request.mem
+    if request.gpus is not None:
+        wanted["gpu"] = request.gpus
+    for name, quantity in request.resources.items():
+        if name in wanted and not (name == CPU and request.cpus is None):
+            raise UsageError(f"{name} is asked for twice, once as a resource of its own")
+        wanted[name] = quantity
+    return amounts_of(wanted)
+
+
+def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:
+    """Quantities in integer units.
+
+    Raises InvalidInput, which names the resource.
+    """
+    amounts: dict[str, int] = {}
+    for name, quantity in written.items():
+        try:
+            amounts[name] = parse_quantity(name, quantity)
+        except ValueError as error:
+            raise InvalidInput(f"{name}: {error}") from None
+    return amounts
+
+
+def _walltime(written: Quantity | None) -> int | None:
+    return None if written is None else _duration("walltime", written)
+
+
+def _duration(field: str, written: Quantity) -> int:
+    try:
+        return parse_duration(written)
+    except ValueError as error:
+        raise InvalidInput(f"{field}: {error}") from None
+
+
+def dependency_of(written: str) -> Dependency:
+    """`NAME`, or `ok:NAME`, `any:NAME`, `failed:NAME`. Raises UsageError."""
+    condition, _, name = written.rpartition(":")
+    match condition:
+        case "":
+            return Dependency(name=name)
+        case "ok" | "any" | "failed":
+            return Dependency(name=name, condition=condition)
+        case _:
+            raise UsageError(
+                f"after: expected NAME, ok:NAME, any:NAME or failed:NAME, found {written[:80]!r}"
+            )
+
+
+def marked(group: PodGroup, labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodGroup:
+    """The group with these labels and annotations beside its own; they win over its own."""
+    meta = group.metadata
+    return structs.replace(
+        group,
+        metadata=structs.replace(
+            meta,
+            labels={**meta.labels, **labels},
+            annotations={**meta.annotations, **annotations},
+        ),
+    )
+
+
+def with_working_dir(groups: Iterable[PodGroup], folder: str) -> list[PodGroup]:
+    """The groups, their pods started in `folder` (absolute) where their templates name none.
+
+    A relative workingDir counts from `folder`, too.
+    """
+    return [
+        structs.replace(
+            group,
+            spec=structs.replace(
+                group.spec, tasks=tuple(_task_in(task, folder) for task in group.spec.tasks)
+            ),
+        )
+        for group in groups
+    ]
+
+
+def _task_in(task: Task, folder: str) -> Task:
+    there = task.template.working_dir
+    if there.startswith("/"):
+        return task
+    path = f"{folder.rstrip('/')}/{there}" if there not in ("", ".") else folder
+    return structs.replace(task, template=structs.replace(task.template, working_dir=path))

@@ -1,0 +1,524 @@
+"""From what people type to the object that it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct, structs
+
+from batchq.api import manifest, validation
+from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes
+from batchq.api.notation import label_problem, shown, subdomain_problem, suggestion
+from batchq.api.objects import DEFAULT, Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
+from batchq.api.resources import parse_quantity
+from batchq.api.times import parse_duration
+from batchq.changes.refusals import instead
+from batchq.client.request import (
+    Request,
+    Submitted,
+    arguments_of,
+    default_name,
+    dependency_of,
+    group_of,
+    name_of,
+    program_of,
+    requested,
+)
+from batchq.errors import BatchqError, InvalidInput, NotFound, UsageError
+from batchq.ports import Reader
+
+
+def key_named(name: str, namespace: str = DEFAULT) -> str:
+    """`NAME` or `NAMESPACE/NAME` as the key of a namespaced object.
+
+    Raises InvalidInput for anything else.
+    """
+    space, slash, bare = name.rpartition("/")
+    space = space if slash else namespace
+    problem = label_problem(space)
+    if problem:
+        raise InvalidInput(f"namespace: {problem}")
+    # A pod's name is longer than its group's.
+    problem = subdomain_problem(bare)
+    if problem:
+        raise InvalidInput(f"name: {problem}")
+    return f"{space}/{bare}"
+
+
+def pod_named(reader: Reader, key: str) -> Pod:
+    """The pod with this name or uid; of several admissions that of the latest.
+
+    Raises NotFound, with the nearest name there is.
+    """
+    space, _, bare = key.partition("/")
+    pods = [pod for pod in reader.list("Pod", namespace=space) if isinstance(pod, Pod)]
+    named = [pod for pod in pods if bare in (pod.metadata.name, pod.metadata.uid)]
+    if not named:
+        there = [f"{space}/{pod.metadata.name}" for pod in pods]
+        raise NotFound(f"Pod {space}/{bare[:80]} does not exist", hint=instead(key, there))
+    return max(named, key=lambda pod: (pod.status.admission, pod.metadata.uid))
+
+
+#: Returns the value as a Request holds it, or raises ValueError: what was expected and found.
+Reading: TypeAlias = Callable[[object], object]
+
+#: Given by a request and by its defaults, these are put together; the request's own entries win.
+_MERGED = ("labels", "annotations", "env", "resources")
+#: What runs is one of these, so that naming one of them leaves out the default of the other.
+_RUNS = {"command": ("function", "args", "kwargs"), "function": ("command",)}
+
+
+def read_fields(data: Mapping[str, object], defaults: Mapping[str, Any]) -> Request:
+    """The request that `data` describes; `defaults` say what it leaves open.
+
+    A field that is None is left open, too. Raises InvalidInput.
+    """
+    found: dict[str, Any] = {}
+    for written, value in data.items():
+        name = _known(written)
+        if value is None:
+            continue
+        if name in found:
+            raise InvalidInput(f"{shown(written)[1:-1]}: this field is given twice; keep one")
+        try:
+            found[name] = _READ[name](value)
+        except ValueError as error:
+            raise InvalidInput(f"{name}: {error}") from None
+    return Request(**merged(found, defaults))
+
+
+def merged(found: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that were found over those that hold for all."""
+    dropped = {name for own in found for name in _RUNS.get(own, ())}
+    both = {name: value for name, value in defaults.items() if name not in dropped}
+    for name, value in found.items():
+        both[name] = {**defaults.get(name, {}), **value} if name in _MERGED else value
+    return both
+
+
+def _known(written: object) -> str:
+    if not isinstance(written, str):
+        raise InvalidInput(f"expected text as the name of a field, found {shown(written)}")
+    name = written.replace("-", "_")
+    if name not in _READ:
+        known = [*_READ, *(["spec", "metadata"] if name in ("spec", "metadata") else ())]
+        if len(known) > len(_READ):
+            raise InvalidInput(
+                f"{name}: a manifest has this field, and says apiVersion and kind beside it"
+            )
+        hint = suggestion(name, known)
+        raise InvalidInput(f"{shown(written)[1:-1]}: there is no such field; {hint}")
+    return name
+
+
+# --- one field ------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {shown(value)}")
+    return value
+
+
+def _word(value: object) -> str:
+    """A text where a number stands for its own: `["--lr", 0.1]`, `{"SEED": 7}`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return _text(value)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise ValueError(
+            f"expected a list of words, found {shown(value)}; write the words as a list, or for a"
+            ' shell line ["sh", "-c", "…"]'
+        )
+    return tuple(_word(one) for one in _list(value))
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """One name, or a list of them."""
+    return (value,) if isinstance(value, str) else tuple(_text(one) for one in _list(value))
+
+
+def _list(value: object) -> list[object] | tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected a list, found {shown(value)}")
+    return value
+
+
+def _map(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a mapping, found {shown(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise ValueError(f"expected names as keys, found {shown(key)}")
+    return value
+
+
+def _texts(of: Callable[[object], str]) -> Reading:
+    def read(value: object) -> dict[str, str]:
+        found = {}
+        for key, one in _map(value).items():
+            try:
+                found[key] = of(one)
+            except ValueError as error:
+                raise ValueError(f"{shown(key)}: {error}") from None
+        return found
+
+    return read
+
+
+def _quantity(resource: str) -> Reading:
+    def read(value: object) -> object:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise ValueError(f"expected a quantity such as 500m, 2 or 64Gi, found {shown(value)}")
+        parse_quantity(resource, value)
+        return value
+
+    return read
+
+
+def _quantities(value: object) -> dict[str, object]:
+    found = {}
+    for name, one in _map(value).items():
+        try:
+            found[name] = _quantity(name)(one)
+        except ValueError as error:
+            raise ValueError(f"{shown(name)}: {error}") from None
+    return found
+
+
+def _duration(value: object) -> object:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise ValueError(f"expected a duration such as 90s, 2h or 1d, found {shown(value)}")
+    parse_duration(value)
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"expected a whole number, found {shown(value)}")
+    return value
+
+
+def _array(value: object) -> str | int:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"expected a range such as 0-99, found {shown(value)}")
+    return value
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, found {shown(value)}")
+    return value
+
+
+def _function(value: object) -> object:
+    if not isinstance(value, str) and not callable(value):
+        raise ValueError(f"expected package.module:name, found {shown(value)}")
+    return value
+
+
+def _path(value: object) -> str:
+    return os.fspath(value) if isinstance(value, os.PathLike) else _text(value)
+
+
+_READ: dict[str, Reading] = {
+    "command": _words,
+    "function": _function,
+    "args": _list,
+    "kwargs": _map,
+    "name": _text,
+    "generate_name": _text,
+    "labels": _texts(_text),
+    "annotations": _texts(_word),
+    "namespace": _text,
+    "queue": _text,
+    "cpus": _quantity("cpu"),
+    "mem": _quantity("memory"),
+    "gpus": _quantity("gpu"),
+    "resources": _quantities,
+    "replicas": _whole,
+    "min_member": _whole,
+    "array": _array,
+    "walltime": _duration,
+    "grace": _duration,
+    "priority_class": _text,
+    "env": _texts(_word),
+    "after": _names,
+    "gates": _names,
+    "suspend": _truth,
+    "retries": _whole,
+    "external": _truth,
+    "working_dir": _path,
+}
+
+
+#: What may differ among requests of one mould, and a bit for each.
+_VARYING = {"name": 1, "command": 2, "args": 4, "kwargs": 8, "env": 16, "after": 32}
+#: So many moulds are kept; whoever has more kinds of requests pays for the checks of each.
+_MOST_MOULDS = 256
+#: Larger ones are checked in full. No character has more than four bytes.
+_MOST_TEXT = validation.MOST_COMMAND_BYTES // 8
+_MOST_VARIABLES = 64
+_MOST_DEPENDENCIES = 64
+
+_TEXT = {str}
+_encode = msgspec.json.Encoder().encode
+
+
+class Draft(Struct, frozen=True):
+    """A group that is right by itself. `program` is what its name was made from, "" if it was
+    given; `size_bytes` about how large it is.
+    """
+
+    group: PodGroup
+    program: str
+    size_bytes: int
+
+
+class _Mould(Struct, frozen=True):
+    """A group that stands for all requests like it."""
+
+    group: PodGroup
+    #: What a request that says nothing of it is named after; and its variables.
+    program: str
+    env: dict[str, str]
+    size_bytes: int
+
+
+class Drafts:
+    """Makes drafts. `defaults` are keywords of `Client.submit`, for requests given as keywords."""
+
+    def __init__(self, defaults: Mapping[str, Any]) -> None:
+        """Raises InvalidInput for what is wrong with the defaults by themselves."""
+        self._defaults = _said(read_fields(defaults, {}))
+        self._moulds: dict[bytes, _Mould] = {}
+
+    def draft(self, what: Submitted, suffix: str) -> Draft:
+        """Check one request; a nameless one gets its name here.
+
+        Raises InvalidInput, UsageError.
+        """
+        match what:
+            case Request():
+                return self._of_request(what, suffix)
+            case Mapping() if "apiVersion" in what or "kind" in what:
+                return _checked(_decoded(what))
+            case Mapping():
+                return self._of_fields(what, suffix)
+            case PodGroup():
+                return _checked(what)
+            case list() | tuple():
+                return self._of_fields({"command": what}, suffix)
+            case str():
+                return self._of_fields({"function": what}, suffix)
+            case _ if callable(what):
+                return self._of_fields({"function": what}, suffix)
+        requested(what, {})
+        raise UsageError("there is nothing to run", hint="give a command, a function or a group")
+
+    def _of_fields(self, data: Mapping[str, Any], suffix: str) -> Draft:
+        data = _as_plain(data)
+        shape = _shape(data, "fields")
+        draft = self._cast(shape, data, suffix)
+        if draft is not None:
+            return draft
+        request = read_fields(data, self._defaults)
+        return self._first(shape, request, self._defaults.get("env", {}), suffix)
+
+    def _of_request(self, request: Request, suffix: str) -> Draft:
+        data = _as_plain(_said(request))
+        shape = _shape(data, "request")
+        return self._cast(shape, data, suffix) or self._first(shape, request, {}, suffix)
+
+    def _cast(self, shape: bytes, data: Mapping[str, Any], suffix: str) -> Draft | None:
+        mould = self._moulds.get(shape) if shape else None
+        return None if mould is None else _cast(mould, data, suffix)
+
+    def _first(self, shape: bytes, request: Request, env: Mapping[str, str], suffix: str) -> Draft:
+        group = group_of(request, suffix=suffix)
+        program = program_of(request, group.spec.tasks[0].template)
+        draft = _checked(group, "" if request.name else program)
+        # A large one is no measure for others: with theirs they could pass a limit of the whole.
+        if shape and draft.size_bytes <= validation.MOST_OBJECT_BYTES // 4:
+            if len(self._moulds) >= _MOST_MOULDS:
+                self._moulds.clear()
+            # What is named after its command is named after its own.
+            of_all = program if request.generate_name or not request.command else ""
+            self._moulds[shape] = _Mould(group, of_all, dict(env), draft.size_bytes)
+        return draft
+
+
+_USUAL = dict(zip(Request.__struct_fields__, structs.astuple(Request()), strict=True))
+
+
+def _said(request: Request) -> dict[str, Any]:
+    """What a request says beyond what is usual."""
+    return {
+        name: value
+        for name, default in _USUAL.items()
+        if (value := getattr(request, name)) != default
+    }
+
+
+def _as_plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with a function and a folder as texts, if they can be."""
+    function, folder = data.get("function"), data.get("working_dir")
+    if function is None and folder is None:
+        return data
+    if callable(function):
+        try:
+            data = {**data, "function": name_of(function)}
+        except InvalidInput:
+            return data
+    if isinstance(folder, os.PathLike):
+        data = {**data, "working_dir": os.fspath(folder)}
+    return data
+
+
+def _shape(data: Mapping[str, Any], sort: str) -> bytes:
+    """What requests of one mould have in common; empty if it cannot be told."""
+    own, rest = 0, {}
+    for name, value in data.items():
+        bit = _VARYING.get(name)
+        if bit is None:
+            rest[name] = value
+        elif value is not None:
+            own |= bit
+    try:
+        return _encode((sort, own, rest))
+    except (TypeError, ValueError, RecursionError):
+        # A function, a path, what no request has: the long way knows.
+        return b""
+
+
+def _checked(group: PodGroup, program: str = "") -> Draft:
+    validation.check(group)
+    return Draft(group, program, len(_encode(group)))
+
+
+def _decoded(data: Mapping[str, Any]) -> PodGroup:
+    item = manifest.decode(data)
+    if isinstance(item, PodGroup):
+        return item
+    raise InvalidInput(
+        f"kind: expected PodGroup, found {kind_of(item)}",
+        hint="other objects are applied: `batchq apply -f FILE`, client.apply in Python",
+    )
+
+
+# --- casting --------------------------------------------------------------------------------------
+
+
+def _cast(mould: _Mould, data: Mapping[str, Any], suffix: str) -> Draft | None:
+    """The draft of a request that differs from the mould's in what varies; None if it is not
+    plainly right.
+    """
+    group = mould.group
+    [task] = group.spec.tasks
+    template = _template_of_line(task.template, mould, data)
+    depends_on = _dependencies(data.get("after"))
+    if template is None or depends_on is None:
+        return None
+    name, program = data.get("name"), ""
+    if not name:
+        program = mould.program or template.command[0]
+        name = default_name(program, suffix)
+    if type(name) is not str or label_problem(name):
+        return None
+    spec = structs.replace(
+        group.spec,
+        depends_on=depends_on,
+        tasks=(structs.replace(task, template=template),)
+        if template is not task.template
+        else group.spec.tasks,
+    )
+    meta = group.metadata
+    metadata = Metadata(
+        name=name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations
+    )
+    # Twice what others were, since what varies is small here.
+    return Draft(PodGroup(metadata=metadata, spec=spec), program, 2 * mould.size_bytes)
+
+
+def _template_of_line(
+    template: PodTemplate, mould: _Mould, data: Mapping[str, Any]
+) -> PodTemplate | None:
+    changes: dict[str, Any] = {}
+    if (command := data.get("command")) is not None:
+        if not _is_plain_command(command):
+            return None
+        changes["command"] = tuple(command)
+    if (env := data.get("env")) is not None:
+        if type(env) is not dict or not _are_plain_variables(both := {**mould.env, **env}):
+            return None
+        changes["env"] = both
+    args, kwargs = data.get("args"), data.get("kwargs")
+    if args is not None or kwargs is not None:
+        if not template.function:
+            return None
+        try:
+            changes |= arguments_of(args or (), kwargs or {})
+        except BatchqError:
+            return None
+        if args is None:
+            changes["args"] = template.args
+        if kwargs is None:
+            changes["kwargs"] = template.kwargs
+    if not changes:
+        return template
+    cast = structs.replace(template, **changes)
+    if "args" in changes and argument_bytes(cast) > MOST_ARGUMENT_BYTES:
+        return None
+    return cast
+
+
+def _is_plain_command(command: object) -> bool:
+    if not isinstance(command, list | tuple) or not command or not command[0]:
+        return False
+    return set(map(type, command)) == _TEXT and _is_plain("\n".join(command))
+
+
+def _are_plain_variables(env: Mapping[object, object]) -> bool:
+    if len(env) > _MOST_VARIABLES:
+        return False
+    words: list[str] = []
+    for name, value in env.items():
+        if type(name) is not str or type(value) is not str or not name or "=" in name:
+            return False
+        words += (name, value)
+    return _is_plain("\n".join(words))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it can be passed to a process, and is within every limit. Of other than ASCII not
+    all can be encoded.
+    """
+    return len(text) <= _MOST_TEXT and "\0" not in text and text.isascii()
+
+
+def _dependencies(after: object) -> tuple[Dependency, ...] | None:
+    if after is None:
+        return ()
+    written = (after,) if isinstance(after, str) else after
+    if not isinstance(written, list | tuple) or len(written) > _MOST_DEPENDENCIES:
+        return None
+    found = []
+    for one in written:
+        if type(one) is not str:
+            return None
+        try:
+            dependency = dependency_of(one)
+        except BatchqError:
+            return None
+        if label_problem(dependency.name):
+            return None
+        found.append(dependency)
+    if len({one.name for one in found}) < len(found):
+        return None
+    return tuple(found)

@@ -1,0 +1,202 @@
+"""Extension points: where plugins have a say, and how several answers become one.
+
+One generic class holds what was registered; four combinators read it. A plugin is an object with
+a `name` and a method for each point that it implements, named as the point's `method`. Votes are
+pure: asked twice about the same state, a plugin answers twice the same, and changes nothing.
+
+| point       | asked                                    | several answers combine by |
+|-------------|------------------------------------------|----------------------------|
+| preEnqueue  | may this Pending group stand in line?    | every refusal is kept      |
+| admissible  | may this group be admitted now?          | every refusal is kept      |
+| queueOrder  | which queue is served next?              | sort key, in plugin order  |
+| groupOrder  | which group of a queue comes first?      | sort key, in plugin order  |
+| podOrder    | which pod of a group comes first?        | sort key, in plugin order  |
+| predicate   | may a pod of this shape be on this node? | first refusal              |
+| score       | how good is this node for it?            | weighted sum               |
+| groupReady  | are this group's placements enough?      | all must agree             |
+| preemptable | may this claimant of the same queue take | one at least agrees, and   |
+|             | this victim?                             | none refuses               |
+| reclaimable | the same, of another queue               | the same                   |
+| permit      | its quota is reserved: may it start?     | every refusal is kept      |
+
+`preemptable` and `reclaimable` answer True (agreed), False (refused) or None (no opinion), for one
+victim at a time and about the state as it is then: what was chosen before has left already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from batchq.api.reasons import Verdict, Waiting
+from batchq.errors import PluginFailed
+
+F = TypeVar("F")
+
+
+class Plugin(Protocol):
+    """A policy: an object with a name, and a method for each point that it implements."""
+
+    name: str
+
+
+#: point -> who is asked there, in this order, each with its weight.
+Standing: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """What a plugin answers for many at once, and over columns (`core.placement.node_matrix`)."""
+
+    many: Callable[..., Any]
+    rows: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration(Generic[F]):
+    """A plugin's function at a point."""
+
+    plugin: str
+    function: F
+    weight: int = 1
+    at_once: AtOnce | None = None
+
+
+class ExtensionPoint(list[Registration[F]], Generic[F]):
+    """What is registered at one point, in the order in which it is asked.
+
+    A list, as the points are gone through for every group and every pod.
+    """
+
+    def __init__(self, name: str, method: str) -> None:
+        super().__init__()
+        self.name = name
+        self.method = method
+
+    def add(
+        self,
+        plugin: str,
+        function: F,
+        weight: int = 1,
+        at_once: AtOnce | None = None,
+    ) -> None:
+        """Register; a plugin may stand at a point once."""
+        if any(entry.plugin == plugin for entry in self):
+            raise ValueError(f"plugin {plugin} is registered at {self.name} already")
+        self.append(Registration(plugin, function, weight, at_once))
+
+
+#: point -> the method of a plugin that implements it.
+POINTS: dict[str, str] = {
+    "preEnqueue": "pre_enqueue",
+    "admissible": "admissible",
+    "queueOrder": "queue_order",
+    "groupOrder": "group_order",
+    "podOrder": "pod_order",
+    "predicate": "predicate",
+    "score": "score",
+    "groupReady": "group_ready",
+    "preemptable": "preemptable",
+    "reclaimable": "reclaimable",
+    "permit": "permit",
+}
+
+
+def implemented(plugin: Plugin) -> tuple[str, ...]:
+    """The points that a plugin has a method for."""
+    return tuple(
+        point for point, method in POINTS.items() if getattr(plugin, method, None) is not None
+    )
+
+
+def everywhere(plugins: Iterable[tuple[Plugin, int]]) -> Standing:
+    """Each plugin at every point that it implements, in the order given."""
+    all_of_them = tuple(plugins)
+    return {
+        point: tuple(pair for pair in all_of_them if point in implemented(pair[0]))
+        for point in POINTS
+    }
+
+
+_LONGEST = 300
+#: What a plugin that raises is taken to have answered, for all points but those of an order.
+_REFUSALS: dict[str, Callable[[Verdict], Any]] = {
+    "preEnqueue": lambda verdict: [verdict],
+    "admissible": lambda verdict: [verdict],
+    "permit": lambda verdict: [verdict],
+    "predicate": lambda verdict: verdict,
+    "score": lambda verdict: 0,
+    "groupReady": lambda verdict: False,
+    "preemptable": lambda verdict: False,
+    "reclaimable": lambda verdict: False,
+}
+
+
+def is_of_others(plugin: Plugin) -> bool:
+    """Whether it comes from an installed package, and not from the box."""
+    return type(plugin).__module__.partition(".")[0] != "batchq"
+
+
+def guarded(
+    plugin: Plugin, point: str, function: Callable[..., Any], failures: dict[str, str]
+) -> Callable[..., Any]:
+    """The plugin's function, which refuses where it would raise and notes that in `failures`.
+
+    Raises PluginFailed at the points of an order.
+    """
+
+    def asked(*arguments: Any) -> Any:
+        try:
+            return _in_form(point, function(*arguments))
+        except Exception as error:  # whatever a stranger's code may raise
+            told = f"plugin {plugin.name} failed at {point}: {_shown(error)}"
+            if point not in _REFUSALS:
+                raise PluginFailed(
+                    told,
+                    hint=f"take {plugin.name} off {point} in scheduler.yaml, or correct it",
+                ) from error
+            failures.setdefault(f"{plugin.name} at {point}", _shown(error))
+            return _REFUSALS[point](
+                Verdict(plugin=plugin.name, reason=Waiting.MISCONFIGURED, detail=told)
+            )
+
+    return asked
+
+
+def _in_form(point: str, answer: Any) -> Any:
+    """The answer as it was given. Raises TypeError if it is none of those that the point knows."""
+    match point:
+        case "preEnqueue" | "admissible" | "permit":
+            answer = list(answer)
+            fits = all(isinstance(one, Verdict) for one in answer)
+            wanted = "a list of Verdict"
+        case "predicate":
+            fits, wanted = answer is None or isinstance(answer, Verdict), "a Verdict or None"
+        case "score":
+            fits, wanted = isinstance(answer, int), "an integer"
+        case _:
+            return answer
+    if not fits:
+        raise TypeError(f"expected {wanted}, found {answer!r}")
+    return answer
+
+
+def guarded_clock(
+    plugin: Plugin, clock: Callable[..., Iterable[int]], failures: dict[str, str]
+) -> Callable[..., Iterable[int]]:
+    """The plugin's `due_at`, which names no instants where it would raise."""
+
+    def asked(*arguments: Any) -> Iterable[int]:
+        try:
+            return [int(at) for at in clock(*arguments)]
+        except Exception as error:  # whatever a stranger's code may raise
+            failures.setdefault(f"{plugin.name} at due_at", _shown(error))
+            return []
+
+    return asked
+
+
+def _shown(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:_LONGEST] if text else type(error).__name__

@@ -1,0 +1,610 @@
+"""What is free on one node over the time ahead. Nodes that fare alike share one profile: a gang
+takes many nodes at once, so they are few, and what is found out about one holds for all of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import islice
+from typing import NamedTuple, TypeAlias
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Pod
+from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
+from batchq.core.forecast.earliest_fit import End
+from batchq.core.placement.placement import place_largest_first, usable_nodes
+from batchq.core.placement.ranking import Judge
+from batchq.core.preemption.pledges import kept_room, standing_pledges, victims_left
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.session import Session
+from batchq.core.session.settings import Settings
+from batchq.core.session.specs import TaskShape
+
+
+class Kind(NamedTuple):
+    """Shapes that ask for the same: their number in a session, and what each asks for."""
+
+    number: int
+    requests: Amounts
+
+
+class Profile:
+    """What is free: `free[i]` from the instant `at[i]` (milliseconds) until the next. Never changed
+    once made.
+    """
+
+    __slots__ = ("_counts", "at", "falls", "free")
+
+    def __init__(self, at: list[int], free: list[Amounts], *, falls: bool) -> None:
+        self.at = at
+        self.free = free
+        #: Whether it has less free at any instant than at one before.
+        self.falls = falls
+        #: Kind of shape -> how many of its pods have room at each step, once asked.
+        self._counts: dict[int, list[int]] = {}
+
+    def less(self, amounts: Amounts, start: int, end: int | None) -> Profile:
+        """Return what is left if so much is taken in an interval; with `end` None for ever."""
+        at, free = list(self.at), list(self.free)
+        first = _step_at(at, free, start)
+        last = len(at) if end is None else _step_at(at, free, end)
+        free[first:last] = [less(one, amounts) for one in free[first:last]]
+        return Profile(at, free, falls=self.falls or first > 0)
+
+    def least(self, start: int, end: int | None) -> Amounts:
+        """Return what is free during all of an interval; not to be changed."""
+        first, last = self._steps(start, end)
+        least = self.free[first]
+        if last == first + 1:
+            return least
+        least = dict(least)
+        for free in self.free[first + 1 : last]:
+            for name, units in free.items():
+                if units < least.get(name, 0):
+                    least[name] = units
+        return least
+
+    def slots(self, kind: Kind, start: int, end: int | None) -> int:
+        """Return how many pods of a kind have room during all of an interval."""
+        counts = self._counts.get(kind.number)
+        if counts is None:
+            counts = [_slots(free, kind.requests) for free in self.free]
+            self._counts[kind.number] = counts
+        first, last = self._steps(start, end)
+        return counts[first] if last == first + 1 else min(counts[first:last])
+
+    def _steps(self, start: int, end: int | None) -> tuple[int, int]:
+        """The steps that say what is least in an interval: the first, and what follows the last."""
+        first = bisect_right(self.at, start) - 1
+        if not self.falls:
+            return first, first + 1
+        return first, len(self.at) if end is None else max(first + 1, bisect_left(self.at, end))
+
+
+def less(free: Amounts, amounts: Amounts) -> Amounts:
+    """Return what is left, which may be less than nothing."""
+    rest = dict(free)
+    for name, units in amounts.items():
+        rest[name] = rest.get(name, 0) - units
+    return rest
+
+
+def _step_at(at: list[int], free: list[Amounts], instant: int) -> int:
+    """The step that begins at an instant, which is made if there is none."""
+    step = bisect_left(at, instant)
+    if step == len(at) or at[step] != instant:
+        at.insert(step, instant)
+        free.insert(step, free[step - 1])
+    return step
+
+
+def _slots(free: Amounts, requests: Amounts) -> int:
+    found = -1
+    for name, units in requests.items():
+        fits = free.get(name, 0) // units
+        if fits <= 0:
+            return 0
+        if found < 0 or fits < found:
+            found = fits
+    return found
+
+
+#: The factor that promises no more than there is, in thousandths.
+_NO_OVERCOMMIT = Settings().overcommit
+#: Shapes and how many pods of each, in the order in which they are placed.
+Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
+#: Node -> what pods ask for there.
+Room: TypeAlias = Mapping[str, Amounts]
+
+
+def nodes_decide(session: Session) -> bool:
+    """Return whether admissions ask for nodes and not only for sums: pods are bound here, and no
+    more is admitted than ready nodes have.
+    """
+    return (
+        "allocate" in session.actions
+        and session.settings.overcommit <= _NO_OVERCOMMIT
+        and bool(session.nodes)
+    )
+
+
+def is_one_machine(session: Session) -> bool:
+    """Whether all that counts in the ledger of the cluster is one open node."""
+    ready = list(islice((node for node in session.nodes.values() if node.ready), 2))
+    return len(ready) == 1 and ready[0].open
+
+
+class NodeTimetable:
+    """The profiles of all open nodes; owned by the Timetable that made it."""
+
+    def __init__(self, session: Session, known: Sequence[End]) -> None:
+        self._session = session
+        self._now = session.now_ms
+        owed = _Owed(session)
+        changes: dict[str, dict[int, Amounts]] = {}
+        for at, name, amounts in _changes(owed, known):
+            if name in session.nodes:
+                mine = changes.setdefault(name, {})
+                mine[at] = _sum(mine[at], amounts) if at in mine else amounts
+        #: Nodes' names, in order -> how they fare. Those that fare alike share one.
+        self._profiles: dict[str, Profile] = {}
+        #: The instants at which profiles change, in order; and whose.
+        self._instants: list[int] = []
+        self._changed_at: dict[int, frozenset[str]] = {}
+        made: dict[object, Profile] = {}
+        for name, node in sorted(session.nodes.items()):
+            if node.open:
+                free, mine = less(node.free, owed.not_yet_taken(name)), changes.get(name, {})
+                alike = (*free.items(), *((at, *mine[at].items()) for at in sorted(mine)))
+                if alike not in made:
+                    made[alike] = self._profile_of(free, mine)
+                self._profiles[name] = made[alike]
+        self._note_changes((at, name) for name in self._profiles for at in changes.get(name, ()))
+        #: The instants at which bookings begin, in order; windows that begin now differ by these.
+        self._falls: list[int] = []
+        #: Nodes on which anything was booked.
+        self._booked: dict[str, None] = {}
+        #: Shape, and the last of these instants before the end of a window that begins now -> how
+        #: many of its pods have room in it.
+        self._room_now: dict[tuple[object, int], int] = {}
+        #: Of this session, for all tables that share it: see `_Trials`.
+        self._trials = _Trials(session)
+        self._suits: dict[object, tuple[str, ...]] = {}
+        self._kinds: dict[object, Kind] = {}
+        #: Of the last search for a gang of one shape: the gang, the window that was found, and how
+        #: many pods each node takes in it.
+        self._found: tuple[Gang, int, int | None, dict[str, int]] | None = None
+
+    def beside(self) -> NodeTimetable:
+        """Another one that starts out like this: what is booked there is not booked here."""
+        other = object.__new__(NodeTimetable)
+        other._session, other._now = self._session, self._now
+        other._profiles, other._instants = dict(self._profiles), list(self._instants)
+        other._changed_at = dict(self._changed_at)
+        other._falls, other._booked = list(self._falls), dict(self._booked)
+        other._room_now, other._suits = dict(self._room_now), self._suits
+        other._trials, other._kinds, other._found = self._trials, self._kinds, None
+        return other
+
+    # Asking -----------------------------------------------------------------------------------
+
+    def slot(self, gang: Gang, length: int | None, not_before: int) -> int | None:
+        """The earliest instant, not before a given one, from which on nodes take a gang for so
+        long (None: for ever); None if there is none.
+        """
+        start = max(self._now, not_before)
+        tallies = [_Tally(self, shape, count, start, length) for shape, count in gang]
+        while True:
+            end = None if length is None else start + length
+            if all(tally.is_enough() for tally in tallies) and self._takes(gang, start, end):
+                if len(gang) == 1:
+                    self._found = (gang, start, end, tallies[0].slots)
+                return start
+            place = bisect_right(self._instants, start)
+            if place == len(self._instants):
+                return None
+            after = self._instants[place]
+            changed = self._changed(start, after)
+            if length is not None:
+                changed |= self._changed(start + length - 1, after + length - 1)
+            start = after
+            for tally in tallies:
+                tally.follow(changed, start)
+
+    def fits_now(self, gang: Gang, end: int | None) -> bool:
+        """Whether nodes take a gang from now until `end` (None: for ever)."""
+        return self.may_fit_now(gang, end) and self._takes(gang, self._now, end)
+
+    def may_fit_now(self, gang: Gang, end: int | None) -> bool:
+        """The same, if no shape were in the way of another."""
+        return all(count <= self._slots_now(shape, end) for shape, count in gang)
+
+    def booked_until(self, end: int | None) -> dict[str, Amounts]:
+        """Node -> what is free there at this moment, and booked for others before `end`."""
+        found = {}
+        for name in self._booked:
+            free = self._session.nodes[name].free
+            if room := minus(free, self._profiles[name].least(self._now, end)):
+                found[name] = room
+        return found
+
+    def room_for(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts] | None:
+        """The nodes that a gang takes in an interval, and how much of each; None if it does not
+        fit. By the order of the gang and the scores; if that fails, the largest pods first, each
+        on the fullest node that takes it.
+        """
+        return self._trials.find(gang, self._within(gang, start, end))
+
+    def where_most_is_free(self, gang: Gang) -> dict[str, Amounts]:
+        """The room of a gang on nodes that would take its pods if they were empty: each pod where
+        most of what it asks for is free now, by name among equals.
+        """
+        nodes = {name: self._session.nodes[name] for name in self._profiles}
+        free = {name: dict(node.free) for name, node in nodes.items()}
+        empty = {name: dict(node.total) for name, node in nodes.items()}
+        room: dict[str, Amounts] = {}
+        for shape, count in gang:
+            for _ in range(count):
+                takers = [
+                    name for name in self.suiting(shape) if covers(empty[name], shape.requests)
+                ]
+                if not takers:
+                    break
+                most = min(takers, key=lambda name: (-_part_of(free[name], shape.requests), name))
+                room[most] = plus(room.get(most, {}), shape.requests)
+                free[most] = less(free[most], shape.requests)
+                empty[most] = less(empty[most], shape.requests)
+        return room
+
+    def fits_there(self, gang: Gang, room: Room, start: int, end: int | None) -> bool:
+        """Whether certain room is that of a gang, and free during all of an interval."""
+        return self.could_stand(gang, room) and all(
+            covers(self._profiles[name].least(start, end), amounts)
+            for name, amounts in room.items()
+        )
+
+    def could_stand(self, gang: Gang, room: Room) -> bool:
+        """Whether certain room is that of a gang, on nodes that take it while they are empty."""
+        asked = total(times(shape.requests, count) for shape, count in gang)
+        return (
+            total(room.values()) == asked
+            and room.keys() <= self._profiles.keys()
+            and self._trials.find(gang, room) is not None
+        )
+
+    def suiting(self, shape: TaskShape) -> tuple[str, ...]:
+        """The nodes that take a pod of a shape while they are empty, in order."""
+        found = self._suits.get(shape.shape)
+        if found is None:
+            sizes = {name: self._session.nodes[name].total for name in self._profiles}
+            ranks = self._trials.judge(shape).ranks(list(self._trials.nodes(sizes).values()))
+            found = self._suits[shape.shape] = tuple(sorted(name for _, name in ranks))
+        return found
+
+    def slots(
+        self, shape: TaskShape, start: int, end: int | None, names: Iterable[str] | None = None
+    ) -> dict[str, int]:
+        """Node -> how many pods of a shape have room there during all of an interval; of certain
+        nodes, or else of all that take one while they are empty.
+        """
+        profiles, kind = self._profiles, self._kind(shape)
+        known: dict[Profile, int] = {}
+        found = {}
+        for name in self.suiting(shape) if names is None else names:
+            profile = profiles[name]
+            count = known.get(profile)
+            if count is None:
+                count = known[profile] = profile.slots(kind, start, end)
+            found[name] = count
+        return found
+
+    # Planning ---------------------------------------------------------------------------------
+
+    def book(self, room: Room, start: int, end: int | None) -> None:
+        """Let a group that waits have room on nodes in an interval."""
+        self._booked.update(dict.fromkeys(name for name in room if name in self._profiles))
+        self.hold(room, start, end)
+
+    def hold(self, room: Room, start: int, end: int | None) -> None:
+        """Take room on nodes in an interval."""
+        profiles = self._profiles
+        made: dict[object, Profile] = {}
+        names = [name for name in room if name in profiles]
+        for name in names:
+            amounts, profile = room[name], profiles[name]
+            alike = (profile, *amounts.items())
+            left = made.get(alike)
+            if left is None:
+                left = made[alike] = profile.less(amounts, start, end)
+            profiles[name] = left
+        instants = [at for at in (start, end) if at is not None and at > self._now]
+        self._note_changes((at, name) for at in instants for name in names)
+        if room and start > self._now:
+            place = bisect_left(self._falls, start)
+            if place == len(self._falls) or self._falls[place] != start:
+                self._falls.insert(place, start)
+        # Windows that end before are as they were.
+        self._room_now = {key: found for key, found in self._room_now.items() if key[1] < start}
+        self._found = None
+
+    # ------------------------------------------------------------------------------------------
+
+    def _profile_of(self, free: Amounts, rises: Mapping[int, Amounts]) -> Profile:
+        """So much is free now, and more from each of these instants on."""
+        at, each = [self._now, *sorted(rises)], [free]
+        for instant in at[1:]:
+            each.append(_sum(each[-1], rises[instant]))
+        return Profile(at, each, falls=False)
+
+    def _note_changes(self, changes: Iterable[tuple[int, str]]) -> None:
+        """Note when whose profile changes."""
+        noted: dict[int, list[str]] = {}
+        for at, name in changes:
+            noted.setdefault(at, []).append(name)
+        for at, names in noted.items():
+            known = self._changed_at.get(at)
+            if known is None:
+                insort(self._instants, at)
+            self._changed_at[at] = frozenset(names) if known is None else known.union(names)
+
+    def _changed(self, after: int, until: int) -> set[str]:
+        """Whose profiles change behind an instant, up to and with another one."""
+        first = bisect_right(self._instants, after)
+        last = bisect_right(self._instants, until)
+        return set().union(*(self._changed_at[at] for at in self._instants[first:last]))
+
+    def _slots_now(self, shape: TaskShape, end: int | None) -> int:
+        falls = len(self._falls) if end is None else bisect_left(self._falls, end)
+        key = (shape.shape, self._falls[falls - 1] if falls else self._now)
+        found = self._room_now.get(key)
+        if found is None:
+            found = self._room_now[key] = sum(self.slots(shape, self._now, end).values())
+        return found
+
+    def _takes(self, gang: Gang, start: int, end: int | None) -> bool:
+        """Whether pods of several shapes fit together; of one shape, their number says it all."""
+        return len(gang) < 2 or self.room_for(gang, start, end) is not None
+
+    def _within(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts]:
+        """What is free during all of an interval on the nodes that have room for any pod of a gang
+        then.
+        """
+        known = self._found
+        if known is not None and known[0] is gang and known[1:3] == (start, end):
+            each = [known[3]]
+        else:
+            each = [self.slots(shape, start, end) for shape, _ in gang]
+        taking = {name: None for slots in each for name, count in slots.items() if count}
+        names = taking if len(each) == 1 else sorted(taking)
+        known_least: dict[Profile, Amounts] = {}
+        found = {}
+        for name in names:
+            profile = self._profiles[name]
+            least = known_least.get(profile)
+            if least is None:
+                least = known_least[profile] = profile.least(start, end)
+            found[name] = least
+        return found
+
+    def _kind(self, shape: TaskShape) -> Kind:
+        kind = self._kinds.get(shape.shape)
+        if kind is None:
+            kind = self._kinds[shape.shape] = Kind(len(self._kinds), shape.requests)
+        return kind
+
+
+class _Tally:
+    """How many pods of one shape have room in a window that moves; owned by one search."""
+
+    def __init__(
+        self, table: NodeTimetable, shape: TaskShape, count: int, start: int, length: int | None
+    ) -> None:
+        self._table, self._shape, self._count, self._length = table, shape, count, length
+        end = None if length is None else start + length
+        self.slots = table.slots(shape, start, end)
+        self._total = sum(self.slots.values())
+
+    def is_enough(self) -> bool:
+        return self._total >= self._count
+
+    def follow(self, changed: set[str], start: int) -> None:
+        """The window begins at `start` now; between, these nodes have changed."""
+        end = None if self._length is None else start + self._length
+        slots = self.slots
+        changed = changed & slots.keys()
+        for name, now in self._table.slots(self._shape, start, end, changed).items():
+            self._total += now - slots[name]
+            slots[name] = now
+
+
+# --- What changes when ----------------------------------------------------------------------------
+
+
+def _changes(owed: _Owed, known: Sequence[End]) -> Iterator[tuple[int, str, Amounts]]:
+    """When how much more is free on which node, by the ends that are known, less what a victim
+    leaves to its claimant.
+    """
+    gone: set[str] = set()
+    for end in known:
+        for pod in _pods_of(end):
+            if pod.metadata.uid in gone:
+                continue
+            gone.add(pod.metadata.uid)
+            asked, name = of_pod(pod.spec.requests), pod.status.node
+            left = minus(asked, owed.keeps(pod))
+            if left:
+                yield end.at, name, left
+        if end.whole:
+            for name, kept in owed.kept_by(end.group.uid).items():
+                yield end.at, name, kept
+
+
+def _pods_of(end: End) -> Iterator[Pod]:
+    """The pods that are gone with an end."""
+    yield from end.pods
+    if end.whole:
+        for pod in end.group.pods.values():
+            if pod.status.phase in ON_NODE and not pod.status.terminating:
+                yield pod
+
+
+class _Owed:
+    """What is kept on nodes, and grows as victims leave; owned by one look at the ends."""
+
+    def __init__(self, session: Session) -> None:
+        #: Group's uid -> node -> what is kept for it there.
+        self._kept = {uid: dict(rooms) for uid, rooms in session.rooms.items()}
+        for uid, places in session.kept.items():
+            self._kept[uid] = places.room()
+        #: Victim's pod -> its claimant, the room that this is to have, and who else is there.
+        self._owed: dict[str, tuple[str, Amounts]] = {}
+        #: Claimant's uid and node -> what its victims hold there still.
+        self._there: dict[tuple[str, str], Amounts] = {}
+        #: What a session that has closed no longer takes off its nodes.
+        self._not_taken: dict[str, Amounts] = {}
+        for claimant, pledge in standing_pledges(session):
+            if claimant.uid not in session.rooms:
+                self._kept[claimant.uid] = kept_room(session, pledge)
+                for name, room in self._kept[claimant.uid].items():
+                    self._not_taken[name] = plus(self._not_taken.get(name, {}), room)
+            for _, pods in victims_left(session, pledge):
+                for pod in pods:
+                    where = (claimant.uid, pod.status.node)
+                    requests = of_pod(pod.spec.requests)
+                    self._there[where] = plus(self._there.get(where, {}), requests)
+                    room = pledge.room.get(pod.status.node, {})
+                    self._owed[pod.metadata.uid] = (claimant.uid, room)
+
+    def not_yet_taken(self, name: str) -> Amounts:
+        """What is kept on a node, and counts as free there."""
+        return self._not_taken.get(name, {})
+
+    def keeps(self, pod: Pod) -> Amounts:
+        """A pod has ended: what of its room its claimant keeps."""
+        if pod.metadata.uid not in self._owed:
+            return {}
+        uid, room = self._owed[pod.metadata.uid]
+        name = pod.status.node
+        there = self._there[uid, name]
+        left = self._there[uid, name] = minus(there, of_pod(pod.spec.requests))
+        more = minus(minus(room, left), minus(room, there))
+        if more:
+            mine = self._kept.setdefault(uid, {})
+            mine[name] = plus(mine.get(name, {}), more)
+        return more
+
+    def kept_by(self, uid: str) -> Room:
+        """A group has ended: what was kept for it."""
+        return self._kept.pop(uid, {})
+
+
+# --- Placing --------------------------------------------------------------------------------------
+
+
+class _Trials:
+    """Trial placements of one session, which leave no trace in it. Judges and nodes are made once:
+    they are asked often.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._judges: dict[object, Judge] = {}
+        self._nodes: dict[str, NodeState] = {}
+
+    def judge(self, shape: TaskShape) -> Judge:
+        """What all plugins say of nodes for a shape."""
+        judge = self._judges.get(shape.shape)
+        if judge is None:
+            judge = self._judges[shape.shape] = Judge(self._session, shape)
+        return judge
+
+    def nodes(self, free: Mapping[str, Amounts]) -> dict[str, NodeState]:
+        """Nodes with so much free on them; good until others are asked for."""
+        return {name: self._with_free(name, amounts) for name, amounts in free.items()}
+
+    def _with_free(self, name: str, free: Amounts) -> NodeState:
+        node = self._nodes.get(name)
+        if node is None:
+            real = self._session.nodes[name]
+            node = self._nodes[name] = NodeState(real.record, ready=real.ready, heard=real.heard)
+        # The profile's own: it is copied before anything is taken.
+        node.free = free
+        return node
+
+    def find(self, gang: Gang, free: Room) -> dict[str, Amounts] | None:
+        """Room for a gang on nodes with so much free; None if there is none. By the order of the
+        gang and the scores; if that fails, the largest pods first, each on the fullest node that
+        takes it.
+        """
+        in_order = self.place(gang, self.nodes(free))
+        if in_order is not None or len(gang) < 2:
+            return in_order
+        return self._place_largest_first(gang, self.nodes(free))
+
+    def place(self, gang: Gang, nodes: Mapping[str, NodeState]) -> dict[str, Amounts] | None:
+        """Each pod on the best of these nodes as it is then; None if one finds none."""
+        room: dict[str, Amounts] = {}
+        for shape, count in gang:
+            judge = self.judge(shape)
+            # Nodes that fare alike share a map of what is free, before and after.
+            after: dict[tuple[tuple[str, int], ...], Amounts] = {}
+            heap = judge.ranks(list(nodes.values()))
+            heapq.heapify(heap)
+            for _ in range(count):
+                if not heap:
+                    return None
+                node = nodes[heap[0][1]]
+                before = tuple(node.free.items())
+                left = after.get(before)
+                if left is None:
+                    left = after[before] = less(node.free, shape.requests)
+                node.free = left
+                name = node.name
+                room[name] = _sum(room[name], shape.requests) if name in room else shape.requests
+                rank = judge.rank(node)
+                if rank is None:
+                    heapq.heappop(heap)
+                else:
+                    heapq.heapreplace(heap, rank)
+        return room
+
+    def _place_largest_first(
+        self, gang: Gang, nodes: Mapping[str, NodeState]
+    ) -> dict[str, Amounts] | None:
+        def take(shape: TaskShape, node: NodeState) -> None:
+            node.free = less(node.free, shape.requests)
+
+        def give_back(shape: TaskShape, node: NodeState) -> None:
+            node.free = _sum(node.free, shape.requests)
+
+        placed = place_largest_first(
+            gang,
+            nodes.values(),
+            self._session.ready_resources,
+            choices=lambda shape: len(usable_nodes(self._session, shape)),
+            takes=lambda shape, node: self.judge(shape).rank(node) is not None,
+            take=take,
+            give_back=give_back,
+        )
+        if placed is None:
+            return None
+        room: dict[str, Amounts] = {}
+        for (shape, _), found in zip(gang, placed, strict=True):
+            for node in found:
+                room[node.name] = _sum(room.get(node.name, {}), shape.requests)
+        return room
+
+
+def _part_of(free: Amounts, requests: Amounts) -> Fraction:
+    """How much of a request is free, at most 1: of that dimension of which least is."""
+    return min(
+        (Fraction(min(free.get(name, 0), units), units) for name, units in requests.items()),
+        default=Fraction(1),
+    )
+
+
+def _sum(one: Amounts, other: Amounts) -> Amounts:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -1,0 +1,488 @@
+"""What is charged when: the sums of the ledger from now on, as ends are known and starts planned.
+
+A reservation in time, as backfilling schedulers have it since EASY (Lifka 1995) and conservative
+backfilling (Mu'alem and Feitelson 2001), here over every limit of the rules 2 to 4 at once. The
+time ahead is cut into steps, at each end that is known of (`batchq.core.forecast.earliest_fit`) and
+at each start and end that was booked. A *column* has the sum of one scope in one dimension at every
+step; columns come into being when somebody asks, and a booking moves those that there are. So a
+look at a group costs its own limits times the steps, whoever else waits.
+
+A group fits in an interval when at each of its steps every limit takes its claim beside the sum,
+and nodes take its gang (`batchq.core.forecast.node_timeline`): a booking takes its gang's room on
+nodes, too. On one machine the sums say that already. What is set aside for heads of other queues is
+no matter here: it holds now, not in times to come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.resources import Amounts, minus
+from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.core.forecast.earliest_fit import End, carry_out, ends
+from batchq.core.forecast.node_timeline import (
+    Gang,
+    NodeTimetable,
+    Room,
+    is_one_machine,
+    nodes_decide,
+)
+from batchq.core.placement.placement import gang_of
+from batchq.core.quota.ledger import LedgerView
+from batchq.core.quota.limits import claim_of, keeps_guarantees
+from batchq.core.session.session import Session, StateKey
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+
+Key: TypeAlias = tuple[str, str]
+#: When, whose (a uid), in which scopes, and by how much the sums rise then; they fall by less
+#: than nothing.
+_Move: TypeAlias = tuple[int, str, tuple[str, ...], Amounts]
+#: Columns, each with the most that may be charged beside a claim.
+_Limits: TypeAlias = list[tuple[list[int], int]]
+
+
+class Timetable:
+    """The sums of a session's ledger over the time ahead; owned by one action.
+
+    Instants are milliseconds. `started` has to be told of every group that starts meanwhile.
+    """
+
+    def __init__(self, session: Session, known: Sequence[End] | None = None) -> None:
+        self._session = session
+        #: Of now; asked even while another one stands in the session for a moment.
+        self._ledger = session.ledger
+        known = ends(session) if known is None else known
+        self._moves = list(_falls(session, known))
+        self._at = sorted({session.now_ms, *(at for at, *_ in self._moves)})
+        self._columns: dict[Key, list[int]] = {}
+        self._asked: dict[tuple[object, ...], _Limits | None] = {}
+        #: Parent queue and dimension -> what is guaranteed to its children and not used.
+        self._unused: dict[Key, list[int]] = {}
+        self._own = _of_who_waits(session, self._moves)
+        #: What nodes say; None where the sums say the same. Who is charged still while it waits is
+        #: left out of the sums, and its pods are on nodes all the same.
+        self._nodes: NodeTimetable | None = None
+        if nodes_decide(session) and (self._own or not is_one_machine(session)):
+            self._nodes = NodeTimetable(session, known)
+        self._gangs: dict[tuple[object, ...], Gang] = {}
+
+    def beside(self) -> Timetable:
+        """Another one that starts out like this: what is booked there is not booked here."""
+        other = object.__new__(Timetable)
+        other._session, other._ledger = self._session, self._ledger
+        other._moves = list(self._moves)
+        other._at = list(self._at)
+        other._columns = {key: column.copy() for key, column in self._columns.items()}
+        other._asked, other._unused = {}, {}
+        other._own, other._gangs = self._own, self._gangs
+        other._nodes = None if self._nodes is None else self._nodes.beside()
+        return other
+
+    # Asking -----------------------------------------------------------------------------------
+
+    def slot(
+        self, group: GroupState, length: int | None, not_before: int | None = None
+    ) -> int | None:
+        """The earliest instant (not before a given one) from which on a group fits for so long
+        (None: for ever); None if there is none.
+        """
+        at = self._slot_of_sums(group, length, not_before)
+        while at is not None and self._nodes is not None and not group.is_external:
+            later = self._nodes.slot(self.gang(group), length, at)
+            if later is None or later == at:
+                return later
+            at = self._slot_of_sums(group, length, later)
+        return at
+
+    def _slot_of_sums(
+        self, group: GroupState, length: int | None, not_before: int | None
+    ) -> int | None:
+        first = 0 if not_before is None else self._step_at(max(not_before, self._at[0]))
+        limits = self._limits_of(group)
+        if limits is None:
+            return None
+        at, guaranteed = self._at, bool(self._ledger.unused)
+        over_at = None if length is None else at[first] + length
+        for step in range(first, len(at)):
+            if over_at is not None and at[step] >= over_at:
+                return at[first]
+            for column, most in limits:
+                if column[step] > most:
+                    break
+            else:
+                if not guaranteed or self._guarantees_hold(group, step, claim_of(group)):
+                    continue
+            first = step + 1
+            if length is not None and first < len(at):
+                over_at = at[first] + length
+        return at[first] if first < len(at) else None
+
+    def fits_now(self, group: GroupState, length: int | None) -> bool:
+        """Whether a group fits from now on for so long (None: for ever)."""
+        limits = self._limits_of(group)
+        if limits is None or not self._lasts(group, limits, claim_of(group), length):
+            return False
+        if self._nodes is None or group.is_external:
+            return True
+        return self._nodes.fits_now(self.gang(group), self._end(length))
+
+    def may_fit_now(self, group: GroupState, length: int | None) -> bool:
+        """Whether a group might fit from now on for so long, by what costs little to ask. False
+        stays False, whatever is booked.
+        """
+        limits = self._limits_of(group)
+        if limits is None or not self._lasts(group, limits, claim_of(group), length):
+            return False
+        if self._nodes is None or group.is_external:
+            return True
+        return self._nodes.may_fit_now(self.gang(group), self._end(length))
+
+    def has_room_now(
+        self, group: GroupState, shape: TaskShape, growth: Amounts, length: int | None
+    ) -> bool:
+        """Whether an admitted group can have one more pod of this shape from now on, for so long;
+        `growth` is what it is charged more for that.
+        """
+        limits = self._beside(group, growth, self._shared)
+        if limits is None or not self._lasts(group, limits, growth, length):
+            return False
+        return self._nodes is None or self._nodes.fits_now([(shape, 1)], self._end(length))
+
+    def could_stand(self, group: GroupState, room: Room) -> bool:
+        """Whether certain room is that of a group's gang, and nodes would take it if empty."""
+        return self._nodes is not None and self._nodes.could_stand(self.gang(group), room)
+
+    def where_most_is_free(self, group: GroupState) -> Room:
+        """The room of a group's gang where most is free at this moment, whoever is there still."""
+        if self._nodes is None or group.is_external:
+            return {}
+        return self._nodes.where_most_is_free(self.gang(group))
+
+    def booked_until(self, length: int | None) -> Room:
+        """Node -> what is free there at this moment, and booked for others in so long a time."""
+        return {} if self._nodes is None else self._nodes.booked_until(self._end(length))
+
+    def _end(self, length: int | None) -> int | None:
+        return None if length is None else self._at[0] + length
+
+    def gang(self, group: GroupState) -> Gang:
+        """The pods that a group has to place at once."""
+        if group.pods or len(group.tasks) > 1:
+            return gang_of(self._session, group)
+        gang = self._gangs.get(group.shape.alike)
+        if gang is None:
+            gang = self._gangs[group.shape.alike] = gang_of(self._session, group)
+        return gang
+
+    def _lasts(
+        self, group: GroupState, limits: _Limits, wanted: Amounts, length: int | None
+    ) -> bool:
+        last = len(self._at) if length is None else bisect_left(self._at, self._at[0] + length)
+        return all(
+            all(column[step] <= most for column, most in limits)
+            and (not self._ledger.unused or self._guarantees_hold(group, step, wanted))
+            for step in range(last)
+        )
+
+    # Planning ---------------------------------------------------------------------------------
+
+    def book(self, group: GroupState, start: int, length: int | None) -> None:
+        """Let a group that waits have its claim from `start` on, for so long (None: for ever)."""
+        self.book_there(group, start, length, self.room_for(group, start, length))
+
+    def book_there(self, group: GroupState, start: int, length: int | None, room: Room) -> None:
+        """The same, with its gang's room on certain nodes."""
+        self._book_sums(group, start, length)
+        if self._nodes is not None:
+            self._nodes.book(room, start, None if length is None else start + length)
+
+    def room_for(
+        self, group: GroupState, start: int, length: int | None, former: Room | None = None
+    ) -> Room:
+        """The room of a group's gang on nodes from `start` on, for so long; none, if it does not
+        fit or sums say all. It is the `former` one, if its gang still fits there.
+        """
+        if self._nodes is None or group.is_external:
+            return {}
+        end = None if length is None else start + length
+        gang = self.gang(group)
+        if former and self._nodes.fits_there(gang, former, start, end):
+            return former
+        return self._nodes.room_for(gang, start, end) or {}
+
+    def started(self, group: GroupState, length: int | None, room: Room) -> None:
+        """A group has just been admitted: the ledger has its charge already, until it ends, and
+        nodes have its pods.
+        """
+        now = self._at[0]
+        self._book_sums(group, now, length)
+        _, _, amounts = next(self._beyond_its_own(group, now, length))
+        self._moves.append((now, group.uid, group.scopes, _less(amounts)))
+        self._hold(room, length)
+
+    def grown(self, group: GroupState, growth: Amounts, length: int | None, room: Room) -> None:
+        """A group's charge has just grown by so much: the ledger has it already, until it ends,
+        and nodes have its pod.
+        """
+        now, end = self._at[0], self._end(length)
+        self._hold(room, length)
+        if end is not None:
+            self._moves.append((end, group.uid, group.scopes, _less(growth)))
+        self._raise(group.scopes, growth, now, end)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _hold(self, room: Room, length: int | None) -> None:
+        if self._nodes is not None:
+            self._nodes.hold(room, self._at[0], self._end(length))
+
+    def _book_sums(self, group: GroupState, start: int, length: int | None) -> None:
+        for first, last, amounts in self._beyond_its_own(group, start, length):
+            self._moves.append((first, group.uid, group.scopes, amounts))
+            if last is not None:
+                self._moves.append((last, group.uid, group.scopes, _less(amounts)))
+            self._raise(group.scopes, amounts, first, last)
+
+    def _beyond_its_own(
+        self, group: GroupState, start: int, length: int | None
+    ) -> Iterator[tuple[int, int | None, Amounts]]:
+        """From when until when a group's claim adds how much to the sums.
+
+        All of it for all of its time, but for one that has left and whose pods have not ended yet:
+        what these hold is part of its claim.
+        """
+        claim, end = claim_of(group), None if length is None else start + length
+        if group.uid in self._own:
+            for at, _ in self._own[group.uid]:
+                if at > start and (end is None or at < end):
+                    yield start, at, minus(claim, self._held_at(group, start))
+                    start = at
+            claim = minus(claim, self._held_at(group, start))
+        yield start, end, claim
+
+    def _raise(self, scopes: tuple[str, ...], claim: Amounts, start: int, end: int | None) -> None:
+        first = self._step_at(start)
+        last = None if end is None else self._step_at(end)
+        for key, column in self._columns.items():
+            scope, resource = key
+            units = claim.get(resource)
+            if units and scope in scopes:
+                column[first:last] = [total + units for total in column[first:last]]
+                if self._unused:
+                    self._follow_unused(key, first, last, units)
+
+    def _step_at(self, instant: int) -> int:
+        """The step that begins at an instant, which is made if there is none."""
+        step = bisect_left(self._at, instant)
+        if step == len(self._at) or self._at[step] != instant:
+            self._at.insert(step, instant)
+            for column in (*self._columns.values(), *self._unused.values()):
+                column.insert(step, column[step - 1])
+        return step
+
+    def _limits_of(self, group: GroupState) -> _Limits | None:
+        """The columns that matter to a group, each with the most that may be charged beside it;
+        None if a limit is below what it asks for by itself.
+        """
+        if self._ledger.charged(group):
+            return self._look_up(group)
+        if group.next_pod is not None:
+            return self._look_up(group)
+        asked = (group.scopes, group.shape.claim)
+        if asked not in self._asked:
+            self._asked[asked] = self._look_up(group)
+        return self._asked[asked]
+
+    def _look_up(self, group: GroupState) -> _Limits | None:
+        return self._beside(group, claim_of(group), lambda key: self._column(*key, group))
+
+    def _beside(
+        self, group: GroupState, wanted: Amounts, column: Callable[[Key], list[int]]
+    ) -> _Limits | None:
+        found: _Limits = []
+        for scope in group.scopes:
+            for resource, need in wanted.items():
+                limit = self._ledger.limit(scope, resource)
+                if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
+                    continue
+                if need > limit:
+                    return None
+                found.append((column((scope, resource)), limit - need))
+        return found
+
+    def _column(self, scope: str, resource: str, group: GroupState) -> list[int]:
+        """The sums of a scope; without a group's own, if it is charged still for what it left."""
+        key = (scope, resource)
+        shared = self._shared(key)
+        if group.uid not in self._own:
+            return shared
+        own = (self._held_at(group, at).get(resource, 0) for at in self._at)
+        return [total - mine for total, mine in zip(shared, own, strict=True)]
+
+    def _held_at(self, group: GroupState, instant: int) -> Amounts:
+        """What a group that waits is charged all the same at an instant."""
+        return next(held for at, held in reversed(self._own[group.uid]) if at <= instant)
+
+    def _shared(self, key: Key) -> list[int]:
+        column = self._columns.get(key)
+        if column is None:
+            used = self._ledger.used(*key)
+            column = self._columns[key] = self._sums(key, used, self._moves)
+        return column
+
+    def _sums(self, key: Key, used: int, moves: list[_Move]) -> list[int]:
+        scope, resource = key
+        changes = [0] * len(self._at)
+        for at, _, scopes, amounts in moves:
+            units = amounts.get(resource)
+            if units and scope in scopes:
+                changes[bisect_right(self._at, at) - 1] += units
+        sums = []
+        for change in changes:
+            used += change
+            sums.append(used)
+        return sums
+
+    def _guarantees_hold(self, group: GroupState, step: int, wanted: Amounts) -> bool:
+        """Rule 3's other half, asked of the ledger as it would be at that step."""
+        session, ledger = self._session, self._ledger
+        held = self._held_at(group, self._at[step]) if group.uid in self._own else {}
+        session.ledger = _LedgerThen(ledger, self, step, group, held)
+        try:
+            return keeps_guarantees(session, group, wanted)
+        finally:
+            session.ledger = ledger
+
+    def sum_then(self, scope: str, resource: str, instant: int | None) -> int:
+        """The sum of a scope at an instant; None: when all has ended whose end is known."""
+        step = len(self._at) if instant is None else bisect_right(self._at, instant)
+        return self.sum_at(scope, resource, step - 1)
+
+    def sum_at(self, scope: str, resource: str, step: int) -> int:
+        """The sum of a scope at a step."""
+        return self._shared((scope, resource))[step]
+
+    def unused_at(self, parent: str, resource: str, step: int) -> int:
+        """What is guaranteed to a queue's children, and not used by them, at a step."""
+        key = (parent, resource)
+        column = self._unused.get(key)
+        if column is None:
+            tree, column = self._session.tree, [0] * len(self._at)
+            for child in tree.children_of.get(parent, ()):
+                if stated := tree.guarantee(child).get(resource, 0):
+                    sums = self._shared((queue_scope(child), resource))
+                    column = [
+                        unused + max(0, stated - used)
+                        for unused, used in zip(column, sums, strict=True)
+                    ]
+            self._unused[key] = column
+        return column[step]
+
+    def _follow_unused(self, key: Key, first: int, last: int | None, units: int) -> None:
+        """A column has been raised by so much: its queue uses more of what is guaranteed to it."""
+        scope, resource = key
+        queue = scope.removeprefix("queue:") if scope.startswith("queue:") else ""
+        column = self._unused.get((self._session.tree.parent_of.get(queue, ""), resource))
+        stated = self._session.tree.guarantee(queue).get(resource, 0) if column is not None else 0
+        if column is not None and stated:
+            sums = self._columns[key]
+            for step in range(first, len(column) if last is None else last):
+                now = sums[step]
+                column[step] += max(0, stated - now) - max(0, stated - now + units)
+
+
+def timetable_of(session: Session) -> Timetable:
+    """What is charged when, as things are now: the same one until the ledger moves. For questions
+    only; nothing may be booked there.
+    """
+    known = session.peek(TIMETABLE)
+    if known is None or known[0] != len(session.ledger.moved):
+        table = Timetable(session)
+        # Working it out moves the ledger, and moves it back.
+        known = (len(session.ledger.moved), table)
+        session.put(TIMETABLE, known)
+    return known[1]
+
+
+class _LedgerThen(LedgerView):
+    """The ledger at one step of a timetable, of which a group holds so much itself."""
+
+    def __init__(
+        self, now: LedgerView, table: Timetable, step: int, group: GroupState, held: Amounts
+    ) -> None:
+        self.limits, self.tree, self.unused, self.aside = now.limits, now.tree, now.unused, {}
+        self._table, self._step = table, step
+        self._charges, self._owed = {group.uid: held}, {}
+
+    def used(self, scope: str, resource: str) -> int:
+        return self._table.sum_at(scope, resource, self._step)
+
+    def unused_below(self, parent: str, resource: str) -> int:
+        return self._table.unused_at(parent, resource, self._step)
+
+
+def _falls(session: Session, known: Sequence[End]) -> Iterator[_Move]:
+    """By how much the sums fall at each end.
+
+    What a group that is whole and nobody's victim is charged goes with its end. Anything else is
+    tried out on the session, which is undone: what victims leave is their claimants' in part.
+    """
+    ledger = session.ledger
+    uids = [end.group.uid for end in known]
+    ends_of = Counter(uids) if len(set(uids)) < len(uids) else dict.fromkeys(uids, 1)
+    owing = any(ledger.claimants.values())
+    with Statement(session) as trial:
+        for end in known:
+            group = end.group
+            if end.whole and ends_of[group.uid] == 1 and not owing:
+                yield end.at, group.uid, group.scopes, _less(ledger.charged(group))
+                continue
+            before = {scope: dict(ledger.sums.get(scope, {})) for scope in _moved_by(session, end)}
+            charged = ledger.charged(group)
+            carry_out(trial, end)
+            own = minus(charged, ledger.charged(group))
+            yield end.at, group.uid, group.scopes, _less(own)
+            for scope, sums in before.items():
+                after = ledger.sums.get(scope, {})
+                mine = own if scope in group.scopes else {}
+                rise = {n: after[n] - sums.get(n, 0) + mine.get(n, 0) for n in after}
+                yield end.at, "", (scope,), {name: one for name, one in rise.items() if one}
+
+
+def _moved_by(session: Session, end: End) -> list[str]:
+    """The scopes whose sums may follow: the group's own, and its claimants'."""
+    claimants = session.ledger.claimants.get(end.group.uid, {}).values()
+    return list(dict.fromkeys(scope for one in (end.group, *claimants) for scope in one.scopes))
+
+
+def _of_who_waits(session: Session, falls: Sequence[_Move]) -> dict[str, list[tuple[int, Amounts]]]:
+    """Uid of a group that waits and is charged all the same -> from when on how much it is: pods
+    of it that have been stopped have not ended yet, or it has reserved and waits for leave.
+    """
+    ledger = session.ledger
+    own = {
+        group.uid: [(session.now_ms, ledger.charged(group))]
+        for groups in ledger.holding.values()
+        for group in groups.values()
+        if group.phase == PodGroupPhase.PENDING
+    }
+    for at, uid, _, amounts in falls:
+        if uid in own:
+            own[uid].append((at, minus(own[uid][-1][1], _less(amounts))))
+    return own
+
+
+def _less(amounts: Amounts) -> Amounts:
+    return {name: -units for name, units in amounts.items()}
+
+
+#: How far the ledger had moved, and what is charged when from there.
+TIMETABLE: StateKey[tuple[int, Timetable]] = StateKey(
+    "timetable", lambda session: (len(session.ledger.moved), Timetable(session))
+)

@@ -1,0 +1,152 @@
+"""What enqueue does for groups that wait for nodes, before and after it tries others.
+
+Before: pods within a promise get their places, and a gang that has waited for long, the first of
+its queue, holds what nodes have free for it. After: since when the first of a queue waits for
+nothing but nodes is noted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.core.forecast.timeline import timetable_of
+from batchq.core.pending.queue import is_of_crowd, standing_aside, waits_in_line, wake_crowd
+from batchq.core.placement.feasibility import fits_when_empty
+from batchq.core.placement.node_refusals import NODE_REFUSALS
+from batchq.core.placement.placement import gang_of
+from batchq.core.placement.trial import PLUGIN, hold, seek, seek_for_admitted
+from batchq.core.quota.head_reservation import length_of
+from batchq.core.quota.limits import over_any_limit
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.quota.selector import Turns
+from batchq.core.session.node_state import KeptPlaces
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, is_admitted
+from batchq.core.session.statement import Statement
+
+
+def keep_places(session: Session) -> None:
+    """Keep places for pods within a promise, then for gangs that have waited for long."""
+    if session.binding_refused is None:
+        _seek_and_hold(session)
+    # Also where nothing is held now: what was held before is free again, and may wake others.
+    session.note_what_is_held()
+
+
+def _seek_and_hold(session: Session) -> None:
+    late: dict[str, GroupState] = {}
+    for group in _promised(session):
+        if is_admitted(group):
+            found = seek_for_admitted(session, group)
+            waits = group.phase == PodGroupPhase.IN_QUEUE and not found
+            if waits and has_waited_long(session, group, group.status.in_queue_at):
+                late.setdefault(group.queue, group)
+        elif isinstance(places := seek(session, group), KeptPlaces):
+            session.kept[group.uid] = places
+    for group in sorted(session.waits_for_nodes.values(), key=session.group_key):
+        if _may_hold(session, group):
+            late.setdefault(group.queue, group)
+    for group in late.values():
+        if not _has_reservation(session, group):
+            hold(session, group)
+            if group.uid in session.kept:
+                # It is to be tried, though another one that asks for the same finds no nodes now.
+                wake_crowd(session, group)
+
+
+def _promised(session: Session) -> Iterator[GroupState]:
+    """Groups whose gang has a reservation and lacks places, queues by share, groups in order."""
+    lines: dict[str, deque[GroupState]] = {}
+    groups = [group for group in session.busy() if _lacks_places(session, group)]
+    for group in sorted(groups, key=session.group_key):
+        queue = group.queue if session.points["queueOrder"] else ROOT
+        lines.setdefault(queue, deque()).append(group)
+    turns = Turns(session, lines)
+    while (name := turns.next()) is not None:
+        if lines[name]:
+            yield lines[name].popleft()
+        else:
+            turns.drop(name)
+
+
+def _lacks_places(session: Session, group: GroupState) -> bool:
+    if group.is_external or group.status.pledge.stands or group.queue not in session.queues:
+        return False
+    if group.uid in session.kept:
+        return False
+    if is_admitted(group):
+        return not group.has_all_placed and not session.group_ready(group)
+    return group.phase == PodGroupPhase.PENDING and group.reserved
+
+
+def has_waited_long(session: Session, group: GroupState, since: int | None) -> bool:
+    """Return whether half of inQueueTimeout has passed since an instant."""
+    return since is not None and session.now_ms - since > session.settings.in_queue_timeout_ms // 2
+
+
+def _may_hold(session: Session, group: GroupState) -> bool:
+    """Whether a group lacks nothing but nodes, and has for long. One that was refused for what is
+    set aside for a head holds nothing: the two would keep each other off for ever. Neither does one
+    that not even empty nodes take, since some are away.
+    """
+    return (
+        group.phase == PodGroupPhase.PENDING
+        and not group.reserved
+        and group.queue in session.queues
+        and has_waited_long(session, group, group.status.nodes_lacked_at)
+        and all(verdict.plugin == PLUGIN for verdict in group.status.reasons)
+        and fits_when_empty(session, gang_of(session, group))
+        and not standing_aside(session, group)
+        and not over_any_limit(session, group)
+    )
+
+
+def _has_reservation(session: Session, group: GroupState) -> bool:
+    """Whether a group that waits has a reservation in time, which serves instead of a hold: the
+    head of a Backfill queue does if it is known when it can start.
+    """
+    strategy = session.queues[group.queue].record.spec.strategy.type
+    if is_admitted(group) or strategy != "Backfill" or "backfill" not in session.actions:
+        return False
+    return timetable_of(session).slot(group, length_of(session, group)) is not None
+
+
+def note_first_waiting(session: Session) -> None:
+    """Note since when the first in line of a queue waits for nothing but nodes."""
+    queues = {crowd.queue for crowd in session.get(NODE_REFUSALS).sleepers()}
+    queues.update(
+        session.groups[uid].queue
+        for uid, told in session.refusals.told.items()
+        if any(verdict.plugin == PLUGIN for verdict in told)
+    )
+    for name in sorted(queues & session.queues.keys()):
+        group = _first_in_line(session, name)
+        if group is None or group.status.nodes_lacked_at is not None:
+            continue
+        told = session.refusals.get(group.uid, ())
+        if told and all(verdict.plugin == PLUGIN and verdict.in_line for verdict in told):
+            with Statement(session) as statement:
+                statement.set_status(group, nodes_lacked_at=session.now_ms)
+                statement.commit()
+            # It speaks for itself from now on, and no more for those that wait alike.
+            session.refuse(group, told)
+
+
+def _first_in_line(session: Session, queue: str) -> GroupState | None:
+    """The first group of a queue that waits in line."""
+    line = session.queues[queue].line
+    firsts = [
+        first
+        for crowd in line.crowds.values()
+        if crowd.counted and (first := next(filter(is_of_crowd, crowd.members), None)) is not None
+    ]
+    firsts += [
+        group
+        for group in line.in_order()
+        if group.phase == PodGroupPhase.PENDING
+        and not group.reserved
+        and waits_in_line(session.refusals.get(group.uid, ()))
+    ][:1]
+    return min(firsts, key=session.group_key, default=None)

@@ -1,0 +1,249 @@
+"""Pods beyond minMember: which ones wait, and binding some of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice, takewhile
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Pod
+from batchq.api.resources import PODS
+from batchq.core.placement.gangs import bind_until_ready, node_for, pending_pods
+from batchq.core.placement.placement import find_node, tasks_in_order, usable_nodes
+from batchq.core.preemption.pledges import enter_room, gives_way_to
+from batchq.core.quota.head_reservation import keeping_off, room_against
+from batchq.core.quota.limits import growth_with, over_limit_with
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.pods import beyond, pod_of, shape_of_extra
+from batchq.core.session.session import Key, Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState, is_admitted
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import bind, create_pods
+
+_RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
+
+
+def waits_behind(session: Session, group: GroupState) -> bool:
+    """Whether more pods of the group would overtake the head of a strict queue, which comes
+    before it in line.
+
+    Piece by piece, as it is freed, they would take what a gang at the head has to find at once.
+    """
+    head = session.strict_heads.get(group.queue)
+    return head is not None and session.group_key(head) < session.group_key(group)
+
+
+def is_drained(group: GroupState) -> bool:
+    """Return whether a group runs, has pods left, and holds nothing: none of its pods is on a node,
+    and its gang lacks none. It stands in line again, with its next pod as a gang of one.
+    """
+    return (
+        group.phase in _RUNS
+        and group.is_elastic
+        and not group.is_external
+        and not group.charge()
+        and not group.has_all_placed
+    )
+
+
+class GrowingGroups:
+    """The admitted groups that would have more pods, by queue; owned by one action.
+
+    Groups of lower priority in their queue are tested as if the pods were bound that could be now:
+    these come first.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._by_queue: dict[str, list[GroupState]] = {}
+        for group in session.busy() if "allocate" in session.actions else ():
+            if is_admitted(group):
+                self.note(group)
+
+    def note(self, group: GroupState) -> None:
+        """A group has been admitted."""
+        if group.is_elastic and not group.is_external and not group.has_all_placed:
+            self._by_queue.setdefault(group.queue, []).append(group)
+
+    def above(self, group: GroupState) -> list[GroupState]:
+        """Return those of higher priority in a group's queue, in order."""
+        found = [
+            one for one in self._by_queue.get(group.queue, ()) if one.priority > group.priority
+        ]
+        return sorted(found, key=self._session.group_key)
+
+    def grow(self, trial: Statement, groups: Iterable[GroupState]) -> None:
+        """Bind what pods of these groups could be bound now; for a trial that is undone."""
+        session = self._session
+        for group in groups:
+            if waits_behind(session, group):
+                continue
+            enter_room(trial, group)
+            bound: list[Pod] = []
+            if _becomes_ready(trial, group):
+                bound, _ = start_extras(trial, group, group.replicas)
+            if not bound:
+                # Nothing is freed while groups are admitted: it can have no more pods later.
+                self._by_queue[group.queue].remove(group)
+
+
+def _becomes_ready(trial: Statement, group: GroupState) -> bool:
+    """Whether a group has its gang, or nodes and limits take what that lacks, which is bound then:
+    without it, none of its pods are.
+    """
+    session = trial.session
+    if session.group_ready(group):
+        return True
+    with Statement(session) as attempt:
+        if bind_until_ready(session, attempt, group) is None and session.group_ready(group):
+            attempt.join(trial)
+            return True
+    return False
+
+
+def waiting_extras(
+    session: Session, group: GroupState, *, most: int | None = None
+) -> Iterator[Pod | int]:
+    """Pods without a node, and the ordinals of those that do not exist yet, in pods' order; of the
+    latter no more than `most` of each task.
+    """
+    pending = ((session.pod_key(group, pod), pod) for pod in pending_pods(session, group))
+    for _, extra in heapq.merge(pending, _unborn(session, group, most), key=lambda pair: pair[0]):
+        yield extra
+
+
+def _unborn(
+    session: Session, group: GroupState, most: int | None
+) -> Iterator[tuple[Key, Pod | int]]:
+    for shape in tasks_in_order(session, group):
+        # The pods of a task differ by their index alone.
+        *head, _ = session.pod_key(group, pod_of(group, shape.first))
+        for ordinal in islice(beyond(group, shape), most):
+            yield (*head, ordinal - shape.first), ordinal
+
+
+def waiting_shapes(session: Session, group: GroupState) -> Iterator[TaskShape]:
+    """Yield the shapes of a group's pods without a node, in pods' order."""
+    pending = {pod.spec.task for pod in pending_pods(session, group)}
+    for shape in tasks_in_order(session, group):
+        if shape.task.name in pending or next(beyond(group, shape), None) is not None:
+            yield shape
+
+
+def start_extras(
+    statement: Statement,
+    group: GroupState,
+    count: int,
+    plan: Mapping[str, str] | None = None,
+) -> tuple[list[Pod], frozenset[str]]:
+    """Bind up to `count` more pods of a group; those, and what the next one lacks."""
+    session = statement.session
+    bound: list[Pod] = []
+    lacking: frozenset[str] = frozenset()
+    refused: set[str] = set()
+    for extra in list(waiting_extras(session, group, most=count)):
+        shape = shape_of_extra(group, extra)
+        if len(bound) == count:
+            break
+        if shape.task.name in refused:
+            continue
+        over = over_limit_with(session, group, shape)
+        ordinal = extra if isinstance(extra, int) else shape.first + extra.spec.index
+        node = None if over else node_for_extra(session, group, shape, plan or {}, ordinal)
+        if node is None:
+            refused.add(shape.task.name)
+            lacking = lacking or (
+                frozenset(verdict.resource for verdict in over)
+                or lacking_on_nodes(session, [(shape, 1)])
+            )
+            continue
+        pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
+        bound.append(bind(statement, group, pod, node.name))
+    return bound, lacking
+
+
+def node_for_extra(
+    session: Session, group: GroupState, shape: TaskShape, plan: Mapping[str, str], ordinal: int
+) -> NodeState | None:
+    """The node for one more pod of a group, or None: off what stands there for heads of other
+    queues, unless the pod is promised to the group already.
+    """
+    is_promised = not session.ledger.aside or not growth_with(session, group, shape)
+    with keeping_off(session, {} if is_promised else room_against(session, group)):
+        return node_for(session, shape, plan, ordinal)
+
+
+@contextmanager
+def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
+    """Let a group have more pods in what is set aside for heads that were tried after its queue.
+
+    The head of its own queue was tried as if more pods of more important groups were bound already,
+    and so were the heads tried after that one. Where nothing is set aside for its queue, all heads
+    count.
+    """
+    asides = session.ledger.aside
+    if group.queue not in asides:
+        yield
+        return
+    before = takewhile(lambda queue: queue != group.queue, asides)
+    with session.ledger.regarding([asides[queue].head for queue in before]):
+        yield
+
+
+def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) -> frozenset[str]:
+    """The dimensions in which the nodes that could take these pods are too full for them; all that
+    they ask for, if each dimension by itself would do.
+    """
+    wanted = list(wanted)
+    short = set()
+    for shape, count in wanted:
+        nodes = usable_nodes(session, shape)
+        for name, units in shape.requests.items():
+            if sum(max(0, node.free.get(name, 0)) // units for node in nodes) < count:
+                short.add(name)
+    if short:
+        return frozenset(short)
+    return frozenset(name for shape, _ in wanted for name in shape.requests)
+
+
+def place_what_asks_for_nothing(session: Session) -> None:
+    """Pods that take nothing but a place on a node, behind a strict head too; a gang of such pods
+    whole or not at all.
+    """
+    for group in session.busy():
+        if not is_admitted(group) or group.is_external or group.has_all_placed:
+            continue
+        if not _has_free_pods(group) or gives_way_to(session, group) is not None:
+            continue
+        if not session.group_ready(group) and all(map(_asks_for_nothing, group.tasks)):
+            with Statement(session) as statement:
+                bind_until_ready(session, statement, group)
+                if session.group_ready(group):
+                    statement.commit()
+        if session.group_ready(group):
+            _place_free_pods(session, group)
+
+
+def _place_free_pods(session: Session, group: GroupState) -> None:
+    for extra in list(waiting_extras(session, group)) if _has_free_pods(group) else ():
+        shape = shape_of_extra(group, extra)
+        if not _asks_for_nothing(shape):
+            continue
+        node = find_node(session, shape)
+        if node is None or over_limit_with(session, group, shape):
+            return
+        with Statement(session) as statement:
+            pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
+            bind(statement, group, pod, node.name)
+            statement.commit()
+
+
+def _has_free_pods(group: GroupState) -> bool:
+    return any(_asks_for_nothing(shape) for shape in group.tasks)
+
+
+def _asks_for_nothing(shape: TaskShape) -> bool:
+    return not shape.requests.keys() - {PODS}

@@ -1,0 +1,264 @@
+"""The second way to place a gang, where its own order fails: the largest pods first, each on the
+fullest node that takes it. Small pods on the best nodes may leave no node for a large one. If that
+fails, too, those pods come first that the fewest nodes take: large ones may fill all of these.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts, describe_quantity
+from batchq.core.placement.ranking import Judge, ShapeRanking
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.pods import pod_of
+from batchq.core.session.session import Ranking, Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState
+
+_PARTS = 1_000_000
+
+
+def place_largest_first(
+    parts: Sequence[tuple[TaskShape, int]],
+    nodes: Iterable[NodeState],
+    whole: Amounts,
+    *,
+    choices: Callable[[TaskShape], int],
+    takes: Callable[[TaskShape, NodeState], bool],
+    take: Callable[[TaskShape, NodeState], None],
+    give_back: Callable[[TaskShape, NodeState], None],
+) -> list[tuple[NodeState, ...]] | None:
+    """Let the pods of each part take nodes; return the nodes of each part, or None, with nothing
+    taken, if a pod finds none.
+
+    Of pods of one size those come first that fewer nodes would take if they were empty: `choices`.
+    `takes` tells whether a node takes one more pod, and `take` lets it. Sizes are compared as parts
+    of the `whole`, in the largest dimension, then in all; how full nodes are, in all that a pod
+    asks for, then in all else: a pod without GPUs leaves nodes with GPUs to others. The parts of
+    one task come one after another.
+    """
+    there = list(nodes)
+    sizes = [_size(shape, whole) for shape, _ in parts]
+    fewest = [choices(shape) for shape, _ in parts]
+    places = [shape.place for shape, _ in parts]
+    all_parts = range(len(parts))
+    by_size = sorted(all_parts, key=lambda part: (sizes[part], fewest[part], places[part]))
+    by_choice = sorted(all_parts, key=lambda part: (fewest[part], sizes[part], places[part]))
+    for order in (by_size, by_choice) if by_choice != by_size else (by_size,):
+        placed: list[list[NodeState]] = [[] for _ in parts]
+        if _place(order, parts, there, whole, takes, take, placed):
+            return [tuple(found) for found in placed]
+        for (shape, _), found in zip(parts, placed, strict=True):
+            for node in found:
+                give_back(shape, node)
+    return None
+
+
+def _place(
+    order: Iterable[int],
+    parts: Sequence[tuple[TaskShape, int]],
+    there: Sequence[NodeState],
+    whole: Amounts,
+    takes: Callable[[TaskShape, NodeState], bool],
+    take: Callable[[TaskShape, NodeState], None],
+    placed: list[list[NodeState]],
+) -> bool:
+    """Place the parts in this order, each pod on the fullest node; whether all have found one."""
+    for part in order:
+        shape, count = parts[part]
+        asked = [name for name in shape.requests if whole.get(name)]
+        others = [name for name in whole if whole[name] and name not in shape.requests]
+        takers = sorted(
+            (_free_part(asked, node, whole), _free_part(others, node, whole), node.name, node)
+            for node in there
+            if takes(shape, node)
+        )
+        found = placed[part]
+        for *_, node in takers:
+            # One that takes a pod stays the fullest until it takes no more.
+            while len(found) < count and takes(shape, node):
+                take(shape, node)
+                found.append(node)
+        if len(found) < count:
+            return False
+    return True
+
+
+def _size(shape: TaskShape, whole: Amounts) -> tuple[int, int]:
+    """The largest of a pod's requests and all of them, in millionths of the whole, negated."""
+    parts = [
+        units * _PARTS // whole[name] for name, units in shape.requests.items() if whole.get(name)
+    ]
+    return -max(parts, default=0), -sum(parts)
+
+
+def _free_part(names: Iterable[str], node: NodeState, whole: Amounts) -> int:
+    """What is free on a node of these dimensions, in millionths of the whole."""
+    return sum(node.free.get(name, 0) * _PARTS // whole[name] for name in names)
+
+
+#: From so many nodes on, sweeps over columns are faster than asking about one after the other.
+MANY_NODES = 64
+
+
+def find_node(session: Session, shape: TaskShape) -> NodeState | None:
+    """The best node that takes a pod of this shape now, or None."""
+    return None if session.binding_refused is not None else _ranking(session, shape).best()
+
+
+def fill_nodes(session: Session, shape: TaskShape, count: int, filled: list[NodeState]) -> None:
+    """Let up to `count` pods of this shape take the best node each; see `ShapeRanking.fill`."""
+    if session.binding_refused is None:
+        _ranking(session, shape).fill(count, filled)
+
+
+def slots_for(session: Session, shape: TaskShape, most: int) -> int:
+    """How many pods of this shape fit on the nodes now, if no others come; up to `most`."""
+    return 0 if session.binding_refused is not None else _ranking(session, shape).slots(most)
+
+
+def _ranking(session: Session, shape: TaskShape) -> Ranking:
+    ranking = session.rankings.get(shape.shape)
+    if ranking is None:
+        ranking = session.rankings[shape.shape] = _ranked(session, shape)
+    return ranking
+
+
+def _ranked(session: Session, shape: TaskShape) -> Ranking:
+    if len(session.nodes) < MANY_NODES:
+        return ShapeRanking(session, shape)
+    # NumPy is loaded where there are many nodes: small clusters and other commands do without.
+    from batchq.core.placement.node_matrix import NODE_ROWS
+    from batchq.core.placement.ranking import row_ranking
+
+    rows = session.get(NODE_ROWS)
+    by_rows = row_ranking(session, shape, rows) if rows.are_exact else None
+    return by_rows or ShapeRanking(session, shape)
+
+
+def usable_nodes(session: Session, shape: TaskShape) -> list[NodeState]:
+    """The nodes that would take a pod of this shape if they were empty; all that are open, if none
+    would. Worked out once a session.
+    """
+    found = session.usable.get(shape.shape)
+    if found is None:
+        open_nodes = [node for node in session.nodes.values() if node.open]
+        empty = [NodeState(node.record, ready=True) for node in open_nodes]
+        names = {name for _, name in Judge(session, shape).ranks(empty)}
+        usable = [node for node in open_nodes if node.name in names]
+        found = session.usable[shape.shape] = usable or open_nodes
+    return found
+
+
+def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
+    """Return the pods that a group's gang still lacks, in the order in which they are placed; of a
+    group that runs and stands in line its next pod.
+
+    Each task's minAvailable first, both parts by pod priority and task.
+    """
+    if group.next_pod is not None:
+        return [(group.next_pod, 1)]
+    if group.bare and len(group.tasks) == 1:
+        return [(group.tasks[0], min(group.min_member, group.replicas))]
+    chosen = group.lacks_for_gang()
+    counts = {shape.task.name: count for shape, count in zip(group.tasks, chosen, strict=True)}
+    first: list[tuple[TaskShape, int]] = []
+    rest: list[tuple[TaskShape, int]] = []
+    for shape in tasks_in_order(session, group):
+        count = counts[shape.task.name]
+        least = min(shape.task.min_available, count)
+        first.append((shape, least))
+        rest.append((shape, count - least))
+    return [(shape, count) for shape, count in first + rest if count]
+
+
+def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:
+    """Its tasks that have pods, in the order of these: by the podOrder plugins, then as written."""
+    shapes = [shape for shape in group.tasks if shape.task.replicas]
+    if len(shapes) < 2:
+        return shapes
+    return sorted(shapes, key=lambda shape: session.pod_key(group, pod_of(group, shape.first)))
+
+
+def take_best(
+    session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int
+) -> bool:
+    """Let `count` pods of a shape take the best of these nodes, one by one; False if one cannot."""
+    if not count:
+        return True
+    judge = Judge(session, shape)
+    heap = judge.ranks(list(nodes.values()))
+    heapq.heapify(heap)
+    for _ in range(count):
+        if not heap:
+            return False
+        node = nodes[heap[0][1]]
+        node.take(shape.requests)
+        # Only this node's rank has changed.
+        rank = judge.rank(node)
+        if rank is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, rank)
+    return True
+
+
+def fill_largest_first(
+    session: Session, parts: Sequence[tuple[TaskShape, int]]
+) -> list[tuple[NodeState, ...]] | None:
+    """Let pods take nodes, the largest pods first, each on the fullest node that takes it; return
+    the nodes of each part, or None, with nothing taken; see `place_largest_first`.
+    """
+
+    def take(shape: TaskShape, node: NodeState) -> None:
+        node.take(shape.requests)
+        session.node_changes.append(node.name)
+
+    def give_back(shape: TaskShape, node: NodeState) -> None:
+        node.put_back(shape.requests)
+        session.node_changes.append(node.name)
+
+    return place_largest_first(
+        parts,
+        session.nodes.values(),
+        session.ready_resources,
+        choices=lambda shape: len(usable_nodes(session, shape)),
+        takes=lambda shape, node: session.refused_by(shape, node) is None,
+        take=take,
+        give_back=give_back,
+    )
+
+
+def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
+    """One verdict out of every node's refusal: `0/3 nodes fit: 2 insufficient cpu, 1 cordoned`."""
+    detail, fitting = count_fitting(session, shape, session.nodes.values())
+    if fitting and session.binding_refused is not None:
+        return session.binding_refused
+    passing = _most_free(session, shape)
+    return Verdict(plugin="allocate", reason=Waiting.UNSCHEDULABLE, detail=detail, passing=passing)
+
+
+def count_fitting(
+    session: Session, shape: TaskShape, nodes: Iterable[NodeState]
+) -> tuple[str, int]:
+    """How many nodes take a pod of a shape: in words, with what the others say; and as a number."""
+    refusals = [session.refused_by(shape, node) for node in nodes]
+    counts = Counter(refusal.detail for refusal in refusals if refusal is not None)
+    parts = ", ".join(f"{count} {text}" for text, count in sorted(counts.items()))
+    fitting = sum(1 for refusal in refusals if refusal is None)
+    detail = f"task {shape.task.name}: {fitting}/{len(refusals)} nodes fit"
+    return (f"{detail}: {parts}" if parts else detail), fitting
+
+
+def _most_free(session: Session, shape: TaskShape) -> str:
+    """What a pod needs and the node with most of it has, in the first dimension that lacks."""
+    nodes = [node for node in session.nodes.values() if node.open]
+    for resource, need in shape.requests.items() if nodes else ():
+        most, name = max((node.free.get(resource, 0), node.name) for node in nodes)
+        if most < need:
+            needs, has = (describe_quantity(resource, units) for units in (need, max(0, most)))
+            return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
+    return ""

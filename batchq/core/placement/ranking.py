@@ -1,0 +1,255 @@
+"""The nodes that take one shape of request, by columns: for sessions with many nodes.
+
+The same answers as `batchq.core.placement.ranking` gives. All nodes are ranked in one sweep over
+the columns; those on which something changed since are ranked one by one, or in a sweep again if
+they are many. The best node is the first of the highest, and rows are in the order of names.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from batchq.core.placement.node_matrix import (
+    LARGEST,
+    NodeRows,
+    RowScores,
+    RowTakes,
+    over_rows,
+    scores_for,
+    takes_for,
+)
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
+
+#: The score of a node that does not take the shape: below all others.
+_NOBODY = -(2**62)
+#: A sweep takes as long as so much of the nodes asked one by one.
+_SWEEP_PART = 50
+
+
+class RowRanking:
+    """The nodes that take one shape, by score; follows the session's journal of node changes."""
+
+    __slots__ = ("_changes", "_judge", "_rows", "_scores", "_seen", "_shape", "_takes", "_values")
+
+    def __init__(
+        self,
+        session: Session,
+        shape: TaskShape,
+        rows: NodeRows,
+        takes: list[RowTakes],
+        scores: list[tuple[int, RowScores]],
+    ) -> None:
+        self._shape = shape
+        self._rows = rows
+        self._judge = Judge(session, shape)
+        self._takes = takes
+        self._scores = scores
+        self._changes = session.node_changes
+        self._seen = len(self._changes)
+        self._values = np.empty(len(rows.nodes), dtype=np.int64)
+        self._sweep()
+
+    def best(self) -> NodeState | None:
+        """The best node now, or None if no node takes the shape."""
+        self._follow()
+        row = int(self._values.argmax())
+        return None if self._values[row] == _NOBODY else self._rows.nodes[row]
+
+    def fill(self, count: int, filled: list[NodeState]) -> None:
+        """Let up to `count` pods each take the best node as it is then; see `ShapeRanking.fill`."""
+        self._follow()
+        values, nodes, changes = self._values, self._rows.nodes, self._changes
+        judge, requests = self._judge, self._shape.requests
+        for _ in range(count):
+            row = int(values.argmax())
+            if values[row] == _NOBODY:
+                break
+            node = nodes[row]
+            node.take(requests)
+            filled.append(node)
+            changes.append(node.name)
+            rank = judge.rank(node)
+            values[row] = _NOBODY if rank is None else -rank[0]
+        self._seen = len(changes)
+
+    def slots(self, most: int) -> int:
+        """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
+        self._follow()
+        rows = self._rows
+        fits = [rows.free(name) // units for name, units in self._shape.requests.items()]
+        found = np.minimum.reduce(fits)[self._values != _NOBODY]
+        # No more than asked for of each node: the sum stays within 64 bits.
+        return min(most, int(np.minimum(found, most).sum()))
+
+    def _follow(self) -> None:
+        changes = self._changes
+        if self._seen == len(changes):
+            return
+        changed = dict.fromkeys(changes[self._seen :])
+        self._seen = len(changes)
+        if len(changed) * _SWEEP_PART > len(self._values):
+            self._sweep()
+            return
+        for name in changed:
+            row = self._rows.row_of[name]
+            rank = self._judge.rank(self._rows.nodes[row])
+            self._values[row] = _NOBODY if rank is None else -rank[0]
+
+    def _sweep(self) -> None:
+        rows, values = self._rows, self._values
+        values.fill(0)
+        for weight, scores in self._scores:
+            values += weight * scores(rows)
+        for takes in self._takes:
+            values[~takes(rows)] = _NOBODY
+
+
+def row_ranking(session: Session, shape: TaskShape, rows: NodeRows) -> RowRanking | None:
+    """The ranking of a shape by columns; None if a plugin has to be asked node by node, or if more
+    is asked for than 64 bits are sure to hold.
+    """
+    if any(units > LARGEST for units in shape.requests.values()):
+        return None
+    answers = over_rows(session, shape)
+    return None if answers is None else RowRanking(session, shape, rows, *answers)
+
+
+#: Lower is better: less the score, and the node's name.
+Rank = tuple[int, str]
+
+#: A heap holds up to so many ranks of each node, all but one of them outdated.
+_MOST_OUTDATED = 4
+
+
+def rank_of(session: Session, shape: TaskShape, node: NodeState) -> Rank | None:
+    """The node's rank as its plugins say one by one; None if a predicate refuses."""
+    if session.refused_by(shape, node) is not None:
+        return None
+    return (-session.score(shape, node), node.name)
+
+
+class Judge:
+    """What all plugins together say of nodes for one shape: the same as `rank_of` says of each."""
+
+    __slots__ = ("_scores", "_takes")
+
+    def __init__(self, session: Session, shape: TaskShape) -> None:
+        self._takes = [takes_for(entry, session, shape) for entry in session.points["predicate"]]
+        scores = (
+            (entry.weight, scores_for(entry, session, shape)) for entry in session.points["score"]
+        )
+        self._scores = [(weight, found) for weight, found in scores if found is not None]
+
+    def ranks(self, nodes: Sequence[NodeState]) -> list[Rank]:
+        """The ranks of those nodes that take the shape."""
+        for takes in self._takes:
+            nodes = [node for node, taken in zip(nodes, takes(nodes), strict=True) if taken]
+        totals = [0] * len(nodes)
+        for weight, scores in self._scores:
+            found = zip(totals, scores(nodes), strict=True)
+            totals = [total - weight * score for total, score in found]
+        return [(total, node.name) for total, node in zip(totals, nodes, strict=True)]
+
+    def rank(self, node: NodeState) -> Rank | None:
+        """The rank of one node; None if it does not take the shape."""
+        alone = (node,)
+        for takes in self._takes:
+            if not takes(alone)[0]:
+                return None
+        total = 0
+        for weight, scores in self._scores:
+            total -= weight * scores(alone)[0]
+        return (total, node.name)
+
+
+class ShapeRanking:
+    """The nodes that take one shape, best first; follows the session's journal of node changes."""
+
+    __slots__ = ("_heap", "_judge", "_rank", "_seen", "_session", "_shape")
+
+    def __init__(self, session: Session, shape: TaskShape) -> None:
+        self._session = session
+        self._shape = shape
+        self._judge = Judge(session, shape)
+        self._seen = len(session.node_changes)
+        #: Lowest first: how nodes are ranked now, and how they were, which `_rank` tells apart.
+        self._heap = self._judge.ranks(list(session.nodes.values()))
+        self._rank = {rank[1]: rank for rank in self._heap}
+        heapq.heapify(self._heap)
+
+    def best(self) -> NodeState | None:
+        """The best node now, or None if no node takes the shape."""
+        self._follow()
+        return self._top()
+
+    def fill(self, count: int, filled: list[NodeState]) -> None:
+        """Let up to `count` pods of the shape each take the best node as it is then.
+
+        The nodes are appended to `filled`, one for each pod, as their room is taken; fewer than
+        `count` if no node takes the next.
+        """
+        self._follow()
+        session, requests = self._session, self._shape.requests
+        heap, ranks, changes, judge = self._heap, self._rank, session.node_changes, self._judge
+        for _ in range(count):
+            node = self._top()
+            if node is None:
+                break
+            node.take(requests)
+            filled.append(node)
+            changes.append(node.name)
+            # Only this node's rank has changed, and it is on top.
+            rank = judge.rank(node)
+            if rank is None:
+                del ranks[node.name]
+                heapq.heappop(heap)
+            else:
+                ranks[node.name] = rank
+                heapq.heapreplace(heap, rank)
+        self._seen = len(changes)
+
+    def slots(self, most: int) -> int:
+        """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
+        self._follow()
+        nodes, requests = self._session.nodes, list(self._shape.requests.items())
+        found = 0
+        for name in self._rank:
+            free = nodes[name].free
+            found += min(free[one] // units for one, units in requests)
+            if found >= most:
+                return most
+        return found
+
+    def _top(self) -> NodeState | None:
+        heap, ranks = self._heap, self._rank
+        while heap:
+            rank = heap[0]
+            if ranks.get(rank[1]) == rank:
+                return self._session.nodes[rank[1]]
+            heapq.heappop(heap)
+        return None
+
+    def _follow(self) -> None:
+        changes = self._session.node_changes
+        if self._seen < len(changes):
+            self._rank_anew(changes[self._seen :])
+            self._seen = len(changes)
+
+    def _rank_anew(self, names: Iterable[str]) -> None:
+        nodes, ranks = self._session.nodes, self._rank
+        for name in dict.fromkeys(names):
+            rank = self._judge.rank(nodes[name])
+            if rank is None:
+                ranks.pop(name, None)
+            elif ranks.get(name) != rank:
+                ranks[name] = rank
+                heapq.heappush(self._heap, rank)
+        if len(self._heap) > _MOST_OUTDATED * len(nodes):
+            # What is tried and undone leaves ranks behind that no longer hold.
+            self._heap[:] = ranks.values()
+            heapq.heapify(self._heap)

@@ -1,0 +1,332 @@
+"""Rule 4 of an admission: nodes take the gang now. Trials of a gang's placement, and holds.
+
+A trial is allocate's own placement, on what is free and not kept for others. The places that it
+finds are taken off the nodes at once, and kept (batchq.core.placement.kept_places); what no nodes
+take is remembered (batchq.core.placement.node_refusals).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
+from batchq.core.forecast.node_timeline import Room, nodes_decide
+from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
+from batchq.core.placement.gangs import bind_until_ready
+from batchq.core.placement.node_refusals import NODE_REFUSALS, wanted_of
+from batchq.core.placement.placement import (
+    explain_no_node,
+    fill_largest_first,
+    fill_nodes,
+    gang_of,
+    slots_for,
+)
+from batchq.core.preemption.pledges import hold_room
+from batchq.core.quota.head_reservation import (
+    keeping_off,
+    room_against_gang,
+    room_to_come,
+    together,
+)
+from batchq.core.session.node_state import Gang, KeptPlaces, NodeState
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+
+#: Whose refusals these are.
+PLUGIN = "nodes"
+#: From so many pods of a shape on it is looked first whether nodes have as many slots.
+_MANY_PODS = 64
+_PARTS = 1_000_000
+_ITS_OWN = Verdict(
+    plugin=PLUGIN,
+    reason=Waiting.WAITING_FOR_RESOURCES,
+    detail="its own pods of a former admission have not ended yet",
+    in_line=True,
+)
+
+
+def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
+    """Return places for a group's gang, whose room is taken then, or why nodes do not take it.
+
+    Pods are tried in the gang's order, each on the best node; if that fails, the largest pods come
+    first, each on the fullest node that takes it.
+    """
+    if session.binding_refused is not None:
+        return session.binding_refused
+    if group.uid not in session.rooms:
+        return _seek(session, group)
+    # What is held for it already is its own.
+    room = session.rooms.pop(group.uid)
+    _put_back(session, room)
+    found = _seek(session, group)
+    if isinstance(found, KeptPlaces):
+        for name in room:
+            session.freed.note(name)
+    else:
+        hold_room(session, group, room)
+    return found
+
+
+def _put_back(session: Session, room: dict[str, Amounts]) -> None:
+    for name, amounts in room.items():
+        session.nodes[name].put_back(amounts)
+        session.node_changes.append(name)
+
+
+def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
+    gang = gang_of(session, group)
+    if not gang:
+        # Its pods have ended for good, or gates hold them back: nothing is to be placed.
+        return KeptPlaces(())
+    if group.pods and waits_for_its_own(group, gang):
+        return _ITS_OWN
+    refusals, lacking = session.get(NODE_REFUSALS), None
+    if refusals:
+        wanted = wanted_of(gang)
+        refused = refusals.find(session, wanted)
+        if refused is not None:
+            return refused
+        if (larger := refusals.asks_for_more(session, wanted)) is not None:
+            lacking = next(shape for shape, _ in gang if shape.shape == larger)
+    if lacking is None:
+        found = _beside_heads(session, group, gang)
+        if not isinstance(found, TaskShape):
+            return found
+        lacking = found
+    return refusals.note(session, gang, _verdict(session, gang, lacking))
+
+
+def _beside_heads(
+    session: Session, group: GroupState, gang: Gang
+) -> KeptPlaces | Verdict | TaskShape:
+    """Places beside what stands on nodes for heads of other queues; a verdict, if only the heads of
+    queues that were tried before keep a gang off.
+    """
+    against, to_come = room_against_gang(session, group), room_to_come(session, group)
+    for room in [together([against, to_come])] if to_come else []:
+        with keeping_off(session, room):
+            found = _try(session, gang)
+        if isinstance(found, KeptPlaces):
+            return found
+    with keeping_off(session, against):
+        found = _try(session, gang)
+    if isinstance(found, KeptPlaces) or not against:
+        return found
+    found = _try(session, gang)
+    if isinstance(found, TaskShape):
+        return found
+    found.put_back(session.node_changes)
+    heads = ", ".join(queue for queue in session.ledger.aside if queue != group.queue)
+    detail = f"nodes that have room for its gang are set aside for the head of {heads}"
+    return Verdict(
+        plugin="enqueue", reason=Waiting.WAITING_FOR_RESOURCES, detail=detail, in_line=True
+    )
+
+
+def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
+    """Return whether pods of a former admission that have not ended leave a group too few to start:
+    nothing may run twice at once, so their places would lie idle until then.
+    """
+    former = Counter(pod.spec.task for pod in group.pods.values() if pod.status.phase in ON_NODE)
+    if not former:
+        return False
+    needed: Counter[str] = Counter()
+    for shape, count in gang:
+        needed[shape.task.name] += count
+    left = {
+        shape.task.name: count for shape, count in zip(group.tasks, group.ungated(), strict=True)
+    }
+    return any(left[task] - former[task] < count for task, count in needed.items())
+
+
+def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    """Return why nodes do not take a group's gang now, if they do not; leaves no trace."""
+    if group.is_external or not nodes_decide(session) or group.uid in session.kept:
+        return ()
+    found = seek(session, group)
+    if isinstance(found, KeptPlaces):
+        found.put_back(session.node_changes)
+        return ()
+    return (found,)
+
+
+def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
+    """Return places, whose room is taken, or the shape of the first pod that finds no node."""
+    for shape, count in gang if len(gang) > 1 or gang[0][1] >= _MANY_PODS else ():
+        if slots_for(session, shape, count) < count:
+            # Not even without the others would all of these find a node.
+            return shape
+    found = _in_order(session, gang)
+    if isinstance(found, TaskShape) and len(gang) > 1:
+        nodes = fill_largest_first(session, gang)
+        if nodes is not None:
+            shapes = [shape for shape, _ in gang]
+            return KeptPlaces(tuple(zip(shapes, nodes, strict=True)))
+    return found
+
+
+def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
+    parts: list[tuple[TaskShape, tuple[NodeState, ...]]] = []
+    for shape, count in gang:
+        filled: list[NodeState] = []
+        fill_nodes(session, shape, count, filled)
+        parts.append((shape, tuple(filled)))
+        if len(filled) < count:
+            KeptPlaces(tuple(parts)).put_back(session.node_changes)
+            return shape
+    return KeptPlaces(tuple(parts))
+
+
+def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
+    """In line, unless not even empty nodes that are ready and not cordoned would take the gang."""
+    in_line = fits_when_empty(session, gang)
+    free = _what_is_free(session, shape) if in_line else ""
+    if in_line and not free:
+        detail, passing = explain_no_node(session, shape).detail, ""
+    elif in_line:
+        detail = "nodes do not have room for its gang now"
+        # Which pod finds none changes with what is free: words that are not stored.
+        passing = f"no node takes a pod that asks for {describe(shape.requests)}, {free}"
+    else:
+        detail, passing = why_not_when_empty(session, gang), ""
+    return Verdict(
+        plugin=PLUGIN,
+        reason=Waiting.WAITING_FOR_RESOURCES,
+        detail=detail,
+        passing=passing,
+        in_line=in_line,
+    )
+
+
+def _what_is_free(session: Session, shape: TaskShape) -> str:
+    """The most that one open node has free, in the first dimension of which no node has enough; ''
+    if it is not for that that no node takes the pod.
+    """
+    for resource, need in shape.requests.items():
+        units, name = session.most_free(resource)
+        if name and units < need:
+            free = describe_quantity(resource, max(0, units))
+            return f"and the most {resource} that one node has free is {free}, on {name}"
+    return ""
+
+
+# --- Pods within a promise ------------------------------------------------------------------------
+
+
+def seek_for_admitted(session: Session, group: GroupState) -> bool:
+    """Keep places for what an admitted group's gang still lacks, as far as it is promised; return
+    whether nodes take it.
+
+    Where its charge would grow, as beside a pod that is being stopped, nothing is kept: what is set
+    aside for heads binds it like others, and the two would keep each other off.
+    """
+    charged = session.ledger.charged(group)
+    before = {uid for uid, pod in group.pods.items() if pod.status.phase in ON_NODE}
+    with Statement(session) as trial:
+        if bind_until_ready(session, trial, group) is not None:
+            return False
+        if minus(session.ledger.charged(group), charged):
+            return True
+        bound = [
+            pod
+            for uid, pod in group.pods.items()
+            if pod.status.phase in ON_NODE and uid not in before
+        ]
+    parts: dict[str, list[NodeState]] = {}
+    for pod in bound:
+        shape = group.shape.by_task.get(pod.spec.task)
+        if shape is None or group.requests_of(pod) != shape.requests:
+            # It was made before its task was edited: allocate finds it a node.
+            return True
+        parts.setdefault(pod.spec.task, []).append(session.nodes[pod.status.node])
+    places = KeptPlaces(
+        tuple((group.shape.by_task[task], tuple(nodes)) for task, nodes in parts.items())
+    )
+    places.take(session.node_changes)
+    session.kept[group.uid] = places
+    return True
+
+
+# --- Holds ----------------------------------------------------------------------------------------
+
+
+def hold(session: Session, group: GroupState) -> None:
+    """Keep for a gang that has waited for long what nodes have for it, until the session ends.
+
+    If nodes take it by now, its places. Else what is free where the group stands as a head, if it
+    does; or places for those pods that find one, and for each of the others what is free on the
+    node that would take it empty and has most free, by name among equals.
+    """
+    gang = gang_of(session, group)
+    # Whatever has been refused: nodes may have more room since.
+    waits = bool(group.pods) and waits_for_its_own(group, gang)
+    found = None if waits else _beside_heads(session, group, gang)
+    if isinstance(found, KeptPlaces):
+        session.kept[group.uid] = found
+        return
+    stands = group.status.set_aside_on
+    if stands and all(_would_hold(session, name, amounts) for name, amounts in stands.items()):
+        hold_room(session, group, _free_part(session, stands))
+        return
+    room: dict[str, Amounts] = {}
+    for shape, count in gang:
+        filled: list[NodeState] = []
+        fill_nodes(session, shape, count, filled)
+        for node in filled:
+            room[node.name] = plus(room.get(node.name, {}), shape.requests)
+        for _ in range(count - len(filled)):
+            fullest = _most_free(session, shape)
+            if fullest is None:
+                break
+            part = {name: min(units, fullest.free[name]) for name, units in _there(fullest, shape)}
+            fullest.take(part)
+            session.node_changes.append(fullest.name)
+            room[fullest.name] = plus(room.get(fullest.name, {}), part)
+    if room:
+        session.rooms[group.uid] = room
+
+
+def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:
+    """Whether an open node of this name would have so much if it were empty."""
+    node = session.nodes.get(name)
+    return node is not None and node.open and covers(node.total, amounts)
+
+
+def _free_part(session: Session, room: Room) -> dict[str, Amounts]:
+    """What is free of certain room now."""
+    found: dict[str, Amounts] = {}
+    for name, amounts in room.items():
+        part = minus(smaller(amounts, session.nodes[name].free), {})
+        if part:
+            found[name] = part
+    return found
+
+
+def _there(node: NodeState, shape: TaskShape) -> list[tuple[str, int]]:
+    """What a pod asks for of which a node has anything free."""
+    return [(name, units) for name, units in shape.requests.items() if node.free.get(name, 0) > 0]
+
+
+def _most_free(session: Session, shape: TaskShape) -> NodeState | None:
+    """The node that would take a pod if it were empty and has most free of what it asks for."""
+    takers = [
+        node
+        for node in session.nodes.values()
+        if node.open
+        and len(_there(node, shape)) == len(shape.requests)
+        and session.refused_by(shape, NodeState(node.record, ready=True)) is None
+    ]
+    if not takers:
+        return None
+    return min(takers, key=lambda node: (-_part_there(node, shape), node.name))
+
+
+def _part_there(node: NodeState, shape: TaskShape) -> int:
+    """How much of a pod's request a node has free, in millionths of the scarcest dimension."""
+    return min(
+        min(units, node.free[name]) * _PARTS // units for name, units in shape.requests.items()
+    )

@@ -1,0 +1,349 @@
+"""Carrying a decision out: victims are told to stop, and owe their room to the claimant.
+
+What this session had done for others is taken back without a trace. If nothing has to end first,
+the claimant starts at once; else it has a pledge, and waits. All of it is one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from batchq.api import intents
+from batchq.api.intents import Intent
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.notation import counted
+from batchq.api.objects import Pledge, Pod
+from batchq.api.reasons import Leaving
+from batchq.api.resources import PODS, Amounts, describe, minus, of_pod, plus, times, total
+from batchq.api.times import MINUTE
+from batchq.api.transaction import CLUSTER, POD_GROUPS
+from batchq.core.pending.eligibility import holds_off
+from batchq.core.placement.elastic import start_extras
+from batchq.core.preemption.pledges import counts_on_others, make_pledge
+from batchq.core.preemption.requests import ExtraClaim, GangClaim, start_gang
+from batchq.core.preemption.search import Claim, Decision, Taken, lose_pledge, put_back, unbind
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import evict, reserve, roll_back
+
+#: So much longer than the longest grace a claimant waits for its victims.
+PATIENCE_MS = 1 * MINUTE
+REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED}
+
+
+def action_against(claimant: GroupState, victim: GroupState) -> str:
+    """By which action a victim goes, whichever has chosen it: within a queue, or between two."""
+    return "preempt" if victim.queue == claimant.queue else "reclaim"
+
+
+def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -> bool:
+    """Let it happen; return whether it has.
+
+    What is promised at once may be more than what victims have given when they end: two claimants
+    that share a victim group both count on its place in a queue that limits groups. Such a promise
+    is not made; the claimant may find others, or waits until the group has gone.
+    """
+    claimant = claim.claimant
+    before = {scope: dict(session.ledger.sums.get(scope, {})) for scope in claimant.scopes}
+    with Statement(session) as statement:
+        _take_back(statement, decision.undone)
+        for taken in decision.outranked:
+            lose_pledge(statement, taken.victim.group)
+        # Its checks may have it that nobody is evicted before they have passed.
+        waits = bool(decision.victims) and holds_off(session, claimant)
+        for victim in decision.victims:
+            # Who counts on others itself, and has nothing but a reservation, hands these over now.
+            if not waits or counts_on_others(victim.group.status):
+                _evict(statement, claimant, victim)
+        left = _still_there(decision)
+        if left or _claims_left(decision) or waits:
+            _promise(statement, claim, decision, left, action, waits=waits)
+        else:
+            _start(statement, claim)
+        if _passes_limit(session, before):
+            return False
+        statement.commit()
+    outranked = [taken.victim for taken in decision.outranked]
+    gave = (*outranked, *decision.victims, *decision.ending)
+    groups = (claimant, *(victim.group for victim in gave))
+    uids = (*(group.uid for group in groups), *_owed_before(session, decision))
+    session.joined.append(tuple(dict.fromkeys(uids)))
+    return True
+
+
+def _passes_limit(session: Session, before: Mapping[str, Amounts]) -> bool:
+    """Whether a scope of which these were the sums holds more than that now, and than its limit;
+    the cluster has none for groups.
+    """
+    for scope, was in before.items():
+        for name, units in session.ledger.sums.get(scope, {}).items():
+            if units <= was.get(name, 0) or (scope == CLUSTER and name == POD_GROUPS):
+                continue
+            limit = session.ledger.limit(scope, name)
+            if limit is not None and units > limit:
+                return True
+    return False
+
+
+def _owed_before(session: Session, decision: Decision) -> list[str]:
+    """Claimants to which any of these were pledged before: that this has ended, and that they are
+    pledged anew, is one commit. Else both pledges could stand.
+    """
+    named = [
+        uid
+        for victim in (*decision.victims, *decision.ending)
+        for uid in (victim.group.uid, *(pod.metadata.uid for pod in victim.pods))
+    ]
+    owners = (session.pledged_before.get(uid) for uid in named)
+    return [uid for uid in owners if uid is not None and uid in session.groups]
+
+
+# --- What this session did ----------------------------------------------------------------------
+
+
+def _take_back(statement: Statement, undone: list[Taken]) -> None:
+    """All at once: each looks through everything that was said in this session."""
+    groups = {taken.victim.group.key for taken in undone if taken.victim.whole}
+    pods = [taken.victim.pods[0] for taken in undone if not taken.victim.whole]
+    uids = {pod.metadata.uid for pod in pods}
+    names: set[tuple[str, ...]] = {
+        (f"{pod.metadata.namespace}/{pod.metadata.name}",) for pod in pods
+    }
+    if pods:
+        statement.retract(lambda intent: not _is_about(intent, groups, uids, names))
+    elif groups:
+        _retract(statement, groups)
+    for taken in undone:
+        leave = put_back if taken.victim.whole else unbind
+        leave(statement, taken.victim)
+
+
+def forget(statement: Statement, group: GroupState) -> None:
+    """As if the actions had not touched the group."""
+    _retract(statement, {group.key})
+    put_back(statement, Victim(group, (), whole=True))
+
+
+def _retract(statement: Statement, groups: set[str]) -> None:
+    statement.retract(
+        lambda intent: isinstance(intent, intents.SetNodeReady) or intent.group not in groups
+    )
+
+
+def _is_about(
+    intent: Intent, groups: set[str], uids: set[str], names: set[tuple[str, ...]]
+) -> bool:
+    """Whether it is about one of these groups, or brought one of these pods into being or to a
+    node.
+    """
+    match intent:
+        case intents.SetNodeReady():
+            return False
+        case intents.Bind(uid=uid) if uid in uids:
+            return True
+        case intents.CreatePods(pods=pods) if pods in names:
+            return True
+        case _:
+            return intent.group in groups
+
+
+# --- Victims ------------------------------------------------------------------------------------
+
+
+def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
+    session, group = statement.session, victim.group
+    action = action_against(claimant, group)
+    former = (session.former or {}).get(group.uid)
+    if victim.whole and former is not None and any(_is_new(pod, former[1]) for pod in victim.pods):
+        forget(statement, group)
+    stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]
+    running = [pod for pod in stopped if pod.status.phase in ON_NODE]
+    reason, by = REASONS[action], claimant.key
+    _note_cost(statement, group, running, whole=victim.whole, by=by, reason=reason)
+    if victim.whole:
+        message = f"{_WHY[action]} {by} of queue {claimant.queue}, priority {claimant.priority}"
+        roll_back(statement, group, reason, message, by=by, action=action)
+        return
+    for pod in running:
+        evict(statement, group, pod, reason, by=by, action=action)
+
+
+_WHY = {"preempt": "made room for", "reclaim": "gave back what its queue had borrowed, for"}
+
+
+def _is_new(pod: Pod, former: dict[str, Pod]) -> bool:
+    before = former.get(pod.metadata.uid)
+    return before is None or before.status.attempt != pod.status.attempt
+
+
+def _note_cost(
+    statement: Statement,
+    group: GroupState,
+    pods: list[Pod],
+    *,
+    whole: bool,
+    by: str,
+    reason: Leaving,
+) -> None:
+    """How often a group had to go, and what work that threw away, in resource-seconds."""
+    session, spent = statement.session, group.status.evictions
+    lost: Amounts = dict(spent.lost)
+    for pod in pods:
+        started_at = pod.status.started_at
+        if started_at is not None:
+            seconds = max(0, session.now_ms - started_at) // 1000
+            lost = plus(lost, times(of_pod(pod.spec.requests), seconds))
+    window_ms = session.settings.eviction_window_ms
+    recent = {
+        at: count for at, count in spent.recent.items() if int(at) + window_ms > session.now_ms
+    }
+    if pods:
+        recent[str(session.now_ms)] = recent.get(str(session.now_ms), 0) + len(pods)
+    statement.set_status(
+        group,
+        evictions=msgspec.structs.replace(
+            spent,
+            groups=spent.groups + whole,
+            pods=spent.pods + len(pods),
+            lost={name: units for name, units in lost.items() if units},
+            recent=recent,
+            last_by=by,
+            last_reason=str(reason),
+            last_at=session.now_ms,
+        ),
+    )
+
+
+def evicted_recently(session: Session) -> int:
+    """Pods evicted by preempt and reclaim within the window of the budget."""
+    since = session.now_ms - session.settings.eviction_window_ms
+    return sum(
+        count
+        for group in session.busy()
+        for at, count in group.status.evictions.recent.items()
+        if int(at) > since
+    )
+
+
+def exceeds(session: Session, decision: Decision) -> bool:
+    """Whether it is more than what is left of the eviction budget."""
+    budget = session.settings.eviction_budget
+    cost = sum(len(victim.pods) for victim in decision.victims)
+    return budget is not None and cost > 0 and evicted_recently(session) + cost > budget
+
+
+def exceeds_budget(session: Session, decision: Decision) -> bool:
+    """Whether so many evictions have to wait. One decision may exceed an untouched budget."""
+    return exceeds(session, decision) and evicted_recently(session) > 0
+
+
+# --- The claimant -------------------------------------------------------------------------------
+
+
+def _still_there(decision: Decision) -> list[tuple[GroupState, Pod]]:
+    """The victims' pods that have to end first."""
+    found = []
+    for victim in (*decision.victims, *decision.ending):
+        for former in victim.pods:
+            pod = victim.group.pods.get(former.metadata.uid)
+            if pod is not None and pod.status.phase in ON_NODE:
+                found.append((victim.group, pod))
+    return found
+
+
+def _claims_left(decision: Decision) -> list[GroupState]:
+    """External victims whose consumers have to be gone first."""
+    return [
+        victim.group
+        for victim in decision.victims
+        if victim.group.is_external and victim.group.status.claim.is_open
+    ]
+
+
+def _holding_no_node(decision: Decision) -> list[GroupState]:
+    """Groups that are to leave whole, and have no processes: a reservation alone."""
+    return [
+        victim.group
+        for victim in decision.victims
+        if victim.whole
+        and victim.group.reserved
+        and not victim.pods
+        and not victim.group.status.claim.is_open
+    ]
+
+
+def _promise(
+    statement: Statement,
+    claim: Claim,
+    decision: Decision,
+    left: list[tuple[GroupState, Pod]],
+    action: str,
+    *,
+    waits: bool,
+) -> None:
+    """`waits`: nobody is evicted yet, and the pledge does not run out before somebody is."""
+    session, claimant = statement.session, claim.claimant
+    outside = _claims_left(decision)
+    idle = _holding_no_node(decision) if waits else []
+    ends_at = [(pod.status.terminating_at or 0) + pod.spec.termination_grace for _, pod in left]
+    ends_at += [group.status.claim.over_at or session.now_ms for group in outside]
+    pledge = Pledge(
+        claimant=claimant.key,
+        action="preempt" if action == "preempt" else "reclaim",
+        victims=(
+            *(f"{pod.metadata.namespace}/{pod.metadata.name}" for _, pod in left),
+            *(group.key for group in (*outside, *idle)),
+        ),
+        holds={
+            **{pod.metadata.uid: pod.status.attempt for _, pod in left},
+            **{group.uid: group.status.admission for group in (*outside, *idle)},
+        },
+        groups=tuple(
+            dict.fromkeys([group.uid for group, _ in left] + [g.uid for g in (*outside, *idle)])
+        ),
+        whole=tuple(victim.group.uid for victim in decision.victims if victim.whole),
+        room=decision.room,
+        plan=decision.plan,
+        extra=_extra(claim, decision),
+        made_at=session.now_ms,
+        expires=None if waits else max(session.now_ms, *ends_at) + PATIENCE_MS,
+    )
+    if not claimant.reserved:
+        reserve(statement, claimant, f"for when {counted(len(pledge.victims), 'victim')} ended")
+    make_pledge(statement, claimant, pledge)
+
+
+def _has_leave(session: Session, group: GroupState) -> bool:
+    """Whether nothing but room keeps it from being InQueue."""
+    return group.phase != PodGroupPhase.PENDING or not session.refusals_at("permit", group)
+
+
+def _extra(claim: Claim, decision: Decision) -> Amounts:
+    """What pods beyond minMember are to take beyond what the reservation promises already, once
+    pods of the claimant itself that they wait for have ended.
+    """
+    if not isinstance(claim, ExtraClaim):
+        return {}
+    group = claim.claimant
+    own = total(of_pod(pod.spec.requests) for of, pod in _still_there(decision) if of is group)
+    held = minus(group.held, own)
+    grown = group.charge_holding(plus(held, total(decision.room.values())))
+    # Never empty: that would be a gang's.
+    return minus(grown, group.charge_holding(held)) or {PODS: 0}
+
+
+def _start(statement: Statement, claim: Claim) -> None:
+    """Nothing has to end first."""
+    match claim:
+        case ExtraClaim(claimant=group, count=count):
+            start_extras(statement, group, count)
+        case GangClaim(claimant=group) if _has_leave(statement.session, group):
+            start_gang(statement, group)
+        case GangClaim(claimant=group):
+            if not group.reserved:
+                reserve(statement, group, f"reserved {describe(group.reservation)}")
+        case _:
+            raise TypeError(f"{claim} is no claim that could start")

@@ -1,0 +1,285 @@
+"""Claimants: who may have others evicted, and what it would take for them to fit.
+
+Two sorts. A *gang*: a Pending group that only limits refuse, or an InQueue one that no node takes;
+it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group that runs already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import Pod
+from batchq.api.reasons import Blockers, Verdict, Waiting
+from batchq.api.resources import Amounts, of_pod, total
+from batchq.core.pending.eligibility import stops_of
+from batchq.core.placement.elastic import (
+    lacking_on_nodes,
+    start_extras,
+    waiting_extras,
+    waits_behind,
+)
+from batchq.core.placement.gangs import bind_until_ready
+from batchq.core.placement.placement import gang_of, slots_for
+from batchq.core.placement.trial import waits_for_its_own
+from batchq.core.preemption.pledges import enter_room
+from batchq.core.preemption.protection import may_evict
+from batchq.core.preemption.search import Fit, fit_of
+from batchq.core.quota.head_reservation import keeping_off, room_against_gang
+from batchq.core.quota.limits import over_any_limit
+from batchq.core.session.pods import wanted_ordinals
+from batchq.core.session.session import Session
+from batchq.core.session.state import Crowd, GroupState, Victim, is_admitted
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods
+
+#: A Pending group claims only if nothing else than a lack of room keeps it waiting.
+_LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
+
+
+@dataclass(frozen=True, slots=True)
+class Claimants:
+    """Groups one by one, and crowds, each member of which is one: those that hope, and those that
+    would have to see others decided about first.
+    """
+
+    groups: list[GroupState]
+    crowds: list[Crowd] = field(default_factory=list)
+    hopeless: list[Crowd] = field(default_factory=list)
+
+
+class Wish(NamedTuple):
+    """What all claimants of one kind (`kind_of`) have in common."""
+
+    priority: int
+    asks: Amounts
+    #: Whether their priority class lets them take anything from others.
+    may_evict: bool
+
+
+#: Queue -> whether what is wished for in it could be had as things stand, as far as a glance tells;
+#: None: nothing at all.
+Hopes: TypeAlias = Callable[[str], Callable[[Wish], bool] | None]
+
+
+def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
+    """Groups that wait for nothing but room; not those that are promised any.
+
+    A group that is refused as not the first of its line, or for what no room helps, claims nothing.
+    """
+    if session.binding_refused is not None:
+        return Claimants([])
+    alone = {group.uid: group for group in session.busy()}
+    for line in session.lines():
+        alone |= line.singles
+    alone |= {uid: session.groups[uid] for uid in session.refusals.told}
+    groups = [
+        group
+        for group in alone.values()
+        if not group.status.pledge.stands
+        and group.queue in session.queues
+        and _waits_for_room(session, group)
+        and may_claim(session, group)
+    ]
+    return Claimants(groups, *_crowds(session, hopes))
+
+
+def may_claim(session: Session, group: GroupState) -> bool:
+    """Whether it may take anything from others: by its priority class, and since neither its queue
+    nor one above is stopped, which lets nothing more start in it.
+    """
+    return may_evict(session, group) and not stops_of(session, group)
+
+
+def _crowds(session: Session, hopes: Hopes) -> tuple[list[Crowd], list[Crowd]]:
+    """Those that hope, and the others of the same queues; crowds are many, and their kinds few."""
+    hopeful: list[Crowd] = []
+    hopeless: list[Crowd] = []
+    for name, queue in session.queues.items():
+        kinds = queue.line.kinds
+        could_have = hopes(name) if kinds else None
+        if could_have is None:
+            continue
+        hoping: list[tuple[Wish, Mapping[Any, Crowd]]] = []
+        others: list[tuple[Wish, Mapping[Any, Crowd]]] = []
+        for alike in kinds.values():
+            wish = _wish_of(session, next(iter(alike.values())).first)
+            (hoping if could_have(wish) else others).append((wish, alike))
+        if hoping:
+            hopeful += _that_lack_room(hoping)
+            hopeless += _that_lack_room(others)
+    return hopeful, hopeless
+
+
+def _wish_of(session: Session, group: GroupState) -> Wish:
+    return Wish(group.priority, group.reservation, may_evict(session, group))
+
+
+def _that_lack_room(kinds: Iterable[tuple[Wish, Mapping[Any, Crowd]]]) -> list[Crowd]:
+    return [
+        one
+        for wish, alike in kinds
+        if wish.may_evict
+        for one in alike.values()
+        if one.told and _lacks_room(one.told)
+    ]
+
+
+def _lacks_room(told: Blockers) -> bool:
+    return told.reasons <= _LACK
+
+
+def _waits_for_room(session: Session, group: GroupState) -> bool:
+    match group.phase:
+        case PodGroupPhase.PENDING:
+            # An action that comes before enqueue goes by what was said in the session before.
+            verdicts = session.refusals.get(group.uid, group.status.reasons)
+            if isinstance(verdicts, Blockers):
+                return bool(verdicts) and verdicts.reasons <= _LACK
+            return bool(verdicts) and all(verdict.reason in _LACK for verdict in verdicts)
+        case PodGroupPhase.IN_QUEUE:
+            return not group.is_external and not session.group_ready(group)
+        case _:
+            return False
+
+
+def waits_for_more_than_room(session: Session, group: GroupState) -> list[Verdict]:
+    """What keeps a Pending group waiting that no eviction would help; a spent budget is no such
+    thing.
+    """
+    verdicts = session.refusals.get(group.uid, ()) if group.phase == PodGroupPhase.PENDING else ()
+    return [one for one in verdicts if one.reason not in _LACK and one.plugin != "hygiene"]
+
+
+@dataclass(frozen=True, slots=True)
+class GangClaim:
+    """minMember pods of a group, admitted and placed."""
+
+    claimant: GroupState
+
+    def fit(self, session: Session) -> Fit:
+        """Try it; see `batchq.core.preemption.search`."""
+        group = self.claimant
+        # What is reserved already is asked about, too: a described world may hold more than fits.
+        asked = [] if _has_its_own(group) else session.refusals_at("admissible", group)
+        verdicts = asked or over_any_limit(session, group)
+        if verdicts:
+            lacking = (verdict.resource for verdict in verdicts if verdict.resource)
+            return Fit(fits=False, lacking=frozenset(lacking))
+        return self._fit_on_nodes(session)
+
+    def needs_nobody(self, session: Session) -> bool:
+        """What is reserved and finds nodes is in nobody's way, whatever a described world holds."""
+        return _has_its_own(self.claimant) and self._fit_on_nodes(session).fits
+
+    def lacks_own_victims(self, session: Session) -> bool:
+        """Never: only victims of two actions together depend on it."""
+        return False
+
+    def _fit_on_nodes(self, session: Session) -> Fit:
+        group = self.claimant
+        if group.is_external:
+            return Fit(fits=True)
+        gang = gang_of(session, group)
+        with (
+            keeping_off(session, room_against_gang(session, group)),
+            Statement(session) as statement,
+        ):
+            # What is kept for it already is its own.
+            enter_room(statement, group)
+            if group.phase == PodGroupPhase.PENDING and waits_for_its_own(group, gang):
+                return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+            nothing_placed = not any(group.placed.values())
+            if nothing_placed and any(slots_for(session, *part) < part[1] for part in gang):
+                return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+            start_gang(statement, group)
+            if session.group_ready(group):
+                return fit_of(group, _new_pods(session, group))
+        return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+
+
+def _has_its_own(group: GroupState) -> bool:
+    """InQueue with a reservation. One that is Pending with it, since it had to pass its checks, is
+    held against the limits once more.
+    """
+    return group.reserved and is_admitted(group)
+
+
+def start_gang(statement: Statement, group: GroupState) -> None:
+    """Admit a claimant that is not yet, and bind what finds room."""
+    session = statement.session
+    enter_room(statement, group)
+    if group.phase == PodGroupPhase.PENDING:
+        admit(statement, group, reservation=group.reservation)
+        create_pods(statement, group, wanted_ordinals(group))
+    if not group.is_external:
+        bind_until_ready(session, statement, group)
+
+
+def _new_pods(session: Session, group: GroupState) -> list[Pod]:
+    """Pods that have been bound at this instant."""
+    return [
+        pod
+        for pod in group.current()
+        if pod.status.phase == PodPhase.BOUND and pod.status.bound_at == session.now_ms
+    ]
+
+
+# --- Pods beyond minMember ------------------------------------------------------------------------
+
+
+def elastic_claimants(session: Session) -> Claimants:
+    """Groups that run with fewer pods than they would like."""
+    if session.binding_refused is not None:
+        return Claimants([])
+    return Claimants([group for group in session.busy() if is_elastic_claimant(session, group)])
+
+
+def is_elastic_claimant(session: Session, group: GroupState) -> bool:
+    """Return whether a group runs with fewer pods than it would like, and may claim more."""
+    return (
+        group.is_elastic
+        and group.queue in session.queues
+        and is_admitted(group)
+        and not group.is_external
+        and not group.status.pledge.stands
+        and group.queue in session.queues
+        and session.group_ready(group)
+        and not waits_behind(session, group)
+        and next(iter(waiting_extras(session, group)), None) is not None
+        and may_claim(session, group)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraClaim:
+    """So many more pods of a group."""
+
+    claimant: GroupState
+    count: int
+
+    def may_take_over(
+        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+    ) -> bool:
+        """Single pods leave to others what these count on."""
+        return False
+
+    def needs_nobody(self, session: Session) -> bool:
+        """What fits without victims was bound by allocate, or soon is."""
+        return False
+
+    def lacks_own_victims(self, session: Session) -> bool:
+        """Never: see `GangClaim`."""
+        return False
+
+    def fit(self, session: Session) -> Fit:
+        """Try it; see `batchq.core.preemption.search`."""
+        group = self.claimant
+        with Statement(session) as statement:
+            bound, lacking = start_extras(statement, group, self.count)
+            session.fitting = total(of_pod(pod.spec.requests) for pod in bound)
+            if len(bound) == self.count:
+                return fit_of(group, bound)
+        return Fit(fits=False, lacking=lacking)

@@ -1,0 +1,590 @@
+"""Fair shares as arithmetic: what each of several deserves by weight, and how much of it is held.
+
+Deserved: water-filling in one dimension among siblings. Each gets what its weight makes of a common
+water level, no more than its cap and no less than its floor; fractions round down. Share: the
+largest ratio of ledger to deserved over the dimensions in which the queue deserves or holds
+something (x/0 is infinite, 1 if there is none), compared exactly by cross-multiplication. The
+method is max-min fairness as in Volcano's proportion plugin and in Ghodsi et al., "Dominant
+Resource Fairness", NSDI 2011, section 4, applied to each dimension by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from fractions import Fraction
+from functools import total_ordering
+from itertools import pairwise
+from math import isqrt
+from typing import NamedTuple
+
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.reasons import Leaving, Verdict, Waiting
+from batchq.api.resources import LARGEST, PODS, Amounts, minus, of_pod, plus, smaller, total
+from batchq.api.times import HOUR
+from batchq.api.transaction import POD_GROUPS, namespace_scope, queue_scope
+from batchq.core.pending.queue import blockers, is_of_crowd, waits_in_line
+from batchq.core.preemption.pledges import (
+    leaves_whole,
+    standing_pledges,
+    still_charged,
+    victims_left,
+)
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.session.session import Session, StateKey
+from batchq.core.session.state import Crowd, GroupState, QueueState, is_admitted
+
+#: What no share counts: the number of pods (unless a queue says so), and that of groups.
+APART = frozenset({PODS, POD_GROUPS})
+
+
+@total_ordering
+class Share:
+    """held / deserved, exact. Infinite where something is held and nothing deserved."""
+
+    __slots__ = ("deserved", "held")
+
+    def __init__(self, held: int, deserved: int) -> None:
+        self.held = held
+        self.deserved = deserved
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Share):
+            return NotImplemented
+        if self.deserved == 0 or other.deserved == 0:
+            return self.deserved == other.deserved
+        return self.held * other.deserved == other.held * self.deserved
+
+    def __lt__(self, other: Share) -> bool:
+        if self.deserved == 0:
+            return False
+        if other.deserved == 0:
+            return True
+        return self.held * other.deserved < other.held * self.deserved
+
+    def __hash__(self) -> int:
+        raise TypeError("shares are compared, not looked up")
+
+    def rounded(self) -> float | str:
+        """A decimal of six places for reports, or 'inf'."""
+        return "inf" if self.deserved == 0 else round(self.held / self.deserved, 6)
+
+
+def share_of(
+    held: Mapping[str, int], deserved: Mapping[str, int], *, apart: Container[str] = APART
+) -> Share:
+    """The dominant share of a queue, over all dimensions but those left apart."""
+    largest: tuple[int, int] | None = None
+    for resource, right in deserved.items():
+        if resource in apart:
+            continue
+        amount = held.get(resource, 0)
+        if right == 0:
+            if amount:
+                return Share(amount, 0)
+        elif largest is None or amount * largest[1] > largest[0] * right:
+            largest = (amount, right)
+    for resource, amount in held.items():
+        if amount and resource not in deserved and resource not in apart:
+            return Share(amount, 0)
+    return Share(*largest) if largest is not None else Share(1, 1)
+
+
+class Part(NamedTuple):
+    """One of those among whom water is shared: max(floor, min(cap, weight x level)) is its own."""
+
+    weight: int
+    floor: int
+    cap: int
+
+
+def water_fill(amount: int, parts: Sequence[Part]) -> tuple[list[int], int | None]:
+    """What each part gets of an amount, rounded down, and what nobody wants; None if all is wanted.
+
+    The level is the highest at which all parts together are within the amount, an exact fraction.
+    Who has weight 0 gets its floor. Floors hold even where they exceed the amount together, which
+    may be below 0. In O(n log n): between two levels at which somebody starts or stops to rise, the
+    sum is linear.
+    """
+    flat = sum(part.floor for part in parts)
+    if flat > amount:
+        return [part.floor for part in parts], None
+    slope = 0
+    for level, weight, becomes_flat in _bends(parts):
+        # At this level the sum is flat + slope x level.
+        if flat * weight + slope * level > amount * weight:
+            break
+        flat += becomes_flat
+        slope += weight if becomes_flat <= 0 else -weight
+    else:
+        return [max(floor, cap) if weight else floor for weight, floor, cap in parts], amount - flat
+    rest = amount - flat
+    return [max(floor, min(cap, weight * rest // slope)) for weight, floor, cap in parts], None
+
+
+def _bends(parts: Sequence[Part]) -> list[tuple[int, int, int]]:
+    """Where a part starts or stops to rise, lowest level first: (n, w, change of the flat sum).
+
+    The level is n / w. Two different fractions with denominators up to W are at least 1 / W² apart,
+    so that floor(n x (W² + 1) / w) orders them exactly, and sorting compares integers only.
+    """
+    thirsty = [part for part in parts if part.weight > 0 and part.cap > part.floor]
+    scale = max((weight for weight, _, _ in thirsty), default=0) ** 2 + 1
+    bends = [
+        (units * scale // weight, units, weight, change)
+        for weight, floor, cap in thirsty
+        for units, change in ((floor, -floor), (cap, cap))
+    ]
+    bends.sort()
+    return [(units, weight, change) for _, units, weight, change in bends]
+
+
+_WITH_PODS = APART - {PODS}
+
+
+def fair_shares(session: Session) -> FairShares:
+    """What queues ask for and deserve, worked out when it is first asked for."""
+    return session.get(FAIR_SHARES)
+
+
+def deserved_of_queues(session: Session) -> dict[str, Amounts]:
+    """Queue -> what it deserves, in every dimension that a node or a queue names."""
+    return fair_shares(session).deserved
+
+
+def comparable(session: Session, names: Iterable[str]) -> list[str]:
+    """Of these dimensions, those in which a queue's holding is compared with what it deserves.
+
+    The number of groups never is, and the number of pods only where something bounds it: without,
+    a queue of weight 0 would deserve none of what is there for everybody.
+    """
+    apart = (POD_GROUPS,) if session.pods_are_bounded else (POD_GROUPS, PODS)
+    return [name for name in names if name not in apart]
+
+
+def share_of_queue(session: Session, queue: str) -> Share:
+    """The queue's dominant share, by the ledger as it is now; `pods` only where it states them."""
+    held = session.ledger.sums.get(queue_scope(queue), {})
+    record = session.tree.records.get(queue)
+    apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
+    return share_of(held, deserved_of_queues(session).get(queue, {}), apart=apart)
+
+
+def note_admission(session: Session, group: GroupState) -> None:
+    """Let the demand follow an admission: pods beyond minMember are asked for from now on.
+
+    What was reserved only moves from the line to the ledger; a full gang changes nothing.
+    """
+    shares = session.peek(FAIR_SHARES)
+    if shares is not None and group.is_elastic:
+        shares.grow(group.queue, _asked_beyond_promise(group))
+
+
+def is_asked_for(session: Session, group: GroupState) -> bool:
+    """Return whether the demand of a group's queue has what the group asks for: it holds it, has
+    reserved it, also if it chooses its victims again, or waits for it in line.
+    """
+    if session.chooses_again:
+        return True
+    return group.phase != PodGroupPhase.PENDING or group.reserved or _is_in_line(session, group)
+
+
+def ask_for(session: Session, group: GroupState) -> None:
+    """Add what a group out of line asks for to the demand of its queue, as its reservation would.
+
+    The session has new shares then: with the former ones put back, it is undone.
+    """
+    shares = fair_shares(session).copy()
+    shares.grow(group.queue, group.reservation)
+    session.put(FAIR_SHARES, shares)
+
+
+def resources_named(session: Session) -> list[str]:
+    """Every dimension that a node or a queue names, in order."""
+    named: set[str] = set()
+    for node in session.nodes.values():
+        named.update(node.record.spec.resources)
+    for queue in session.queues.values():
+        spec = queue.record.spec
+        named.update(spec.capability, spec.deserved, spec.guarantee)
+    return sorted(named)
+
+
+class FairShares:
+    """Demand and deserved of every queue of one session, kept up to date as demand grows."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._resources = list(dict.fromkeys((*resources_named(session), PODS)))
+        self._children = _children(session)
+        self.demands = _demands_of_groups(session)
+        #: Queue -> min(demand, capability): what it would take if it could.
+        self._wanted: dict[str, Amounts] = {}
+        #: (queue, resource) -> what of it no child of the queue wants; None if all is wanted.
+        self._unwanted: dict[tuple[str, str], int | None] = {}
+        self.deserved: dict[str, Amounts] = {ROOT: _of_root(session, self._resources)}
+        #: Queues of which that has changed since it was first worked out, in that order.
+        self.moved: list[str] = []
+        self._work_out()
+
+    def copy(self) -> FairShares:
+        """Return one that can grow without this one."""
+        found = copy(self)
+        found.demands, found._wanted = dict(self.demands), dict(self._wanted)
+        found._unwanted = dict(self._unwanted)
+        found.deserved = {name: dict(units) for name, units in self.deserved.items()}
+        found.moved = []
+        return found
+
+    def _work_out(self) -> None:
+        parents = [ROOT]
+        for parent in parents:
+            parents += [child for child in self._children[parent] if child in self._children]
+        for parent in reversed(parents):
+            for child in self._children[parent]:
+                self._wanted[child] = self._bounded(child)
+                self.deserved[child] = {}
+            below = total(self._wanted[child] for child in self._children[parent])
+            self.demands[parent] = plus(self._of_its_own(parent), below)
+        for parent in parents:
+            for resource in self._resources:
+                self._fill(parent, resource)
+        self.moved.clear()
+
+    def _of_its_own(self, parent: str) -> Amounts:
+        """What groups of a queue with children hold still: it has been given these since."""
+        if parent == ROOT:
+            return {}
+        sums = self._session.ledger.sums
+        below = (sums.get(queue_scope(child), {}) for child in self._children[parent])
+        return minus(self.demands.get(parent, {}), total(below))
+
+    def _bounded(self, queue: str) -> Amounts:
+        limits = self._session.ledger.limits.get(queue_scope(queue), {})
+        demand = self.demands[queue]
+        return {name: min(units, limits.get(name, LARGEST)) for name, units in demand.items()}
+
+    def _part(self, queue: str, resource: str) -> Part:
+        return Part(
+            self._session.queues[queue].record.spec.weight,
+            self._session.tree.guarantee(queue).get(resource, 0),
+            self._wanted[queue].get(resource, 0),
+        )
+
+    def _fill(self, parent: str, resource: str) -> list[str]:
+        """Share what a queue deserves of a resource out to its children; for whom it changed."""
+        rest = self.deserved[parent].get(resource, 0)
+        parts: dict[str, Part] = {}
+        new: dict[str, int] = {}
+        for child in self._children[parent]:
+            stated = self._session.queues[child].record.spec.deserved.get(resource)
+            if stated is None:
+                parts[child] = self._part(child, resource)
+            else:
+                new[child] = stated
+                rest -= stated
+        filled, unwanted = water_fill(rest, list(parts.values()))
+        self._unwanted[parent, resource] = unwanted
+        new.update(zip(parts, filled, strict=True))
+        changed = [child for child, units in new.items() if self._gives(child, resource) != units]
+        for child in changed:
+            self._set(child, resource, new[child])
+        return changed
+
+    def _gives(self, queue: str, resource: str) -> int | None:
+        return self.deserved[queue].get(resource)
+
+    def _set(self, queue: str, resource: str, units: int) -> None:
+        self.deserved[queue][resource] = units
+        self.moved.append(queue)
+
+    # As demand grows --------------------------------------------------------------------------
+
+    def grow(self, queue: str, more: Amounts) -> None:
+        """Raise a leaf's demand. Costs its path, and the queues whose part does change."""
+        steps = []
+        for parent, child in reversed(list(pairwise(self._session.tree.chain(queue)))):
+            self.demands[child] = plus(self.demands[child], more)
+            before, after = self._wanted[child], self._bounded(child)
+            self._wanted[child] = after
+            more = minus(after, before)
+            steps.append((parent, child, before, more))
+        for parent, child, before, more in reversed(steps):
+            for resource in more:
+                if resource in self.deserved[ROOT]:
+                    self._follow(parent, child, resource, before.get(resource, 0))
+
+    def _follow(self, parent: str, child: str, resource: str, before: int) -> None:
+        """Let a level follow a child that wants more of a resource than `before`."""
+        weight, floor, wanted = self._part(child, resource)
+        stated = resource in self._session.queues[child].record.spec.deserved
+        has = self.deserved[child][resource]
+        # Who had less than it wanted was held back by its weight, and wanting more is no help.
+        if stated or not weight or wanted <= floor or has < before or has == wanted:
+            return
+        unwanted, more = self._unwanted[parent, resource], wanted - max(floor, before)
+        if unwanted is None or unwanted < more:
+            self._fill_below([parent], resource)
+            return
+        # Nobody else wants it, so nobody else's part changes.
+        self._unwanted[parent, resource] = unwanted - more
+        self._set(child, resource, wanted)
+        below = self._unwanted.get((child, resource))
+        if below is not None:
+            self._unwanted[child, resource] = below + more
+        else:
+            self._fill_below([child], resource)
+
+    def _fill_below(self, queues: list[str], resource: str) -> None:
+        for queue in queues:
+            if queue in self._children:
+                queues += self._fill(queue, resource)
+
+
+def _children(session: Session) -> dict[str, tuple[str, ...]]:
+    """Queue -> its children, of queues that have some; queue `default` is there even unwritten."""
+    tree = session.tree
+    unwritten = (name for name in session.queues if name not in tree.records and name != ROOT)
+    return {**tree.children_of, ROOT: (*tree.children_of.get(ROOT, ()), *unwritten)}
+
+
+def _of_root(session: Session, resources: list[str]) -> Amounts:
+    available = total(node.total for node in session.nodes.values() if node.open)
+    root = session.tree.records.get(ROOT)
+    stated = root.spec.deserved if root is not None else {}
+    return {name: stated.get(name, available.get(name, 0)) for name in resources}
+
+
+def _demands_of_groups(session: Session) -> dict[str, Amounts]:
+    """What the groups of each queue hold and ask for."""
+    asked: dict[str, list[Amounts]] = {name: [] for name in session.queues}
+    for group in session.busy():
+        # Asked first: those of others are many, and have no pods.
+        if not group.is_external and is_admitted(group) and group.queue in asked:
+            asked[group.queue].append(_asked_beyond_promise(group))
+    for group, _ in standing_pledges(session):
+        if group.queue in asked:
+            asked[group.queue].append(_counted_with_victims(session, group))
+    let_in = _let_in(session)
+    demands = {}
+    for name, queue in session.queues.items():
+        ledger = session.ledger.sums.get(queue_scope(name), {})
+        alone = (group for group in queue.line.in_order() if _is_in_line(session, group))
+        in_line = (group.reservation for group in alone)
+        together = minus(_asked_by_crowds(session, queue), total(let_in.get(name, ())))
+        demands[name] = total([ledger, together, *in_line, *asked[name]])
+    return demands
+
+
+def _counted_with_victims(session: Session, claimant: GroupState) -> Amounts:
+    """What a claimant asks for and its queue's ledger leaves out, since victims that are charged
+    there still count for it: of the queue's demand it is a part all the same.
+
+    A victim that has left and stands in line asks for as much again, and that stands for the
+    claimant's part while its processes end.
+    """
+    owed = session.ledger.owed(claimant).get(queue_scope(claimant.queue))
+    if not owed:
+        return {}
+    pledge = claimant.status.pledge
+    charged = total(
+        still_charged(pledge, group, pods)
+        for group, pods in victims_left(session, pledge)
+        if group.queue == claimant.queue
+        and (leaves_whole(pledge, group) or not _is_in_line(session, group))
+    )
+    return smaller(charged, owed)
+
+
+def _asked_by_crowds(session: Session, queue: QueueState) -> Amounts:
+    """What those ask for that wait alike, and keep their places."""
+    line = queue.line
+    for crowd in list(line.restless.values()):
+        if _is_kept_by_shared_limits_alone(session, crowd):
+            line.count(crowd, counts=True)
+        elif is_of_crowd(crowd.first):
+            line.count(crowd, counts=_could_be_let_in(session, crowd.first))
+    return line.asked
+
+
+def _is_kept_by_shared_limits_alone(session: Session, crowd: Crowd) -> bool:
+    """Whether it stands in line whatever is full by now: it has been found that it could fit, and
+    that nothing puts it out of line; nor does its namespace, which has no limits.
+    """
+    world = session.world
+    return (
+        world is not None
+        and session.limits_decide
+        and crowd.could_in == world
+        and crowd.asides_in == world
+        and not crowd.aside
+        and namespace_scope(crowd.first.namespace) not in session.ledger.limits
+    )
+
+
+def _let_in(session: Session) -> dict[str, list[Amounts]]:
+    """Queue -> what those of its crowds ask for that this session has let in."""
+    found: dict[str, list[Amounts]] = {}
+    for group in session.touched.values():
+        still_waits = group.phase == PodGroupPhase.PENDING and not group.reserved
+        if group.crowd is not None and group.crowd.counted and not still_waits:
+            found.setdefault(group.queue, []).append(group.reservation)
+    return found
+
+
+def _is_in_line(session: Session, group: GroupState) -> bool:
+    """Whether it asks for a reservation; what is reserved already is in the ledger."""
+    if group.phase != PodGroupPhase.PENDING or group.reserved:
+        return False
+    return _could_be_let_in(session, group)
+
+
+def _could_be_let_in(session: Session, group: GroupState) -> bool:
+    """Whether limits keep a group out, if they do, in line; and nodes would take it if they were
+    empty, as far as has been asked.
+    """
+    verdicts: tuple[Verdict, ...] = blockers(session, group)
+    if verdicts and not waits_in_line(verdicts):
+        return False
+    told = session.refusals.get(group.uid, group.status.reasons)
+    return not any(one.reason == Waiting.WAITING_FOR_RESOURCES and not one.in_line for one in told)
+
+
+def _asked_beyond_promise(group: GroupState) -> Amounts:
+    """What its ungated pods without a node, those not yet created included, ask for beyond the
+    promise.
+    """
+    if group.is_external:
+        return {}
+    away = Counter(pod.spec.task for pod in group.current() if pod.status.phase != PodPhase.PENDING)
+    asked: Amounts = {}
+    for shape, ungated in zip(group.tasks, group.ungated(), strict=True):
+        waiting = max(0, ungated - away[shape.task.name])
+        for name, units in shape.requests.items():
+            asked[name] = asked.get(name, 0) + units * waiting
+    return minus(asked, minus(group.charge(), group.held))
+
+
+#: Runs are told apart by the hours in which they were.
+BUCKET_MS = HOUR
+#: Of a run that was longer the last part counts: whoever may write a record may say anything.
+LONGEST_RUN_MS = 365 * 24 * HOUR
+#: What is older than so many half-lives counts for nothing.
+HALF_LIVES = 20
+_STEPS = 64
+_TAKEN = frozenset({Leaving.PREEMPTED, Leaving.RECLAIMED})
+
+
+def _sixty_fourth_root(number: int) -> int:
+    for _ in range(6):
+        number = isqrt(number)
+    return number
+
+
+#: 2^(-k/64) in parts of 2^30, rounded down.
+_WEIGHTS = tuple(_sixty_fourth_root(2 ** (30 * _STEPS - step)) for step in range(_STEPS))
+
+
+def weight(age_ms: int, half_life_ms: int) -> int:
+    """What a millisecond of that age counts for, in parts of 2^30."""
+    halves, step = divmod(max(0, age_ms) * _STEPS // half_life_ms, _STEPS)
+    return 0 if halves >= HALF_LIVES else _WEIGHTS[step] >> halves
+
+
+class Ended:
+    """What the groups that have ended used, by scope and bucket. Owned by a Carryover."""
+
+    def __init__(self) -> None:
+        #: Scope -> bucket -> resource-milliseconds.
+        self._sums: dict[str, dict[int, dict[str, int]]] = {}
+        #: Group's uid -> its scopes, and what it has used in which bucket.
+        self._of: dict[str, tuple[tuple[str, ...], dict[int, Amounts]]] = {}
+
+    def add(self, group: GroupState) -> None:
+        """Count a group that has ended."""
+        self.drop(group.uid)
+        used: dict[int, Amounts] = {}
+        for amounts, began, end in _runs(group, None):
+            start = max(began, end - LONGEST_RUN_MS)
+            for bucket in range(start // BUCKET_MS, -(-end // BUCKET_MS)):
+                first, last = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
+                _count(used.setdefault(bucket, {}), amounts, min(end, last) - max(start, first))
+        if used:
+            self._of[group.uid] = (group.scopes, used)
+            self._count_all(group.scopes, used, 1)
+
+    def drop(self, uid: str) -> None:
+        """Count a group no more; nothing happens if it was not counted."""
+        if uid in self._of:
+            scopes, used = self._of.pop(uid)
+            self._count_all(scopes, used, -1)
+
+    def _count_all(self, scopes: tuple[str, ...], used: dict[int, Amounts], sign: int) -> None:
+        for scope in scopes:
+            buckets = self._sums.setdefault(scope, {})
+            for bucket, amounts in used.items():
+                _count(buckets.setdefault(bucket, {}), amounts, sign)
+
+    def decayed(self, scope: str, now_ms: int, half_life_ms: int) -> dict[str, int]:
+        """Resource-milliseconds of a scope, each by its weight."""
+        found: dict[str, int] = {}
+        for bucket, amounts in self._sums.get(scope, {}).items():
+            _count(found, amounts, weight(now_ms - (bucket + 1) * BUCKET_MS, half_life_ms))
+        return found
+
+
+def used_share(session: Session, scope: str, deserved: Amounts) -> Fraction:
+    """The largest part that a scope has used of what the root deserves, as that is now, over the
+    time that counts; over these dimensions.
+    """
+    half_life_ms = session.settings.half_life_ms
+    assert half_life_ms is not None
+    now_ms = session.now_ms
+    used = session.get(ENDED).decayed(scope, now_ms, half_life_ms)
+    for group in session.busy():
+        if scope in group.scopes and group.phase not in TERMINAL:
+            for amounts, start, end in _runs(group, now_ms):
+                _count(used, amounts, _decayed_ms(now_ms - end, now_ms - start, half_life_ms))
+    whole = _decayed_ms(0, HALF_LIVES * half_life_ms, half_life_ms)
+    parts = (Fraction(used.get(name, 0), units * whole) for name, units in deserved.items())
+    return max(parts, default=Fraction(0))
+
+
+def _decayed_ms(youngest: int, oldest: int, half_life_ms: int) -> int:
+    """The milliseconds between two ages, each by its weight."""
+    step_ms = max(1, half_life_ms // _STEPS)
+    found, age = 0, youngest
+    oldest = min(oldest, HALF_LIVES * half_life_ms)
+    while age < oldest:
+        until = min(oldest, (age // step_ms + 1) * step_ms)
+        found += (until - age) * weight(age, half_life_ms)
+        age = until
+    return found
+
+
+def _runs(group: GroupState, now_ms: int | None) -> Iterator[tuple[Amounts, int, int]]:
+    """What ran from when until when; `now_ms`: until when what still runs has, None: it does not
+    count.
+    """
+    status = group.status
+    if group.is_external:
+        end = status.finished_at or now_ms
+        if status.reservation and status.started_at is not None and end is not None:
+            yield status.reservation, status.started_at, end
+        return
+    for pod in group.pods.values():
+        start, end = pod.status.started_at, pod.status.finished_at or now_ms
+        if start is not None and end is not None and pod.status.reason not in _TAKEN:
+            yield of_pod(pod.spec.requests), start, end
+
+
+def _count(sums: dict[str, int], amounts: Amounts, times: int) -> None:
+    for name, units in amounts.items():
+        sums[name] = sums.get(name, 0) + units * times
+
+
+#: What queues ask for and deserve in a session.
+FAIR_SHARES: StateKey[FairShares] = StateKey("fair shares", FairShares)
+#: What groups that are over have used; the scheduler cache puts it there.
+ENDED: StateKey[Ended] = StateKey("ended", lambda _: Ended())

@@ -1,0 +1,249 @@
+"""What the limits say against a growth of the ledger: rules 2 to 4 of an admission or a bind.
+
+The store holds every growth against the same limits, in the script that writes. What the session
+lets pass and the store refuses would be decided again and again; so limits hold here too, with or
+without the plugins that also say who keeps a place in line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import Amounts, describe_quantity, minus, plus
+from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.core.quota.ledger import counted, title_of
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.session.session import Session
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState
+
+
+def claim_of(group: GroupState) -> Amounts:
+    """What an admission asks of a limit: the reservation, and one group; of a group that runs and
+    stands in line, what its next pod adds to its charge.
+    """
+    if group.next_pod is not None:
+        return counted(group.next_pod.requests)
+    return group.shape.counted
+
+
+def over_limit(
+    session: Session, group: GroupState, scope: str, wanted: Mapping[str, int], *, plugin: str
+) -> list[Verdict]:
+    """ledger without the group + wanted <= limit, per dimension wanted.
+
+    A namespace refuses out of line: nobody else waits for a group that only it holds back.
+    """
+    ledger = session.ledger
+    if scope != CLUSTER and not ledger.limits.get(scope):
+        return []
+    verdicts = []
+    for resource, need in wanted.items():
+        limit = ledger.limit(scope, resource)
+        if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
+            continue
+        seen = ledger.without(group, scope, resource)
+        if seen + need > limit:
+            heads = ", ".join(ledger.set_aside(group, scope, resource))
+            verdicts.append(
+                Verdict(
+                    plugin=plugin,
+                    reason=_reason_at(scope),
+                    subject=title_of(scope),
+                    resource=resource,
+                    need=need,
+                    limit=limit,
+                    seen=seen,
+                    detail=f"part of that is set aside for the head of {heads}" if heads else "",
+                    in_line=not scope.startswith("ns:"),
+                )
+            )
+    return verdicts
+
+
+def _reason_at(scope: str) -> Waiting:
+    """Machines are lacking in the cluster; any other limit is one that somebody has stated."""
+    return Waiting.WAITING_FOR_RESOURCES if scope == CLUSTER else Waiting.WAITING_FOR_QUOTA
+
+
+def over_guarantees(
+    session: Session, group: GroupState, wanted: Mapping[str, int], *, plugin: str
+) -> list[Verdict]:
+    """Rule 3's other half: what is guaranteed to siblings, and not used, is left to them.
+
+    Level by level from the queue up; what a parent may hold is its capability, of the root its own
+    or the cluster. What has to be left below a queue counts above it as if it were asked for, too:
+    a queue that states no capability cannot give away what is guaranteed to one of its children.
+    """
+    if not session.ledger.unused:
+        return []
+    return [
+        Verdict(
+            plugin=plugin,
+            reason=_reason_at(found.scope),
+            subject=title_of(found.scope),
+            resource=resource,
+            need=need,
+            limit=found.limit,
+            seen=found.seen,
+            detail=_guaranteed_to(session, group, resource, found.left),
+            in_line=True,
+        )
+        for resource, need in wanted.items()
+        if (found := _over_guarantee(session, group, resource, need)) is not None
+    ]
+
+
+def keeps_guarantees(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
+    """The same, where nobody asks what is in the way."""
+    return not session.ledger.unused or all(
+        _over_guarantee(session, group, resource, need) is None for resource, need in wanted.items()
+    )
+
+
+class _Over(NamedTuple):
+    """Where too little would be left, and how much has to be."""
+
+    scope: str
+    limit: int
+    seen: int
+    left: int
+
+
+def _over_guarantee(session: Session, group: GroupState, resource: str, need: int) -> _Over | None:
+    ledger, left = session.ledger, 0
+    for parent, queue in reversed(list(pairwise(group.chain))):
+        left += ledger.kept_for_siblings(group, queue, resource, need + left)
+        if not left:
+            continue
+        scope = _room_above(session, group, parent, resource)
+        limit = None if scope is None else ledger.limit(scope, resource)
+        if scope is None or limit is None:
+            continue
+        seen = ledger.without(group, scope, resource) + left
+        if seen + need > limit:
+            return _Over(scope, limit, seen, left)
+    return None
+
+
+def _guaranteed_to(session: Session, group: GroupState, resource: str, left: int) -> str:
+    """Whom it is guaranteed to: the sibling at each level that has most of it unused."""
+    tree, ledger = session.tree, session.ledger
+    unused = {
+        other: tree.guarantee(other).get(resource, 0) - ledger.used(queue_scope(other), resource)
+        for queue in group.chain[1:]
+        for other in tree.siblings(queue)
+    }
+    names = [
+        name for name in sorted(unused, key=lambda name: (-unused[name], name)) if unused[name] > 0
+    ]
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    owners = f"{', '.join(names[:2])}{more}"
+    return f"{describe_quantity(resource, left)} of that is guaranteed to {owners}"
+
+
+def guaranteed_beside(session: Session, queue: str) -> Amounts:
+    """Return what is guaranteed to the siblings of a queue."""
+    tree = session.tree
+    parent = tree.parent_of.get(queue)
+    return {} if parent is None else minus(tree.guaranteed_below(parent), tree.guarantee(queue))
+
+
+def exceeds_ready_beside_siblings(
+    session: Session, group: GroupState, wanted: Mapping[str, int]
+) -> bool:
+    """Return whether a group wants more than ready nodes have beside what is guaranteed to others:
+    it would be refused even if nothing were taken.
+    """
+    if not session.ledger.unused:
+        return False
+    left: Amounts = {}
+    ready = session.ledger.limits.get(CLUSTER, {})
+    for queue in reversed(group.chain):
+        beside, _ = most_beside_siblings(session, group, queue, left, ready)
+        if any(wanted.get(name, 0) > units for name, units in beside.items()):
+            return True
+        left = plus(left, guaranteed_beside(session, queue))
+    return False
+
+
+def most_beside_siblings(
+    session: Session, group: GroupState, queue: str, left: Amounts, machines: Amounts
+) -> tuple[Amounts, set[str]]:
+    """Return the most that a group below could hold of these machines beside what is guaranteed to
+    others: to siblings of the queue, and `left` to those of queues further down; and the dimensions
+    in which the group asks for more than the machines have, where no stated limit bounds that.
+
+    Only where something bounds what is above it: a stated capability, and at the top, for groups
+    that need nodes, the cluster. A queue never has less than its own guarantee.
+    """
+    tree = session.tree
+    parent = tree.parent_of.get(queue)
+    if parent is None:
+        return {}, set()
+    above = stated = session.ledger.limits.get(queue_scope(parent), {})
+    if parent == ROOT and not group.is_external and session.nodes:
+        above = {**machines, **stated}
+    own, others = tree.guarantee(queue), plus(guaranteed_beside(session, queue), left)
+    most = {
+        name: max(above[name] - units, own.get(name, 0) - left.get(name, 0))
+        for name, units in others.items()
+        if units and name in above
+    }
+    claim = claim_of(group)
+    beyond = {name for name in most if claim.get(name, 0) > above[name]}
+    return most, beyond - stated.keys()
+
+
+def _room_above(session: Session, group: GroupState, parent: str, resource: str) -> str | None:
+    """The scope that bounds a queue's children together; None where nothing does."""
+    scope = queue_scope(parent)
+    if parent != ROOT or session.ledger.limit(scope, resource) is not None:
+        return scope
+    return None if group.is_external else CLUSTER
+
+
+def over_any_limit(session: Session, group: GroupState) -> list[Verdict]:
+    """What any limit says against the group's admission."""
+    return over_limits(session, group, claim_of(group))
+
+
+def over_limits(session: Session, group: GroupState, wanted: Mapping[str, int]) -> list[Verdict]:
+    """What any limit says against a growth of the group's charge by so much."""
+    verdicts = [
+        verdict
+        for scope in group.scopes
+        for verdict in over_limit(session, group, scope, wanted, plugin="ledger")
+    ]
+    return verdicts or over_guarantees(session, group, wanted, plugin="ledger")
+
+
+def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> list[Verdict]:
+    """What any limit says against the growth of the group's charge by one pod of this shape.
+
+    Within the promise nothing grows, and nothing is asked; but a claimant counts for less while
+    its victims have not ended, and for all of it with pods of its own.
+    """
+    return over_limit_by(session, group, shape.requests)
+
+
+def over_limit_by(session: Session, group: GroupState, requests: Amounts) -> list[Verdict]:
+    """The same of pods that ask for so much together."""
+    session.asking = requests
+    after = counted(group.charge_holding(plus(group.held, requests)))
+    before = session.ledger.charged(group)
+    if not session.ledger.owed(group):
+        after = {name: units for name, units in after.items() if units > before.get(name, 0)}
+    return over_limits(session, group, after) if after else []
+
+
+def growth_with(session: Session, group: GroupState, shape: TaskShape) -> Amounts:
+    """What one more pod of this shape adds to the group's charge; nothing, within the promise."""
+    return minus(_charge_with(group, shape), session.ledger.charged(group))
+
+
+def _charge_with(group: GroupState, shape: TaskShape) -> Amounts:
+    return counted(group.charge_holding(plus(group.held, shape.requests)))

@@ -1,0 +1,135 @@
+"""A node during one session: what is free on it now, and what a gang asks nodes for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from batchq.api.objects import Node
+from batchq.api.resources import Amounts, plus
+from batchq.api.transaction import capacity_of
+from batchq.core.session.specs import TaskShape
+
+#: The pods of a gang, one shape after the other in the order in which they are placed.
+Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
+#: What a gang asks nodes for, as shapes and counts: equal for gangs that the same nodes take.
+Wanted: TypeAlias = tuple[tuple[tuple[Any, ...], int], ...]
+
+
+class FreedNodes:
+    """The nodes on which something was freed, the latest last; `count` says how often."""
+
+    __slots__ = ("_at", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._at: dict[str, int] = {}
+
+    def note(self, name: str) -> None:
+        """Something was freed on a node."""
+        self.count += 1
+        self._at.pop(name, None)
+        self._at[name] = self.count
+
+    def since(self, count: int) -> Iterator[str]:
+        """Yield the nodes on which something was freed after so many times, the latest first."""
+        for name, at in reversed(self._at.items()):
+            if at <= count:
+                return
+            yield name
+
+
+class NodeState:
+    """A node during one session: what is free on it now.
+
+    `ready` counts its resources in; `heard` is False of a node that is only given the benefit of
+    the doubt, because it could not have been heard of (batchq.core.placement.node_contact).
+    """
+
+    __slots__ = ("_freed", "free", "heard", "name", "ready", "record", "total")
+
+    def __init__(
+        self, record: Node, *, ready: bool, heard: bool = True, freed: FreedNodes | None = None
+    ) -> None:
+        self.record = record
+        self.name = record.metadata.name
+        self.ready = ready
+        self.heard = heard
+        #: Where it notes that something has been freed on it.
+        self._freed = freed
+        self.total: Amounts = capacity_of(record)
+        self.free: dict[str, int] = dict(self.total)
+
+    @property
+    def open(self) -> bool:
+        """Whether new pods may come."""
+        return self.ready and not self.record.spec.unschedulable
+
+    def take(self, requests: Mapping[str, int]) -> None:
+        """Count a pod in."""
+        for name, units in requests.items():
+            self.free[name] = self.free.get(name, 0) - units
+
+    def give(self, requests: Mapping[str, int]) -> None:
+        """Count a pod out."""
+        self.put_back(requests)
+        if self._freed is not None:
+            self._freed.note(self.name)
+
+    def put_back(self, requests: Mapping[str, int]) -> None:
+        """Count out what was kept here for as long as a session lasts."""
+        for name, units in requests.items():
+            self.free[name] = self.free.get(name, 0) + units
+
+    def lacks(self, requests: Mapping[str, int]) -> str:
+        """The first dimension that does not fit, in the order of the request, or ''."""
+        free = self.free
+        for name, units in requests.items():
+            if units > free.get(name, 0):
+                return name
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlaces:
+    """Nodes for the pods of a gang, one shape after the other in the order of placement."""
+
+    parts: tuple[tuple[TaskShape, tuple[NodeState, ...]], ...]
+
+    def by_task(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the nodes by task, as they are stored."""
+        found: dict[str, tuple[str, ...]] = {}
+        for shape, nodes in self.parts:
+            names = tuple([node.name for node in nodes])
+            found[shape.task.name] = (*found.get(shape.task.name, ()), *names)
+        return found
+
+    def room(self) -> dict[str, Amounts]:
+        """Return what the pods ask for by node."""
+        found: dict[str, Amounts] = {}
+        for shape, nodes in self.parts:
+            for node in nodes:
+                found[node.name] = plus(found.get(node.name, {}), shape.requests)
+        return found
+
+    def take(self, changes: list[str]) -> None:
+        """Take the room off the nodes; their names are added to `changes`."""
+        for shape, nodes in self.parts:
+            for node in nodes:
+                node.take(shape.requests)
+                changes.append(node.name)
+
+    def give(self, changes: list[str]) -> None:
+        """Give the room back, and note the nodes in the same way."""
+        for shape, nodes in self.parts:
+            for node in nodes:
+                node.give(shape.requests)
+                changes.append(node.name)
+
+    def put_back(self, changes: list[str]) -> None:
+        """Give the room back that was taken for a trial: nothing is free that was not before."""
+        for shape, nodes in self.parts:
+            for node in nodes:
+                node.put_back(shape.requests)
+                changes.append(node.name)

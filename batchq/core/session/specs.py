@@ -1,0 +1,284 @@
+"""What follows from a group's spec alone, worked out once for as long as the spec stands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import PodGroup, PodGroupSpec, Task
+from batchq.api.resources import Amounts, larger, named, of_pod, times, total
+from batchq.api.transaction import ONE_GROUP, POD_GROUPS
+from batchq.api.validation import MOST_GANG
+
+
+@dataclass(frozen=True, slots=True)
+class TaskShape:
+    """One task of a group as the scheduler sees it; pods of one shape are interchangeable.
+
+    `task` stands for all that ask for the same: its command may be another's. `place` is where it
+    stands among the tasks of its group, and `first` is the ordinal of its first pod among all pods
+    of the group. Pods of a `gated` one are neither made nor bound until the gates in its template
+    are open.
+    """
+
+    task: Task
+    place: int
+    first: int
+    requests: Amounts
+    shape: tuple[object, ...]
+    gated: bool = False
+    #: What its pods say that they ask for, as they are made: the same object of all of them.
+    stated: Amounts = field(default_factory=dict)
+    #: The priority of its pods: what the template states, else the group's.
+    priority: int = 0
+
+    @property
+    def ordinals(self) -> range:
+        """The ordinals of its pods."""
+        return range(self.first, self.first + self.task.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """A group's tasks, and what an admission of it reserves.
+
+    `reservation` is, per dimension, the larger of minResources and the requests of its gang, the
+    first minMember of its pods in the order of `choose`. An external group has as many `replicas`
+    as its tasks say, and at least minMember.
+    """
+
+    spec: PodGroupSpec
+    tasks: tuple[TaskShape, ...]
+    by_task: dict[str, TaskShape]
+    replicas: int
+    min_member: int
+    reservation: Amounts
+    #: The reservation, and one group: what an admission asks of a limit.
+    counted: Amounts
+    #: Equal for groups that ask for the same.
+    claim: tuple[object, ...]
+    #: Equal for groups whose pods, too, fit where the others' do.
+    alike: tuple[object, ...]
+    #: Task -> 0: what groups without pods have placed. Never changed in place.
+    none_placed: dict[str, int]
+    #: Whether it contradicts itself nowhere, and no gate in a template holds any pod back.
+    is_sound: bool = False
+    #: Whether a gate in a template holds any pod back.
+    gated: bool = False
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether different pods could make up its gang: of several tasks, not all are needed."""
+        return len(self.tasks) > 1 and self.replicas > self.min_member
+
+
+class Shapes:
+    """The shapes of specs, one for all that ask for the same; whatever they are to run."""
+
+    def __init__(self, *, gates_hold: bool) -> None:
+        self._gates_hold = gates_hold
+        self._known: dict[tuple[object, ...], GroupShape] = {}
+
+    def of(self, spec: PodGroupSpec, priority: int) -> GroupShape:
+        """The shape of a spec, in a group of this priority."""
+        states_priority = any(task.template.priority is not None for task in spec.tasks)
+        key = (
+            spec.min_member,
+            spec.controller,
+            tuple(spec.min_resources.items()),
+            tuple(map(_key_of_task, spec.tasks)),
+            priority if states_priority else None,
+        )
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = shape_of(spec, priority, gates_hold=self._gates_hold)
+        return known
+
+
+#: So many shapes are remembered.
+_MOST_KNOWN = 10_000
+
+
+def _key_of_task(task: Task) -> tuple[object, ...]:
+    template = task.template
+    return (
+        task.name,
+        task.replicas,
+        task.min_available,
+        tuple(template.requests.items()),
+        tuple(template.node_selector.items()),
+        template.tolerations,
+        template.scheduling_gates,
+        template.priority,
+    )
+
+
+def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) -> GroupShape:
+    """Work a spec out, for a group of this priority."""
+    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold)
+    replicas = sum(task.replicas for task in spec.tasks)
+    min_member = spec.min_member or max(1, replicas)
+    if spec.controller == "external":
+        replicas = max(replicas, min_member)
+    gated = any(task.template.scheduling_gates for task in spec.tasks)
+    is_sound = not gated and not contradictions(spec, replicas, min_member)
+    shape = GroupShape(
+        spec=spec,
+        tasks=tasks,
+        by_task={shape.task.name: shape for shape in tasks},
+        replicas=replicas,
+        min_member=min_member,
+        reservation={},
+        counted={},
+        claim=(),
+        alike=(),
+        none_placed=dict.fromkeys([shape.task.name for shape in tasks], 0),
+        is_sound=is_sound,
+        gated=any(task.gated for task in tasks),
+    )
+    return with_left(shape, [task.replicas for task in spec.tasks])
+
+
+def with_left(shape: GroupShape, left: Sequence[int], last: Collection[str] = ()) -> GroupShape:
+    """Return the shape with what is reserved when so many pods of each task are `left`, and pods of
+    the tasks in `last` are chosen last.
+    """
+    return with_gang(shape, choose(shape.tasks, shape.min_member, left, last=last))
+
+
+def with_gang(shape: GroupShape, chosen: Sequence[int]) -> GroupShape:
+    """Return the shape with what is reserved for a gang of so many pods of each task."""
+    tasks, spec = shape.tasks, shape.spec
+    of_pods = total(times(task.requests, count) for task, count in zip(tasks, chosen, strict=True))
+    reservation = named(larger(spec.min_resources, of_pods))
+    claim = (tuple(reservation.items()), shape.min_member, shape.replicas, spec.controller)
+    pods = tuple(
+        (one.shape, one.task.replicas, one.task.min_available, count)
+        for one, count in zip(tasks, chosen, strict=True)
+    )
+    return replace(
+        shape,
+        reservation=reservation,
+        counted={**reservation, POD_GROUPS: ONE_GROUP},
+        claim=claim,
+        alike=(claim, pods),
+    )
+
+
+def choose(
+    tasks: tuple[TaskShape, ...],
+    count: int,
+    left: Sequence[int],
+    *,
+    least: Sequence[int] | None = None,
+    last: Collection[str] = (),
+) -> list[int]:
+    """Return how many pods of each task make up `count` of those that are `left`, in the order of
+    a gang: each task's `least` (absent: its minAvailable) first, then by pod priority and task;
+    pods of gated tasks, and of those in `last`, only where there are not enough others.
+    """
+    if least is None:
+        least = [shape.task.min_available for shape in tasks]
+    if len(tasks) == 1:
+        return [min(left[0], max(count, least[0]))]
+    chosen = [min(needed, there) for needed, there in zip(least, left, strict=True)]
+    rest = count - sum(chosen)
+    places = sorted(
+        range(len(tasks)),
+        key=lambda place: (
+            tasks[place].gated or tasks[place].task.name in last,
+            -tasks[place].priority,
+            place,
+        ),
+    )
+    for place in places:
+        more = max(0, min(rest, left[place] - chosen[place]))
+        chosen[place] += more
+        rest -= more
+    return chosen
+
+
+def shapes_of(
+    tasks: tuple[Task, ...], priority: int = 0, *, gates_hold: bool = True
+) -> tuple[TaskShape, ...]:
+    """Each task's requests and shape, and where its pods begin, in a group of this priority."""
+    shapes, first = [], 0
+    for place, task in enumerate(tasks):
+        template = task.template
+        stated, requests = named(template.requests), of_pod(template.requests)
+        shape = (
+            tuple(requests.items()),
+            tuple(sorted(template.node_selector.items())),
+            template.tolerations,
+        )
+        gated = gates_hold and bool(template.scheduling_gates)
+        own = priority if template.priority is None else template.priority
+        shapes.append(TaskShape(task, place, first, requests, shape, gated, stated, own))
+        first += task.replicas
+    return tuple(shapes)
+
+
+#: Looked up once: this is asked of every group that there is.
+_PENDING, _RUNNING = PodGroupPhase.PENDING, PodGroupPhase.RUNNING
+
+
+def only_waits(record: PodGroup) -> bool:
+    """Whether a record without pods waits, and holds nothing, owes nothing and has no clock."""
+    status = record.status
+    return (
+        status.phase == _PENDING
+        and status.reserved_at is None
+        and status.backoff_until is None
+        and status.set_aside_at is None
+        and not status.charge
+        and not status.checks
+        and not status.evictions.recent
+        and not status.claim.is_open
+        and not status.pledge.stands
+        and not record.spec.depends_on
+    )
+
+
+def only_runs(record: PodGroup) -> bool:
+    """Whether a record runs, and no check, pledge or claim has a say in that."""
+    status = record.status
+    return (
+        status.phase == _RUNNING
+        and not status.checks
+        and not status.pledge.stands
+        and not status.claim.is_open
+        and record.spec.controller != "external"
+    )
+
+
+def is_over(record: PodGroup, held: Amounts) -> bool:
+    """Whether an ended group holds nothing any more, in the store either."""
+    status = record.status
+    return not (held or status.charge or status.claim.is_open or status.pledge.stands)
+
+
+def contradictions(spec: PodGroupSpec, replicas: int, min_member: int) -> list[str]:
+    """What a submission would have been refused for, and a described world may still contain."""
+    found = []
+    if not spec.tasks and spec.controller == "batchq":
+        found.append("the group has no tasks, so there is nothing to run")
+    if spec.min_member is not None and spec.min_member < 1:
+        found.append(f"minMember is {spec.min_member}, and must be at least 1")
+    if spec.controller == "external" and not spec.min_resources:
+        found.append("an external group must state minResources: there are no pods to add up")
+    if spec.tasks and replicas < min_member:
+        found.append(f"minMember is {min_member}, but the tasks have {replicas} pods")
+    least = sum(task.min_available for task in spec.tasks)
+    if spec.controller != "external" and min_member > MOST_GANG:
+        found.append(f"minMember is {min_member}, and at most {MOST_GANG} pods can start together")
+    if least > min_member:
+        found.append(f"minAvailable adds up to {least}, more than minMember {min_member}")
+    found += [
+        f"task {task.name} has minAvailable {task.min_available}, but {task.replicas} replicas"
+        for task in spec.tasks
+        if task.min_available > task.replicas
+    ]
+    return found

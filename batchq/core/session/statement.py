@@ -1,0 +1,183 @@
+"""A Statement: several moves that become true together, or leave no trace.
+
+    with Statement(session) as statement:
+        ...                      # moves of batchq.core.session.transitions
+        if enough:
+            statement.commit()   # without it, leaving the block undoes every move
+
+Each change stores its own undo. Only Statements change a session's groups and nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from batchq.api.intents import Intent
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Pod, PodGroupStatus
+from batchq.api.resources import of_pod
+from batchq.core.session.session import Session
+from batchq.core.session.state import Exchange, GroupState
+
+
+class Statement:
+    """A context manager; owned by the one action that opened it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.intents: list[Intent] = []
+        self._undo: list[Callable[[], None]] = []
+        self._open = True
+
+    def __enter__(self) -> Statement:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._open:
+            self.discard()
+
+    def commit(self) -> None:
+        """Keep every move; their intents join the session's."""
+        self._open = False
+        self.session.intents.extend(self.intents)
+        # What would undo it knows the Statement: left there, both and the session were a cycle,
+        # which only the collector frees.
+        self._undo.clear()
+
+    def discard(self) -> None:
+        """Undo every move, the last one first."""
+        self._open = False
+        while self._undo:
+            self._undo.pop()()
+
+    # The three changes that everything else is made of ---------------------------------------
+
+    def also_undo(self, undo: Callable[[], None]) -> None:
+        """Undo this too, should the moves be undone."""
+        self._undo.append(undo)
+
+    def say(self, intent: Intent) -> None:
+        """Tell what the moves before meant."""
+        self.intents.append(intent)
+
+    def keep_in(self, outer: Statement) -> None:
+        """Let these moves be undone with those of the Statement around; their intents are not
+        told.
+        """
+        self._open = False
+        outer._undo.extend(self._undo)
+        self._undo.clear()
+
+    def join(self, outer: Statement) -> None:
+        """Let these moves, and their intents, be part of the Statement around."""
+        outer.intents.extend(self.intents)
+        self.keep_in(outer)
+
+    def put_status(self, group: GroupState, status: PodGroupStatus) -> None:
+        """Replace a group's whole status."""
+        self.session.remember(group)
+        former = group.status
+        group.status = status
+        self._undo.append(lambda: self._put_status(group, former))
+        self._follow(group)
+
+    def retract(self, keep: Callable[[Intent], bool]) -> None:
+        """Take back what actions have said in this session, but for what is kept."""
+        session = self.session
+        former = session.intents
+        first = session.first_intent
+        session.intents = [*former[:first], *(one for one in former[first:] if keep(one))]
+        self.also_undo(lambda: setattr(session, "intents", former))
+
+    def set_status(self, group: GroupState, **changes: Any) -> None:
+        """Replace fields of a group's status."""
+        self.session.remember(group)
+        former = group.status
+        group.status = msgspec.structs.replace(former, **changes)
+        self._undo.append(lambda: self._put_status(group, former))
+        self._follow(group)
+
+    def put_pod(self, group: GroupState, pod: Pod) -> None:
+        """Add a pod to its group, or replace it by its next state."""
+        self.session.remember(group)
+        uid = pod.metadata.uid
+        former = group.pods.get(uid)
+        self._exchange(group, uid, former, pod)
+        self._undo.append(lambda: self._exchange(group, uid, pod, former))
+
+    def put_pods(self, group: GroupState, pods: Iterable[Pod]) -> None:
+        """Add pods that have no node, or replace such by their next states: one change of many.
+
+        Nodes to which they are bound then have counted them in already.
+        """
+        self.session.remember(group)
+        known = group.pods
+        changes: list[Exchange] = [
+            (pod.metadata.uid, known.get(pod.metadata.uid), pod) for pod in pods
+        ]
+        self._undo.append(
+            lambda: self._exchange_all(group, [(uid, new, old) for uid, old, new in changes[::-1]])
+        )
+        self._note_all(group, changes)
+
+    def drop_pod(self, group: GroupState, uid: str) -> None:
+        """Take a pod out of its group."""
+        self.session.remember(group)
+        former = group.pods[uid]
+        self._exchange(group, uid, former, None)
+        self._undo.append(lambda: self._exchange(group, uid, None, former))
+
+    # ------------------------------------------------------------------------------------------
+
+    def _put_status(self, group: GroupState, status: Any) -> None:
+        group.status = status
+        self._follow(group)
+
+    def _exchange(self, group: GroupState, uid: str, old: Pod | None, new: Pod | None) -> None:
+        self._count(group, old, taken=False)
+        self._count(group, new, taken=True)
+        group.exchange(uid, old, new)
+        self._follow(group)
+
+    def _exchange_all(self, group: GroupState, changes: list[Exchange]) -> None:
+        for _, old, new in changes:
+            self._count(group, old, taken=False)
+            self._count(group, new, taken=True)
+        self._note_all(group, changes)
+
+    def _note_all(self, group: GroupState, changes: list[Exchange]) -> None:
+        if group.exchange_all(changes):
+            self._follow(group)
+        else:
+            # Its charge is as it was.
+            self.session.touched[group.uid] = group
+
+    def _count(self, group: GroupState, pod: Pod | None, *, taken: bool) -> None:
+        if pod is None or pod.status.phase not in ON_NODE:
+            return
+        node = self.session.nodes.get(pod.status.node)
+        if node is None:
+            return
+        requests = of_pod(pod.spec.requests)
+        if taken:
+            node.take(requests)
+        else:
+            node.give(requests)
+        self.session.node_changes.append(node.name)
+
+    def _follow(self, group: GroupState) -> None:
+        session = self.session
+        session.touched[group.uid] = group
+        session.ledger.recharge(group)
+        # What a victim is charged decides what its claimants count for.
+        if claimants := session.ledger.claimants.get(group.uid):
+            session.touched.update(claimants)

@@ -1,0 +1,526 @@
+"""What can happen to a group or a pod in a session, each as one function on a Statement.
+
+These functions say how a move changes the records; who may make it and when is the business of
+actions and of `batchq.scheduler.pod_controller`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from batchq.api import intents
+from batchq.api.leases import final_reports, following, stopped
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
+from batchq.api.objects import (
+    Condition,
+    GroupClaim,
+    Pod,
+    PodGroupStatus,
+    PodStatus,
+)
+from batchq.api.reasons import Finish, Leaving
+from batchq.api.resources import Amounts, describe
+from batchq.core.pending.eligibility import cleared, pause_ms
+from batchq.core.placement.kept_places import release
+from batchq.core.preemption.pledges import end_pledge
+from batchq.core.preemption.protection import RECLAIM, with_group_run, with_pod_run
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.pods import pod_name, pods_of
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+
+#: Leaving for one of these costs the group its place in line; after a timeout only if its pods had
+#: nodes and did not start.
+_NEW_QUEUE_TIME = frozenset({Leaving.IN_QUEUE_TIMEOUT, Leaving.CHECK_RETRY})
+#: Leaving for one of these is followed by a growing pause.
+_BACKS_OFF = frozenset(
+    {
+        Leaving.IN_QUEUE_TIMEOUT,
+        Leaving.UNSCHEDULABLE,
+        Leaving.RECOVERY_TIMEOUT,
+        Leaving.CLAIM_LAPSED,
+    }
+)
+
+_HAS_STARTED = frozenset({PodPhase.RUNNING, PodPhase.SUCCEEDED})
+#: Nobody has claimed it; one object for all.
+_NO_CLAIM = GroupClaim()
+
+#: A group remembers the retries of so many pods over an eviction.
+MOST_SPENT = 10_000
+
+_set = msgspec.structs.replace
+
+
+def with_condition(
+    status: PodGroupStatus,
+    kind: str,
+    state: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str,
+    now_ms: int,
+) -> tuple[Condition, ...]:
+    """The conditions with one set; unchanged (the same object) if it says so already."""
+    return _with_one(status.conditions, kind, state, reason, message, now_ms)
+
+
+def _with_one(
+    conditions: tuple[Condition, ...],
+    kind: str,
+    state: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str,
+    now_ms: int,
+) -> tuple[Condition, ...]:
+    for place, old in enumerate(conditions):
+        if old.type == kind:
+            if (old.status, old.reason, old.message) == (state, reason, message):
+                return conditions
+            changed_at = now_ms if old.status != state else old.last_transition_time
+            new = _set(
+                old, status=state, reason=reason, message=message, last_transition_time=changed_at
+            )
+            return (*conditions[:place], new, *conditions[place + 1 :])
+    new = Condition(
+        type=kind, status=state, reason=reason, message=message, last_transition_time=now_ms
+    )
+    if not conditions or kind > conditions[-1].type:
+        return (*conditions, new)
+    return tuple(sorted((*conditions, new), key=lambda condition: condition.type))
+
+
+def set_condition(
+    statement: Statement,
+    group: GroupState,
+    kind: str,
+    state: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str = "",
+) -> None:
+    """Set one condition; nothing happens if it says so already."""
+    now_ms = statement.session.now_ms
+    conditions = with_condition(group.status, kind, state, reason, message, now_ms)
+    if conditions is not group.status.conditions:
+        statement.set_status(group, conditions=conditions)
+
+
+# --- Groups ---------------------------------------------------------------------------------
+
+
+def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
+    """Pending -> InQueue: reserve (nothing, if the reservation is empty), count the admission."""
+    now_ms = statement.session.now_ms
+    conditions = _on_admission(statement.session, group, reservation)
+    statement.set_status(
+        group,
+        phase=PodGroupPhase.IN_QUEUE,
+        admission=group.status.admission + 1,
+        reserved_at=_reserved_at(group, now_ms) if reservation else None,
+        reservation=reservation,
+        left_out=group.left_out,
+        nodes_lacked_at=None,
+        set_aside_on={},
+        in_queue_at=now_ms,
+        started_at=None,
+        rests_at=None,
+        unknown_at=None,
+        backoff_until=None,
+        set_aside_at=None,
+        reasons=(),
+        claim=_NO_CLAIM,
+        reported=final_reports(group.status) if group.is_elastic else {},
+        conditions=conditions,
+    )
+    statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
+
+
+def _on_admission(
+    session: Session, group: GroupState, reservation: Amounts
+) -> tuple[Condition, ...]:
+    former = group.status.conditions
+    key = tuple(reservation.items())
+    if not former and key in session.admitted:
+        return session.admitted[key]
+    now_ms, message = session.now_ms, f"reserved {describe(reservation)}"
+    found = _with_one(former, "Admitted", "True", "Admitted", message, now_ms)
+    if reservation:
+        found = _with_one(found, "QuotaReserved", "True", "QuotaReserved", message, now_ms)
+    for one in former:
+        if one.type == "Evicted":
+            # Why it had to leave is kept: its next pods are told.
+            found = _with_one(found, "Evicted", "False", one.reason, one.message, now_ms)
+        if one.type == "Scheduled":
+            found = _with_one(found, "Scheduled", "False", "Admitted", message, now_ms)
+    if not former:
+        session.admitted[key] = found
+    return found
+
+
+def _reserved_at(group: GroupState, now_ms: int) -> int:
+    """A claimant has reserved before it is admitted."""
+    return group.status.reserved_at if group.status.reserved_at is not None else now_ms
+
+
+def reserve(statement: Statement, group: GroupState, message: str) -> None:
+    """Without a reservation -> with one: what it asks for is nobody else's from now on."""
+    statement.set_status(
+        group,
+        reserved_at=statement.session.now_ms,
+        reservation=group.reservation,
+        left_out=group.left_out,
+        set_aside_at=None,
+        set_aside_on={},
+    )
+    set_condition(statement, group, "QuotaReserved", "True", "QuotaReserved", message)
+    statement.say(intents.ReserveQuota(group=group.key))
+
+
+def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) -> list[Pod]:
+    """Bring pods into being, Pending, for the current admission."""
+    pods = pods_of(group, ordinals)
+    if pods:
+        if group.status.left_out != group.left_out:
+            statement.set_status(group, left_out=group.left_out)
+        statement.put_pods(group, pods)
+        names = tuple([pod_name(pod) for pod in pods])
+        statement.say(intents.CreatePods(group=group.key, pods=names))
+    return pods
+
+
+def roll_back(
+    statement: Statement,
+    group: GroupState,
+    reason: Leaving,
+    message: str = "",
+    *,
+    by: str = "",
+    action: str = "",
+) -> None:
+    """Leave for Pending: no reservation, pods deleted or told to stop.
+
+    `by` and `action` name the claimant, if the group makes way for one.
+    """
+    session = statement.session
+    status, settings, now_ms = group.status, session.settings, session.now_ms
+    changes: dict[str, object] = {}
+    if action == RECLAIM:
+        changes["evictions"] = with_group_run(group, now_ms)
+    only_lacked_nodes = (
+        reason == Leaving.IN_QUEUE_TIMEOUT
+        and not group.is_external
+        and not session.group_ready(group)
+    )
+    if reason in _NEW_QUEUE_TIME and not only_lacked_nodes:
+        changes["queue_time"] = now_ms
+    if reason in _BACKS_OFF and not only_lacked_nodes:
+        pause = pause_ms(settings, status.backoff_count)
+        changes |= {"backoff_until": now_ms + pause, "backoff_count": status.backoff_count + 1}
+    statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
+    # With its reservation a claimant loses what is pledged to it.
+    end_pledge(statement, group)
+    release(statement, group)
+    statement.set_status(
+        group,
+        phase=PodGroupPhase.PENDING,
+        reserved_at=None,
+        reservation={},
+        left_out=(),
+        in_queue_at=None,
+        started_at=None,
+        rests_at=None,
+        unknown_at=None,
+        # That more of its pods had no node is no reason why the group waits.
+        reasons=() if group.phase == PodGroupPhase.RUNNING else status.reasons,
+        claim=stopped(status.claim, reason, now_ms),
+        reported=final_reports(status) if group.is_elastic else {},
+        # A check that asked for a retry stays False for as long as it asked for.
+        checks=status.checks if reason == Leaving.CHECK_RETRY else cleared(session, group),
+        **changes,
+    )
+    for kind in ("Admitted", "QuotaReserved"):
+        set_condition(statement, group, kind, "False", reason, message)
+    set_condition(statement, group, "Evicted", "True", reason, message)
+    if any(condition.type == "Scheduled" for condition in group.status.conditions):
+        set_condition(statement, group, "Scheduled", "False", reason, message)
+    if group.is_elastic and (spent := _spent(group)) != group.status.spent:
+        statement.set_status(group, spent=spent)
+    clear_pods(statement, group, reason, keep_final=group.is_elastic, by=by, action=action)
+
+
+def _spent(group: GroupState) -> dict[str, int]:
+    """How often each pod that has not ended for good has failed, with what was noted before."""
+    counts = dict(group.status.spent)
+    for pod in group.current():
+        ordinal = str(group.shape_of(pod).first + pod.spec.index)
+        if group.is_final(pod):
+            counts.pop(ordinal, None)
+        elif pod.status.failures:
+            counts[ordinal] = pod.status.failures
+    return bounded_spent(counts)
+
+
+def bounded_spent(counts: dict[str, int]) -> dict[str, int]:
+    """As much of it as one record holds: the pods that failed most often.
+
+    The others have their retries anew, which costs some runs; a record of a million entries would
+    be written and sent again at each change of its group.
+    """
+    if len(counts) <= MOST_SPENT:
+        return counts
+    most = sorted(counts, key=lambda ordinal: (-counts[ordinal], int(ordinal)))[:MOST_SPENT]
+    return {ordinal: counts[ordinal] for ordinal in sorted(most, key=int)}
+
+
+def clear_pods(
+    statement: Statement,
+    group: GroupState,
+    reason: str,
+    *,
+    keep_final: bool,
+    by: str = "",
+    action: str = "",
+) -> None:
+    """Stop what runs and drop what does not; `keep_final` spares pods that ended for good."""
+    in_order = sorted(group.pods.items(), key=lambda item: _ordinal(group, item[1]))
+    for uid, pod in in_order:
+        phase = pod.status.phase
+        if phase in ON_NODE:
+            evict(statement, group, pod, reason, by=by, action=action)
+        elif not (keep_final and group.is_final(pod)):
+            statement.drop_pod(group, uid)
+
+
+def _ordinal(group: GroupState, pod: Pod) -> tuple[int, int]:
+    return (pod.status.admission, group.shape_of(pod).first + pod.spec.index)
+
+
+def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) -> None:
+    """To Running or Unknown."""
+    now_ms = statement.session.now_ms
+    if phase == PodGroupPhase.RUNNING:
+        statement.set_status(
+            group,
+            phase=phase,
+            unknown_at=None,
+            started_at=_runs_since(group, now_ms),
+            backoff_count=0,
+            reasons=(),
+        )
+        set_condition(statement, group, "Scheduled", "True", "Scheduled")
+    else:
+        statement.set_status(group, phase=phase, unknown_at=now_ms)
+    statement.say(intents.MoveGroup(group=group.key, phase=phase))
+
+
+def _runs_since(group: GroupState, now_ms: int) -> int:
+    """Since when it has been Running in this admission: since the last of the pods that it needs
+    has started, whenever a session sees that. Of an external group nobody knows but the session.
+    """
+    status = group.status
+    if status.started_at is not None:
+        return status.started_at
+    started = sorted(
+        pod.status.started_at
+        for pod in group.current()
+        if pod.status.started_at is not None and pod.status.phase in _HAS_STARTED
+    )
+    if not started or len(started) < group.min_member:
+        return now_ms
+    # Whatever the clock of a node says: not before it was let in, nor after now.
+    return min(now_ms, max(started[group.min_member - 1], status.in_queue_at or 0))
+
+
+def rest(statement: Statement, group: GroupState) -> None:
+    """Let the walltime of a group rest that runs without a pod on any node."""
+    statement.set_status(group, rests_at=statement.session.now_ms)
+
+
+def wake(statement: Statement, group: GroupState) -> None:
+    """Let the walltime of a group go on: the time for which it rested does not count."""
+    status, now_ms = group.status, statement.session.now_ms
+    rested_ms = now_ms - (status.rests_at if status.rests_at is not None else now_ms)
+    since = status.started_at
+    statement.set_status(
+        group, rests_at=None, started_at=None if since is None else since + rested_ms
+    )
+
+
+def finish(
+    statement: Statement,
+    group: GroupState,
+    phase: PodGroupPhase,
+    reason: Finish,
+    message: str = "",
+) -> None:
+    """The end: no reservation, pods that still run are told to stop, the others are kept."""
+    now_ms = statement.session.now_ms
+    statement.say(intents.FinishGroup(group=group.key, phase=phase, reason=reason, message=message))
+    end_pledge(statement, group)
+    release(statement, group)
+    statement.set_status(
+        group,
+        phase=phase,
+        finished_at=now_ms,
+        reserved_at=None,
+        reservation={},
+        unknown_at=None,
+        set_aside_on={},
+        reasons=(),
+        claim=stopped(group.status.claim, reason, now_ms),
+    )
+    set_condition(statement, group, "Finished", "True", reason, message)
+    stop_leftovers(statement, group, reason)
+
+
+def stop_leftovers(statement: Statement, group: GroupState, reason: str) -> None:
+    """For a group that has ended: pods on nodes are told to stop, waiting ones are dropped."""
+    for uid, pod in list(group.pods.items()):
+        if pod.status.phase in ON_NODE:
+            if not pod.status.terminating:
+                evict(statement, group, pod, reason)
+        elif pod.status.phase == PodPhase.PENDING:
+            statement.drop_pod(group, uid)
+
+
+def expire(statement: Statement, group: GroupState) -> None:
+    """Forget a finished group and its pods."""
+    for uid in list(group.pods):
+        statement.drop_pod(group, uid)
+    statement.session.expired.add(group.uid)
+    statement.session.touched[group.uid] = group
+    statement.say(intents.ExpireGroup(group=group.key))
+
+
+# --- Pods -----------------------------------------------------------------------------------
+
+
+def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
+    """Pending -> Bound: the next attempt, on `node`."""
+    if group.status.rests_at is not None:
+        wake(statement, group)
+    bound = _bound(statement, pod.status, node)
+    pod_then = Pod(metadata=pod.metadata, spec=pod.spec, status=bound)
+    statement.put_pod(group, pod_then)
+    _say_bound(statement, group, (pod_then,))
+    return pod_then
+
+
+def bind_where_room_is_taken(
+    statement: Statement, group: GroupState, pods: Sequence[Pod], nodes: Sequence[NodeState]
+) -> None:
+    """The same for many pods, one on each of the nodes, which have counted them in already."""
+    then: list[Pod] = []
+    former = bound = None
+    for pod, node in zip(pods, nodes, strict=True):
+        # Pods that were made together share their first status.
+        if bound is None or pod.status is not former:
+            former = pod.status
+            bound = _bound(statement, former, node.name)
+        elif bound.node != node.name:
+            bound = _set(bound, node=node.name)
+        then.append(Pod(metadata=pod.metadata, spec=pod.spec, status=bound))
+    statement.put_pods(group, then)
+    _say_bound(statement, group, then)
+
+
+def _bound(statement: Statement, status: PodStatus, node: str) -> PodStatus:
+    generation = statement.session.snapshot.standing.generation
+    return _set(
+        status,
+        phase=PodPhase.BOUND,
+        node=node,
+        attempt=following(status.attempt, generation=generation),
+        bound_at=statement.session.now_ms,
+        started_at=None,
+        finished_at=None,
+        terminating=False,
+        terminating_at=None,
+        reason="",
+        last_reason=status.reason or status.last_reason,
+        message="",
+        exit_code=None,
+        signal=None,
+    )
+
+
+def _say_bound(statement: Statement, group: GroupState, pods: Iterable[Pod]) -> None:
+    for pod in pods:
+        statement.say(
+            intents.Bind(
+                group=group.key,
+                pod=pod_name(pod),
+                uid=pod.metadata.uid,
+                node=pod.status.node,
+                attempt=pod.status.attempt,
+            )
+        )
+
+
+def evict(
+    statement: Statement,
+    group: GroupState,
+    pod: Pod,
+    reason: str,
+    *,
+    by: str = "",
+    action: str = "",
+) -> None:
+    """Tell a pod on a node to stop. Nothing later extends its grace or changes the reason."""
+    if pod.status.terminating:
+        return
+    now_ms = statement.session.now_ms
+    if action == RECLAIM and group.is_elastic:
+        statement.set_status(group, evictions=with_pod_run(group, pod, now_ms))
+    status = _set(pod.status, terminating=True, terminating_at=now_ms, reason=str(reason))
+    statement.put_pod(group, _set(pod, status=status))
+    statement.say(
+        intents.Evict(
+            group=group.key,
+            pod=pod_name(pod),
+            uid=pod.metadata.uid,
+            reason=str(reason),
+            by=by,
+            action=action,
+        )
+    )
+
+
+def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
+    """Write a pod off whose node has gone silent: -> Evicted, NodeLost.
+
+    One that was being stopped ends as it would have: as Failed, if its walltime was over.
+    """
+    reason = pod.status.reason if pod.status.terminating else str(Leaving.NODE_LOST)
+    overdue = reason == Finish.WALLTIME_EXCEEDED
+    status = _set(
+        pod.status,
+        phase=PodPhase.FAILED if overdue else PodPhase.EVICTED,
+        failures=pod.status.failures + overdue,
+        losses=pod.status.losses + (reason == Leaving.NODE_LOST),
+        finished_at=statement.session.now_ms,
+        terminating=False,
+        reason=reason,
+    )
+    lost = _set(pod, status=status)
+    statement.put_pod(group, lost)
+    statement.say(intents.LosePod(group=group.key, pod=pod_name(pod), uid=pod.metadata.uid))
+    return lost
+
+
+def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
+    """Evicted or Failed -> Pending, to be bound anew."""
+    status = _set(
+        pod.status,
+        phase=PodPhase.PENDING,
+        node="",
+        last_node=pod.status.node,
+        holder="",
+        terminating=False,
+        bound_at=None,
+    )
+    statement.put_pod(group, _set(pod, status=status))
+    statement.say(intents.RequeuePod(group=group.key, pod=pod_name(pod), uid=pod.metadata.uid))

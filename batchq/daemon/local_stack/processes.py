@@ -1,0 +1,279 @@
+"""Detached processes of this machine: started, found again by another process, ended.
+
+A process is remembered as a *record*: its pid and when it was born, so that a pid that the
+kernel has given to somebody else meanwhile is never taken for ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+import psutil
+from msgspec import Struct
+
+from batchq.daemon.observability.logs import FILE_VARIABLE, LARGEST_LOG_BYTES
+from batchq.errors import Conflict
+
+_POLL_S = 0.02
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: What a Python parent ignores or blocks must not be inherited by programs that expect the usual.
+_USUAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """A process that was started, as written to disk. `started_at` in milliseconds."""
+
+    name: str
+    pid: int
+    birth: str
+    log: str
+    started_at: int
+    #: What whoever started it wants to find again.
+    notes: dict[str, str] = {}
+
+
+class Fate(StrEnum):
+    """What became of a process that was to end."""
+
+    ENDED = "ended"
+    KILLED = "killed"
+    ABSENT = "absent"
+
+
+def spawn(
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    environ: Mapping[str, str],
+    keep_open: int | None = None,
+    stdin: bytes = b"",
+) -> int:
+    """Start a program in a session of its own, its output appended to `log`; its pid.
+
+    A log that has grown too large is set aside first; one of ours sees to that while it runs, too.
+    `keep_open` is a file descriptor that it inherits, as number 3; `stdin` is what it finds on its
+    standard input, at most 4 KiB. Raises OSError.
+    """
+    _set_aside(log)
+    with _filled_pipe(stdin) as readable:
+        return _spawn(arguments, log, environ, keep_open, readable)
+
+
+@contextmanager
+def _filled_pipe(content: bytes) -> Iterator[int]:
+    """A pipe's readable end, with the content in it: so much fits without anybody reading."""
+    if len(content) > select.PIPE_BUF:
+        raise ValueError(f"{len(content)} bytes do not fit into a pipe")
+    readable, writable = os.pipe()
+    try:
+        try:
+            os.write(writable, content)
+        finally:
+            os.close(writable)
+        yield readable
+    finally:
+        os.close(readable)
+
+
+def _spawn(
+    arguments: Sequence[str],
+    log: Path,
+    environ: Mapping[str, str],
+    keep_open: int | None,
+    readable: int,
+) -> int:
+    actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_DUP2, readable, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    if keep_open is not None:
+        actions.append((os.POSIX_SPAWN_DUP2, keep_open, 3))
+    # Not subprocess: a Popen object complains when it is dropped while its process lives on.
+    return os.posix_spawn(
+        arguments[0],
+        list(arguments),
+        {**environ, FILE_VARIABLE: str(log)},
+        file_actions=actions,
+        setsid=True,
+        setsigmask=[],
+        setsigdef=_USUAL_SIGNALS,
+    )
+
+
+def birth_of(pid: int) -> str | None:
+    """What tells a process from any other that has or had its pid; None if it does not run."""
+    if sys.platform != "linux":
+        try:
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+        except psutil.Error:
+            return None
+    try:
+        text = Path("/proc", str(pid), "stat").read_text()
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+    # The second field is the program's name in parentheses and may itself hold spaces and ")".
+    fields = text.rpartition(")")[2].split()
+    state, started_ticks = fields[0], fields[19]
+    # Ticks since boot, not a date: a clock that is set meanwhile does not change them.
+    return None if state in "ZX" else f"{boot}:{started_ticks}"
+
+
+def reap(pid: int) -> int | None:
+    """The exit code (negative: the signal) of an own child that has ended, else None."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def is_running(record: Record) -> bool:
+    """Whether it is still the process that was recorded."""
+    reap(record.pid)
+    return birth_of(record.pid) == record.birth
+
+
+def end(record: Record, *, patience_s: float, ask: signal.Signals = signal.SIGTERM) -> Fate:
+    """Ask the process to end, wait for `patience_s`, then kill it."""
+    return end_all([record], patience_s=patience_s, ask=lambda one: send(one, ask))[0]
+
+
+def end_all(
+    records: Sequence[Record],
+    *,
+    patience_s: float,
+    ask: Callable[[Record], bool] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[Fate]:
+    """The same for several at once: they share one patience.
+
+    `ask` says whether there is anybody to end; None sends SIGTERM. `meanwhile` is called often.
+    """
+    ask = ask or (lambda record: send(record, signal.SIGTERM))
+    fates = [Fate.ENDED if ask(record) else Fate.ABSENT for record in records]
+    await_end(records, patience_s=patience_s, meanwhile=meanwhile)
+    for place, record in enumerate(records):
+        if fates[place] is not Fate.ABSENT and send(record, signal.SIGKILL):
+            fates[place] = Fate.KILLED
+    await_end(records, patience_s=patience_s)
+    return fates
+
+
+def send(record: Record, number: signal.Signals) -> bool:
+    """Send it a signal; whether there is anybody to hear it."""
+    if not is_running(record):
+        return False
+    try:
+        os.kill(record.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def await_end(
+    records: Sequence[Record],
+    *,
+    patience_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> bool:
+    """Wait until none of them runs; whether that is so."""
+    deadline = time.monotonic() + patience_s
+    while any(is_running(record) for record in records):
+        if time.monotonic() >= deadline:
+            return False
+        meanwhile()
+        time.sleep(_POLL_S)
+    return True
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Keep a record, whole or not at all."""
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(record))
+    draft.replace(path)
+
+
+def read_record(path: Path) -> Record | None:
+    """A record, or None if there is none that can be read (a disk that was full, say)."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Record)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def tail(log: Path, *, since: int = 0, lines: int = 5) -> str:
+    """The last lines that were written after the first `since` bytes."""
+    most_bytes = 8192
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(since, size - most_bytes) if since <= size else 0)
+            text = file.read(most_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+def size_of(log: Path) -> int:
+    """Its size in bytes, 0 if there is none; what `tail` takes as `since`."""
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def in_words(exit_code: int) -> str:
+    """`exit code 1` or `signal 9`."""
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+
+
+def _set_aside(log: Path) -> None:
+    if size_of(log) > LARGEST_LOG_BYTES:
+        log.replace(log.with_name(log.name + ".1"))
+
+
+def take(path: Path) -> int | None:
+    """An open file that holds the lock, or None if another holds it.
+
+    Whoever inherits the file holds the lock too, until the last copy is closed.
+    """
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        return None
+    return held
+
+
+@contextmanager
+def exclusive(path: Path, *, wait_s: float, doing: str) -> Iterator[None]:
+    """Hold the lock meanwhile.
+
+    Raises Conflict when another process has held it for `wait_s`; `doing` says what it keeps from.
+    """
+    deadline = time.monotonic() + wait_s
+    while (held := take(path)) is None:
+        if time.monotonic() >= deadline:
+            raise Conflict(
+                f"cannot {doing}: another process has been at it for {wait_s:.0f} s",
+                hint=f"see who holds {path} with `fuser {path}`, or try again",
+            )
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        os.close(held)

@@ -1,0 +1,647 @@
+"""Agents that are told to end: what is waited for meanwhile, in sentences, and how long.
+
+An agent that drains lets its pods run on for a while, then tells them to stop; where even that
+takes too long it is killed, and its pods with it. Which pods those are stands in its run files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from batchq.api.notation import counted
+from batchq.api.objects import Node
+from batchq.config.load import load_config
+from batchq.daemon.local_stack import agents as shares
+from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack import processes as locks
+from batchq.daemon.local_stack import server as embedded
+from batchq.daemon.local_stack.processes import Fate, Record
+from batchq.daemon.observability.server import check_address
+from batchq.daemon.services import Ending, on_hangup
+from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
+from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url
+from batchq.store.connect import open_store
+from batchq.store.redis import RedisStore
+from batchq.store.urls import shown
+from batchq.worker.host.devices import detect_resources, parse_resources
+from batchq.worker.workhorse.run_file import RunFiles
+
+#: How long an agent that `up` has started lets its pods run on.
+STOPPED_AFTER_S = 30.0
+#: When it is killed; a pod that is told to stop has this much less the above.
+DRAINED_WITHIN_S = 45.0
+
+_TOLD_EVERY_S = 5.0
+#: For agents that were asked long ago.
+_LEAST_PATIENCE_S = 2.0
+#: In a record's notes: the monotonic clock, which all processes of a machine share.
+_ASKED_AT = "asked-to-drain-at"
+
+Say = Callable[[str], None]
+
+
+def end_agents(
+    run: Path,
+    agents: Mapping[str, Record],
+    *,
+    now: bool = False,
+    patience_s: float = DRAINED_WITHIN_S,
+    say: Say = lambda _: None,
+) -> list[Fate]:
+    """End agents, by the names of their nodes, whose folders are under `run`.
+
+    `now`: their pods are killed at once. Agents that drain already are not asked again, for a
+    second signal would do the same.
+    """
+
+    def running() -> dict[str, Record]:
+        return {name: one for name, one in agents.items() if processes.is_running(one)}
+
+    asked_at = [float(one.notes.get(_ASKED_AT, "inf")) for one in running().values()]
+    since = min([time.monotonic(), *asked_at])
+    progress = Progress(
+        lambda: {name: pods_of(run, name) for name in running()},
+        since=since,
+        patience_s=patience_s,
+        say=say,
+        clock=time.monotonic,
+    )
+    if not now:
+        progress.begin()
+    return processes.end_all(
+        list(agents.values()),
+        patience_s=max(_LEAST_PATIENCE_S, since + patience_s - time.monotonic()),
+        ask=_kill_pods if now else lambda record: _drain(run, record),
+        meanwhile=progress.go_on,
+    )
+
+
+def _kill_pods(record: Record) -> bool:
+    # Two signals hurry an agent; of two that are the same, one may be lost.
+    heard = processes.send(record, signal.SIGINT)
+    processes.send(record, signal.SIGTERM)
+    return heard
+
+
+def _drain(run: Path, record: Record) -> bool:
+    if _ASKED_AT in record.notes:
+        return processes.is_running(record)
+    notes = {**record.notes, _ASKED_AT: f"{time.monotonic():.1f}"}
+    draining = msgspec.structs.replace(record, notes=notes)
+    processes.write_record(run / f"{record.name}.json", draining)
+    return processes.send(record, signal.SIGTERM)
+
+
+def pods_of(run: Path, node: str) -> int:
+    """How many pods run on a node of this machine."""
+    return sum(one.outcome is None for one in RunFiles(run / node).all())
+
+
+class Progress:
+    """Says what is waited for, at first and every few seconds."""
+
+    def __init__(
+        self,
+        look: Callable[[], Mapping[str, int]],
+        *,
+        since: float,
+        patience_s: float,
+        say: Say,
+        clock: Callable[[], float],
+    ) -> None:
+        self._look = look
+        self._patience_s = patience_s
+        self._say = say
+        self._clock = clock
+        self._since = since
+        self._told_at = clock()
+
+    def begin(self) -> None:
+        """Say how long it may take."""
+        pods = self._look()
+        agents = counted(len(pods), "node agent")
+        if running := sum(pods.values()):
+            passed_s = self._clock() - self._since
+            allowed_s = max(0.0, min(STOPPED_AFTER_S, self._patience_s) - passed_s)
+            self._say(
+                f"Draining {agents}: {counted(running, 'pod')} may run on for {allowed_s:.0f}s "
+                "(`batchq down --now` does not wait)"
+            )
+        elif pods:
+            self._say(f"Draining {agents}")
+
+    def go_on(self) -> None:
+        """To be called often."""
+        now = self._clock()
+        if now - self._told_at < _TOLD_EVERY_S:
+            return
+        self._told_at = now
+        for node, count in self._look().items():
+            self._say(waiting_for(node, count, now - self._since, self._patience_s))
+
+
+def waiting_for(node: str, pods: int, elapsed_s: float, patience_s: float) -> str:
+    """What a node is waited for, and until when."""
+    if not pods:
+        return f"{node}: its agent is ending"
+    one = pods == 1
+    stopped_in_s = math.ceil(STOPPED_AFTER_S - elapsed_s)
+    killed_in_s = max(0, math.ceil(patience_s - elapsed_s))
+    if 0 < stopped_in_s <= killed_in_s:
+        return (
+            f"{node}: {counted(pods, 'pod')} still {'runs' if one else 'run'}; "
+            f"{'it is' if one else 'they are'} stopped in {stopped_in_s}s"
+        )
+    return (
+        f"{node}: {counted(pods, 'pod')} still {'runs' if one else 'run'}; "
+        f"{'it is' if one else 'they are'} killed in {killed_in_s}s"
+    )
+
+
+MOST_AGENTS = 64
+
+READY_WITHIN_S = 60.0
+SCHEDULER_ENDS_WITHIN_S = 40.0
+
+_POLL_S = 0.05
+_WATCH_S = 1.0
+#: A node that was found running counts as ready if it was heard of so lately.
+_HEARD_WITHIN_MS = 40_000
+_SCHEDULER = "scheduler"
+_AGENT = "agent-"
+
+
+class State(StrEnum):
+    """What became of a part, or how it was found."""
+
+    STARTED = "started"
+    RUNNING = "running"
+    ENDED = "ended"
+    KILLED = "killed"
+    #: It was started once and has died, or the machine has.
+    DEAD = "dead"
+    ABSENT = "not running"
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """One process of the stack. `name` is `server`, `scheduler` or the node's name."""
+
+    name: str
+    state: State
+    pid: int | None = None
+    log: str = ""
+    #: What an agent offers, or the server's version.
+    detail: str = ""
+
+
+class StackReport(Struct, frozen=True, kw_only=True):
+    """What `up`, `status` and `down` answer: the parts in the order in which they start."""
+
+    home: str
+    #: Without its password.
+    url: str
+    parts: tuple[Part, ...]
+
+    @property
+    def running(self) -> bool:
+        """Whether any part runs."""
+        return any(part.state in (State.STARTED, State.RUNNING) for part in self.parts)
+
+
+class UpOptions(Struct, frozen=True, kw_only=True):
+    """What `up` is to make true. `url` None: BATCHQ_REDIS_URL, else the embedded server."""
+
+    url: str | None = None
+    agents: int = 2
+    #: What each agent offers, `cpu=2,memory=4Gi`; None divides the machine.
+    resources: str | None = None
+    config: Path | None = None
+    #: Let the embedded server listen on this port of 127.0.0.1, too, and ask for a password.
+    port: int | None = None
+    #: `[HOST:]PORT` for the scheduler to serve metrics on; None to serve none.
+    metrics: str | None = None
+    within_s: float = READY_WITHIN_S
+
+
+def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: None) -> StackReport:
+    """Start what does not run yet, and wait until a leader is elected and all nodes are ready.
+
+    An agent that has died offers again what it did. Where `up` fails, what it had started is ended
+    again, except for a server that holds data, and what it had found is left alone.
+
+    Raises InvalidInput for a wrong option, configuration or home; StoreUnavailable when the server
+    cannot be started or reached; Conflict when another stack's processes stand in the way;
+    BatchqError when a process dies at its start, with the end of its log; WaitTimedOut.
+    """
+    options = options or UpOptions()
+    _check(options)
+    url = resolve_url(options.url, home)
+    home.prepare()
+    with _turn(home), ExitStack() as undo:
+        offers = _offers(home, url, options)
+        runs = [record.name for record in _records(home) if processes.is_running(record)]
+        if options.metrics is not None and _SCHEDULER not in runs:
+            check_address(options.metrics)
+        parts = []
+        if url == default_url(home):
+            if options.port is not None and runs and not read_password(home):
+                raise _has_no_password(options.port)
+            parts.append(_up_server(home, options, undo, say))
+            # It may have got a password.
+            url = default_url(home)
+        store = open_store(url)
+        try:
+            launch = _Launch(home, url, store, undo, say)
+            parts.append(launch.scheduler(options.config, options.metrics))
+            parts.extend(launch.agents(offers))
+            launch.await_ready(parts, shares.node_names(options.agents), options.within_s)
+        finally:
+            store.close()
+        undo.pop_all()
+    return StackReport(home=str(home.root), url=shown(url), parts=tuple(parts))
+
+
+def status(home: Home, *, url: str | None = None) -> StackReport:
+    """How each part is found, without starting or changing anything."""
+    target = resolve_url(url, home)
+    parts = []
+    if target == default_url(home):
+        parts.append(_server_part(home))
+    records = _records(home)
+    if not any(record.name == _SCHEDULER for record in records):
+        parts.append(Part(name=_SCHEDULER, state=State.ABSENT))
+    for record in records:
+        state = State.RUNNING if processes.is_running(record) else State.DEAD
+        parts.append(_part(record, state))
+    return StackReport(home=str(home.root), url=shown(target), parts=tuple(parts))
+
+
+def down(
+    home: Home,
+    *,
+    url: str | None = None,
+    keep_server: bool = False,
+    now: bool = False,
+    drained_within_s: float = DRAINED_WITHIN_S,
+    say: Say = lambda _: None,
+) -> StackReport:
+    """End the agents (which drain), then the scheduler, then the embedded server. Data stays.
+
+    `url`: only if it is that server's stack; None for whichever runs here. `keep_server` leaves
+    the server as it is; `now` kills the pods instead of waiting for them. What does not end in
+    time is killed. Raises Conflict while another process is at it, or when the stack is another
+    server's, and StoreUnavailable when the server cannot be ended.
+    """
+    keep_server = keep_server or (url is not None and url != default_url(home))
+    asked_for, url = url, url or default_url(home)
+    if not home.is_made():
+        absent = tuple(Part(name=name, state=State.ABSENT) for name in ("server", _SCHEDULER))
+        return StackReport(home=str(home.root), url=shown(url), parts=absent)
+    with _turn(home):
+        records = _records(home)
+        if asked_for is not None:
+            _refuse_to_end_anothers(home, records, asked_for)
+        agents = {_node_of(record): record for record in records if record.name != _SCHEDULER}
+        schedulers = [record for record in records if record.name == _SCHEDULER]
+        fates = end_agents(home.run, agents, now=now, patience_s=drained_within_s, say=say)
+        agent_parts = _ended(home, list(agents.values()), fates)
+        scheduler_parts = _end(home, schedulers, SCHEDULER_ENDS_WITHIN_S)
+        server = _server_part(home) if keep_server else _down_server(home)
+    first = scheduler_parts or [Part(name=_SCHEDULER, state=State.ABSENT)]
+    return StackReport(home=str(home.root), url=shown(url), parts=(server, *first, *agent_parts))
+
+
+def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> StackReport:
+    """Stay with a stack that is up until SIGINT or SIGTERM, or until a part dies; then `down`.
+
+    SIGHUP is passed on to the scheduler. Main thread only. Raises BatchqError, after all has ended,
+    when a part has died.
+    """
+    ending = Ending()
+    ending.on_signals(signal.SIGINT, signal.SIGTERM)
+    on_hangup(lambda: _pass_on(home, signal.SIGHUP))
+    lost: list[Part] = []
+    expected = {part.name for part in report.parts}
+    while ending.wait(_WATCH_S) is None and not lost:
+        now = status(home, url=None).parts
+        lost = [part for part in now if part.name in expected and part.state is not State.RUNNING]
+    say("Stopping")
+    result = down(home, say=say)
+    if lost and not ending.asked:
+        raise _died(lost[0].name, Path(lost[0].log), "died", since=0)
+    return result
+
+
+def running_scheduler(home: Home) -> Record | None:
+    """The scheduler that runs here, if one does that `up` has started."""
+    record = processes.read_record(_record_path(home, _SCHEDULER))
+    return record if record is not None and processes.is_running(record) else None
+
+
+class _Launch:
+    """Starts the scheduler and the agents of one `up`."""
+
+    def __init__(self, home: Home, url: str, store: RedisStore, undo: ExitStack, say: Say) -> None:
+        self._home = home
+        self._store = store
+        self._undo = undo
+        self._say = say
+        self._notes = {"url": _digest(url), "server": shown(url)}
+        # The URL may hold a password, which a command line would show to everybody.
+        self._environ = {**os.environ, HOME_VARIABLE: str(home.root), URL_VARIABLE: url}
+        #: How long the log of each process started here was before.
+        self._since: dict[str, int] = {}
+        self._started: list[Record] = []
+        self._heard_after_ms = store.now_ms()
+
+    def scheduler(self, config: Path | None, metrics: str | None) -> Part:
+        """Find or start the scheduler."""
+        arguments = [_SCHEDULER, *(["--config", str(config.absolute())] if config else [])]
+        # Empty: a variable of the caller's is another scheduler's.
+        arguments += ["--metrics", metrics or ""]
+        return self._find_or_start(_SCHEDULER, arguments, {})
+
+    def agents(self, offers: Mapping[str, str]) -> list[Part]:
+        """Start the agents of `offers`; also tells of those that run already."""
+        running = {_node_of(record) for record in _running_agents(self._home)}
+        worker = ["worker", "--drain-timeout", f"{STOPPED_AFTER_S:.0f}s"]
+        return [
+            self._find_or_start(
+                f"{_AGENT}{name}",
+                [*worker, "--name", name, "--resources", offers.get(name, "")],
+                {"resources": offers.get(name, "")},
+            )
+            for name in sorted({*offers, *running}, key=_by_number)
+        ]
+
+    def await_ready(self, parts: Sequence[Part], names: Sequence[str], within_s: float) -> None:
+        """Wait until somebody leads and every node of `names` has been heard of."""
+        started = {part.name for part in parts if part.state is State.STARTED}
+        deadline = time.monotonic() + within_s
+        while waited_for := self._missing(names, started):
+            for record in self._started:
+                exit_code = processes.reap(record.pid)
+                if exit_code is not None or not processes.is_running(record):
+                    raise self._died_at_start(record, exit_code)
+            if time.monotonic() >= deadline:
+                raise WaitTimedOut(
+                    f"the stack is not ready after {within_s:.0f} s: no sign of {waited_for}",
+                    hint=f"the logs are in {self._home.logs}",
+                )
+            time.sleep(_POLL_S)
+
+    def _missing(self, names: Sequence[str], started: set[str]) -> str:
+        """What is still waited for, in words; empty when nothing is."""
+        now_ms = self._store.now_ms()
+        leader = self._store.leader()
+        if leader is None or leader.expires_at <= now_ms or _is_dead_here(leader.identity):
+            return "a leading scheduler"
+        beats = self._store.beats(names)
+        for name in names:
+            after_ms = self._heard_after_ms if name in started else now_ms - _HEARD_WITHIN_MS
+            node = self._store.get("Node", name)
+            is_ready = isinstance(node, Node) and node.status.ready
+            if beats.get(name, 0) < after_ms or not is_ready:
+                return f"node {name}"
+        return ""
+
+    def _find_or_start(self, name: str, arguments: list[str], notes: dict[str, str]) -> Part:
+        record = processes.read_record(_record_path(self._home, name))
+        if record is not None and processes.is_running(record):
+            return _part(record, State.RUNNING)
+        self._say(f"Starting {_shown(name)}")
+        log = self._home.logs / f"{name}.log"
+        self._since[name] = processes.size_of(log)
+        # -P: a stranger's `redis.py` in the current folder must not be taken for the library.
+        command = [sys.executable, "-P", "-m", "batchq.cli", *arguments]
+        try:
+            pid = processes.spawn(command, log=log, environ=self._environ)
+        except OSError as error:
+            raise BatchqError(
+                f"cannot start {_shown(name)}: {error.strerror}", hint=f"its log is to be {log}"
+            ) from error
+        former, record = (
+            record,
+            Record(
+                name=name,
+                pid=pid,
+                birth=processes.birth_of(pid) or "",
+                log=str(log),
+                started_at=time.time_ns() // 1_000_000,
+                notes={**notes, **self._notes},
+            ),
+        )
+        processes.write_record(_record_path(self._home, name), record)
+        self._started.append(record)
+        patience_s = DRAINED_WITHIN_S if name.startswith(_AGENT) else SCHEDULER_ENDS_WITHIN_S
+        if former is not None:
+            # What it offered is to be found again.
+            self._undo.callback(processes.write_record, _record_path(self._home, name), former)
+        self._undo.callback(_end, self._home, [record], patience_s)
+        return _part(record, State.STARTED)
+
+    def _died_at_start(self, record: Record, exit_code: int | None) -> BatchqError:
+        how = "died" if exit_code is None else f"ended with {processes.in_words(exit_code)}"
+        since = self._since[record.name]
+        return _died(_shown(record.name), Path(record.log), f"{how} at its start", since=since)
+
+
+def _check(options: UpOptions) -> None:
+    """Everything that can be wrong without starting anything."""
+    if not 0 <= options.agents <= MOST_AGENTS:
+        raise InvalidInput(f"expected 0 to {MOST_AGENTS} agents, found {options.agents}")
+    if options.resources is not None:
+        parse_resources(options.resources)
+    load_config(options.config)
+
+
+def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
+    """The agents that are to be started, and what each is to offer.
+
+    Raises Conflict when something of this home runs on another server, or nothing is left.
+    """
+    for record in _records(home):
+        if processes.is_running(record) and record.notes.get("url") != _digest(url):
+            raise Conflict(
+                f"the {_shown(record.name)} of this home runs already, on {_server_of(record)}",
+                hint=f"stop it with `batchq down`, without --redis-url and {URL_VARIABLE}, "
+                f"or use another {HOME_VARIABLE}",
+            )
+    there = {_node_of(record): _offer_of(record) for record in _running_agents(home)}
+    missing = [name for name in shares.node_names(options.agents) if name not in there]
+    if options.resources is not None:
+        return dict.fromkeys(missing, options.resources)
+    dead = {_node_of(record): _offer_of(record) for record in _records(home)}
+    again = {name: dead[name] for name in missing if dead.get(name)}
+    # Those of a replay offer what they declare, and take nothing of this machine.
+    taken = {name: parse_resources(offer) for name, offer in {**there, **again}.items() if offer}
+    new = [name for name in missing if name not in again]
+    divided = shares.divide(detect_resources(), taken, new) if new else {}
+    return again | {name: shares.written(share) for name, share in divided.items()}
+
+
+def _refuse_to_end_anothers(home: Home, records: Sequence[Record], url: str) -> None:
+    for record in records:
+        if processes.is_running(record) and record.notes.get("url") != _digest(url):
+            raise Conflict(
+                f"the {_shown(record.name)} of {home.root} runs on {_server_of(record)}, "
+                f"not on {shown(url)}",
+                hint=f"without --redis-url and {URL_VARIABLE}, `batchq down` stops what runs here",
+            )
+
+
+def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Part:
+    if embedded.running_server(home) is None:
+        say("Starting the embedded server")
+        # Before the start: Ctrl-C may come in the middle of it.
+        if embedded.holds_data(home):
+            undo.callback(say, "The embedded server holds data and goes on; `batchq down` ends it")
+        else:
+            undo.callback(embedded.stop_server, home)
+    server = embedded.ensure_server(home, port=options.port)
+    if server.port:
+        say(
+            f"The server listens on 127.0.0.1:{server.port} too, and asks for the password in"
+            f" {home.password}, which only this user can read"
+        )
+        say("It does not encrypt what it says: come through ssh from other machines")
+    return Part(
+        name="server",
+        state=State.STARTED if server.started else State.RUNNING,
+        pid=server.pid,
+        log=str(embedded.log_path(home)),
+        detail=server.version,
+    )
+
+
+def _has_no_password(port: int) -> Conflict:
+    return Conflict(
+        f"what runs here knows no password, and a server that listens on port {port} asks for one",
+        hint="stop it first with `batchq down`; the data stays",
+    )
+
+
+def _down_server(home: Home) -> Part:
+    state = _state(embedded.stop_server(home))
+    return Part(name="server", state=state, log=str(embedded.log_path(home)))
+
+
+def _server_part(home: Home) -> Part:
+    log = str(embedded.log_path(home))
+    server = embedded.running_server(home)
+    if server is not None:
+        return Part(
+            name="server", state=State.RUNNING, pid=server.pid, log=log, detail=server.version
+        )
+    record = processes.read_record(embedded.record_path(home))
+    return Part(name="server", state=State.ABSENT if record is None else State.DEAD, log=log)
+
+
+def _end(home: Home, records: Sequence[Record], patience_s: float) -> list[Part]:
+    return _ended(home, records, processes.end_all(records, patience_s=patience_s))
+
+
+def _ended(home: Home, records: Sequence[Record], fates: Sequence[Fate]) -> list[Part]:
+    for record in records:
+        _record_path(home, record.name).unlink(missing_ok=True)
+    return [_part(record, _state(fate)) for record, fate in zip(records, fates, strict=True)]
+
+
+def _records(home: Home) -> list[Record]:
+    """The scheduler's record, then the agents' by number."""
+    paths = [home.run / f"{_SCHEDULER}.json", *home.run.glob(f"{_AGENT}*.json")]
+    found = [record for path in paths if (record := processes.read_record(path)) is not None]
+    return sorted(found, key=lambda record: (record.name != _SCHEDULER, _by_number(record.name)))
+
+
+def _running_agents(home: Home) -> list[Record]:
+    found = [record for record in _records(home) if record.name != _SCHEDULER]
+    return [record for record in found if processes.is_running(record)]
+
+
+def _node_of(record: Record) -> str:
+    return record.name.removeprefix(_AGENT)
+
+
+def _offer_of(record: Record) -> str:
+    return record.notes.get("resources", "")
+
+
+def _server_of(record: Record) -> str:
+    """Where it works, without its password."""
+    return record.notes.get("server", "another server")
+
+
+def _digest(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    """`host-10` after `host-9`."""
+    stem, _, number = name.rpartition("-")
+    return (stem, int(number)) if number.isdigit() else (name, 0)
+
+
+def _part(record: Record, state: State) -> Part:
+    alive = state in (State.STARTED, State.RUNNING)
+    return Part(
+        name=_node_of(record),
+        state=state,
+        pid=record.pid if alive else None,
+        log=record.log,
+        detail=_offer_of(record),
+    )
+
+
+def _state(fate: Fate) -> State:
+    match fate:
+        case Fate.ENDED:
+            return State.ENDED
+        case Fate.KILLED:
+            return State.KILLED
+        case Fate.ABSENT:
+            return State.ABSENT
+
+
+def _shown(name: str) -> str:
+    return f"agent {name.removeprefix(_AGENT)}" if name.startswith(_AGENT) else name
+
+
+def _died(name: str, log: Path, how: str, *, since: int) -> BatchqError:
+    last = processes.tail(log, since=since, lines=5) or "it said nothing"
+    return BatchqError(f"the {name} {how}: {last}", hint=f"its log is {log}")
+
+
+def _is_dead_here(identity: str) -> bool:
+    """Whether a leader's identity is that of a process of this machine that runs no more."""
+    host, _, rest = identity.rpartition(":")[0].rpartition(":")
+    is_ours = host == socket.gethostname() and rest.isdigit()
+    return is_ours and processes.birth_of(int(rest)) is None
+
+
+def _pass_on(home: Home, number: signal.Signals) -> None:
+    if scheduler := running_scheduler(home):
+        processes.send(scheduler, number)
+
+
+def _record_path(home: Home, name: str) -> Path:
+    return home.run / f"{name}.json"
+
+
+def _turn(home: Home) -> AbstractContextManager[None]:
+    return locks.exclusive(
+        home.run / "stack.turn", wait_s=READY_WITHIN_S, doing="start or stop the stack"
+    )

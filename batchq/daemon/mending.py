@@ -1,0 +1,203 @@
+"""The leader mends what batchq can make anew: keys of another type, the count of writes, the books.
+
+Anybody may have written there past batchq. What was mended is said in the log and as events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from batchq.api.objects import KINDS, Unreadable
+from batchq.api.transaction import Event, Transaction
+from batchq.ports import IdSource
+from batchq.store import keys
+from batchq.store.mending import (
+    KEY,
+    BookPages,
+    damaged_deliveries,
+    damaged_keys,
+    damaged_keys_of_nodes,
+    mend,
+    take_out_deliveries,
+)
+from batchq.store.recount import recount
+from batchq.store.redis import RedisStore
+
+_log = structlog.get_logger()
+
+_LOOKED_EVERY_S = 1.0
+#: To count everything anew takes time in which nothing is decided: no more than a tenth of all.
+_RECOUNT_APART = 10
+#: Of one recount, so many fields are told of by name.
+_MOST_TOLD = 20
+
+
+class Mender:
+    """Owned by the deciding thread. Every method raises StoreUnavailable."""
+
+    def __init__(self, store: RedisStore, ids: IdSource) -> None:
+        self._store = store
+        self._ids = ids
+        self._pages = BookPages(store.link)
+        self._look_at = self._recount_at = 0.0
+        self._is_suspect = False
+        #: Kinds of which a head may be missing or none.
+        self._headless: set[str] = set()
+        #: Keys and fields that were mended since the process started.
+        self.mended = 0
+
+    def suspect(self) -> None:
+        """The books are not what they should be: count them anew at the next look."""
+        self._is_suspect = True
+
+    def hurry(self) -> None:
+        """Something damaged is in the way: look at once."""
+        self._look_at = 0.0
+
+    def has_mended(self, key: str, why: str, epoch: int) -> None:
+        """Say that another has mended a key as a whole."""
+        _log.error("key.mended", key=key, why=why)
+        self._tell([(KEY, key, "Mended", f"it {why}; it was mended")], epoch)
+
+    def look(self, epoch: int) -> bool:
+        """Now and then, as the leader of `epoch`: look for what is damaged, and mend it; whether it
+        was time for that.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOKED_EVERY_S
+        self._mend_keys(epoch)
+        self._mend_outbox(epoch)
+        is_damaged, headless = self._pages.next()
+        self._headless |= headless
+        self._is_suspect = self._is_suspect or is_damaged or bool(headless)
+        if self._is_suspect and now >= self._recount_at:
+            self._recount(epoch)
+            self._recount_at = time.monotonic() + _RECOUNT_APART * (time.monotonic() - now)
+        return True
+
+    def _mend_keys(self, epoch: int) -> None:
+        of_all = damaged_keys(self._store.link)
+        damaged = [*of_all, *damaged_keys_of_nodes(self._store.link)]
+        if not damaged:
+            return
+        mend(self._store.link, damaged, epoch=epoch, now_ms=self._store.now_ms())
+        for one in damaged:
+            _log.error("key.mended", key=one.key, why=one.why)
+        self._tell(
+            [(one.kind, one.key, "Mended", f"{one.why}; it was mended") for one in damaged], epoch
+        )
+        if not of_all:
+            return
+        # What stood in it is gone: books and lists are made anew from the objects.
+        self._is_suspect = True
+        there = {one.key for one in damaged}
+        self._headless |= {
+            kind for kind in KINDS if not there.isdisjoint((keys.heads(kind), keys.objects(kind)))
+        }
+        self._store.forget()
+
+    def _mend_outbox(self, epoch: int) -> None:
+        damaged = damaged_deliveries(self._store.link)
+        if damaged:
+            take_out_deliveries(self._store.link, damaged)
+            said = [
+                (one.kind, one.key, "Mended", f"{one.why}; it was taken out") for one in damaged
+            ]
+            for one in damaged[:_MOST_TOLD]:
+                _log.error("delivery.taken_out", key=one.key, why=one.why)
+            self._tell(said, epoch)
+
+    def _recount(self, epoch: int) -> None:
+        fields = recount(self._store, epoch, self._headless)
+        if fields is None:
+            return
+        self._is_suspect, self._headless = False, set()
+        for one in fields[:_MOST_TOLD]:
+            _log.error("books.recounted", kind=one.kind, key=one.key, was=one.was, now=one.now)
+        said = [
+            (
+                one.kind,
+                one.key,
+                "Recounted",
+                f"held {one.was or 'nothing'!r}; counted anew from the objects: {one.now or 0}",
+            )
+            for one in fields
+        ]
+        self._tell(said, epoch)
+
+    def _tell(self, said: Sequence[tuple[str, str, str, str]], epoch: int) -> None:
+        self.mended += len(said)
+        if not said:
+            return
+        now_ms = self._store.now_ms()
+        events = tuple(
+            Event(kind=kind, key=key[:128], reason=reason, message=message, at=now_ms)
+            for kind, key, reason, message in said[:_MOST_TOLD]
+        )
+        self._store.commit(
+            [Transaction(subject="mender", events=events)],
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+        )
+
+
+_LONGEST_KEY = 128
+
+
+class Quarantine:
+    """What the mirror of a store has left out. Owned by the deciding thread; `counts` is replaced
+    whole, and so may be read by any.
+    """
+
+    def __init__(self, store: RedisStore, ids: IdSource) -> None:
+        self._store = store
+        self._ids = ids
+        self._known: Sequence[Unreadable] = ()
+        #: Of these the log and the events have told, in the epoch.
+        self._told: set[Unreadable] = set()
+        #: Kind -> records that cannot be read.
+        self.counts: Mapping[str, int] = {}
+
+    def look(self) -> bool:
+        """Count them; whether they are others than at the last look."""
+        found = self._store.unreadable()
+        if found is self._known:
+            return False
+        self._known = found
+        self.counts = Counter(one.kind for one in found)
+        return True
+
+    def tell(self, epoch: int) -> None:
+        """Say, as the leader of `epoch`, which ones there are that it has not told of.
+
+        Raises StoreUnavailable.
+        """
+        there = set(self._known)
+        self._told &= there
+        new = [one for one in self._known if one not in self._told][:_MOST_TOLD]
+        if not new:
+            return
+        now_ms = self._store.now_ms()
+        events = tuple(event_of(one, now_ms) for one in new)
+        self._store.commit(
+            [Transaction(subject="quarantine", events=events)],
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+        )
+        for one in new:
+            _log.error("record.unreadable", kind=one.kind, key=one.key[:_LONGEST_KEY], why=one.why)
+        self._told.update(new if len(there) <= len(self._told) + _MOST_TOLD else there)
+
+
+def event_of(one: Unreadable, now_ms: int) -> Event:
+    """For whoever reads about the object."""
+    message = f"what is stored is unreadable, and left where it is: {one.why}"
+    return Event(
+        kind=one.kind, key=one.key[:_LONGEST_KEY], reason="Unreadable", message=message, at=now_ms
+    )

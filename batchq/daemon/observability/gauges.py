@@ -1,0 +1,277 @@
+"""How things stand after a session, in numbers for gauges: groups, queues, nodes and checks.
+
+Read off the session that has just decided, by the thread that decided it; what comes of it is a
+value that any other thread may look at. Costs one look at each queue, at each crowd of groups that
+wait alike (batchq.core.pending.equivalence), and at each other group that has not ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.objects import AdmissionCheck
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, minus, plus, times, units_per_whole
+from batchq.api.transaction import queue_scope
+from batchq.core.pending.eligibility import is_active
+from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.session import Session
+from batchq.core.session.state import Crowd, GroupState
+
+#: Stands for every queue that does not exist: such a name is whatever somebody has typed.
+NO_QUEUE = ""
+
+KINDS = ("deserved", "guarantee", "capability", "allocated", "reserved", "pending")
+
+#: The first reason of a group that stands in line. Others stand aside: nobody keeps them waiting.
+_IN_LINE = frozenset(
+    {
+        Waiting.WAITING_FOR_QUOTA,
+        Waiting.WAITING_FOR_RESOURCES,
+        Waiting.WAITING_FOR_TURN,
+        Waiting.WAITING_FOR_PREEMPTION,
+        Waiting.PENDING_EVALUATION,
+    }
+)
+
+
+class QueueLevels(Struct, frozen=True, kw_only=True):
+    """What one queue has: `amounts` is kind -> resource -> whole units."""
+
+    amounts: dict[str, dict[str, float]]
+    share: float
+    weight: int | None
+
+
+class Levels(Struct, frozen=True, kw_only=True):
+    """Everything that a gauge shows of one session.
+
+    What the clock moves is kept as instants in milliseconds: while nothing changes no session is
+    run, and the oldest group grows older all the same.
+    """
+
+    #: When the session was.
+    at_ms: int
+    #: (queue, phase) -> groups that have not ended.
+    groups: dict[tuple[str, str], int]
+    #: (queue, phase, reason) -> groups.
+    waiting: dict[tuple[str, str, str], int]
+    #: Queue -> groups; and since when the oldest of them waits, if there is one.
+    gated: dict[str, int]
+    gated_since: dict[str, int | None]
+    waiting_since: dict[str, int | None]
+    queues: dict[str, QueueLevels]
+    #: `ready`, `cordoned`, `silent` -> nodes.
+    nodes: dict[str, int]
+    #: Check -> until when its controller counts as there, if nobody renews that.
+    checks: dict[str, float]
+
+
+def levels_of(session: Session) -> Levels:
+    """Look at a session that is over."""
+    counts = {name: _OfQueue() for name in session.queues}
+    nowhere = _OfQueue()
+    for group in _one_by_one(session):
+        if group.status.phase not in TERMINAL and group.uid not in session.expired:
+            counts.get(group.record.spec.queue, nowhere).add(group)
+    moved: dict[Crowd, set[str]] = {}
+    for group in session.touched.values():
+        if group.crowd is not None:
+            moved.setdefault(group.crowd, set()).add(group.uid)
+    for line in session.lines():
+        for crowd in line.crowds.values():
+            counts.get(crowd.queue, nowhere).add_crowd(crowd, moved.get(crowd, set()))
+    everywhere = counts | ({NO_QUEUE: nowhere} if nowhere.groups else {})
+    return Levels(
+        at_ms=session.now_ms,
+        groups={
+            (name, phase): groups
+            for name, count in everywhere.items()
+            for phase, groups in count.groups.items()
+        },
+        waiting={
+            (name, *key): groups
+            for name, count in everywhere.items()
+            for key, groups in count.waiting.items()
+        },
+        gated={name: count.gated for name, count in everywhere.items()},
+        gated_since={name: count.gated_since for name, count in everywhere.items()},
+        waiting_since={name: count.waiting_since for name, count in everywhere.items()},
+        queues=_queues(session, counts),
+        nodes=_nodes(session.nodes.values()),
+        checks={
+            name: _active_until(check, session.now_ms)
+            for name, check in sorted(session.admission_checks.items())
+        },
+    )
+
+
+def _one_by_one(session: Session) -> Iterable[GroupState]:
+    """The groups that are in no crowd, or that this session has moved; what is over is left out."""
+    found = {group.uid: group for group in session.busy()}
+    for line in session.lines():
+        found |= line.singles
+    found |= {uid: session.groups[uid] for uid in session.asleep if uid in session.groups}
+    return found.values()
+
+
+def resources_of(session: Session) -> list[str]:
+    """The resources that metrics name: not those that only some group asks for."""
+    return sorted({*resources_named(session), PODS})
+
+
+def in_wholes(resource: str, units: int) -> float:
+    """Cores, bytes, or whole ones of anything else."""
+    return units / units_per_whole(resource)
+
+
+class _OfQueue:
+    """What is in one queue, and not below it."""
+
+    __slots__ = ("asked", "gated", "gated_since", "groups", "live", "waiting", "waiting_since")
+
+    def __init__(self) -> None:
+        #: Phase -> groups; (phase, reason) -> groups.
+        self.groups: dict[PodGroupPhase, int] = {}
+        self.waiting: dict[tuple[PodGroupPhase, Waiting], int] = {}
+        self.gated = 0
+        self.gated_since: int | None = None
+        self.waiting_since: int | None = None
+        #: What pods have on nodes; what Pending groups without a reservation ask for.
+        self.live: dict[str, int] = {}
+        self.asked: dict[str, int] = {}
+
+    def add(self, group: GroupState) -> None:
+        """Count a group. Thousands may wait: this is all that each of them costs."""
+        status = group.status
+        phase: PodGroupPhase = status.phase
+        reasons = status.reasons
+        self.groups[phase] = self.groups.get(phase, 0) + 1
+        is_pending = phase == PodGroupPhase.PENDING
+        if reasons or is_pending:
+            first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION
+            self.waiting[phase, first] = self.waiting.get((phase, first), 0) + 1
+        if not is_pending or group.pods or group.is_external:
+            # Pods that a Pending group has are stopping.
+            _add_up(self.live, group.held)
+        if is_pending:
+            self._add_pending(group, first)
+
+    def add_crowd(self, crowd: Crowd, moved: set[str]) -> None:
+        """Count those of a crowd that have not been moved, without a look at each."""
+        # They are alike but for their turn, so the first of them has waited for longest.
+        oldest = next((group for group in crowd.members if group.uid not in moved), None)
+        for members in crowd.said.values() if oldest is not None else ():
+            some = next((group for uid, group in members.items() if uid not in moved), None)
+            if some is None or oldest is None:
+                continue
+            count = len(members) - sum(uid in members for uid in moved)
+            phase: PodGroupPhase = some.status.phase
+            reasons = some.status.reasons
+            first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION
+            self.groups[phase] = self.groups.get(phase, 0) + count
+            self.waiting[phase, first] = self.waiting.get((phase, first), 0) + count
+            if first in _IN_LINE:
+                self.waiting_since = _earlier(self.waiting_since, oldest.queue_time)
+            _add_up(self.asked, times(some.shape.reservation, count))
+
+    def _add_pending(self, group: GroupState, first: Waiting) -> None:
+        status = group.status
+        if first in _IN_LINE:
+            self.waiting_since = _earlier(self.waiting_since, group.queue_time)
+        elif _is_gated(status.reasons):
+            self.gated += 1
+            created = group.record.metadata.creation_timestamp
+            self.gated_since = _earlier(self.gated_since, created or 0)
+        if status.reserved_at is None:
+            _add_up(self.asked, group.shape.reservation)
+
+
+def _add_up(sums: dict[str, int], amounts: Amounts) -> None:
+    for resource, units in amounts.items():
+        sums[resource] = sums.get(resource, 0) + units
+
+
+def _is_gated(reasons: tuple[Verdict, ...]) -> bool:
+    """What is more fundamental may stand before it."""
+    return any(verdict.reason == Waiting.SCHEDULING_GATED for verdict in reasons)
+
+
+def _earlier(known: int | None, at: int) -> int:
+    return at if known is None or at < known else known
+
+
+def _active_until(check: AdmissionCheck, now_ms: int) -> float:
+    if not is_active(check, now_ms):
+        return 0
+    expires_at = check.status.expires_at
+    return math.inf if expires_at is None else expires_at
+
+
+def _queues(session: Session, counts: dict[str, _OfQueue]) -> dict[str, QueueLevels]:
+    """Every queue, and the root, with what is in it and below it."""
+    live: dict[str, Amounts] = {}
+    pending: dict[str, Amounts] = {}
+    for name, count in counts.items():
+        for above in session.tree.chain(name):
+            live[above] = plus(live.get(above, {}), count.live)
+            pending[above] = plus(pending.get(above, {}), count.asked)
+    resources = resources_of(session)
+    found = {}
+    for name in dict.fromkeys((ROOT, *session.queues)):
+        charged = session.ledger.sums.get(queue_scope(name), {})
+        used = live.get(name, {})
+        by_kind = _stated(session, name) | {
+            "allocated": used,
+            "reserved": minus(charged, used),
+            "pending": pending.get(name, {}),
+        }
+        found[name] = _queue(session, name, by_kind, resources)
+    return found
+
+
+def _stated(session: Session, name: str) -> dict[str, Amounts]:
+    """What it may have. What is not stated is no number: not 0, and not without end."""
+    queue = session.queues.get(name)
+    deserved = deserved_of_queues(session).get(name, {})
+    return {
+        "deserved": {
+            resource: units
+            for resource, units in deserved.items()
+            if resource != PODS or units < UNLIMITED_PODS
+        },
+        "guarantee": dict(session.tree.guarantee(name)),
+        "capability": {} if queue is None else queue.record.spec.capability,
+    }
+
+
+def _queue(
+    session: Session, name: str, by_kind: dict[str, Amounts], resources: list[str]
+) -> QueueLevels:
+    held = ("allocated", "reserved", "pending")
+    queue = session.queues.get(name)
+    return QueueLevels(
+        amounts={
+            kind: {
+                resource: in_wholes(resource, by_kind[kind].get(resource, 0))
+                for resource in resources
+                if kind in held or resource in by_kind[kind]
+            }
+            for kind in KINDS
+        },
+        share=float(share_of_queue(session, name).rounded()),
+        weight=None if queue is None else queue.record.spec.weight,
+    )
+
+
+def _nodes(nodes: Iterable[NodeState]) -> dict[str, int]:
+    found = {"ready": 0, "cordoned": 0, "silent": 0}
+    for node in nodes:
+        found["ready" if node.open else "cordoned" if node.ready else "silent"] += 1
+    return found

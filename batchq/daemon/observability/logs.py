@@ -1,0 +1,214 @@
+"""How batchq's processes log: structured lines on stderr, in UTC, that never stop the process.
+
+On a terminal lines are for people, elsewhere `key=value`; BATCHQ_LOG=json makes them JSON and
+BATCHQ_LOG_LEVEL says from which level on. A line that cannot be written (a full disk) is counted,
+and the count is told as soon as writing works again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from batchq.api.printable import printable
+from batchq.errors import InvalidInput
+
+FORMAT_VARIABLE = "BATCHQ_LOG"
+LEVEL_VARIABLE = "BATCHQ_LOG_LEVEL"
+
+_LEVELS = ("debug", "info", "warning", "error")
+_FORMATS = ("console", "logfmt", "json")
+
+#: Libraries that tell at length what batchq says once itself.
+_QUIET = ("apscheduler", "rq.worker", "redis")
+
+
+class LossyStream:
+    """Writes lines to a stream; those it cannot write are counted instead of raised.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, stream: TextIO, *, environ: Mapping[str, str] = os.environ) -> None:
+        self._stream = stream
+        # Past Python's buffer: what a full disk leaves in it would make the interpreter's own end
+        # fail, with an exit code of its own.
+        self._descriptor = _descriptor_of(stream)
+        self._file = own_file(self._descriptor, environ)
+        self._lock = threading.Lock()
+        self.lost = 0
+
+    def write(self, line: str) -> None:
+        """Write one line."""
+        with self._lock:
+            if self.lost:
+                line = f"event=log.lost lines={self.lost}\n{line}"
+            try:
+                self._put(line + "\n")
+            except OSError:
+                self.lost += 1
+            else:
+                self.lost = 0
+
+    def _put(self, text: str) -> None:
+        if self._descriptor is None:
+            self._stream.write(text)
+            return
+        data = text.encode(errors="backslashreplace")
+        if self._file is not None:
+            self._file.bound()
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    # The names by which structlog calls a logger.
+    msg = debug = info = warning = warn = error = err = critical = fatal = exception = log = write
+
+
+class _Bridge(logging.Handler):
+    """Carries the lines of libraries that use the standard library's logging."""
+
+    def __init__(self, stream: LossyStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._stream.write(self.format(record))
+
+
+def configure(
+    *, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ
+) -> LossyStream:
+    """Set up logging for this process; to be called once, before the first line.
+
+    Raises InvalidInput where the environment asks for an unknown format or level.
+    """
+    # A process that was started with stderr closed has none; its lines go nowhere.
+    target = stream or sys.stderr or io.StringIO()
+    on_terminal = target.isatty()
+    form = _choice(environ, FORMAT_VARIABLE, _FORMATS, "console" if on_terminal else "logfmt")
+    level = getattr(logging, _choice(environ, LEVEL_VARIABLE, _LEVELS, "info").upper())
+    output = LossyStream(target, environ=environ)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if on_terminal:
+        shared.append(_escaped)
+    renderer = _renderer(form, colors=on_terminal and "NO_COLOR" not in environ)
+    story: list[Processor] = [] if form == "console" else [structlog.processors.format_exc_info]
+    structlog.configure(
+        processors=[*shared, *story, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: output,
+        # A logger that was used once would not hear of a later configuration.
+        cache_logger_on_first_use=False,
+    )
+    bridge = _Bridge(output)
+    bridge.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *story,
+                renderer,
+            ],
+            foreign_pre_chain=shared,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [bridge]
+    root.setLevel(max(level, logging.WARNING))
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return output
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except io.UnsupportedOperation:
+        return None
+
+
+def _escaped(_: object, __: str, event: EventDict) -> EventDict:
+    """What others have put into names and messages commands no terminal."""
+    return {
+        key: printable(value) if isinstance(value, str) else value for key, value in event.items()
+    }
+
+
+def _choice(environ: Mapping[str, str], name: str, known: tuple[str, ...], default: str) -> str:
+    found = environ.get(name, "") or default
+    if found.lower() not in known:
+        raise InvalidInput(f"{name} is {found!r}, expected one of {', '.join(known)}")
+    return found.lower()
+
+
+def _renderer(form: str, *, colors: bool) -> Processor:
+    match form:
+        case "json":
+            return structlog.processors.JSONRenderer()
+        case "console":
+            return structlog.dev.ConsoleRenderer(colors=colors)
+        case _:
+            order = ["timestamp", "level", "event"]
+            return structlog.processors.LogfmtRenderer(key_order=order, bool_as_flag=False)
+
+
+LARGEST_LOG_BYTES = 16 * 1024 * 1024
+#: Names the file to a process that was started with one; other files are not ours to cut.
+FILE_VARIABLE = "BATCHQ_LOG_FILE"
+
+
+class OwnFile:
+    """A log file and the descriptor by which this process writes to it."""
+
+    def __init__(
+        self, path: Path, descriptor: int, *, largest_bytes: int = LARGEST_LOG_BYTES
+    ) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._largest_bytes = largest_bytes
+
+    def bound(self) -> None:
+        """Set aside what is in it if that is too much. Raises OSError."""
+        if not self._is_too_large():
+            return
+        aside = os.open(f"{self._path}.1", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(aside, "r+b") as copy:
+            try:
+                fcntl.lockf(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            # Whoever had the lock before may have done it.
+            if self._is_too_large():
+                copy.truncate(0)
+                with self._path.open("rb") as content:
+                    shutil.copyfileobj(content, copy)
+                os.ftruncate(self._descriptor, 0)
+
+    def _is_too_large(self) -> bool:
+        return os.fstat(self._descriptor).st_size > self._largest_bytes
+
+
+def own_file(descriptor: int | None, environ: Mapping[str, str]) -> OwnFile | None:
+    """The file that `environ` names, if the descriptor leads there."""
+    named = environ.get(FILE_VARIABLE, "")
+    if descriptor is None or not named:
+        return None
+    try:
+        is_the_same = os.path.samestat(Path(named).stat(), os.fstat(descriptor))
+    except OSError:
+        return None
+    return OwnFile(Path(named), descriptor) if is_the_same else None

@@ -1,0 +1,504 @@
+"""Measures what each action and each plugin takes of a session.
+
+What a plugin takes is without what it makes other plugins do: the order of queues asks who may be
+admitted, and that is `capacity`'s time and not `proportion`'s. All times of a session together
+are then no more than the session.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from batchq import __version__
+from batchq.api import intents
+from batchq.api.intents import Intent
+from batchq.api.leases import count_of
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import KINDS
+from batchq.api.reasons import Finish, Leaving
+from batchq.api.transaction import Word
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.daemon.loop import Turn, TurnReport
+from batchq.daemon.observability import definitions
+from batchq.daemon.observability.definitions import MEASURES, Measure
+from batchq.daemon.observability.gauges import NO_QUEUE, Levels, in_wholes, levels_of, resources_of
+from batchq.errors import StoreUnavailable
+from batchq.scheduler.cycle import CycleReport
+from batchq.store.outage import Outage
+
+
+class Stopwatch:
+    """An Instrument that adds up seconds until it is read. Owned by the deciding thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        #: Seconds that went to calls made from within the call under way.
+        self._inner = 0.0
+        self._plugins: dict[tuple[str, str], list[float]] = {}
+        self._actions: dict[str, list[float]] = {}
+
+    def plugin(self, plugin: str, point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+        sum_s = self._plugins.setdefault((plugin, point), [0.0])
+        clock = self._clock
+
+        def timed(*arguments: Any) -> Any:
+            outer, self._inner = self._inner, 0.0
+            began = clock()
+            try:
+                return function(*arguments)
+            finally:
+                took = clock() - began
+                sum_s[0] += took - self._inner
+                self._inner = outer + took
+
+        return timed
+
+    def action(self, name: str, execute: Callable[..., None]) -> Callable[..., None]:
+        """The action, timed, with all that it asks of plugins."""
+        sum_s = self._actions.setdefault(name, [0.0])
+
+        def timed(*arguments: Any) -> None:
+            began = self._clock()
+            try:
+                execute(*arguments)
+            finally:
+                sum_s[0] += self._clock() - began
+
+        return timed
+
+    def read(self) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
+        """Seconds by (plugin, point) and by action, of those that were called at all.
+
+        Since the last reading, which it ends.
+        """
+        plugins = {key: sum_s[0] for key, sum_s in self._plugins.items() if sum_s[0] > 0}
+        actions = {name: sum_s[0] for name, sum_s in self._actions.items() if sum_s[0] > 0}
+        # In place: what was handed out goes on counting there.
+        for sum_s in (*self._plugins.values(), *self._actions.values()):
+            sum_s[0] = 0.0
+        self._inner = 0.0
+        return plugins, actions
+
+
+Labels = tuple[str, ...]
+
+#: What stands for a word that is on no closed list.
+OTHER = "Other"
+
+_LEAVING = frozenset(Leaving)
+_REASONS = _LEAVING | frozenset(Finish)
+_ACTIONS = frozenset({"preempt", "reclaim"})
+
+
+class Tally:
+    """Sums for counters, and single waits for histograms."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Measure, dict[Labels, float]] = {}
+        self.waits: list[tuple[Measure, Labels, float]] = []
+
+    def add(self, measure: Measure, labels: Labels, amount: float = 1) -> None:
+        """Count."""
+        sums = self.counts.setdefault(measure, {})
+        sums[labels] = sums.get(labels, 0) + amount
+
+    def wait(self, measure: Measure, label: str, since: int | None, until: int) -> None:
+        """Note a wait between two instants, if it has a beginning."""
+        if since is not None:
+            self.waits.append((measure, (label,), max(0, until - since) / 1000))
+
+
+def tally_of(report: CycleReport) -> Tally:
+    """Count what a cycle has decided."""
+    tally, session = Tally(), report.session
+    tally.add(definitions.TRANSACTIONS, (Word.OK.value,), len(report.commit.applied))
+    for refusal in report.commit.refused:
+        tally.add(definitions.TRANSACTIONS, (refusal.answer.word.value,))
+    refused = _refused_groups(report)
+    for intent in report.intents:
+        if isinstance(intent, intents.SetNodeReady):
+            tally.add(definitions.INTENTS, (_kind(intent), "applied"))
+            continue
+        result = "refused" if intent.group in refused else "applied"
+        tally.add(definitions.INTENTS, (_kind(intent), result))
+        if result == "applied" and (group := session.by_key.get(intent.group)) is not None:
+            _tell(tally, session, group, intent)
+    _count_losses(tally, session, refused)
+    return tally
+
+
+def _refused_groups(report: CycleReport) -> set[str]:
+    return {
+        write.key
+        for refusal in report.commit.refused
+        for write in refusal.transaction.writes
+        if write.kind == "PodGroup"
+    }
+
+
+def _kind(intent: Intent) -> str:
+    return type(intent).__name__
+
+
+def _tell(tally: Tally, session: Session, group: GroupState, intent: Intent) -> None:
+    queue = _queue_of(session, group)
+    match intent:
+        case intents.AdmitGroup():
+            _tell_admission(tally, session, group, queue)
+        case intents.MoveGroup(phase=PodGroupPhase.RUNNING):
+            if group.record.status.started_at is None:
+                began = group.record.status.in_queue_at
+                tally.wait(definitions.START_WAIT, queue, began, session.now_ms)
+        case intents.FinishGroup(phase=phase, reason=reason):
+            tally.add(definitions.FINISHED, (queue, phase, _word(reason, _REASONS)))
+        case intents.RollBack(reason=reason):
+            tally.add(definitions.REQUEUED_GROUPS, (queue, _word(reason, _LEAVING)))
+        case intents.Pledge(action=action):
+            tally.add(definitions.PLEDGES, (queue, _word(action, _ACTIONS)))
+        case intents.Evict(reason=reason, action=action) if reason in _LEAVING:
+            # One that is stopped because its group has ended is no eviction.
+            tally.add(definitions.EVICTED_PODS, (queue, action, reason))
+        case intents.LosePod(uid=uid) if not _was_stopping(session, group, uid):
+            tally.add(definitions.EVICTED_PODS, (queue, "", Leaving.NODE_LOST.value))
+        case _:
+            pass
+
+
+def _tell_admission(tally: Tally, session: Session, group: GroupState, queue: str) -> None:
+    """How long it stood in line, and of that, how long its checks took."""
+    before, now_ms = group.record.status, session.now_ms
+    tally.wait(definitions.ADMISSION_WAIT, queue, _in_line_since(group), now_ms)
+    if before.reserved_at is None or not before.checks:
+        return
+    tally.wait(definitions.CHECKS_WAIT, queue, before.reserved_at, now_ms)
+    for check in before.checks:
+        if check.status == "True" and check.name in session.admission_checks:
+            answered_at = now_ms if check.since is None else check.since
+            tally.wait(definitions.CHECK_WAIT, check.name, before.reserved_at, answered_at)
+
+
+def _in_line_since(group: GroupState) -> int:
+    """A group that was evicted keeps its queue time; it waits again since it left."""
+    left = [
+        condition.last_transition_time
+        for condition in group.record.status.conditions
+        if condition.type == "Evicted" and condition.status == "True"
+    ]
+    return max([group.queue_time, *left])
+
+
+def _was_stopping(session: Session, group: GroupState, uid: str) -> bool:
+    """Whether its eviction was counted when it was told to stop."""
+    return any(
+        pod.status.terminating
+        for pod in session.snapshot.pods.get(group.uid, ())
+        if pod.metadata.uid == uid
+    )
+
+
+def _count_losses(tally: Tally, session: Session, refused: set[str]) -> None:
+    named: set[str] | None = None
+    for group in session.touched.values():
+        before, after = group.record.status.evictions.lost, group.status.evictions.lost
+        if after is before or group.key in refused:
+            continue
+        named = set(resources_of(session)) if named is None else named
+        queue = _queue_of(session, group)
+        for resource, units in after.items():
+            more = units - before.get(resource, 0)
+            if more > 0 and resource in named:
+                tally.add(definitions.LOST, (queue, resource), in_wholes(resource, more))
+
+
+def _queue_of(session: Session, group: GroupState) -> str:
+    return group.queue if group.queue in session.queues else NO_QUEUE
+
+
+def _word(word: str, known: Iterable[str]) -> str:
+    return str(word) if word in known else OTHER
+
+
+#: Levels are worked out anew at most so often: sessions may be many a second, scrapes are not.
+LEVELS_EVERY_S = 1.0
+#: And so many times as long after a look as that took: among very many groups, a small part of the
+#: deciding thread's time.
+_LOOKS_APART = 30
+
+Rows = Iterable[tuple[tuple[str, ...], float]]
+
+
+class Metrics:
+    """Everything that `/metrics` tells. `registry` is its own: no other is touched.
+
+    `observed` and `unavailable` are the deciding thread's; anybody may call the rest.
+    """
+
+    def __init__(
+        self,
+        *,
+        levels_every_s: float = LEVELS_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # When a series began is known to whoever scrapes it.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has none
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.stopwatch = Stopwatch()
+        self._levels_every_s = levels_every_s
+        self._clock = clock
+        #: No look before; the first at once.
+        self._look_at = -math.inf
+        #: When the last session ran that was not the one before once more, and whether it has been
+        #: looked at.
+        self._decided_at = 0.0
+        self._looked = True
+        self._counters = {
+            measure.name: Counter(measure.name, measure.help, measure.labels, registry=None)
+            for measure in MEASURES
+            if measure.kind == "counter" and measure not in _OF_THE_STORE
+        }
+        self._histograms = {
+            measure.name: Histogram(
+                measure.name, measure.help, measure.labels, buckets=measure.buckets, registry=None
+            )
+            for measure in MEASURES
+            if measure.kind == "histogram"
+        }
+        #: Label -> its values that series have been made for.
+        self._known: dict[str, set[str]] = {"queue": set(), "check": set()}
+        self._reload_ok = True
+        # Read by scrapes, each in one step.
+        self._levels: tuple[Levels, float] | None = None
+        self._session_at = 0.0
+        self._epoch: Callable[[], int | None] = lambda: None
+        self._revision: Callable[[], int | None] = lambda: None
+        self._config_hash: Callable[[], str] = lambda: ""
+        self._unreadable: Callable[[], Mapping[str, int]] = dict
+        self._mended: Callable[[], int] = int
+        self._outage: Outage | None = None
+        self._begin_with_zeros()
+        self.registry.register(self)
+
+    def follow(
+        self,
+        *,
+        epoch: Callable[[], int | None],
+        revision: Callable[[], int | None],
+        config_hash: Callable[[], str],
+        unreadable: Callable[[], Mapping[str, int]],
+        mended: Callable[[], int],
+        outage: Outage,
+    ) -> None:
+        """From now on, tell of this process's leadership, mirror, configuration and server."""
+        self._outage, self._config_hash = outage, config_hash
+        self._unreadable, self._mended = unreadable, mended
+        self._revision, self._epoch = revision, epoch
+
+    def watching(self, turn: Turn) -> Turn:
+        """The same turn, with its failures counted."""
+
+        def watched() -> TurnReport:
+            try:
+                return turn()
+            except StoreUnavailable:
+                self.unavailable()
+                raise
+
+        return watched
+
+    # --- what the deciding thread says ---------------------------------------------------------
+
+    def reloaded(self, ok: bool) -> None:
+        """A configuration was read anew; `ok`: it counts from now on."""
+        self._reload_ok = ok
+        self._add(definitions.RELOADS, {("ok" if ok else "refused",): 1})
+
+    def unavailable(self) -> None:
+        """A turn ended because the store does not answer."""
+        self.stopwatch.read()
+        self._add(definitions.SESSIONS, {("unavailable",): 1})
+
+    def observed(self, report: CycleReport) -> None:
+        """A session is over, and committed."""
+        plugins, actions = self.stopwatch.read()
+        for name, seconds in actions.items():
+            self._see(definitions.ACTION, (name,), seconds)
+        for key, seconds in plugins.items():
+            self._see(definitions.PLUGIN, key, seconds)
+        self._see(definitions.CYCLE, (), max(0, report.duration_ms) / 1000)
+        self._add(definitions.SESSIONS, {("changed" if report.intents else "idle",): 1})
+        if report.intents or report.commit.refused:
+            self._count(tally_of(report))
+        self._session_at = time.time()
+        self._look(report)
+
+    def _count(self, tally: Tally) -> None:
+        for measure, counts in tally.counts.items():
+            self._add(measure, counts)
+        for measure, labels, seconds in tally.waits:
+            self._see(measure, labels, seconds)
+
+    def _look(self, report: CycleReport) -> None:
+        now = self._clock()
+        if not report.rested:
+            self._decided_at, self._looked = now, False
+        if self._looked or now < self._look_at:
+            return
+        session, self._looked = report.session, True
+        self._levels = (levels_of(session), self._decided_at)
+        took_s = self._clock() - now
+        self._look_at = now + max(self._levels_every_s, _LOOKS_APART * took_s)
+        self._forget("queue", set(session.queues))
+        self._forget("check", set(session.admission_checks))
+
+    # --- series --------------------------------------------------------------------------------
+
+    def _begin_with_zeros(self) -> None:
+        """What has words of a closed list for labels is there from the start: rates need a 0."""
+        zeros: dict[Measure, Iterable[str]] = {
+            definitions.SESSIONS: ("changed", "idle", "unavailable"),
+            definitions.RELOADS: ("ok", "refused"),
+            definitions.TRANSACTIONS: tuple(Word),
+        }
+        for measure, words in zeros.items():
+            self._add(measure, {(str(word),): 0 for word in words})
+
+    def _add(self, measure: Measure, counts: Mapping[tuple[str, ...], float]) -> None:
+        counter = self._counters[measure.name]
+        for labels, amount in counts.items():
+            self._note(measure, labels)
+            counter.labels(*labels).inc(amount)
+
+    def _see(self, measure: Measure, labels: tuple[str, ...], seconds: float) -> None:
+        histogram = self._histograms[measure.name]
+        self._note(measure, labels)
+        (histogram.labels(*labels) if labels else histogram).observe(seconds)
+
+    def _note(self, measure: Measure, labels: tuple[str, ...]) -> None:
+        for label, value in zip(measure.labels, labels, strict=True):
+            if (known := self._known.get(label)) is not None:
+                known.add(value)
+
+    def _forget(self, label: str, there: set[str]) -> None:
+        """End the series of queues or checks that are gone."""
+        gone = sorted(self._known[label] - there)
+        self._known[label] &= there
+        kept = {**self._counters, **self._histograms}
+        for measure in MEASURES if gone else ():
+            if label in measure.labels and measure.name in kept:
+                for value in gone:
+                    kept[measure.name].remove_by_labels({label: value})
+
+    # --- what a scrape reads -------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric with its present values, for the registry."""
+        gauges = self._of_process() | self._of_levels()
+        for measure in MEASURES:
+            if measure.name in self._counters:
+                yield from self._counters[measure.name].collect()
+            elif measure.name in self._histograms:
+                yield from self._histograms[measure.name].collect()
+            else:
+                yield _family(measure, gauges[measure.name])
+
+    def _of_process(self) -> dict[str, Rows]:
+        epoch, outage = self._epoch(), self._outage
+        away_s, outages = (0.0, 0) if outage is None else (outage.away_s(), outage.count)
+        config = self._config_hash()
+        return {
+            definitions.LEADER.name: _one(epoch is not None),
+            definitions.EPOCH.name: _one(0 if epoch is None else count_of(epoch)),
+            definitions.REVISION.name: _one(self._revision() or 0),
+            definitions.UNREADABLE.name: _by_name(self._unreadable_by_kind()),
+            definitions.MENDED.name: _one(self._mended()),
+            definitions.STORE_AWAY.name: _one(outage is not None and outage.unavailable),
+            definitions.OUTAGES.name: _one(outages),
+            definitions.OUTAGE_SECONDS.name: _one(away_s),
+            definitions.CONFIG.name: [((config,), 1)] if config else [],
+            definitions.RELOAD_OK.name: _one(self._reload_ok),
+            definitions.BUILD.name: [((__version__, platform.python_version()), 1)],
+            definitions.LAST_SESSION.name: _one(self._session_at),
+        }
+
+    def _unreadable_by_kind(self) -> dict[str, int]:
+        """With a 0 for each kind of object: alerts need one."""
+        return dict.fromkeys(KINDS, 0) | dict(self._unreadable())
+
+    def _of_levels(self) -> dict[str, Rows]:
+        if self._levels is None or self._epoch() is None:
+            return {measure.name: () for measure in _OF_LEVELS}
+        levels, decided_at = self._levels
+        now_ms = levels.at_ms + 1000 * (self._clock() - decided_at)
+        return {
+            definitions.GROUPS.name: levels.groups.items(),
+            definitions.WAITING.name: levels.waiting.items(),
+            definitions.GATED.name: _by_name(levels.gated),
+            definitions.OLDEST_GATED.name: _ages(levels.gated_since, now_ms),
+            definitions.OLDEST_WAITING.name: _ages(levels.waiting_since, now_ms),
+            definitions.QUEUE_RESOURCE.name: [
+                ((name, resource, kind), amount)
+                for name, queue in levels.queues.items()
+                for kind, amounts in queue.amounts.items()
+                for resource, amount in amounts.items()
+            ],
+            definitions.QUEUE_SHARE.name: [
+                ((name,), queue.share) for name, queue in levels.queues.items()
+            ],
+            definitions.QUEUE_WEIGHT.name: [
+                ((name,), queue.weight)
+                for name, queue in levels.queues.items()
+                if queue.weight is not None
+            ],
+            definitions.NODES.name: _by_name(levels.nodes),
+            definitions.CHECK_ACTIVE.name: [
+                ((name,), now_ms < until) for name, until in levels.checks.items()
+            ],
+        }
+
+
+_OF_LEVELS = (
+    definitions.GROUPS,
+    definitions.WAITING,
+    definitions.GATED,
+    definitions.OLDEST_GATED,
+    definitions.OLDEST_WAITING,
+    definitions.QUEUE_RESOURCE,
+    definitions.QUEUE_SHARE,
+    definitions.QUEUE_WEIGHT,
+    definitions.NODES,
+    definitions.CHECK_ACTIVE,
+)
+#: Counted by whoever talks to the store, or mends it.
+_OF_THE_STORE = (definitions.OUTAGES, definitions.OUTAGE_SECONDS, definitions.MENDED)
+
+
+def _one(value: float) -> Rows:
+    return [((), value)]
+
+
+def _by_name(values: Mapping[str, float]) -> Rows:
+    return [((name,), value) for name, value in values.items()]
+
+
+def _ages(since: Mapping[str, int | None], now_ms: float) -> Rows:
+    return [
+        ((name,), 0 if at is None else max(0.0, now_ms - at) / 1000) for name, at in since.items()
+    ]
+
+
+def _family(measure: Measure, rows: Rows) -> Metric:
+    kind = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
+    family = kind(measure.name, measure.help, labels=measure.labels)
+    for labels, value in rows:
+        family.add_metric(labels, float(value))
+    return family

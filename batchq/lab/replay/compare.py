@@ -1,0 +1,343 @@
+"""One decision of a replay, made again: what a session places in the state that the daemon met.
+
+The state at an instant is put together from what the replay's groups say of themselves: who was
+submitted, placed, running and ended by then. What was submitted just before may not have reached
+the daemon yet; so where the decision is another one, the latest happenings are taken back, one
+after the other, as far as the replay's latency goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from math import inf
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchq.api.intents import Bind
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.objects import (
+    Metadata,
+    Node,
+    NodeSpec,
+    Pod,
+    PodGroup,
+    PodGroupStatus,
+    PodSpec,
+    PodStatus,
+    key_of,
+)
+from batchq.api.times import SECOND
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.errors import UsageError
+from batchq.lab.replay.plan import LABEL, Plan, group_of, queue_of, walltime_ms
+from batchq.lab.replay.report import Ending, Replayed, log_second
+from batchq.lab.simulation.clock import CountedIds
+from batchq.lab.simulation.initial_state import found
+from batchq.lab.simulation.world import DescribedPod, World
+from batchq.lab.traces import Trace
+from batchq.lab.workload.load import swf_load
+from batchq.lab.workload.play import play_load
+
+_CPU_MILLI = 1000
+#: How many of the latest happenings may be unheard of.
+MOST_UNHEARD = 30
+
+_SUBMITTED, _RUNS, _ENDED = 0, 1, 2
+
+
+class _Happening(Struct, frozen=True, order=True):
+    """At `at`, something (one of the three) comes to the job at `place` of the replay."""
+
+    at: int
+    what: int
+    place: int
+
+
+class DecidedAgain:
+    """Sessions over one replay's past, of which nothing is changed; owns what it has decided."""
+
+    def __init__(
+        self, plan: Plan, jobs: Sequence[Replayed], config: SchedulerConfig, latency_ms: int
+    ) -> None:
+        self._plan = plan
+        self._jobs = jobs
+        self._groups = [_group(plan, one, place) for place, one in enumerate(jobs)]
+        self._scheduler = assemble(config)
+        self._latency_ms = latency_ms
+        #: What was placed at an instant with so many of the latest happenings unheard of.
+        self._decided: dict[tuple[int, int], set[int]] = {}
+        self._happened = sorted(
+            happening for place, one in enumerate(jobs) for happening in _happenings(one, place)
+        )
+
+    def places(self, number: int, *, without: int) -> bool:
+        """Whether a session places a job when the daemon did, and does not place another one."""
+        [at] = [one.bound_at for one in self._jobs if one.job.number == number]
+        if at is None:
+            return False
+        heard = [one for one in self._happened if one.at <= at]
+        late = sum(one.at > at - self._latency_ms for one in heard)
+        for unheard in range(min(late, MOST_UNHEARD) + 1):
+            placed = self._decided.get((at, unheard))
+            if placed is None:
+                placed = self._placed(at, heard[: len(heard) - unheard])
+                self._decided[at, unheard] = placed
+            if number in placed and without not in placed:
+                return True
+        return False
+
+    def _placed(self, at: int, heard: Sequence[_Happening]) -> set[int]:
+        """The numbers of the jobs that a session at `at` places."""
+        known = {(one.what, one.place) for one in heard}
+        groups: list[PodGroup] = []
+        pods: list[DescribedPod] = []
+        for place, (one, group) in enumerate(zip(self._jobs, self._groups, strict=True)):
+            if (_SUBMITTED, place) not in known or (_ENDED, place) in known:
+                continue
+            if one.bound_at is None or one.bound_at >= at:
+                groups.append(group)
+                continue
+            runs = (_RUNS, place) in known
+            groups.append(replace(group, status=_group_status(one, runs=runs)))
+            pods.append(_pod(self._plan, group, one, runs=runs))
+        world = World(
+            objects=(queue_of(self._plan), *_nodes(self._plan)),
+            groups=tuple(groups),
+            pods=tuple(pods),
+            steps=(),
+            start_at=at,
+            documents=len(groups),
+        )
+        session = self._scheduler.wide_awake().decide(found(world, CountedIds()).snapshot(), at)
+        bound = {intent.group for intent in session.intents if isinstance(intent, Bind)}
+        return {
+            one.job.number
+            for one, group in zip(self._jobs, self._groups, strict=True)
+            if key_of(group) in bound
+        }
+
+
+def _happenings(one: Replayed, place: int) -> Iterator[_Happening]:
+    if not one.submitted_at:
+        # Somebody has deleted its group, and with it what there was to know.
+        return
+    for what, at in enumerate((one.submitted_at, one.running_at, one.ended_at)):
+        if at is not None:
+            yield _Happening(at, what, place)
+
+
+def _group(plan: Plan, one: Replayed, place: int) -> PodGroup:
+    """The group as it was submitted; of one millisecond, in the order of the submits."""
+    group = group_of(plan, one.job)
+    meta = replace(group.metadata, uid=f"{place:08}", creation_timestamp=one.submitted_at)
+    return replace(group, metadata=meta)
+
+
+def _group_status(one: Replayed, *, runs: bool) -> PodGroupStatus:
+    return PodGroupStatus(
+        phase=PodGroupPhase.RUNNING if runs else PodGroupPhase.IN_QUEUE,
+        in_queue_at=one.bound_at,
+        started_at=one.running_at if runs else None,
+    )
+
+
+def _pod(plan: Plan, group: PodGroup, one: Replayed, *, runs: bool) -> DescribedPod:
+    """The group's one pod, on the node where it was."""
+    [task] = group.spec.tasks
+    meta = Metadata(name=f"{group.metadata.name}-{task.name}-0", namespace=plan.name)
+    status = PodStatus(
+        phase=PodPhase.RUNNING if runs else PodPhase.BOUND,
+        node=one.node,
+        bound_at=one.bound_at,
+        started_at=one.running_at if runs else None,
+    )
+    spec = PodSpec(pod_group=group.metadata.name, task=task.name, index=0)
+    return DescribedPod(
+        pod=Pod(metadata=meta, spec=spec, status=status), written=frozenset(), where=meta.name
+    )
+
+
+def _nodes(plan: Plan) -> Iterator[Node]:
+    for name in plan.node_names():
+        yield Node(
+            metadata=Metadata(name=name, uid=name, labels={LABEL: plan.name}),
+            spec=NodeSpec(resources={"cpu": plan.trace.processors * _CPU_MILLI}),
+        )
+
+
+#: What a pair may be put down to, in the order in which they are asked; and in words.
+CAUSES: Mapping[str, str] = {
+    "processes": "placed in the simulator's order or at once; their processes started in another",
+    "allowance": "simulated as replayed, once walltimes have the replay's allowance",
+    "latency": "decided so from what had come by then; simulated closer together than the latency",
+    "overhead": "decided so from what had come by then; pods held processors longer than jobs ran",
+    "open": "not explained",
+}
+OPEN = "open"
+#: Every pair is looked at: twice as many jobs take four times as long.
+MOST_COMPARED = 5_000
+
+#: When each job starts, by its number.
+Starts = Mapping[int, float]
+
+
+class Differing(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Two jobs: simulated, `first` starts before `then`; live, after it. Seconds of the log."""
+
+    first: int
+    then: int
+    simulated_apart_s: float
+    replayed_apart_s: float
+    cause: str
+
+
+class Comparison(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Over the pairs of jobs that start at different instants in both schedules.
+
+    `tau` is Kendall's: those in the same order less those in the other, over all; None where there
+    is no pair. `latency_ms`: how long the slowest submit or process start took, in real time.
+    """
+
+    jobs: int
+    pairs: int
+    same: int
+    tau: float | None
+    latency_ms: int
+    causes: dict[str, int]
+    differing: tuple[Differing, ...]
+
+    @property
+    def explained(self) -> bool:
+        """Whether every pair that differs is put down to something."""
+        return self.causes[OPEN] == 0
+
+
+def check_comparable(plan: Plan) -> None:
+    """Raise UsageError where so many jobs are replayed that comparing them takes too long."""
+    if len(plan.trace.jobs) > MOST_COMPARED:
+        raise UsageError(
+            f"--against compares at most {MOST_COMPARED} jobs, and these are"
+            f" {len(plan.trace.jobs)}",
+            hint="--jobs says how many, --skip where they begin",
+        )
+
+
+def compare(plan: Plan, ending: Ending, config: SchedulerConfig) -> Comparison:
+    """Play what was replayed in virtual time, under `config`, and hold the starts together.
+
+    Raises UsageError for more than MOST_COMPARED jobs.
+    """
+    check_comparable(plan)
+    live = {
+        one.job.number: start
+        for one in ending.outcomes
+        if (start := log_second(plan, ending, one.started_at)) is not None
+    }
+    simulated = simulated_starts(plan, plan.trace, config)
+    same, turned = _held_together(simulated, live)
+    causes_of = _Causes(plan, ending, config) if turned else None
+    differing = []
+    for first, then in turned:
+        assert causes_of is not None
+        apart_s = simulated[then] - simulated[first]
+        differing.append(
+            Differing(
+                first=first,
+                then=then,
+                simulated_apart_s=apart_s,
+                replayed_apart_s=round(live[then] - live[first], 3),
+                cause=causes_of.of(first, then, apart_s=apart_s),
+            )
+        )
+    return _comparison(len(live), same, differing, _latency_ms(plan, ending))
+
+
+def _comparison(
+    jobs: int, same: int, differing: Sequence[Differing], latency_ms: int
+) -> Comparison:
+    pairs = same + len(differing)
+    counts = Counter(one.cause for one in differing)
+    return Comparison(
+        jobs=jobs,
+        pairs=pairs,
+        same=same,
+        tau=(same - len(differing)) / pairs if pairs else None,
+        latency_ms=latency_ms,
+        causes={cause: counts[cause] for cause in CAUSES},
+        differing=tuple(differing),
+    )
+
+
+def simulated_starts(plan: Plan, trace: Trace, config: SchedulerConfig) -> Starts:
+    """When each job starts, in the trace's unit, on a machine of the replay's shape."""
+    load = swf_load(trace, strategy=plan.strategy)
+    [machine] = load.nodes
+    named = [
+        replace(machine, metadata=replace(machine.metadata, name=name))
+        for name in plan.node_names()
+    ]
+    load = replace(load, nodes=tuple(named), capacity=plan.processors)
+    schedule = play_load(load, config)
+    return {one.number: one.start_s for one in schedule.jobs if one.start_s is not None}
+
+
+def _held_together(simulated: Starts, live: Starts) -> tuple[int, list[tuple[int, int]]]:
+    """How many pairs start in the same order in both, and those that do not, as simulated."""
+    both = sorted(
+        (number for number in live if number in simulated),
+        key=lambda number: (simulated[number], live[number]),
+    )
+    same, turned = 0, []
+    for first, then in combinations(both, 2):
+        if simulated[first] == simulated[then] or live[first] == live[then]:
+            continue
+        if live[first] < live[then]:
+            same += 1
+        else:
+            turned.append((first, then))
+    return same, turned
+
+
+class _Causes:
+    """Why pairs differ: the log is simulated once more for it, and decisions are made again."""
+
+    def __init__(self, plan: Plan, ending: Ending, config: SchedulerConfig) -> None:
+        latency_ms = _latency_ms(plan, ending)
+        self._placed = {one.job.number: one.bound_at or 0 for one in ending.outcomes}
+        self._latency_s = latency_ms * plan.speed / SECOND
+        self._allowed = simulated_starts(plan, _with_allowance(plan), config)
+        self._again = DecidedAgain(plan, ending.outcomes, config, latency_ms)
+
+    def of(self, first: int, then: int, *, apart_s: float) -> str:
+        """The cause of a pair that is simulated in this order, and so far apart."""
+        if self._placed[first] <= self._placed[then]:
+            return "processes"
+        if self._allowed.get(then, inf) < self._allowed.get(first, inf):
+            return "allowance"
+        if not self._again.places(then, without=first):
+            return OPEN
+        return "latency" if apart_s <= self._latency_s else "overhead"
+
+
+def _with_allowance(plan: Plan) -> Trace:
+    """The log with the requests that the replay's groups had."""
+    jobs = [
+        replace(job, request_s=round(walltime_ms(plan, job) * plan.speed / SECOND))
+        for job in plan.trace.jobs
+    ]
+    return replace(plan.trace, jobs=tuple(jobs))
+
+
+def _latency_ms(plan: Plan, ending: Ending) -> int:
+    """The slowest submit, or start of a process once its pod had a node."""
+    lags = [0]
+    for one in ending.outcomes:
+        due_at = ending.began_at + plan.due_s(one.job) * SECOND
+        lags.append(round(one.submitted_at - due_at))
+        if one.bound_at is not None and one.started_at is not None:
+            lags.append(one.started_at - one.bound_at)
+    return max(lags)

@@ -1,0 +1,160 @@
+"""The figures of a replay, in seconds of the log: what was measured, times the speed.
+
+Waits are from the moment the group was created to the moment its pod started, by the server's
+clock, so the daemon's own latency is in them (and is multiplied, too: 50 ms at speed 2000 are 100
+seconds of the log). For the slowdown and the utilisation, a job's run time is the log's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from msgspec import Struct
+
+from batchq.lab.replay.plan import Plan, times
+from batchq.lab.traces import TraceJob, bounded_slowdown, nearest_rank
+
+
+class Replayed(Struct, frozen=True, kw_only=True):
+    """What became of one job; instants in the server's milliseconds, None if it did not come to it.
+
+    `bound_at`, `running_at` and `ended_at` are the `now` of the sessions that gave its pod a node,
+    saw it run and saw its end: what one session did has one instant. `started_at` and
+    `finished_at` are the process's, on `node`. `admissions` and `attempts` are how often the group
+    was admitted and its pod bound.
+    """
+
+    job: TraceJob
+    phase: str
+    submitted_at: int
+    bound_at: int | None = None
+    running_at: int | None = None
+    ended_at: int | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+    node: str = ""
+    admissions: int = 0
+    attempts: int = 0
+
+
+class ReplayReport(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Times in seconds of the log, except where the name says otherwise.
+
+    `problems` says of each job that did not finish exactly once what happened instead. The
+    figures are over the jobs that have finished, and None where there is none.
+    """
+
+    jobs: int
+    finished_exactly_once: int
+    problems: tuple[str, ...]
+    processors: int
+    nodes: int
+    speed: float
+    mean_wait_s: float | None
+    median_wait_s: float | None
+    p95_wait_s: float | None
+    mean_bounded_slowdown: float | None
+    utilisation: float | None
+    makespan_s: float | None
+    #: How much longer than asked the pods ran, on the average: what starting a process costs.
+    mean_overhead_real_ms: float | None
+    #: How long the replay took.
+    real_s: float
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """A replay that came to its end: its figures, and each job in the order of the submits.
+
+    `began_at`: when it started to play, by the server's clock.
+    """
+
+    report: ReplayReport
+    outcomes: tuple[Replayed, ...]
+    began_at: int
+
+
+def starts_csv(plan: Plan, ending: Ending) -> str:
+    """`job,submit,start` in the log's numbers and seconds, in the order of the submits.
+
+    The submit is the log's, the start as measured (by the millisecond, which is some of the log's
+    seconds); empty where a job never started.
+    """
+    lines = ["job,submit,start"]
+    for one in ending.outcomes:
+        start = log_second(plan, ending, one.started_at)
+        shown = "" if start is None else f"{start:.3f}"
+        lines.append(f"{one.job.number},{one.job.submit_s},{shown}")
+    return "\n".join([*lines, ""])
+
+
+def log_second(plan: Plan, ending: Ending, at: int | None) -> float | None:
+    """An instant of the server's clock as seconds of the log."""
+    if at is None:
+        return None
+    return plan.first_submit_s + (at - ending.began_at) * plan.speed / 1000
+
+
+def report_of(
+    plan: Plan, outcomes: Sequence[Replayed], judged: Mapping[int, str], *, real_s: float
+) -> ReplayReport:
+    """The report. `judged` maps jobs that the journal knows not to have run exactly once."""
+    problems = [text for one in outcomes if (text := _problem(one, judged))]
+    done = [one for one in outcomes if one.started_at is not None and one.finished_at is not None]
+    waits = [_wait_s(one, plan.speed) for one in done]
+    makespan = _makespan_s(done, plan.speed)
+    work = sum(one.job.processors * one.job.run_s for one in done)
+    return ReplayReport(
+        jobs=len(outcomes),
+        finished_exactly_once=len(outcomes) - len(problems),
+        problems=tuple(problems),
+        processors=plan.processors,
+        nodes=plan.nodes,
+        speed=plan.speed,
+        mean_wait_s=fmean(waits) if waits else None,
+        median_wait_s=median(waits) if waits else None,
+        p95_wait_s=nearest_rank(waits, 95) if waits else None,
+        mean_bounded_slowdown=fmean(
+            bounded_slowdown(wait, one.job.run_s) for wait, one in zip(waits, done, strict=True)
+        )
+        if done
+        else None,
+        utilisation=work / (plan.processors * makespan) if makespan else None,
+        makespan_s=makespan,
+        mean_overhead_real_ms=fmean(_overhead_ms(one, plan.speed) for one in done)
+        if done
+        else None,
+        real_s=real_s,
+    )
+
+
+def _problem(one: Replayed, judged: Mapping[int, str]) -> str:
+    """Why a job did not finish exactly once; empty if it did."""
+    found = []
+    if one.phase != "Completed":
+        found.append(f"its group is {one.phase}")
+    if one.admissions != 1:
+        found.append(f"admitted {times(one.admissions)}")
+    if one.attempts != 1:
+        found.append(f"bound {times(one.attempts)}")
+    if one.job.number in judged:
+        found.append(judged[one.job.number])
+    return f"job {one.job.number}: {', '.join(found)}" if found else ""
+
+
+def _wait_s(one: Replayed, speed: float) -> float:
+    assert one.started_at is not None
+    return max(0, one.started_at - one.submitted_at) * speed / 1000
+
+
+def _overhead_ms(one: Replayed, speed: float) -> float:
+    assert one.started_at is not None
+    assert one.finished_at is not None
+    return one.finished_at - one.started_at - 1000 * one.job.run_s / speed
+
+
+def _makespan_s(done: Sequence[Replayed], speed: float) -> float | None:
+    if not done:
+        return None
+    last = max(one.finished_at or 0 for one in done)
+    return (last - min(one.submitted_at for one in done)) * speed / 1000

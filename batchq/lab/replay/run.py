@@ -1,0 +1,261 @@
+"""The replay itself: nodes of its own, every job at its moment, and nothing left behind.
+
+One thread, one loop: submit what is due, look how far everything is, sleep until the next of
+both. The groups are in a namespace of their own; it, the queue and the nodes go at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+
+from batchq.api.leases import count_of
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.objects import Node, Pod, PodGroup, key_of
+from batchq.client import Client
+from batchq.daemon.local_stack.agents import refuse_dead, temporary_agents
+from batchq.daemon.local_stack.processes import Record
+from batchq.errors import Conflict, NotFound, WaitTimedOut
+from batchq.lab.replay.plan import (
+    LABEL,
+    Plan,
+    group_name,
+    group_of,
+    not_exactly_once,
+    queue_of,
+    read_journal,
+)
+from batchq.lab.replay.report import Ending, Replayed, report_of
+from batchq.lab.traces import TraceJob
+from batchq.paths import Home
+
+#: Between two looks.
+_LOOK_S = 0.5
+_NODES_READY_WITHIN_S = 30.0
+_POLL_S = 0.05
+#: Nothing has started and nothing has ended for so long, beyond the longest job: it never will.
+_STUCK_AFTER_S = 120.0
+_CANCELLED_WITHIN_S = 10.0
+_DELETED_AT_ONCE = 100
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """How far a replay is, in jobs; `next_in_s` is when the next is due, None after the last."""
+
+    jobs: int
+    submitted: int
+    waiting: int
+    running: int
+    finished: int
+    next_in_s: float | None
+
+
+Tell = Callable[[Standing], None]
+
+
+class LiveReplay:
+    """One replay on the stack that `client` talks to; `run` once, `clear` always."""
+
+    def __init__(self, client: Client, plan: Plan, *, own_queue: bool, tell: Tell) -> None:
+        self._client = client
+        self._plan = plan
+        self._own_queue = own_queue
+        self._tell = tell
+        self._submitted: list[TraceJob] = []
+        self._found = 0
+        self._cancelled = 0
+
+    @property
+    def submitted(self) -> int:
+        """How many jobs have been submitted.
+
+        An interruption may come after the server took one and before its answer: then what is
+        there counts.
+        """
+        return max(len(self._submitted), self._found)
+
+    @property
+    def cancelled(self) -> int:
+        """How many groups were cancelled because the replay did not come to its end."""
+        return self._cancelled
+
+    def run(self, home: Home, url: str) -> Ending:
+        """Play the log to its end; if it does not come to that, the rest is cancelled.
+
+        Raises BatchqError if an agent dies, WaitTimedOut if nothing moves any more, and what the
+        client raises.
+        """
+        with temporary_agents(home, url, self._agents()) as agents:
+            try:
+                self._await_nodes(agents)
+                if self._own_queue:
+                    self._client.apply([queue_of(self._plan)])
+                began_at, started = self._client.now_ms(), time.monotonic()
+                self._play(agents, started)
+                return self._ending(began_at, time.monotonic() - started)
+            except BaseException:  # Ctrl-C too: while the agents are there, pods can be stopped
+                self._cancel_rest()
+                raise
+
+    def clear(self) -> str:
+        """Delete everything that the replay has made; in a sentence what could not be."""
+        try:
+            self._delete_everything()
+        except Conflict as still_held:
+            return f"{still_held.message}. What is left is in namespace {self._plan.name}"
+        return ""
+
+    # --- before and after -------------------------------------------------------------------
+
+    def _agents(self) -> dict[str, list[str]]:
+        size = self._plan.trace.processors
+        options = [
+            *("--resources", f"cpu={size}", "--slots", str(size), "--drain-timeout", "0s"),
+            *("--label", f"{LABEL}={self._plan.name}"),
+            *("--taint", f"{LABEL}={self._plan.name}:NoSchedule"),
+        ]
+        return dict.fromkeys(self._plan.node_names(), options)
+
+    def _await_nodes(self, agents: Sequence[Record]) -> None:
+        deadline = time.monotonic() + _NODES_READY_WITHIN_S
+        while not all(self._is_ready(name) for name in self._plan.node_names()):
+            refuse_dead(agents)
+            if time.monotonic() >= deadline:
+                raise WaitTimedOut(
+                    f"the nodes of {self._plan.name} are not ready after"
+                    f" {_NODES_READY_WITHIN_S:.0f} s",
+                    hint=f"the logs are {', '.join(agent.log for agent in agents)}",
+                )
+            time.sleep(_POLL_S)
+
+    def _is_ready(self, name: str) -> bool:
+        try:
+            node = self._client.get("Node", name)
+        except NotFound:
+            return False
+        return isinstance(node, Node) and node.status.ready
+
+    def _cancel_rest(self) -> None:
+        """Cancel what has not ended, and give its processes the time to."""
+        groups = self._groups()
+        self._found = len(groups)
+        for group in groups:
+            if group.status.phase not in TERMINAL:
+                # It may have ended meanwhile.
+                with suppress(Conflict):
+                    self._client.cancel(key_of(group))
+                    self._cancelled += 1
+        deadline = time.monotonic() + _CANCELLED_WITHIN_S
+        while any(pod.status.phase in ON_NODE for pod in self._pods()):
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _delete_everything(self) -> None:
+        keys = [key_of(group) for group in self._groups()]
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            some = keys[start : start + _DELETED_AT_ONCE]
+            self._client.delete_all([("PodGroup", key) for key in some])
+        places = [("Node", name) for name in self._plan.node_names()]
+        if self._own_queue:
+            places.append(("Queue", self._plan.queue))
+        for kind, name in places:
+            # An interrupted replay may not have come to make it.
+            with suppress(NotFound):
+                self._client.delete(kind, name)
+
+    # --- the play ---------------------------------------------------------------------------
+
+    def _play(self, agents: Sequence[Record], started: float) -> None:
+        plan = self._plan
+        # At one instant in the order of the log, as the simulator has it.
+        waiting = sorted(plan.trace.jobs, key=lambda job: job.submit_s)
+        longest_s = max(job.run_s for job in waiting) / plan.speed
+        moved_at, before, look_at = started, Counter[str](), started
+        while True:
+            now = time.monotonic()
+            while waiting and plan.due_s(waiting[0]) <= now - started:
+                job = waiting.pop(0)
+                self._client.submit(group_of(plan, job))
+                self._submitted.append(job)
+            if now >= look_at:
+                look_at = now + _LOOK_S
+                phases = Counter(str(group.status.phase) for group in self._groups())
+                if phases != before or waiting:
+                    moved_at, before = now, phases
+                self._tell(self._standing(phases, waiting, now - started))
+                if not waiting and sum(phases[phase] for phase in TERMINAL) == len(self._submitted):
+                    return
+                refuse_dead(agents)
+                if now - moved_at > longest_s + _STUCK_AFTER_S:
+                    raise self._stuck(phases)
+            due = started + plan.due_s(waiting[0]) if waiting else look_at
+            time.sleep(max(0.0, min(due, look_at) - time.monotonic()))
+
+    def _standing(
+        self, phases: Counter[str], waiting: Sequence[TraceJob], passed_s: float
+    ) -> Standing:
+        finished = sum(phases[phase] for phase in TERMINAL)
+        pending = phases[PodGroupPhase.PENDING] + phases[PodGroupPhase.IN_QUEUE]
+        return Standing(
+            jobs=len(self._plan.trace.jobs),
+            submitted=len(self._submitted),
+            waiting=pending,
+            running=max(0, len(self._submitted) - pending - finished),
+            finished=finished,
+            next_in_s=max(0.0, self._plan.due_s(waiting[0]) - passed_s) if waiting else None,
+        )
+
+    def _stuck(self, phases: Counter[str]) -> WaitTimedOut:
+        shown = ", ".join(f"{count} {phase}" for phase, count in sorted(phases.items()))
+        return WaitTimedOut(
+            f"Nothing has moved for {_STUCK_AFTER_S:.0f} s ({shown})",
+            hint=f"`batchq jobs -n {self._plan.name}` says what the groups wait for",
+        )
+
+    # --- what came of it --------------------------------------------------------------------
+
+    def _ending(self, began_at: int, real_s: float) -> Ending:
+        groups = {group.metadata.name: group for group in self._groups()}
+        pods: dict[str, list[Pod]] = {}
+        for pod in self._pods():
+            pods.setdefault(pod.spec.pod_group, []).append(pod)
+        outcomes = []
+        for job in self._submitted:
+            name = group_name(job)
+            outcomes.append(_outcome(job, groups.get(name), pods.get(name, [])))
+        numbers = [job.number for job in self._submitted]
+        judged = not_exactly_once(read_journal(self._plan.journal), numbers)
+        report = report_of(self._plan, outcomes, judged, real_s=real_s)
+        return Ending(report=report, outcomes=tuple(outcomes), began_at=began_at)
+
+    def _groups(self) -> list[PodGroup]:
+        found = self._client.list("PodGroup", namespace=self._plan.name)
+        return [group for group in found if isinstance(group, PodGroup)]
+
+    def _pods(self) -> list[Pod]:
+        found = self._client.list("Pod", namespace=self._plan.name)
+        return [pod for pod in found if isinstance(pod, Pod)]
+
+
+def _outcome(job: TraceJob, group: PodGroup | None, pods: Sequence[Pod]) -> Replayed:
+    if group is None:
+        return Replayed(job=job, phase="gone", submitted_at=0)
+    last = max(pods, key=lambda pod: pod.status.admission, default=None)
+    return Replayed(
+        job=job,
+        phase=str(group.status.phase),
+        submitted_at=group.metadata.creation_timestamp or 0,
+        bound_at=last.status.bound_at if last else None,
+        running_at=group.status.started_at,
+        ended_at=group.status.finished_at,
+        started_at=last.status.started_at if last else None,
+        finished_at=last.status.finished_at if last else None,
+        node=last.status.node or last.status.last_node if last else "",
+        admissions=group.status.admission,
+        attempts=sum(count_of(pod.status.attempt) for pod in pods),
+    )

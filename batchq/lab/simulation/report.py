@@ -1,0 +1,356 @@
+"""What a described world came to: every cycle that ran, and how groups and queues stand.
+
+`Outcome` has exactly the keys of the JSON that `batchq simulate -o json` prints, all of them
+always. Amounts are canonical quantities (`1500m`, plain bytes), times whole seconds from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from batchq.api import intents
+from batchq.api.lifecycle import ADMITTED, PodGroupPhase
+from batchq.api.reasons import UNSEEN, Verdict, Waiting, ranked
+from batchq.api.resources import (
+    PODS,
+    UNLIMITED_PODS,
+    Amounts,
+    describe_quantity,
+    format_quantity,
+    minus,
+    parse_quantity,
+    total,
+)
+from batchq.core.pending.queue import blockers
+from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.ports import Clock, Store
+from batchq.scheduler.cycle import CycleReport
+from batchq.scheduler.scheduler import Scheduler
+
+#: Phases in which a group may lack something, and say so.
+_WAITING = frozenset({PodGroupPhase.PENDING, *ADMITTED})
+
+
+class Requeued(Struct, frozen=True):
+    """A group that left for Pending."""
+
+    group: str
+    reason: str
+
+
+class Evicted(Struct, frozen=True):
+    """A pod that was told to stop, or written off; `by` is the claimant, if there is one."""
+
+    pod: str
+    by: str | None
+    action: str | None
+    reason: str
+
+
+class CycleStory(Struct, frozen=True, kw_only=True):
+    """What one session decided, each list in the order decided."""
+
+    time: int
+    reserved: list[str]
+    admitted: list[str]
+    requeued: list[Requeued]
+    created: list[str]
+    bound: dict[str, str]
+    evicted: list[Evicted]
+    pledged: dict[str, list[str]]
+    finished: list[str]
+
+
+class Reason(Struct, frozen=True):
+    reason: str
+    message: str
+
+
+class GroupOutcome(Struct, frozen=True, kw_only=True):
+    """How a group stands: `shown` is its phase as lists show it, `position` its place in line."""
+
+    phase: str
+    shown: str
+    position: int | None
+    reasons: list[Reason]
+    checks: dict[str, str]
+
+
+class QueueOutcome(Struct, frozen=True, kw_only=True):
+    """How a queue stands: `allocated` is live, `reserved` promise, deserved null unlimited."""
+
+    deserved: dict[str, str | None]
+    allocated: dict[str, str]
+    reserved: dict[str, str]
+    share: float | str
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    cycles: list[CycleStory]
+    podgroups: dict[str, GroupOutcome]
+    queues: dict[str, QueueOutcome]
+
+
+# --- cycles -----------------------------------------------------------------------------------
+
+
+def story_of(report: CycleReport, time_s: int) -> CycleStory:
+    """One cycle's decisions as the report tells them: those that the store has taken."""
+    refused = {
+        write.key
+        for refusal in report.commit.refused
+        for write in refusal.transaction.writes
+        if write.kind == "PodGroup"
+    }
+    story = CycleStory(
+        time=time_s,
+        reserved=[],
+        admitted=[],
+        requeued=[],
+        created=[],
+        bound={},
+        evicted=[],
+        pledged={},
+        finished=[],
+    )
+    for intent in report.intents:
+        if isinstance(intent, intents.SetNodeReady) or intent.group not in refused:
+            _tell(story, report.session, intent)
+    return story
+
+
+def _tell(story: CycleStory, session: Session, intent: intents.Intent) -> None:
+    match intent:
+        case intents.AdmitGroup(group=group):
+            # Without checks both happen at once; a claimant has reserved before.
+            if session.by_key[group].record.status.reserved_at is None:
+                story.reserved.append(group)
+            story.admitted.append(group)
+        case intents.ReserveQuota(group=group):
+            story.reserved.append(group)
+        case intents.Pledge(group=group, victims=victims):
+            story.pledged[group] = list(victims)
+        case intents.RollBack(group=group, reason=reason):
+            story.requeued.append(Requeued(group, reason))
+        case intents.CreatePods(pods=pods):
+            story.created.extend(pods)
+        case intents.Bind(pod=pod, node=node):
+            story.bound[pod] = node
+        case intents.Evict(pod=pod, by=by, action=action, reason=reason):
+            story.evicted.append(Evicted(pod, by or None, action or None, reason))
+        case intents.LosePod(pod=pod, uid=uid, group=group):
+            lost = session.by_key[group].pods.get(uid)
+            reason = lost.status.reason if lost is not None else "NodeLost"
+            story.evicted.append(Evicted(pod, None, None, reason or "NodeLost"))
+        case intents.FinishGroup(group=group):
+            story.finished.append(group)
+        case _:
+            pass
+
+
+# --- how it ends --------------------------------------------------------------------------------
+
+
+def outcome_of(
+    scheduler: Scheduler,
+    store: Store,
+    clock: Clock,
+    stories: Sequence[CycleStory],
+    last: CycleReport | None,
+) -> Outcome:
+    """The state of the store, judged by a session that is opened and decides nothing."""
+    session = scheduler.open(store.snapshot(), clock.now_ms())
+    positions = _positions(session)
+    refusals = {} if last is None else _found_out(scheduler, last.session)
+    groups = sorted(session.groups.values(), key=lambda group: group.key)
+    return Outcome(
+        cycles=list(stories),
+        podgroups={
+            group.key: _group_outcome(session, group, refusals.get(group.uid), positions)
+            for group in groups
+        },
+        queues=_queue_outcomes(session),
+    )
+
+
+def _found_out(scheduler: Scheduler, session: Session) -> Mapping[str, tuple[Verdict, ...]]:
+    """What a session found out about groups. It knows no present numbers of those that slept: it
+    is held once more for these, with everybody awake.
+    """
+    if not session.anybody_sleeps():
+        return session.refusals
+    return scheduler.wide_awake().decide(session.snapshot, session.now_ms).refusals
+
+
+def _positions(session: Session) -> dict[str, int]:
+    """The place of every Pending group among the Pending groups of its queue, from 1."""
+    lines: dict[str, list[GroupState]] = {}
+    for group in session.groups.values():
+        if group.phase == PodGroupPhase.PENDING:
+            lines.setdefault(group.queue, []).append(group)
+    return {
+        group.uid: place
+        for line in lines.values()
+        for place, group in enumerate(sorted(line, key=session.group_key), start=1)
+    }
+
+
+def _group_outcome(
+    session: Session,
+    group: GroupState,
+    seen: tuple[Verdict, ...] | None,
+    positions: dict[str, int],
+) -> GroupOutcome:
+    verdicts = _blockers(session, group, seen)
+    gated = any(verdict.reason == Waiting.SCHEDULING_GATED for verdict in verdicts)
+    waits_for = [Reason(str(verdict.reason), verdict.message()) for verdict in verdicts]
+    return GroupOutcome(
+        phase=str(group.phase),
+        shown=str(Waiting.SCHEDULING_GATED) if gated else str(group.phase),
+        position=positions.get(group.uid),
+        reasons=waits_for + _why_it_ended(group),
+        checks={check.name: check.status for check in group.status.checks},
+    )
+
+
+def _blockers(
+    session: Session, group: GroupState, seen: tuple[Verdict, ...] | None
+) -> tuple[Verdict, ...]:
+    """What the last session found, or, if it did not look, what keeps the group out now."""
+    if group.phase not in _WAITING:
+        return ()
+    if seen is not None or group.phase != PodGroupPhase.PENDING:
+        return seen or ()
+    found = blockers(session, group) or refused_by_nodes(session, group)
+    return ranked(list(found)) or (UNSEEN,)
+
+
+def _why_it_ended(group: GroupState) -> list[Reason]:
+    """The finish reason of a group that came to a bad end; success needs no reason."""
+    if group.phase not in (PodGroupPhase.FAILED, PodGroupPhase.CANCELLED):
+        return []
+    return [
+        Reason(str(condition.reason), condition.message)
+        for condition in group.status.conditions
+        if condition.type == "Finished" and condition.reason
+    ]
+
+
+def _queue_outcomes(session: Session) -> dict[str, QueueOutcome]:
+    """Every queue with what the groups in it and below it hold; the root has all there are."""
+    live: dict[str, list[Amounts]] = {name: [] for name in session.queues}
+    promise: dict[str, list[Amounts]] = {name: [] for name in session.queues}
+    for group in session.groups.values():
+        held, charge = group.held, group.charge()
+        for name in group.chain if charge else ():
+            if name in session.queues:
+                live[name].append(held)
+                promise[name].append(minus(charge, held))
+    return {
+        name: _queue_outcome(session, name, live=total(live[name]), promise=total(promise[name]))
+        for name in session.queues
+    }
+
+
+def _queue_outcome(session: Session, name: str, *, live: Amounts, promise: Amounts) -> QueueOutcome:
+    dimensions = resources_named(session)
+    deserved = deserved_of_queues(session).get(name, {})
+    return QueueOutcome(
+        deserved={dim: _limit(dim, deserved.get(dim, 0)) for dim in dimensions},
+        allocated=_amounts(live, dimensions),
+        reserved=_amounts(promise, dimensions),
+        share=share_of_queue(session, name).rounded(),
+    )
+
+
+def _limit(resource: str, units: int) -> str | None:
+    """Only the pods of nodes can be without a limit."""
+    unlimited = resource == PODS and units >= UNLIMITED_PODS
+    return None if unlimited else format_quantity(resource, units)
+
+
+def _amounts(amounts: Amounts, dimensions: list[str]) -> dict[str, str]:
+    """What is held, and a zero in every other dimension that the world knows of."""
+    names = sorted({*dimensions, *(name for name, units in amounts.items() if units)})
+    return {name: format_quantity(name, amounts.get(name, 0)) for name in names}
+
+
+def as_json(outcome: Outcome) -> str:
+    """The outcome as `-o json` prints it; keys in the order of the structs."""
+    return msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
+
+
+def as_table(outcome: Outcome) -> str:
+    """What happened, instant by instant; then the groups, then the queues."""
+    happened = [(f"{cycle.time}s", *line) for cycle in outcome.cycles for line in _decisions(cycle)]
+    groups = [_group_row(key, group) for key, group in outcome.podgroups.items()]
+    queues = [_queue_row(name, queue) for name, queue in outcome.queues.items()]
+    sessions = "session" if len(outcome.cycles) == 1 else "sessions"
+    last = f", the last at {outcome.cycles[-1].time}s" if outcome.cycles else ""
+    return "\n\n".join(
+        (
+            _rows(("TIME", "WHAT", "WHO"), happened),
+            _rows(("PODGROUP", "PHASE", "POSITION", "REASON"), groups),
+            _rows(("QUEUE", "SHARE", "ALLOCATED", "RESERVED", "DESERVED"), queues),
+            f"{len(outcome.cycles)} {sessions}{last}",
+        )
+    )
+
+
+def _decisions(cycle: CycleStory) -> Iterator[tuple[str, str]]:
+    for item in cycle.requeued:
+        yield "back to Pending", f"{item.group} ({item.reason})"
+    for group in cycle.admitted:
+        yield "InQueue", group
+    for pod, node in cycle.bound.items():
+        yield "bound", f"{pod} to {node}"
+    for evicted in cycle.evicted:
+        by = f", for {evicted.by}" if evicted.by else ""
+        yield "evicted", f"{evicted.pod} ({evicted.reason}{by})"
+    for group in cycle.finished:
+        yield "finished", group
+
+
+def _group_row(key: str, group: GroupOutcome) -> tuple[str, ...]:
+    position = "-" if group.position is None else str(group.position)
+    reasons = "; ".join(
+        f"{reason.reason}: {reason.message}" if reason.message else reason.reason
+        for reason in group.reasons
+    )
+    return (key, group.shown, position, reasons or "-")
+
+
+def _queue_row(name: str, queue: QueueOutcome) -> tuple[str, ...]:
+    allocated, reserved = _amounts_as_text(queue.allocated), _amounts_as_text(queue.reserved)
+    share = queue.share if isinstance(queue.share, str) else f"{queue.share:g}"
+    # Of a queue that holds nothing the number says nothing.
+    shown = "-" if (allocated, reserved) == ("-", "-") else share
+    return (name, shown, allocated, reserved, _deserved(queue))
+
+
+def _deserved(queue: QueueOutcome) -> str:
+    limited = {name: text for name, text in queue.deserved.items() if text is not None}
+    unlimited = [f"{name} unlimited" for name, text in queue.deserved.items() if text is None]
+    parts = [_amounts_as_text(limited)] if limited else []
+    return ", ".join(parts + unlimited) or "-"
+
+
+def _amounts_as_text(amounts: dict[str, str]) -> str:
+    held = {name: parse_quantity(name, text) for name, text in amounts.items()}
+    parts = [f"{name} {describe_quantity(name, units)}" for name, units in held.items() if units]
+    return ", ".join(parts) or "-"
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the last one as it comes."""
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    )

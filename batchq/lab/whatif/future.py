@@ -1,0 +1,306 @@
+"""How long work is taken to last in a future that nobody knows.
+
+What its author has said counts first (the annotation `batchq/runtime`), then its walltime, then
+what the operator assumes of work that has none. Without any of these it never ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from statistics import median
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.objects import Pod
+from batchq.api.resources import Amounts, total
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.lab.simulation.clock import runtime_of
+from batchq.scheduler.timers import walltime_over_at
+
+#: All of its walltime.
+WHOLE = 1000
+
+
+class Lasting(Struct, frozen=True, kw_only=True):
+    """The assumptions of one look ahead.
+
+    `thousandths`: so much of its walltime work takes; of work that runs already, so much of what
+    is left of it. `assumed_ms`: how long work without a walltime takes, None for ever.
+    """
+
+    thousandths: int = WHOLE
+    assumed_ms: int | None = None
+
+    def ends_at(
+        self,
+        *,
+        started_at: int,
+        seen_at: int,
+        stated_ms: int | None,
+        walltime_over_at: int | None,
+    ) -> int | None:
+        """When work that started at `started_at` ends by itself, in milliseconds; None for never.
+
+        `seen_at` is when the look ahead began, at which it ran if it had started before:
+        it ends no earlier. `stated_ms` is what its author said.
+        """
+        if stated_ms is not None:
+            return max(started_at + stated_ms, seen_at)
+        if walltime_over_at is not None:
+            # Nobody knows what it would have taken of what is past.
+            known_at = max(started_at, seen_at)
+            left = max(0, walltime_over_at - known_at)
+            return known_at + left * self.thousandths // WHOLE
+        if self.assumed_ms is None:
+            return None
+        over_at = started_at + self.assumed_ms
+        # Who has outlived the assumption is taken to last as long again.
+        return over_at if over_at > seen_at else seen_at + self.assumed_ms
+
+    def length_ms(self, *, stated_ms: int | None, walltime_ms: int | None) -> int | None:
+        """How long work takes that has not started yet; None for ever."""
+        if stated_ms is not None or walltime_ms is None:
+            return self.assumed_ms if stated_ms is None else stated_ms
+        return walltime_ms * self.thousandths // WHOLE
+
+
+def pod_ends_at(lasting: Lasting, group: GroupState, pod: Pod, *, seen_at: int) -> int | None:
+    """When a pod on a node ends by itself, in milliseconds; None for never."""
+    started_at, walltime = pod.status.started_at, group.record.spec.walltime
+    if started_at is None:
+        return None
+    own_at = None if walltime is None else started_at + walltime
+    # Pods of a gang end with it, however late they came.
+    runs = group.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
+    group_at = walltime_over_at(group) if runs else None
+    return lasting.ends_at(
+        started_at=started_at,
+        seen_at=seen_at,
+        stated_ms=stated_ms(pod.metadata.annotations),
+        walltime_over_at=min((at for at in (own_at, group_at) if at is not None), default=None),
+    )
+
+
+def stated_ms(annotations: Mapping[str, str]) -> int | None:
+    """What the annotation says, if it can be read: on a live server nobody has checked it."""
+    try:
+        return runtime_of(annotations)
+    except ValueError:
+        return None
+
+
+#: In these a group runs, or did until a moment ago.
+_RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
+
+
+class Stopped(StrEnum):
+    """Why a look ahead goes no further."""
+
+    #: Nothing can change any more.
+    SETTLED = "Settled"
+    #: So far it was asked to look.
+    UNTIL = "Until"
+    #: Nothing is going to end, and for a day nothing has started: what is left goes in circles.
+    IDLE = "Idle"
+    #: More was due, and it has looked far enough.
+    TOO_FAR = "TooFar"
+
+
+class Reason(Struct, frozen=True):
+    reason: str
+    message: str
+
+
+class Present(Struct, frozen=True, kw_only=True):
+    """A group as it stands when the look ahead begins. `started_at`: it runs, since then."""
+
+    key: str
+    queue: str
+    phase: PodGroupPhase
+    submitted_at: int
+    started_at: int | None
+    #: It has no end of its own: neither a walltime nor a stated runtime.
+    endless: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has yet to start."""
+        return self.phase not in _RUNS
+
+
+class Eviction(Struct, frozen=True, kw_only=True):
+    """A group gave: all of it (`whole`), or so many of its pods.
+
+    `by` is the claimant and `action` what took, both empty where nobody claimed. `lost` is what its
+    pods had worked, in resource-seconds.
+    """
+
+    at: int
+    key: str
+    queue: str
+    whole: bool
+    pods: int
+    by: str
+    action: str
+    reason: str
+    lost: Amounts
+
+
+class GroupFuture(Struct, frozen=True, kw_only=True):
+    """What becomes of one group. `phase` is the last one seen.
+
+    `starts`: every start that is ahead. `waits_for`: why it does not run in the end, most
+    fundamental first; `unanswered`: of that, admission checks, which nobody answers here.
+    """
+
+    key: str
+    phase: PodGroupPhase
+    starts: tuple[int, ...] = ()
+    ends_at: int | None = None
+    ending: str = ""
+    evictions: int = 0
+    waits_for: tuple[Reason, ...] = ()
+    unanswered: tuple[str, ...] = ()
+
+    @property
+    def starts_at(self) -> int | None:
+        """When it starts next."""
+        return self.starts[0] if self.starts else None
+
+
+class Future(Struct, frozen=True, kw_only=True):
+    """A look ahead, from `began_at` to `stopped_at`, under one configuration."""
+
+    began_at: int
+    stopped_at: int
+    stopped: Stopped
+    sessions: int
+    refused: int
+    groups: dict[str, GroupFuture]
+    evictions: tuple[Eviction, ...]
+
+
+def lost_by(evictions: Iterable[Eviction]) -> Amounts:
+    """What they have cost together, in resource-seconds."""
+    return total(eviction.lost for eviction in evictions)
+
+
+def present_groups(session: Session) -> tuple[Present, ...]:
+    """The groups that have not ended, by key."""
+    unfinished = [one for one in session.groups.values() if one.phase not in TERMINAL]
+    return tuple(_present(one) for one in sorted(unfinished, key=lambda group: group.key))
+
+
+def _present(group: GroupState) -> Present:
+    return Present(
+        key=group.key,
+        queue=group.queue,
+        phase=group.phase,
+        submitted_at=group.record.metadata.creation_timestamp or 0,
+        started_at=group.status.started_at if group.phase in _RUNS else None,
+        endless=group.record.spec.walltime is None and not _stated(group),
+    )
+
+
+def _stated(group: GroupState) -> bool:
+    return any(stated_ms(task.template.annotations) is not None for task in group.record.spec.tasks)
+
+
+#: The line over all queues.
+ALL = ""
+
+
+class Fate(Struct, frozen=True, kw_only=True):
+    """A group as it stands, and what becomes of it under each configuration, in their order.
+
+    `differs`: not the same under all of them.
+    """
+
+    present: Present
+    futures: tuple[GroupFuture, ...]
+    differs: bool
+
+
+class QueueFigures(Struct, frozen=True, kw_only=True):
+    """What a configuration does to the groups of a queue (`ALL`: of every queue).
+
+    `waiting`: groups that had yet to start; `started`: how many of them do. `median_wait_ms` is
+    theirs, from submission to start. `last_end_at` is the end of the last that ends; `unended`: how
+    many have started and are not seen to end. `lost`: in resource-seconds, by `evictions`.
+    """
+
+    queue: str
+    waiting: int
+    started: int
+    median_wait_ms: int | None
+    evictions: int
+    lost: Amounts
+    last_end_at: int | None
+    unended: int
+
+
+class WhatIf(Struct, frozen=True, kw_only=True):
+    """Everything that a comparison shows. `figures`: of each configuration, queue by queue, all of
+    them first.
+    """
+
+    at: int
+    names: tuple[str, ...]
+    futures: tuple[Future, ...]
+    fates: tuple[Fate, ...]
+    figures: tuple[tuple[QueueFigures, ...], ...]
+
+    @property
+    def endless(self) -> int:
+        """How many groups have no end of their own."""
+        return sum(fate.present.endless for fate in self.fates)
+
+
+def compared(session: Session, futures: Mapping[str, Future]) -> WhatIf:
+    """Futures, by the name of their configuration, of what a session was opened on."""
+    present = present_groups(session)
+    played = tuple(futures.values())
+    return WhatIf(
+        at=session.now_ms,
+        names=tuple(futures),
+        futures=played,
+        fates=tuple(_fate(one, [future.groups[one.key] for future in played]) for one in present),
+        figures=tuple(_figures(present, future) for future in played),
+    )
+
+
+def _fate(present: Present, futures: Sequence[GroupFuture]) -> Fate:
+    told = [(one.starts, one.ends_at, one.phase, one.evictions) for one in futures]
+    differs = any(one != told[0] for one in told)
+    return Fate(present=present, futures=tuple(futures), differs=differs)
+
+
+def _figures(present: Sequence[Present], future: Future) -> tuple[QueueFigures, ...]:
+    queues = sorted({one.queue for one in present})
+    return tuple(_of_queue(name, present, future) for name in (ALL, *queues))
+
+
+def _of_queue(name: str, present: Sequence[Present], future: Future) -> QueueFigures:
+    mine = [one for one in present if name in (ALL, one.queue)]
+    waiting = [one for one in mine if one.waits]
+    starts = [(one, future.groups[one.key].starts_at) for one in waiting]
+    waits = [at - one.submitted_at for one, at in starts if at is not None]
+    evictions = [one for one in future.evictions if name in (ALL, one.queue)]
+    fates = [(one, future.groups[one.key]) for one in mine]
+    ends = [fate.ends_at for _, fate in fates if fate.ends_at is not None]
+    return QueueFigures(
+        queue=name,
+        waiting=len(waiting),
+        started=len(waits),
+        median_wait_ms=round(median(waits)) if waits else None,
+        evictions=len(evictions),
+        lost=lost_by(evictions),
+        last_end_at=max(ends, default=None),
+        unended=sum(
+            fate.phase not in TERMINAL and (not one.waits or bool(fate.starts))
+            for one, fate in fates
+        ),
+    )

@@ -1,0 +1,589 @@
+"""The live state put into a store in memory, record for record, ledger included.
+
+Nothing is made up and nothing is left out, so that the first session decides what the live one
+would. One thing is added to the records: whoever gave signs of life until now goes on giving them.
+In virtual time nobody beats or renews anything, and without that all nodes would soon be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import TypeVar
+
+from msgspec import structs
+
+from batchq.api import intents
+from batchq.api.leases import ended, grace_of, is_claimable
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import AdmissionCheck, GroupClaim, Node, Object, Pod, PodGroup, full_name
+from batchq.api.reasons import Leaving
+from batchq.api.resources import Amounts, of_pod, plus, times
+from batchq.api.times import DAY
+from batchq.api.transaction import Event, Transaction, Write, fence_of
+from batchq.changes.records import put
+from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.state import GroupState
+from batchq.errors import InvariantBroken
+from batchq.lab.simulation import run
+from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
+from batchq.lab.simulation.initial_state import stated
+from batchq.lab.simulation.report import Outcome, outcome_of
+from batchq.lab.whatif.future import (
+    Eviction,
+    Future,
+    GroupFuture,
+    Lasting,
+    Present,
+    Reason,
+    Stopped,
+    pod_ends_at,
+    present_groups,
+    stated_ms,
+)
+from batchq.ports import Clock, IdSource
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.timers import next_due_at
+from batchq.store.memory import MemoryStore
+
+#: Of one kind as of any other.
+T = TypeVar("T", bound=Object)
+
+
+def transplanted(session: Session, requests: IdSource) -> MemoryStore:
+    """A store that holds what a session that has decided nothing yet was opened on."""
+    snapshot, store = session.snapshot, MemoryStore()
+    # One by one: of a quota's limits the quotas before it are a part.
+    for obj in (*snapshot.queues, *others_alive(session)):
+        _commit(store, requests, put(store, _unwritten(obj), expect=0, event=_EVENT))
+    for group in snapshot.groups:
+        pods = snapshot.pods.get(group.metadata.uid, ())
+        _commit(store, requests, stated(_unwritten(group), tuple(map(_unwritten, pods))))
+    for pod, until_ms in _leases_to_keep(session):
+        store.hold_lease(pod, until_ms)
+    store.stand(snapshot.standing)
+    return store
+
+
+_EVENT = Event(kind="World", key="live", reason="Seen", at=0)
+
+
+def others_alive(session: Session) -> Iterator[Object]:
+    """Quotas, classes, checks and nodes; whoever gave signs of life until now needs none more."""
+    snapshot: Snapshot = session.snapshot
+    yield from snapshot.quotas
+    yield from snapshot.priority_classes
+    for check in snapshot.admission_checks:
+        yield _renewing(check, session.now_ms)
+    for node in snapshot.nodes:
+        yield _beating(session, node)
+
+
+def _beating(session: Session, node: Node) -> Node:
+    """A node that beats goes on to; one that has fallen silent stays so."""
+    state = session.nodes[node.metadata.name]
+    if not (state.ready and state.heard):
+        return node
+    return structs.replace(node, status=structs.replace(node.status, heartbeat=None))
+
+
+def _renewing(check: AdmissionCheck, now_ms: int) -> AdmissionCheck:
+    """A check whose controller is there keeps it, though it answers nobody here."""
+    expires_at = check.status.expires_at
+    if expires_at is None or expires_at <= now_ms:
+        return check
+    return structs.replace(check, status=structs.replace(check.status, expires_at=None))
+
+
+def _leases_to_keep(session: Session) -> Iterator[tuple[str, int]]:
+    """Those that run out: on silent nodes, and where nobody has renewed them in time."""
+    silent = {name for name, node in session.nodes.items() if not (node.ready and node.heard)}
+    nodes = {
+        pod.metadata.uid: pod.status.node for pods in session.snapshot.pods.values() for pod in pods
+    }
+    for pod, until_ms in sorted(session.snapshot.leases.items()):
+        node = nodes.get(pod)
+        if node is not None and (node in silent or until_ms <= session.now_ms):
+            yield pod, until_ms
+
+
+def _unwritten(obj: T) -> T:
+    """A revision is the store's to give."""
+    return structs.replace(obj, metadata=structs.replace(obj.metadata, revision=0))
+
+
+def _commit(store: MemoryStore, requests: IdSource, transaction: Transaction) -> None:
+    commit = store.commit([transaction], request_id=requests.new_uid())
+    if commit.refused:
+        raise InvariantBroken(f"{transaction.subject} as it is cannot be: {commit.refused[0]}")
+
+
+#: Who claims external groups here.
+CONSUMER = "a consumer"
+
+
+class Work:
+    """All nodes and all consumers; owns what is ahead of what runs."""
+
+    def __init__(
+        self, store: MemoryStore, clock: Clock, requests: IdSource, lasting: Lasting
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._requests = requests
+        self._lasting = lasting
+        self._seen_at = clock.now_ms()
+        #: (instant, kind, uid of a pod or key of a group, its attempt or admission).
+        self._ahead: list[tuple[int, str, str, int]] = []
+
+    # --- after sessions --------------------------------------------------------------------
+
+    def take_up(self, session: Session) -> None:
+        """Go on with everything that runs; called once, after the first session."""
+        for group in session.groups.values():
+            if group.is_external:
+                self._claim(group)
+            for uid in group.pods:
+                self._take_up_pod(group, uid)
+        self._store.delivered(self._store.outbox())
+
+    def follow(self, session: Session, said: Iterable[intents.Intent]) -> None:
+        """Do what a session has said is to be done."""
+        for intent in said:
+            match intent:
+                case intents.Bind(group=key, uid=uid) | intents.Evict(group=key, uid=uid):
+                    self._take_up_pod(session.by_key[key], uid)
+                case intents.AdmitGroup(group=key) if session.by_key[key].is_external:
+                    self._claim(session.by_key[key])
+                case _:
+                    pass
+        self._store.delivered(self._store.outbox())
+
+    # --- by itself -------------------------------------------------------------------------
+
+    def next_end_at(self) -> int | None:
+        """When the next of what runs may end."""
+        return self._ahead[0][0] if self._ahead else None
+
+    def end_due(self) -> None:
+        """Let end what is over by now."""
+        while self._ahead and self._ahead[0][0] <= self._clock.now_ms():
+            _, kind, name, number = heappop(self._ahead)
+            if kind == "Pod":
+                self._end_pod(name, number)
+            else:
+                self._end_claim(name, number)
+
+    # --- pods ------------------------------------------------------------------------------
+
+    def _take_up_pod(self, group: GroupState, uid: str) -> None:
+        """Start it if it is bound, and note when it will end."""
+        pod = self._pod(uid)
+        if pod is None or pod.status.phase not in ON_NODE:
+            return
+        if pod.status.phase == PodPhase.BOUND and not pod.status.terminating:
+            self._write(run.start(pod, now_ms=self._clock.now_ms()))
+            pod = self._pod(uid)
+            assert pod is not None
+        at = run.grace_over_at(pod) if pod.status.terminating else self._done_at(group, pod)
+        if at is not None:
+            heappush(self._ahead, (at, "Pod", uid, pod.status.attempt))
+
+    def _done_at(self, group: GroupState, pod: Pod) -> int | None:
+        at = pod_ends_at(self._lasting, group, pod, seen_at=self._seen_at)
+        return None if at is None else whole_second(at)
+
+    def _end_pod(self, uid: str, attempt: int) -> None:
+        pod, now_ms = self._pod(uid), self._clock.now_ms()
+        if pod is None or pod.status.attempt != attempt or pod.status.phase not in ON_NODE:
+            return
+        if pod.status.terminating:
+            over_at = run.grace_over_at(pod)
+            if over_at is not None and over_at <= now_ms:
+                self._write(run.stop(pod, now_ms=now_ms))
+            return
+        node = self._store.get("Node", pod.status.node)
+        # Nobody would hear of the end; its node is taken to be lost.
+        if not isinstance(node, Node) or node.status.ready:
+            self._write(run.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
+
+    def _pod(self, uid: str) -> Pod | None:
+        found = self._store.get("Pod", uid)
+        return found if isinstance(found, Pod) else None
+
+    # --- external groups -------------------------------------------------------------------
+
+    def _claim(self, state: GroupState) -> None:
+        """Somebody claims it, or goes on with it, and renews the claim as long as it may."""
+        group, now_ms = self._group(state.key), self._clock.now_ms()
+        if group is None:
+            return
+        claim = group.status.claim
+        if is_claimable(group):
+            claim = GroupClaim(
+                holder=CONSUMER,
+                claimed_at=now_ms,
+                grace=grace_of(group.spec),
+                holding=group.status.reservation,
+            )
+        elif not claim.is_open or claim.stop_reason or _lapsed(claim, now_ms):
+            return
+        goes_on = structs.replace(claim, phase="Running", expires_at=None)
+        self._put(group, goes_on, "Running")
+        over_at = self._claim_over_at(state, goes_on)
+        if over_at is not None:
+            heappush(self._ahead, (over_at, "PodGroup", state.key, group.status.admission))
+
+    def _claim_over_at(self, state: GroupState, claim: GroupClaim) -> int | None:
+        started_at = state.status.started_at
+        if started_at is None or state.phase == PodGroupPhase.IN_QUEUE:
+            # Here a claim runs at once, and the next session sees it.
+            started_at = self._clock.now_ms()
+        walltime = state.record.spec.walltime
+        stated = (stated_ms(task.template.annotations) for task in state.record.spec.tasks)
+        at = self._lasting.ends_at(
+            started_at=started_at,
+            seen_at=self._seen_at,
+            stated_ms=max((ms for ms in stated if ms is not None), default=None),
+            walltime_over_at=None if walltime is None else started_at + walltime,
+        )
+        return None if at is None else whole_second(at)
+
+    def _end_claim(self, key: str, admission: int) -> None:
+        group = self._group(key)
+        if group is None or group.status.admission != admission:
+            return
+        claim = group.status.claim
+        if claim.is_open and not claim.stop_reason:
+            self._put(group, ended(claim, "Succeeded"), "Succeeded")
+
+    def _put(self, group: PodGroup, claim: GroupClaim, reason: str) -> None:
+        key = full_name(group)
+        event = Event(kind="PodGroup", key=key, reason=reason, at=self._clock.now_ms())
+        change = Write(
+            kind="PodGroup",
+            key=key,
+            expect=group.metadata.revision,
+            value=structs.replace(group, status=structs.replace(group.status, claim=claim)),
+            fence=fence_of(group),
+        )
+        self._write(Transaction(subject=f"PodGroup {key}", writes=(change,), events=(event,)))
+
+    def _group(self, key: str) -> PodGroup | None:
+        found = self._store.get("PodGroup", key)
+        return found if isinstance(found, PodGroup) else None
+
+    # ----------------------------------------------------------------------------------------
+
+    def _write(self, transaction: Transaction) -> None:
+        write(self._store, self._requests, transaction)
+
+
+def _lapsed(claim: GroupClaim, now_ms: int) -> bool:
+    return claim.expires_at is not None and claim.expires_at <= now_ms
+
+
+#: Who leaves for one of these is evicted; who has ended and is cleared away is not.
+_LEAVING = frozenset(str(reason) for reason in Leaving)
+_ACTIONS = {str(Leaving.PREEMPTED): "preempt", str(Leaving.RECLAIMED): "reclaim"}
+
+
+class Chronicle:
+    """Owns what is known so far of the groups that had not ended at the beginning."""
+
+    def __init__(self, present: Sequence[Present]) -> None:
+        self.groups = {one.key: GroupFuture(key=one.key, phase=one.phase) for one in present}
+        self.evictions: list[Eviction] = []
+        self.ended = 0
+
+    def note(self, report: CycleReport) -> bool:
+        """Write down what a session decided; whether anything started or ended."""
+        session = report.session
+        changed = False
+        stopped: dict[str, list[intents.Evict | intents.LosePod]] = {}
+        left: dict[str, intents.RollBack] = {}
+        for intent in report.intents:
+            match intent:
+                case intents.MoveGroup(group=key, phase=phase):
+                    changed |= self._moved(session, key, PodGroupPhase(phase))
+                case intents.AdmitGroup(group=key):
+                    self._set(key, phase=PodGroupPhase.IN_QUEUE)
+                case intents.FinishGroup(group=key, phase=phase, reason=reason):
+                    self._ended(key, PodGroupPhase(phase), reason, session.now_ms)
+                    changed = True
+                case intents.Evict(group=key, reason=reason) if reason in _LEAVING:
+                    stopped.setdefault(key, []).append(intent)
+                case intents.LosePod(group=key):
+                    stopped.setdefault(key, []).append(intent)
+                case intents.RollBack(group=key):
+                    left[key] = intent
+                    self._set(key, phase=PodGroupPhase.PENDING)
+                case _:
+                    pass
+        for key in dict.fromkeys((*stopped, *left)):
+            self._evicted(session.by_key[key], session, stopped.get(key, []), left.get(key))
+        return changed
+
+    def close(self, outcome: Outcome) -> None:
+        """Write down for what those wait that do not run in the end."""
+        for key, group in outcome.podgroups.items():
+            known = self.groups.get(key)
+            runs = known is not None and known.phase == PodGroupPhase.RUNNING
+            if known is None or runs or known.phase in TERMINAL:
+                continue
+            open_checks = [name for name, status in group.checks.items() if status != "True"]
+            self._set(
+                key,
+                phase=PodGroupPhase(group.phase),
+                waits_for=tuple(Reason(one.reason, one.message) for one in group.reasons),
+                unanswered=tuple(sorted(open_checks)),
+            )
+
+    # ----------------------------------------------------------------------------------------
+
+    def _moved(self, session: Session, key: str, phase: PodGroupPhase) -> bool:
+        """Whether it has started: one that has recovered runs on."""
+        recovers = session.by_key[key].record.status.phase == PodGroupPhase.UNKNOWN
+        starts = phase == PodGroupPhase.RUNNING and not recovers
+        self._set(key, phase=phase)
+        if starts and key in self.groups:
+            self._set(key, starts=(*self.groups[key].starts, session.now_ms))
+        return starts
+
+    def _ended(self, key: str, phase: PodGroupPhase, reason: str, now_ms: int) -> None:
+        self.ended += 1
+        self._set(key, phase=phase, ends_at=now_ms, ending=str(reason))
+
+    def _evicted(
+        self,
+        group: GroupState,
+        session: Session,
+        stopped: Sequence[intents.Evict | intents.LosePod],
+        left: intents.RollBack | None,
+    ) -> None:
+        if not stopped and not (left is not None and group.is_external):
+            return
+        reason = left.reason if left is not None else _reason_of(group, stopped[0])
+        pods = [group.pods[one.uid] for one in stopped if one.uid in group.pods]
+        self.evictions.append(
+            Eviction(
+                at=session.now_ms,
+                key=group.key,
+                queue=group.queue,
+                whole=left is not None,
+                pods=len(stopped),
+                by=_taken_by(group),
+                action=_ACTIONS.get(str(reason), ""),
+                reason=str(reason),
+                lost=_claimed_work(group, session)
+                if group.is_external
+                else _work_of(pods, session),
+            )
+        )
+        if group.key in self.groups:
+            self._set(group.key, evictions=self.groups[group.key].evictions + 1)
+
+    def _set(self, key: str, **changes: object) -> None:
+        if key in self.groups:
+            self.groups[key] = structs.replace(self.groups[key], **changes)
+
+
+def _reason_of(group: GroupState, one: intents.Evict | intents.LosePod) -> str:
+    if isinstance(one, intents.Evict):
+        return one.reason
+    pod = group.pods.get(one.uid)
+    return (pod.status.reason if pod is not None else "") or str(Leaving.NODE_LOST)
+
+
+def _taken_by(group: GroupState) -> str:
+    """For whom it was evicted, if that was in this session."""
+    now, before = group.status.evictions, group.record.status.evictions
+    return now.last_by if now != before else ""
+
+
+def _work_of(pods: Sequence[Pod], session: Session) -> Amounts:
+    """What pods have worked until now, in resource-seconds."""
+    lost: Amounts = {}
+    for pod in pods:
+        if pod.status.started_at is not None:
+            seconds = max(0, session.now_ms - pod.status.started_at) // 1000
+            lost = plus(lost, times(of_pod(pod.spec.requests), seconds))
+    return {name: units for name, units in lost.items() if units}
+
+
+def _claimed_work(group: GroupState, session: Session) -> Amounts:
+    """The same of an external group, whose pods nobody sees: what it held since it started."""
+    before = group.record.status
+    if not group.is_external or before.started_at is None:
+        return {}
+    seconds = max(0, session.now_ms - before.started_at) // 1000
+    return times(before.reservation, seconds)
+
+
+MOST_SESSIONS = 200_000
+MOST_SESSIONS_AT_ONCE = 10
+#: How far it looks if it is not told, and how long it goes on when nothing starts or ends.
+MOST_AHEAD_MS = 366 * DAY
+MOST_IDLE_MS = DAY
+
+#: How many groups have ended, and at what instant it is.
+Tell = Callable[[int, int], None]
+
+
+def look_ahead(
+    snapshot: Snapshot,
+    scheduler: Scheduler,
+    *,
+    now_ms: int,
+    lasting: Lasting | None = None,
+    until_ms: int | None = None,
+    tell: Tell | None = None,
+) -> Future:
+    """What becomes of everything in `snapshot`, seen at `now_ms`, under this scheduler.
+
+    Until nothing can change any more, or for `until_ms` of virtual time. `tell` hears of every
+    instant.
+    """
+    stage = _Stage(snapshot, scheduler.wide_awake(), now_ms, lasting or Lasting())
+    return stage.run(until_ms, tell or (lambda ended, now_ms: None))
+
+
+class _Stage:
+    """One future while it is played; owns its clock, its store and what is ahead."""
+
+    def __init__(
+        self, snapshot: Snapshot, scheduler: Scheduler, now_ms: int, lasting: Lasting
+    ) -> None:
+        self._scheduler = scheduler
+        self._clock = VirtualClock(now_ms)
+        self._requests = CountedIds()
+        opened = scheduler.open(snapshot, now_ms)
+        self._store = transplanted(opened, self._requests)
+        self._work = Work(self._store, self._clock, self._requests, lasting)
+        self._cycle = Cycle(self._store, scheduler, self._clock, self._requests)
+        self._chronicle = Chronicle(present_groups(opened))
+        self._needed = _needed(snapshot)
+        self._leaving = [key for key, group in opened.by_key.items() if group.phase in TERMINAL]
+        self._sessions = 0
+        self._refused = 0
+        self._moved_at = now_ms
+
+    def run(self, until_ms: int | None, tell: Tell) -> Future:
+        """Play to the end."""
+        began_at = self._clock.now_ms()
+        last_at = began_at + (MOST_AHEAD_MS if until_ms is None else until_ms)
+        self._work.take_up(self._session().session)
+        while True:
+            report = self._settle()
+            tell(self._chronicle.ended, self._clock.now_ms())
+            due_at = self._next_due_at(report)
+            stopped = self._stops(due_at, last_at, asked=until_ms is not None)
+            if stopped is not None:
+                break
+            assert due_at is not None
+            self._clock.jump_to(due_at)
+            self._work.end_due()
+        if stopped is Stopped.UNTIL:
+            self._clock.jump_to(last_at)
+        return self._future(report, began_at, stopped)
+
+    # ----------------------------------------------------------------------------------------
+
+    def _session(self) -> CycleReport:
+        report = self._cycle.run_once()
+        self._sessions += 1
+        self._refused += len(report.commit.refused)
+        if self._chronicle.note(report):
+            self._moved_at = self._clock.now_ms()
+        return report
+
+    def _settle(self) -> CycleReport:
+        """Sessions at this instant, until one decides nothing; the last one's report."""
+        for _ in range(MOST_SESSIONS_AT_ONCE):
+            report = self._session()
+            self._work.follow(report.session, report.intents)
+            self._clear_away(report.session)
+            if not report.intents:
+                break
+        return report
+
+    def _next_due_at(self, report: CycleReport) -> int | None:
+        """The next instant at which anything is due: never before now."""
+        session = report.session
+        instants = [
+            whole_second(at)
+            for at in (next_due_at(session, _with_a_future(session)), self._work.next_end_at())
+            if at is not None
+        ]
+        return max(min(instants), self._clock.now_ms()) if instants else None
+
+    def _stops(self, due_at: int | None, last_at: int, *, asked: bool) -> Stopped | None:
+        if due_at is None:
+            return Stopped.SETTLED
+        if due_at > last_at:
+            return Stopped.UNTIL if asked else Stopped.TOO_FAR
+        if self._sessions >= MOST_SESSIONS:
+            return Stopped.TOO_FAR
+        idle = self._work.next_end_at() is None and due_at - self._moved_at > MOST_IDLE_MS
+        return Stopped.IDLE if idle and not asked else None
+
+    def _clear_away(self, session: Session) -> None:
+        """Take out the groups that have ended and that nothing depends on.
+
+        Each costs every session a look. What they evicted or gave up counts on.
+        """
+        self._leaving += [
+            group.key for group in session.touched.values() if group.phase in TERMINAL
+        ]
+        if self._leaving:
+            pods = self._store.snapshot().pods
+            names = dict.fromkeys(self._leaving)
+            self._leaving = [key for key in names if not self._is_done_with(key, pods)]
+
+    def _is_done_with(self, key: str, pods_of: Mapping[str, tuple[Pod, ...]]) -> bool:
+        """Take a group out, if it can go; False if it has to be looked at again."""
+        group = self._store.get("PodGroup", key)
+        if not isinstance(group, PodGroup):
+            return True
+        if group.metadata.uid in self._needed or group.status.evictions.recent:
+            return True
+        pods = pods_of.get(group.metadata.uid, ())
+        runs = group.status.claim.is_open or any(pod.status.phase in ON_NODE for pod in pods)
+        if runs or group.status.charge:
+            return False
+        removed = [Write(kind="PodGroup", key=key, expect=group.metadata.revision, value=None)]
+        removed += [
+            Write(kind="Pod", key=pod.metadata.uid, expect=pod.metadata.revision, value=None)
+            for pod in pods
+        ]
+        write(self._store, self._requests, Transaction(subject=key, writes=tuple(removed)))
+        return True
+
+    def _future(self, report: CycleReport, began_at: int, stopped: Stopped) -> Future:
+        self._chronicle.close(outcome_of(self._scheduler, self._store, self._clock, [], report))
+        return Future(
+            began_at=began_at,
+            stopped_at=self._clock.now_ms(),
+            stopped=stopped,
+            sessions=self._sessions,
+            refused=self._refused,
+            groups=self._chronicle.groups,
+            evictions=tuple(self._chronicle.evictions),
+        )
+
+
+def _needed(snapshot: Snapshot) -> frozenset[str]:
+    """The uids of groups whose end others wait for."""
+    return frozenset(
+        dependency.uid
+        for group in snapshot.groups
+        if group.status.phase not in TERMINAL
+        for dependency in group.spec.depends_on
+    )
+
+
+def _with_a_future(session: Session) -> Iterator[GroupState]:
+    """The groups whose clocks count: that ended ones are forgotten in a week changes nothing."""
+    return (group for group in session.groups.values() if group.phase not in TERMINAL or group.held)

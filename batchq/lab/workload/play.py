@@ -1,0 +1,577 @@
+"""The pods of a load that hold a node, and when each of them ends: the place of the agents.
+
+A bound pod starts at once, runs as long as its job says, and succeeds; one that was told to stop
+ends when its grace is over. A finished group is taken out of the store with its last pod.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Sequence, Set
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from batchq.api import intents
+from batchq.api.intents import Evict
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Pod, PodGroup, key_of
+from batchq.api.reasons import Leaving
+from batchq.api.resources import total
+from batchq.api.times import SECOND
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.core.session.session import Session
+from batchq.core.session.settings import Settings
+from batchq.errors import InvariantBroken
+from batchq.lab.simulation import run
+from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
+from batchq.lab.simulation.invariants import Watch
+from batchq.lab.workload.load import Desk, Load, empty_cluster, forgotten
+from batchq.lab.workload.schedule import Look, Progress, Schedule
+from batchq.ports import Clock, IdSource
+from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.timers import next_due_at
+from batchq.store.memory import MemoryStore
+
+_LEAVING = frozenset(map(str, Leaving))
+
+
+class OnNode(Struct, frozen=True, kw_only=True):
+    """A pod since it started. `order` counts starts; `predicted_at`: start + walltime."""
+
+    pod: str
+    group: str
+    order: int
+    started_at: int
+    ends_at: int | None
+    predicted_at: int | None
+
+
+class Running:
+    """Owns the heap of ends and the heap of graces."""
+
+    def __init__(
+        self, store: MemoryStore, clock: Clock, requests: IdSource, progress: Progress
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._requests = requests
+        self._progress = progress
+        self._on_node: dict[str, OnNode] = {}
+        self._stopping: dict[str, OnNode] = {}
+        self._ends: list[tuple[int, int, OnNode]] = []
+        self._graces: list[tuple[int, int, OnNode]] = []
+        #: Groups that have ended and still have pods on nodes, by uid.
+        self._leaving: dict[str, str] = {}
+        self._started = 0
+        #: Groups, by uid, of whose start no session has seen anything yet, and one of their pods.
+        #: Whoever opens a session clears it.
+        self.unseen: dict[str, OnNode] = {}
+        #: How many pods have left their nodes so far.
+        self.ended = 0
+
+    def any(self) -> bool:
+        """Whether anything runs that will end by itself."""
+        return self.next_at() is not None
+
+    def next_at(self) -> int | None:
+        """When the next pod ends or has stopped; None if none does."""
+        while self._ends and self._on_node.get(self._ends[0][2].pod) is not self._ends[0][2]:
+            heappop(self._ends)
+        return min((heap[0][0] for heap in (self._ends, self._graces) if heap), default=None)
+
+    def start_bound(self) -> None:
+        """Bound -> Running takes no time."""
+        deliveries = self._store.outbox()
+        for delivery in deliveries:
+            pod = self._store.get("Pod", delivery.pod)
+            bound = isinstance(pod, Pod) and pod.status.phase == PodPhase.BOUND
+            if isinstance(pod, Pod) and bound and pod.status.attempt == delivery.attempt:
+                self._start(pod)
+        self._store.delivered(deliveries)
+
+    def due(self) -> list[OnNode]:
+        """The pods whose work is done by now, in the order in which they started."""
+        now_ms = self._clock.now_ms()
+        found = []
+        while (next_at := self.next_at()) is not None and next_at <= now_ms:
+            if not self._ends or self._ends[0][0] > now_ms:
+                break
+            found.append(heappop(self._ends)[2])
+        return sorted(found, key=lambda one: one.order)
+
+    def end(self, one: OnNode) -> None:
+        """Its work is done, unless it has ended before or was told to stop meanwhile."""
+        if self._on_node.get(one.pod) is one:
+            del self._on_node[one.pod]
+            pod, now_ms = self._pod(one), self._clock.now_ms()
+            ended = run.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
+            write(self._store, self._requests, ended)
+            self._gone(one, pod)
+
+    def has_succeeded(self, group: str) -> bool:
+        """Whether all pods that a group is to have, by its uid, have done their work."""
+        pods = self._store.pods_of(group)
+        return len(pods) == self._progress.pods(group) and all(
+            pod.status.phase == PodPhase.SUCCEEDED for pod in pods
+        )
+
+    def has_any_overrun(self) -> bool:
+        """Whether anybody's time is over of whose start no session has seen anything yet."""
+        now_ms = self._clock.now_ms()
+        return any(
+            one.predicted_at is not None and one.predicted_at <= now_ms and one.pod in self._on_node
+            for one in self.unseen.values()
+        )
+
+    def end_graces(self) -> None:
+        """What was told to stop has stopped by now."""
+        now_ms = self._clock.now_ms()
+        while self._graces and self._graces[0][0] <= now_ms:
+            one = heappop(self._graces)[2]
+            del self._stopping[one.pod]
+            pod = self._pod(one)
+            write(self._store, self._requests, run.stop(pod, now_ms=now_ms))
+            self._gone(one, pod)
+
+    def tell_to_stop(self, evict: Evict) -> None:
+        """Its grace begins, if the store has granted the eviction."""
+        pod = self._store.get("Pod", evict.uid)
+        one = self._on_node.get(evict.uid)
+        if one is None or not isinstance(pod, Pod):
+            return
+        over_at = run.grace_over_at(pod)
+        if over_at is None:
+            return
+        del self._on_node[one.pod]
+        self._stopping[one.pod] = one
+        heappush(self._graces, (over_at, one.order, one))
+        if evict.reason in _LEAVING:
+            held_s = (over_at - one.started_at) // SECOND
+            self._progress.evicted(one.group, pod.status.admission, held_s)
+
+    def forget(self, group: PodGroup) -> None:
+        """Take a finished group out of the store, now or with its last pod.
+
+        One that still counts in an eviction budget stays for as long as it would be shown.
+        """
+        if group.status.evictions.recent:
+            return
+        pods = self._store.pods_of(group.metadata.uid)
+        if any(pod.status.phase in ON_NODE for pod in pods):
+            self._leaving[group.metadata.uid] = key_of(group)
+        else:
+            write(self._store, self._requests, forgotten(self._store, group))
+
+    # ----------------------------------------------------------------------------------------
+
+    def _start(self, pod: Pod) -> None:
+        now_ms, group = self._clock.now_ms(), pod.status.group_uid
+        write(self._store, self._requests, run.start(pod, now_ms=now_ms))
+        arrival = self._progress.arrival(group)
+        run_s, walltime = arrival.run_s, arrival.group.spec.walltime
+        one = OnNode(
+            pod=pod.metadata.uid,
+            group=group,
+            order=self._started,
+            started_at=now_ms,
+            ends_at=None if run_s is None else now_ms + run_s * SECOND,
+            predicted_at=None if walltime is None else whole_second(now_ms + walltime),
+        )
+        self._started += 1
+        self._on_node[one.pod] = one
+        self.unseen[group] = one
+        if one.ends_at is not None:
+            heappush(self._ends, (one.ends_at, one.order, one))
+        self._progress.started(group, pod, now_ms // SECOND)
+
+    def _gone(self, one: OnNode, pod: Pod) -> None:
+        self.ended += 1
+        self._progress.stopped(one.group, pod, self._clock.now_ms() // SECOND)
+        key = self._leaving.pop(one.group, None)
+        group = self._store.get("PodGroup", key) if key is not None else None
+        if isinstance(group, PodGroup):
+            self.forget(group)
+
+    def _pod(self, one: OnNode) -> Pod:
+        pod = self._store.get("Pod", one.pod)
+        assert isinstance(pod, Pod)
+        return pod
+
+
+def leaves_nothing_to_do(report: CycleReport) -> bool:
+    """Whether another session at the same instant would decide nothing.
+
+    So it is when the actions have decided nothing. They come after the session's own bookkeeping
+    and have seen all of it, if that was no more than groups that have started or succeeded; and
+    why groups wait, which is written last, lets nobody in. Where ends are many, this spares every
+    second session.
+    """
+    session = report.session
+    return not report.commit.refused and all(
+        isinstance(intent, intents.SetReasons)
+        or (place < session.first_intent and _is_bookkeeping(intent))
+        for place, intent in enumerate(report.intents)
+    )
+
+
+def is_one_line_of_equals(load: Load, config: SchedulerConfig) -> bool:
+    """Whether gangs of one queue and of one importance, which depend on nobody, are all there is,
+    and nobody but our own plugins has a say.
+
+    Then nobody is anybody's victim, and no start of one lets in another: whom the actions have
+    refused beside those whom they have let in, they would refuse again.
+    """
+    specs = [arrival.group.spec for arrival in load.arrivals]
+    return (
+        config == SchedulerConfig(settings=config.settings)
+        and len({(spec.queue, spec.priority_class_name) for spec in specs}) == 1
+        and not any(queue.spec.admission_checks or queue.spec.guarantee for queue in load.queues)
+        and not any(spec.depends_on or spec.controller == "external" for spec in specs)
+        and all(
+            not spec.min_member or spec.min_member == sum(task.replicas for task in spec.tasks)
+            for spec in specs
+        )
+    )
+
+
+def waits_for_room_alone(load: Load, config: SchedulerConfig) -> bool:
+    """Whether, of one line of equals on one machine, nobody starts whom the machine has no room
+    for, and nobody starts because such a one has come: it stands behind all others.
+
+    Then a session is spared where only such came, and where some ended and there is room for
+    nobody, its actions. On several nodes, who is let in may still wait for a certain one; and in a
+    line in which short ones come first, who comes may change whom the others wait for.
+    """
+    return (
+        is_one_line_of_equals(load, config)
+        and len(load.nodes) == 1
+        and config.settings.overcommit == Settings().overcommit
+        and all(queue.spec.strategy.order == "fcfs" for queue in load.queues)
+    )
+
+
+def due_without(session: Session, over: Set[str]) -> int | None:
+    """When the next clock runs out, as it was at the end of a session, if these groups, by uid,
+    which ran then, had been over already; in milliseconds, None if no clock runs.
+    """
+    others = [group for group in session.busy() if group.uid not in over]
+    due = (next_due_at(session, others), session.next_at())
+    return min((at for at in due if at is not None and at > session.now_ms), default=None)
+
+
+def leaves_only_starts(report: CycleReport) -> bool:
+    """Whether the actions of another session at the same instant would decide nothing, of one line
+    of equals: these have let groups in, and found room for each. What is left is that they start.
+    """
+    session = report.session
+    return not report.commit.refused and all(
+        (
+            session.by_key[intent.group].has_all_placed
+            if isinstance(intent, intents.AdmitGroup)
+            else isinstance(intent, intents.CreatePods | intents.Bind | intents.SetReasons)
+        )
+        or (place < session.first_intent and _is_bookkeeping(intent))
+        for place, intent in enumerate(report.intents)
+    )
+
+
+def _is_bookkeeping(intent: intents.Intent) -> bool:
+    """Whether nothing follows from it that the actions of the same session would not see."""
+    match intent:
+        case intents.MoveGroup():
+            return intent.phase == PodGroupPhase.RUNNING
+        case intents.FinishGroup():
+            return intent.phase == PodGroupPhase.COMPLETED
+        case intents.Settle() | intents.ExpireGroup():
+            return True
+        case _:
+            return False
+
+
+#: How many sessions one instant gets, should they never come to rest.
+MOST_SESSIONS_AT_ONCE = 32
+#: When nothing runs and nobody comes any more, clocks alone may still let somebody in; what they
+#: have not brought about after so many instants, they never will.
+MOST_FRUITLESS_INSTANTS = 100
+#: So often everything is counted anew, where nobody asks for it after each session.
+SESSIONS_BETWEEN_LOOKS = 1_000
+
+#: Is told how many jobs have finished, and of how many.
+Tell: TypeAlias = Callable[[int, int], None]
+
+
+def play_load(
+    load: Load,
+    config: SchedulerConfig,
+    *,
+    name: str = "",
+    per_event: bool = False,
+    tell: Tell | None = None,
+    watch: bool = False,
+    stopwatch: Callable[[], float] | None = None,
+    look: Look | None = None,
+) -> Schedule:
+    """Play a load to its end, as the configuration has it.
+
+    What never runs is told as not finished. `name` is that of the run, for reports. `watch` looks
+    at every invariant after every session, which takes longer than the sessions. `stopwatch` tells
+    real seconds; there is no real time in here. `look` is told of each pod that takes a node or
+    leaves it.
+
+    Raises InvalidInput for a configuration or a load that makes no sense, and InvariantBroken for
+    a mistake of ours.
+    """
+    began = stopwatch() if stopwatch else 0.0
+    stage = Stage(load, config, watch=watch, look=look)
+    stage.run(per_event=per_event, tell=tell)
+    real_s = stopwatch() - began if stopwatch else 0.0
+    return stage.schedule(name, real_s)
+
+
+class Stage:
+    """One load while it plays; owns its clock, its store and what is still to come."""
+
+    def __init__(
+        self, load: Load, config: SchedulerConfig, *, watch: bool, look: Look | None = None
+    ) -> None:
+        scheduler = assemble(config)
+        start_s = load.arrivals[0].at_s if load.arrivals else 0
+        self._load = load
+        self._clock = VirtualClock(start_s * SECOND)
+        self._requests: IdSource = CountedIds()
+        self.store: MemoryStore = empty_cluster(load, self._requests)
+        self._cycle = Cycle(self.store, scheduler, self._clock, self._requests)
+        self._desk = Desk(self.store)
+        self._coming = deque(enumerate(load.arrivals))
+        self._progress = Progress(load, start_s, look)
+        self._running = Running(self.store, self._clock, self._requests, self._progress)
+        self._watch = Watch(self.store)
+        self._looks_each_time = watch
+        self._is_one_line_of_equals = is_one_line_of_equals(load, config)
+        self._waits_for_room_alone = waits_for_room_alone(load, config)
+        self.sessions = 0
+        self._refused = 0
+        self._due_at: int | None = None
+        #: Groups that are over, by uid, which the next session will see.
+        self._over: set[str] = set()
+        self._last: Session | None = None
+
+    def run(self, *, per_event: bool, tell: Tell | None) -> None:
+        """Play on until nothing is due any more, or nothing comes of it."""
+        fruitless = 0
+        while (now_ms := self._next_at()) is not None and fruitless < MOST_FRUITLESS_INSTANTS:
+            self._clock.jump_to(now_ms)
+            before = self._progress.changes
+            if per_event:
+                self._play_by_event()
+            else:
+                self._play_at_once()
+            if tell is not None:
+                tell(self._progress.finished, len(self._load.arrivals))
+            idle = self._progress.changes == before and not self._coming
+            fruitless = fruitless + 1 if idle and not self._running.any() else 0
+        if self._over:
+            self._settle(only_follows=True)
+        self._watch.after_outside()
+
+    def schedule(self, name: str, real_s: float) -> Schedule:
+        """What became of everybody so far."""
+        load, progress = self._load, self._progress
+        now_s = self._clock.now_ms() // SECOND
+        return Schedule(
+            name=name,
+            load=load.title,
+            capacity=load.capacity,
+            resources=total(node.spec.resources for node in load.nodes),
+            jobs=progress.outcome(),
+            usage=progress.meter.samples(min(now_s, progress.last_change_s)),
+            weights={queue.metadata.name: queue.spec.weight for queue in load.queues},
+            evictions=progress.evictions,
+            lost_s=progress.lost_s,
+            sessions=self.sessions,
+            real_s=real_s,
+            refused=self._refused,
+        )
+
+    # --- one instant -------------------------------------------------------------------------
+
+    def _play_at_once(self) -> None:
+        before = self._running.ended
+        self._running.end_graces()
+        stopped = self._running.ended != before
+        ended = []
+        for one in self._running.due():
+            self._running.end(one)
+            ended.append(one.group)
+        came = []
+        while self._comes_now():
+            came.append(self._submit())
+        if self._running.ended != before:
+            if self._may_let_in():
+                self._settle()
+            elif stopped or not all(map(self._running.has_succeeded, ended)):
+                self._settle(only_follows=True)
+            else:
+                self._put_off(ended)
+        elif not came or self._may_let_in(came):
+            self._settle()
+        elif self._looks_each_time:
+            self._look_for_more()
+
+    def _may_let_in(self, came: Sequence[str] = ()) -> bool:
+        """Whether the actions of a session could let anybody in now; or of those, by uid, who
+        have just come, where nothing else has happened.
+        """
+        is_due = self._due_at is not None and self._due_at <= self._clock.now_ms()
+        if is_due or self._progress.evictions or not self._waits_for_room_alone:
+            return True
+        if came:
+            return any(map(self._progress.has_room_for, came))
+        return self._progress.room.fits_anybody()
+
+    def _put_off(self, over: Sequence[str] = ()) -> None:
+        """Let the next session that there is see that these groups are over, and which ones have
+        started, where nobody can be let in now: whoever looks and when, all pods of the former
+        have succeeded, and the latter have run since their pods have.
+        """
+        unseen = self._running.unseen
+        for uid in dict.fromkeys(over):
+            self._over.add(uid)
+            self._progress.ended(uid, self._clock.now_ms() // SECOND)
+            unseen.pop(uid, None)
+        if self._last is not None:
+            due = [due_without(self._last, {*self._over, *unseen})]
+            due += [one.predicted_at for one in unseen.values()]
+            self._due_at = min((at for at in due if at is not None), default=None)
+        if self._looks_each_time:
+            self._look_for_more()
+
+    def _play_by_event(self) -> None:
+        self._running.end_graces()
+        due = self._running.due()
+        now_ms = self._clock.now_ms()
+        for one in due:
+            if one.predicted_at == now_ms:
+                self._running.end(one)
+        passes = 0
+        while self._comes_now():
+            self._submit()
+            self._settle()
+            passes += 1
+        for one in due:
+            self._running.end(one)
+            self._settle()
+            passes += 1
+        if not passes:
+            self._settle()
+
+    def _comes_now(self) -> bool:
+        return bool(self._coming) and self._coming[0][1].at_s * SECOND <= self._clock.now_ms()
+
+    def _submit(self) -> str:
+        place, arrival = self._coming.popleft()
+        now_ms = self._clock.now_ms()
+        uid = str(place)
+        write(self.store, self._requests, self._desk.submitted(arrival.group, uid, now_ms))
+        self._progress.submitted(uid, now_ms // SECOND)
+        return uid
+
+    def _settle(self, *, only_follows: bool = False) -> None:
+        """Sessions, until one leaves nothing to do for another. `only_follows`: actions would
+        decide nothing until somebody has more room.
+        """
+        if self._running.has_any_overrun():
+            # Whose time is over while nobody has seen it run: first it runs, then it has to stop.
+            self._hold(self._cycle.settle_once)
+        turn = self._cycle.settle_once if only_follows else self._cycle.run_once
+        for _ in range(MOST_SESSIONS_AT_ONCE):
+            report = self._hold(turn)
+            if report.rested:
+                return
+            if leaves_nothing_to_do(report):
+                if self._looks_each_time:
+                    self._look_for_more()
+                return
+            starts = self._is_one_line_of_equals and leaves_only_starts(report)
+            if starts and self._waits_for_room_alone:
+                self._put_off()
+                return
+            turn = self._cycle.settle_once if starts else self._cycle.run_once
+
+    def _hold(self, turn: Callable[[], CycleReport]) -> CycleReport:
+        """A session, and what follows from it."""
+        self._running.unseen.clear()
+        report = turn()
+        self._last, self._due_at = report.session, report.next_due_at
+        if not report.rested:
+            self.sessions += 1
+            self._refused += len(report.commit.refused)
+            if self._looks_each_time or self.sessions % SESSIONS_BETWEEN_LOOKS == 0:
+                self._watch.after_session(report.commit)
+            self._follow(report)
+        return report
+
+    def _look_for_more(self) -> None:
+        """Another session at the same instant, to see that there is indeed nothing left to do."""
+        report = self._cycle.run_once()
+        self._last = report.session
+        # Why somebody waits may be written down by the next session: nobody looks meanwhile.
+        decided = [
+            one
+            for one in report.intents
+            if not isinstance(one, intents.SetReasons) and not self._is_put_off(one)
+        ]
+        if decided:
+            raise InvariantBroken(
+                f"the sessions at {self._clock.now_ms()} ms came to rest too early:"
+                f" another one decides {decided[0]}"
+            )
+        self._running.unseen.clear()
+        self._follow(report)
+
+    def _is_put_off(self, intent: intents.Intent) -> bool:
+        """Whether it says of a group that it runs or has ended, and that is known already."""
+        match intent:
+            case intents.FinishGroup(phase=PodGroupPhase.COMPLETED):
+                known: Container[str] = self._over
+            case intents.MoveGroup(phase=PodGroupPhase.RUNNING):
+                known = self._running.unseen
+            case _:
+                return False
+        group = self.store.get("PodGroup", intent.group)
+        return group is not None and group.metadata.uid in known
+
+    def _follow(self, report: CycleReport) -> None:
+        """Start what was bound, stop what was evicted, forget who has ended."""
+        for intent in report.intents:
+            match intent:
+                case intents.Evict():
+                    self._running.tell_to_stop(intent)
+                case intents.FinishGroup():
+                    self._finish(intent.group)
+        self._running.start_bound()
+
+    def _finish(self, key: str) -> None:
+        group = self.store.get("PodGroup", key)
+        if isinstance(group, PodGroup) and group.status.phase in TERMINAL:
+            uid = group.metadata.uid
+            if uid in self._over:
+                self._over.remove(uid)
+            else:
+                self._progress.ended(uid, self._clock.now_ms() // SECOND)
+            self._running.forget(group)
+
+    def _next_at(self) -> int | None:
+        """The next instant at which anything is due: never before now."""
+        instants = [] if self._due_at is None else [whole_second(self._due_at)]
+        if self._progress.finished == len(self._load.arrivals):
+            # Clocks still run for what has ended, and nobody waits for them.
+            instants = []
+        if self._coming:
+            instants.append(self._coming[0][1].at_s * SECOND)
+        if (ends_at := self._running.next_at()) is not None:
+            instants.append(ends_at)
+        return max(min(instants), self._clock.now_ms()) if instants else None

@@ -1,0 +1,301 @@
+"""Draws runs of one load into one picture: a PNG, an SVG or a PDF, as bytes.
+
+What is drawn is decided in `batchq.lab.workload.figures`; here is how it looks. matplotlib is
+loaded when something is drawn, and without its `pyplot`, which keeps figures alive and wants a
+display. A run has the same colour in every panel, and the legend at the top has its figures.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from batchq.api.times import describe_age
+from batchq.lab.workload.figures import Figures, Line, Picture, SizeClass, TenantShares, Waits
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import GridSpec
+
+DOTS_PER_INCH = 120
+WIDTH_INCHES = 12.0
+_TITLE_INCHES = 0.5
+_LEGEND_LINE_INCHES = 0.25
+_PANELS_INCHES = (2.5, 2.5, 3.4)
+_HEADING_INCHES = 0.35
+_TENANTS_INCHES = 2.3
+_TENANTS_BESIDE = 3
+_TENANTS_TITLE = (
+    "The largest tenants: what they held (solid), and what their weight made due to them of what"
+    " they asked for (dashed)"
+)
+
+#: Okabe and Ito's colours, told apart by the colour-blind too, the yellow left out; then greys.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
+_DASHES = ("-", (0, (6, 2)), (0, (1, 1)))
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    # The same picture gives the same bytes.
+    "svg.hashsalt": "batchq",
+}
+#: Of a file's own date and maker there is nothing in it, for the same reason.
+METADATA: dict[str, dict[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+}
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+#: Waits below this are drawn on a line, those above on a logarithm: most are 0, some are weeks.
+_LINEAR_S = 60
+_WAIT_TICKS_S = (
+    *(0, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 3 * _DAY, 10 * _DAY, 30 * _DAY),
+    *(100 * _DAY, 365 * _DAY),
+)
+#: Queues that differ more than so many times are drawn on a logarithm.
+_FAR_APART = 5
+
+
+def drawn(picture: Picture, form: str) -> bytes:
+    """The picture as `png`, `svg` or `pdf`."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, sum(_heights(picture))), layout="constrained")
+        _compose(figure, picture)
+        written = io.BytesIO()
+        figure.savefig(written, format=form, dpi=DOTS_PER_INCH, metadata=METADATA[form])
+    return written.getvalue()
+
+
+def _heights(picture: Picture) -> list[float]:
+    """Of the title with its legend, of each panel, of the tenants' title and each of their rows."""
+    head = _TITLE_INCHES + _LEGEND_LINE_INCHES * len(picture.runs)
+    rows = math.ceil(len(picture.tenants) / _TENANTS_BESIDE)
+    tenants = [_HEADING_INCHES, *[_TENANTS_INCHES] * rows] if rows else []
+    return [head, *_PANELS_INCHES, *tenants]
+
+
+def _compose(figure: Figure, picture: Picture) -> None:
+    """One grid for all, so that the panels' edges are in line."""
+    heights = _heights(picture)
+    grid = figure.add_gridspec(len(heights), _TENANTS_BESIDE, height_ratios=heights)
+    _draw_head(_blank(figure.add_subplot(grid[0, :])), picture)
+    _draw_utilisation(figure.add_subplot(grid[1, :]), picture)
+    _draw_waiting(figure.add_subplot(grid[2, :]), picture)
+    _draw_waits(figure.add_subplot(grid[3, :]), picture)
+    if picture.tenants:
+        heading = _blank(figure.add_subplot(grid[4, :]))
+        heading.text(0, 0, _TENANTS_TITLE, fontsize=11, fontweight="bold", va="bottom")
+        _draw_tenants(figure, grid, picture)
+
+
+def _blank(axes: Axes) -> Axes:
+    axes.set_axis_off()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    return axes
+
+
+# --- title and legend -----------------------------------------------------------------------
+
+
+def _draw_head(axes: Axes, picture: Picture) -> None:
+    from matplotlib.lines import Line2D
+
+    jobs = picture.runs[0][1].jobs
+    title = f"{picture.load}: {jobs:,} jobs on {picture.capacity:,} processors"
+    axes.text(0, 1, title, fontsize=14, fontweight="bold", va="top")
+    handles = [
+        Line2D([], [], color=colour_of(place), linewidth=3, **dashes_of(place))
+        for place in range(len(picture.runs))
+    ]
+    labels = [_in_words(name, figures) for name, figures in picture.runs]
+    axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 0), borderaxespad=0)
+
+
+def _in_words(name: str, figures: Figures) -> str:
+    if figures.mean_wait_s is None or figures.mean_bounded_slowdown is None:
+        return f"{name}: nothing finished"
+    evictions = f", {figures.evictions:,} evictions" if figures.evictions else ""
+    return (
+        f"{name}: mean wait {_span(figures.mean_wait_s)},"
+        f" mean bounded slowdown {figures.mean_bounded_slowdown:,.1f},"
+        f" utilisation {100 * (figures.utilization or 0):.1f} %{evictions}"
+    )
+
+
+def colour_of(place: int) -> str:
+    return _COLOURS[place % len(_COLOURS)]
+
+
+def dashes_of(place: int) -> dict[str, Any]:
+    """Another pattern once the colours begin again."""
+    return {"linestyle": _DASHES[place // len(_COLOURS) % len(_DASHES)]}
+
+
+# --- over time ------------------------------------------------------------------------------
+
+
+def _draw_utilisation(axes: Axes, picture: Picture) -> None:
+    axes.set_title("Utilisation over time")
+    _draw_lines(axes, picture.utilisation, picture, scale=100)
+    axes.set_ylim(0, 103)
+    axes.set_ylabel("% of the processors")
+    _over_time(axes, picture)
+
+
+def _draw_waiting(axes: Axes, picture: Picture) -> None:
+    axes.set_title("Jobs waiting over time")
+    _draw_lines(axes, picture.waiting, picture)
+    most = [max(line.values, default=0.0) for line in picture.waiting]
+    if max(most) > _FAR_APART * max(1.0, min(most)):
+        axes.set_yscale("symlog", linthresh=1)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylabel("jobs (logarithmic)")
+    else:
+        axes.set_ylabel("jobs")
+    axes.set_ylim(bottom=0)
+    _over_time(axes, picture)
+
+
+def _draw_lines(axes: Axes, lines: Sequence[Line], picture: Picture, *, scale: float = 1.0) -> None:
+    unit, _ = _time_unit(picture)
+    for place, line in enumerate(lines):
+        axes.plot(
+            [at / unit for at in line.at_s],
+            [value * scale for value in line.values],
+            color=colour_of(place),
+            linewidth=1.3,
+            alpha=0.9,
+            **dashes_of(place),
+        )
+
+
+def _over_time(axes: Axes, picture: Picture) -> None:
+    _, name = _time_unit(picture)
+    axes.set_xlabel(f"{name} since the first submit")
+    axes.margins(x=0.01)
+    axes.set_xlim(left=0)
+
+
+def _time_unit(picture: Picture) -> tuple[int, str]:
+    """Seconds in what all panels count time in, and its name."""
+    longest = max((line.at_s[-1] for line in picture.utilisation if line.at_s), default=0.0)
+    for unit, name in ((_DAY, "days"), (_HOUR, "hours"), (_MINUTE, "minutes")):
+        if longest >= 3 * unit:
+            return unit, name
+    return 1, "seconds"
+
+
+# --- waits by size --------------------------------------------------------------------------
+
+
+def _draw_waits(axes: Axes, picture: Picture) -> None:
+    axes.set_title("Waits by job size: 5, 25, 50, 75 and 95 % of the jobs wait no longer than this")
+    names = [name for name, _ in picture.runs]
+    width = 0.8 / len(names)
+    for at, size in enumerate(picture.sizes):
+        for waits in size.runs:
+            place = names.index(waits.run)
+            _draw_box(axes, waits, at + (place - (len(names) - 1) / 2) * width, width, place)
+    axes.set_yscale("symlog", linthresh=_LINEAR_S, linscale=0.4)
+    longest = max((waits.high for size in picture.sizes for waits in size.runs), default=0.0)
+    ticks = [tick for tick in _WAIT_TICKS_S if tick <= max(1.5 * longest, _MINUTE)]
+    axes.set_yticks(ticks, labels=[_span(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(-_LINEAR_S / 8, max(1.3 * longest, _MINUTE))
+    axes.set_xticks(range(len(picture.sizes)), labels=[_size_label(s) for s in picture.sizes])
+    axes.set_xlim(-0.5, max(len(picture.sizes), 1) - 0.5)
+    axes.grid(visible=False, axis="x")
+    for between in range(1, len(picture.sizes)):
+        axes.axvline(between - 0.5, color="#dddddd", linewidth=0.6)
+    axes.set_xlabel("processors of a job, and how many jobs there are of that size")
+    axes.set_ylabel("wait (logarithmic)")
+
+
+def _draw_box(axes: Axes, waits: Waits, at: float, width: float, place: int) -> None:
+    colour = colour_of(place)
+    axes.bxp(
+        [
+            {
+                "whislo": waits.low,
+                "q1": waits.quarter,
+                "med": waits.half,
+                "q3": waits.three_quarters,
+                "whishi": waits.high,
+            }
+        ],
+        positions=[at],
+        widths=[0.78 * width],
+        manage_ticks=False,
+        showfliers=False,
+        patch_artist=True,
+        capwidths=[0.4 * width],
+        boxprops={"facecolor": f"{colour}55", "edgecolor": colour, "linewidth": 1.0},
+        whiskerprops={"color": colour, "linewidth": 1.0},
+        capprops={"color": colour, "linewidth": 1.0},
+        medianprops={"color": colour, "linewidth": 2.6},
+    )
+
+
+def _size_label(size: SizeClass) -> str:
+    jobs = max(waits.jobs for waits in size.runs)
+    return f"{size.label}\n{jobs:,} {'job' if jobs == 1 else 'jobs'}"
+
+
+# --- tenants --------------------------------------------------------------------------------
+
+
+def _draw_tenants(figure: Figure, grid: GridSpec, picture: Picture) -> None:
+    lines = [line for one in picture.tenants for line in (*one.held, *one.deserved)]
+    most = max((value for line in lines for value in line.values), default=0.0)
+    last_row = (len(picture.tenants) - 1) // _TENANTS_BESIDE
+    for place, tenant in enumerate(picture.tenants):
+        row, column = divmod(place, _TENANTS_BESIDE)
+        axes = figure.add_subplot(grid[5 + row, column])
+        _draw_tenant(axes, tenant, picture)
+        # One scale for all of them: they are there to be compared.
+        axes.set_ylim(0, min(103.0, max(105 * most, 1.0)))
+        _over_time(axes, picture)
+        if row < last_row:
+            axes.set_xlabel("")
+        if column == 0:
+            axes.set_ylabel("% of the machine")
+
+
+def _draw_tenant(axes: Axes, tenant: TenantShares, picture: Picture) -> None:
+    axes.set_title(f"{tenant.tenant} (weight {tenant.weight:,})", fontsize=10)
+    _draw_lines(axes, tenant.held, picture, scale=100)
+    unit, _ = _time_unit(picture)
+    for place, line in enumerate(tenant.deserved):
+        axes.plot(
+            [at / unit for at in line.at_s],
+            [100 * value for value in line.values],
+            color=colour_of(place),
+            linestyle=(0, (2, 1.5)),
+            linewidth=1.1,
+            alpha=0.8,
+        )
+
+
+# --- numbers as text ------------------------------------------------------------------------
+
+
+def _span(seconds: float) -> str:
+    return describe_age(round(seconds) * 1000)

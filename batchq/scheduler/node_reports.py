@@ -1,0 +1,512 @@
+"""The clerk: it folds what nodes say into objects and ledger.
+
+A fact is believed only as far as its node may speak: of pods that are bound to that node, in the
+very attempt that they are in, and of the node itself. What is superseded changes nothing and is
+counted. Pure over `ports.Store`: the same clerk serves the daemon and the simulator's agents.
+
+Folding twice is harmless. Each transaction compares the revisions it was worked out from, so a
+clerk that has been succeeded in the middle conflicts with its successor instead of repeating it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+from msgspec import Struct
+
+from batchq.api.leases import generation_of
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
+from batchq.api.node_report import (
+    AGENT_ANNOTATION,
+    LONGEST_MESSAGE,
+    PROTOCOL_ANNOTATION,
+    Claim,
+    Ended,
+    Fact,
+    Leaves,
+    Outcome,
+    Runs,
+    Serves,
+)
+from batchq.api.notation import qualified_problem
+from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodGroup, full_name
+from batchq.api.reasons import Finish, Leaving
+from batchq.api.resources import LARGEST, of_pod
+from batchq.api.transaction import (
+    CAPACITY,
+    Charge,
+    Commit,
+    Event,
+    Limit,
+    Transaction,
+    Word,
+    Write,
+    capacity_of,
+    fence_of,
+    node_scope,
+)
+from batchq.api.validation import check
+from batchq.errors import InvalidInput
+from batchq.ports import IdSource, Store
+
+_set = msgspec.structs.replace
+#: Of an agent's reason to leave, which describe shows on one line.
+_MOST_REASON = 200
+_NOTHING_KNOWN: Mapping[str, Pod] = MappingProxyType({})
+
+
+class Posted(Struct, frozen=True, kw_only=True):
+    """A fact, and the node in whose inbox it lies."""
+
+    node: str
+    fact: Fact
+
+
+class Folded(Struct, frozen=True, kw_only=True):
+    """What became of facts: `done` with (they may be taken out of the inbox), of which `applied`
+    have changed something, and `superseded` were about an attempt that is over; `again` at the next
+    turn.
+    """
+
+    done: tuple[Posted, ...] = ()
+    applied: tuple[Posted, ...] = ()
+    superseded: tuple[Posted, ...] = ()
+    again: tuple[Posted, ...] = ()
+
+
+class Superseded(Struct, frozen=True):
+    """The answer to a fact about an attempt that is over, or not the node's."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """What is to be written for a fact, and whether the fact is done with then."""
+
+    posted: Posted
+    transaction: Transaction
+    is_last: bool
+
+
+class Worked(Struct, frozen=True, kw_only=True):
+    """What facts come to: `steps` that are to be written, and facts that are done with before."""
+
+    steps: tuple[Step, ...] = ()
+    done: tuple[Posted, ...] = ()
+    superseded: tuple[Posted, ...] = ()
+
+    @property
+    def transactions(self) -> tuple[Transaction, ...]:
+        """What is to be written, in the order of `steps`."""
+        return tuple(step.transaction for step in self.steps)
+
+    def folded(self, commit: Commit) -> Folded:
+        """What became of the facts by the commit of these transactions."""
+        applied: list[Posted] = []
+        superseded: list[Posted] = []
+        again: list[Posted] = []
+        left = deque(commit.refused)
+        for step in self.steps:
+            is_refused = bool(left) and left[0].transaction is step.transaction
+            refusal = left.popleft() if is_refused else None
+            if refusal is None and step.is_last:
+                applied.append(step.posted)
+            elif refusal is None or refusal.answer.word in (Word.CONFLICT, Word.EPOCH):
+                again.append(step.posted)
+            else:
+                superseded.append(step.posted)
+        return Folded(
+            done=(*self.done, *applied, *superseded),
+            applied=tuple(applied),
+            superseded=(*self.superseded, *superseded),
+            again=tuple(again),
+        )
+
+
+class Clerk:
+    """Folds facts, as the leader of an epoch."""
+
+    def __init__(self, store: Store, ids: IdSource) -> None:
+        self._store = store
+        self._ids = ids
+
+    def fold(
+        self,
+        posted: Sequence[Posted],
+        *,
+        now_ms: int,
+        epoch: int | None = None,
+        takes_in: bool = True,
+    ) -> Folded:
+        """Fold facts, of one subject one at most; all in one commit.
+
+        Raises StoreUnavailable: what was folded by then is found folded the next time.
+        """
+        worked = self.work_out(posted, now_ms=now_ms, epoch=epoch, takes_in=takes_in)
+        commit = Commit()
+        if worked.steps:
+            request = self._ids.new_uid()
+            commit = self._store.commit(worked.transactions, request_id=request, epoch=epoch)
+        return worked.folded(commit)
+
+    def work_out(
+        self,
+        posted: Sequence[Posted],
+        *,
+        now_ms: int,
+        epoch: int | None = None,
+        takes_in: bool = True,
+        known: Mapping[str, Pod] = _NOTHING_KNOWN,
+    ) -> Worked:
+        """What is to be written for facts, of one subject one at most; nothing is written.
+
+        `takes_in`: whether an attempt may be believed to run that the server does not know of.
+        So soon after a restart only; at other times nobody may take a pod that nobody gave it.
+        `known`: pods by key, read no earlier than the facts. Raises StoreUnavailable.
+        """
+        steps: list[Step] = []
+        done: list[Posted] = []
+        superseded: list[Posted] = []
+        seen = self._look_up(posted, known)
+        generation = 0 if epoch is None else generation_of(epoch)
+        for one in posted:
+            found = _work_out(seen, one.node, one.fact, now_ms, generation, takes_in=takes_in)
+            if isinstance(found, Transaction):
+                is_last = not _needs_more(one.fact, found)
+                steps.append(Step(posted=one, transaction=found, is_last=is_last))
+                continue
+            done.append(one)
+            if isinstance(found, Superseded):
+                superseded.append(one)
+        return Worked(steps=tuple(steps), done=tuple(done), superseded=tuple(superseded))
+
+    def _look_up(self, posted: Sequence[Posted], known: Mapping[str, Pod]) -> _Seen:
+        """Whatever the facts are about, in three requests at most."""
+        facts = [one.fact for one in posted]
+        uids = dict.fromkeys(fact.pod for fact in facts if isinstance(fact, Claim | Ended | Runs))
+        unknown = [uid for uid in uids if uid not in known]
+        names = [one.node for one in posted if isinstance(one.fact, Serves | Leaves)]
+        found = self._store.get_many("Pod", unknown) if unknown else {}
+        nodes = self._store.get_many("Node", list(dict.fromkeys(names))) if names else {}
+        pods = {
+            **{uid: known[uid] for uid in uids if uid in known},
+            **{uid: one for uid, one in found.items() if isinstance(one, Pod)},
+        }
+        claimed = (pods.get(fact.pod) for fact in facts if isinstance(fact, Runs))
+        names_of_groups = [_group_of(pod) for pod in claimed if pod is not None]
+        groups = (
+            self._store.get_many("PodGroup", list(dict.fromkeys(names_of_groups)))
+            if names_of_groups
+            else {}
+        )
+        return _Seen(
+            nodes={name: one for name, one in nodes.items() if isinstance(one, Node)},
+            pods=pods,
+            groups={key: one for key, one in groups.items() if isinstance(one, PodGroup)},
+        )
+
+
+class _Seen(Struct, frozen=True, kw_only=True):
+    """What facts are about, by key, as it was before they were folded."""
+
+    nodes: dict[str, Node]
+    pods: dict[str, Pod]
+    groups: dict[str, PodGroup]
+
+
+def _work_out(
+    seen: _Seen, node: str, fact: Fact, now_ms: int, generation: int, *, takes_in: bool
+) -> Transaction | Superseded | None:
+    """What to write; Superseded, or None where there is nothing (more) to do."""
+    match fact:
+        case Serves():
+            return serves(seen.nodes.get(node), node, fact, now_ms=now_ms)
+        case Leaves():
+            return leaves(seen.nodes.get(node), fact)
+        case Claim():
+            pod = seen.pods.get(fact.pod)
+            return claim(pod, node, fact, now_ms=now_ms, generation=generation)
+        case Ended():
+            return end(seen.pods.get(fact.pod), node, fact, now_ms=now_ms)
+        case Runs():
+            pod = seen.pods.get(fact.pod)
+            group = None if pod is None else seen.groups.get(_group_of(pod))
+            return runs(pod, group, node, fact, takes_in=takes_in)
+
+
+def _group_of(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+
+
+def _needs_more(fact: Fact, transaction: Transaction) -> bool:
+    """Whether this was a step only: the lifecycle takes a pod through Bound and Running."""
+    reached = transaction.writes[0].value
+    if not isinstance(reached, Pod):
+        return False
+    match fact:
+        case Ended():
+            return reached.status.phase == PodPhase.RUNNING
+        case Runs():
+            return reached.status.phase == PodPhase.BOUND
+        case _:
+            return False
+
+
+# --- Pods -----------------------------------------------------------------------------------
+
+
+def claim(
+    pod: Pod | None, node: str, fact: Claim, *, now_ms: int, generation: int = 0
+) -> Transaction | Superseded | None:
+    """Bound -> Running. A pod that is told to stop before it started is Evicted; so is one that
+    was bound before the server was started anew: the attempt may have run, and ended, in what the
+    server has forgotten, and no two processes may go by the same one.
+    """
+    if pod is None or pod.status.attempt != fact.attempt or pod.status.node != node:
+        return Superseded()
+    if pod.status.phase == PodPhase.RUNNING and pod.status.holder == fact.author:
+        return None
+    if pod.status.phase != PodPhase.BOUND:
+        return Superseded()
+    if pod.status.terminating:
+        stopped = Outcome(stopped=pod.status.reason, message="stopped before it started")
+        return _ended(pod, ended(pod, stopped, now_ms=now_ms), now_ms)
+    if generation_of(fact.attempt) < generation:
+        of_old = Outcome(stopped=Leaving.NODE_LOST, message="bound before the server was restarted")
+        return _ended(pod, ended(pod, of_old, now_ms=now_ms), now_ms)
+    return _running(pod, author=fact.author, now_ms=now_ms)
+
+
+def end(pod: Pod | None, node: str, fact: Ended, *, now_ms: int) -> Transaction | Superseded | None:
+    """The end of an attempt, which frees what it held on its node.
+
+    A Bound pod with the outcome of a command (a server that lost its last second) is taken
+    through Running first.
+    """
+    if pod is None or pod.status.attempt != fact.attempt:
+        return Superseded()
+    if pod.status.phase not in ON_NODE:
+        return None if _has_been_told(pod, node, fact) else Superseded()
+    if pod.status.node != node:
+        return Superseded()
+    after = ended(pod, fact.outcome, now_ms=now_ms)
+    if pod.status.phase == PodPhase.BOUND and after.status.phase == PodPhase.SUCCEEDED:
+        return _running(pod, author=fact.author, now_ms=now_ms)
+    return _ended(pod, after, now_ms)
+
+
+def _has_been_told(pod: Pod, node: str, fact: Ended) -> bool:
+    """Whether the pod has ended just so: facts may be folded twice, and are not counted then."""
+    status, outcome = pod.status, fact.outcome
+    return node in (status.node, status.last_node) and (status.exit_code, status.signal) == (
+        outcome.exit_code,
+        outcome.signal,
+    )
+
+
+def runs(
+    pod: Pod | None, group: PodGroup | None, node: str, fact: Runs, *, takes_in: bool = True
+) -> Transaction | Superseded | None:
+    """An attempt that the server has forgotten goes on, if the pod would have to be run anyway.
+
+    Else it is superseded, and its work-horse finds that at its next renewal. Room on the node is
+    taken without asking: it is taken already.
+    """
+    if pod is None or group is None or group.status.phase in TERMINAL:
+        return Superseded()
+    status = pod.status
+    if status.group_uid != group.metadata.uid or status.admission != group.status.admission:
+        return Superseded()
+    if status.attempt == fact.attempt and status.phase in ON_NODE:
+        if status.node != node:
+            return Superseded()
+        if status.phase == PodPhase.RUNNING:
+            return None
+        return _running(pod, author=fact.author, now_ms=fact.started_at)
+    if not takes_in or status.phase != PodPhase.PENDING or status.attempt >= fact.attempt:
+        return Superseded()
+    bound = _set(
+        status, phase=PodPhase.BOUND, attempt=fact.attempt, node=node, bound_at=fact.started_at
+    )
+    charge = Charge(
+        holder=f"pod:{pod.metadata.uid}",
+        scopes=(node_scope(node),),
+        amounts=of_pod(pod.spec.requests),
+    )
+    return Transaction(
+        subject=_group_of(pod),
+        writes=(_write(pod, _set(pod, status=bound)),),
+        charges=(charge,),
+        events=(_event(pod, "Found", f"runs on {node}, which the server had forgotten"),),
+    )
+
+
+def _running(pod: Pod, *, author: str, now_ms: int) -> Transaction:
+    status = _set(pod.status, phase=PodPhase.RUNNING, started_at=now_ms, holder=author)
+    return Transaction(subject=_group_of(pod), writes=(_write(pod, _set(pod, status=status)),))
+
+
+def _ended(pod: Pod, after: Pod, now_ms: int) -> Transaction:
+    status = after.status
+    story = f"{full_name(after)} {status.phase} on {status.node}"
+    event = Event(
+        kind="Pod",
+        key=pod.metadata.uid,
+        reason=status.reason or str(status.phase),
+        message=f"{story}: {status.message}" if status.message else story,
+        at=now_ms,
+    )
+    return Transaction(
+        subject=_group_of(pod),
+        writes=(_write(pod, after),),
+        charges=(Charge(holder=f"pod:{pod.metadata.uid}"),),
+        events=(event,),
+    )
+
+
+def _event(pod: Pod, reason: str, message: str) -> Event:
+    return Event(
+        kind="Pod", key=pod.metadata.uid, reason=reason, message=f"{full_name(pod)} {message}"
+    )
+
+
+def _write(before: Pod, after: Pod) -> Write:
+    return Write(
+        kind="Pod",
+        key=before.metadata.uid,
+        expect=before.metadata.revision,
+        value=after,
+        fence=fence_of(before),
+    )
+
+
+# --- The node itself ------------------------------------------------------------------------
+
+
+def serves(
+    before: Node | None, name: str, fact: Serves, *, now_ms: int
+) -> Transaction | Superseded | None:
+    """Make the node, or take over what a former agent left, and set it ready; cordons stay.
+
+    A node's capacity counts in the cluster only while it is ready, so readiness and the charge in
+    scope `capacity` are always written together.
+    """
+    meta = before.metadata if before else Metadata(name=name)
+    spec = before.spec if before else NodeSpec()
+    ours = {AGENT_ANNOTATION: fact.agent, PROTOCOL_ANNOTATION: str(fact.protocol)}
+    node = Node(
+        metadata=_set(
+            meta,
+            labels={**meta.labels, **fact.labels},
+            annotations={**meta.annotations, **fact.annotations, **ours},
+            creation_timestamp=meta.creation_timestamp or now_ms,
+        ),
+        spec=_set(spec, resources=dict(fact.resources), taints=fact.taints or spec.taints),
+        status=NodeStatus(ready=True, heartbeat=now_ms),
+    )
+    if before is not None and _set(before, status=node.status) == node and before.status.ready:
+        return None
+    if not _can_be(node):
+        # No agent of ours offers that; the store would take it for a mistake of the scheduler's.
+        return Superseded()
+    amounts = capacity_of(node)
+    return Transaction(
+        subject=name,
+        writes=(_write_node(before, node),),
+        charges=(Charge(holder=f"node:{name}", scopes=(CAPACITY,), amounts=amounts),),
+        limits=(Limit(scope=node_scope(name), amounts=amounts),),
+        events=(Event(kind="Node", key=name, reason="Ready", at=now_ms),),
+    )
+
+
+def _can_be(node: Node) -> bool:
+    """Whether there may be such a node, whoever says so."""
+    try:
+        check(node)
+    except InvalidInput:
+        return False
+    return all(
+        not qualified_problem(name) and 0 <= units <= LARGEST
+        for name, units in node.spec.resources.items()
+    )
+
+
+def leaves(before: Node | None, fact: Leaves) -> Transaction | None:
+    """Nothing new is bound to the node, unless another agent has taken it over."""
+    if before is None or not before.status.ready:
+        return None
+    if before.metadata.annotations.get(AGENT_ANNOTATION) != fact.agent:
+        return None
+    name = before.metadata.name
+    reason = fact.reason[:_MOST_REASON]
+    after = _set(before, status=_set(before.status, ready=False, reason=reason))
+    message = reason or "its agent leaves"
+    return Transaction(
+        subject=name,
+        writes=(_write_node(before, after),),
+        charges=(Charge(holder=f"node:{name}"),),
+        events=(Event(kind="Node", key=name, reason="NotReady", message=message),),
+    )
+
+
+def out_of_service(before: Node, reason: str) -> Transaction | None:
+    """Nothing new is bound to the node, whoever serves it; None if that is so already."""
+    agent = before.metadata.annotations.get(AGENT_ANNOTATION, "")
+    return leaves(before, Leaves(agent=agent, reason=reason)) if agent else None
+
+
+def _write_node(before: Node | None, after: Node) -> Write:
+    return Write(
+        kind="Node",
+        key=after.metadata.name,
+        expect=before.metadata.revision if before else 0,
+        value=after,
+    )
+
+
+#: A node may say anything; so much of it is kept.
+_LONGEST_REASON = 64
+
+
+def ended(pod: Pod, outcome: Outcome, *, now_ms: int) -> Pod:
+    """The pod as it is after `outcome`.
+
+    A pod that ended with 0 before it was told to stop has succeeded, whatever was asked of it
+    meanwhile. One that was stopped is Evicted, which is no failure, unless its time was up.
+    """
+    phase, reason = _verdict(pod, outcome)
+    status = msgspec.structs.replace(
+        pod.status,
+        phase=phase,
+        reason=reason,
+        finished_at=now_ms,
+        terminating=False,
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        message=_message(phase, outcome),
+        failures=pod.status.failures + (1 if phase == PodPhase.FAILED else 0),
+        losses=pod.status.losses + (1 if reason == Leaving.NODE_LOST else 0),
+    )
+    return msgspec.structs.replace(pod, status=status)
+
+
+def _verdict(pod: Pod, outcome: Outcome) -> tuple[PodPhase, str]:
+    if outcome.exit_code == 0 and not outcome.stopped:
+        return PodPhase.SUCCEEDED, ""
+    asked = pod.status.reason if pod.status.terminating else ""
+    if Finish.WALLTIME_EXCEEDED in (outcome.stopped, asked):
+        return PodPhase.FAILED, Finish.WALLTIME_EXCEEDED
+    if asked or outcome.stopped:
+        return PodPhase.EVICTED, asked or outcome.stopped[:_LONGEST_REASON]
+    return PodPhase.FAILED, ""
+
+
+def _message(phase: PodPhase, outcome: Outcome) -> str:
+    # A message explains an exit code; a signal is worth telling beside it.
+    explained = outcome.signal is None and outcome.message
+    tells_how = outcome.signal is not None or phase == PodPhase.FAILED
+    parts = [outcome.how] if tells_how and not explained else []
+    if outcome.message:
+        parts.append(outcome.message)
+    return "; ".join(part for part in parts if part)[:LONGEST_MESSAGE]

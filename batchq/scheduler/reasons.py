@@ -1,0 +1,189 @@
+"""The end of a session: why groups wait is written down, on change only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from batchq.api import intents
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.reasons import (
+    Blockers,
+    Verdict,
+    Waiting,
+    same_causes,
+    turn_of,
+)
+from batchq.core.pending.inadmissible import Parking
+from batchq.core.pending.queue import is_of_crowd, refuse_crowd, standing_aside
+from batchq.core.session.session import Session
+from batchq.core.session.state import Crowd, GroupState, Line, said_by
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import set_condition
+
+#: The most fundamental ones; `batchq describe` works out all of them when it is asked.
+MOST_REASONS_KEPT = 64
+#: So many groups have their reasons written in one session, unless its scheduler says otherwise.
+MOST_WRITTEN = 10_000
+_SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
+
+
+class _Budget:
+    """How many more groups may have their reasons written: `left` in all, `share` of each queue."""
+
+    def __init__(self, left: int, queues: int) -> None:
+        self._left = left
+        self._share: int | None = max(1, left // max(1, queues))
+        self._written: Counter[str] = Counter()
+
+    def allows(self, queue: str) -> bool:
+        """Return whether one more group of this queue is to be written, and count it."""
+        if self._left <= 0 or (self._share is not None and self._written[queue] >= self._share):
+            return False
+        self._left -= 1
+        self._written[queue] += 1
+        return True
+
+    def share_the_rest(self) -> None:
+        """Let any queue have what the others have left."""
+        self._share = None
+
+
+def write_reasons(session: Session, parking: Parking, most: int = MOST_WRITTEN) -> None:
+    """Passing numbers are no change; they are worked out afresh when somebody asks.
+
+    Groups whose reasons are written already may sleep from now on. In one session the reasons of
+    at most `most` groups are written, and the rest in those that follow: a group that can start is
+    not kept waiting by words. Queues have equal shares, so that one with very many groups does not
+    keep the words of others waiting, either.
+    """
+    _tell_strayed(session)
+    told, lines = list(session.refusals.told.items()), list(session.lines())
+    queues = {session.groups[uid].queue for uid, _ in told}
+    queues |= {next(iter(line.unread.values())).queue for line in lines if line.unread}
+    budget = _Budget(most, len(queues))
+    later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
+    for uid, refusals in told:
+        group = session.groups[uid]
+        if _says_so_already(group, refusals):
+            _let_sleep(session, parking, group, refusals)
+            continue
+        verdicts = refusals[:MOST_REASONS_KEPT]
+        if not verdicts or _still_says(group.status.reasons, verdicts):
+            _let_sleep(session, parking, group, refusals)
+        elif budget.allows(group.queue) or group.status is not group.record.status:
+            _write(session, group, verdicts)
+        else:
+            later.append((group, verdicts))
+    _tell_crowds(session, lines, budget)
+    budget.share_the_rest()
+    for group, verdicts in later:
+        if budget.allows(group.queue):
+            _write(session, group, verdicts)
+    _tell_crowds(session, lines, budget)
+
+
+def _tell_strayed(session: Session) -> None:
+    """Groups of queues that there are not."""
+    for group in session.strayed.singles.values():
+        if group.phase == PodGroupPhase.PENDING:
+            session.refuse(group, standing_aside(session, group))
+    for crowd in list(session.strayed.restless.values()):
+        if is_of_crowd(crowd.first):
+            refuse_crowd(session, crowd.first, session.dated(standing_aside(session, crowd.first)))
+
+
+def _let_sleep(
+    session: Session, parking: Parking, group: GroupState, refusals: tuple[Verdict, ...]
+) -> None:
+    if parking.park(session, group, refusals):
+        session.lay_down(group)
+
+
+def _tell_crowds(session: Session, lines: Sequence[Line], budget: _Budget) -> None:
+    for line in lines:
+        for crowd in list(line.unread.values()):
+            if not _tell_crowd(session, line, crowd, budget):
+                break
+
+
+def _tell_crowd(session: Session, line: Line, crowd: Crowd, budget: _Budget) -> bool:
+    """Write down what a crowd was told with those whose records do not say so; whether the budget
+    has allowed that.
+    """
+    if crowd.told is None:
+        return True
+    verdicts = crowd.told[:MOST_REASONS_KEPT]
+    for (causes, turn), members in list(crowd.said.items()):
+        if (turn and turn == crowd.told.turn) or causes == crowd.told.causes:
+            continue
+        some = next(iter(members.values()))
+        if _still_says(some.record.status.reasons, verdicts):
+            continue
+        for group in list(members.values()):
+            if group.status is not group.record.status or group.uid in session.refusals.told:
+                continue
+            if not budget.allows(crowd.queue):
+                return False
+            session.refuse(group, crowd.told)
+            _write(session, group, verdicts)
+    line.unread.pop(crowd.asks, None)
+    return True
+
+
+def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
+    verdicts = tuple(verdict.lasting() for verdict in verdicts)
+    first = verdicts[0]
+    with Statement(session) as statement:
+        statement.set_status(group, reasons=verdicts)
+        if group.phase == PodGroupPhase.PENDING:
+            # Of a group that has reserved, it is the admission that waits.
+            what = "Admitted" if group.reserved else "QuotaReserved"
+            set_condition(statement, group, what, "False", first.reason, first.message())
+        _set_scheduled(statement, group, verdicts)
+        reasons = tuple(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
+        statement.say(intents.SetReasons(group=group.key, reasons=reasons))
+        statement.commit()
+
+
+def _says_so_already(group: GroupState, blockers: Blockers) -> bool:
+    """Whether its own record has the very same causes, or waits for the same turn: the usual case,
+    and looked at first.
+    """
+    if group.status is not group.record.status:
+        return False
+    causes, turn = said_by(group)
+    return (bool(turn) and turn == blockers.turn) or causes == blockers.causes
+
+
+def _still_says(stored: tuple[Verdict, ...], verdicts: tuple[Verdict, ...]) -> bool:
+    """Whether what is stored tells as much as what was found now.
+
+    Of a group that stands aside, only what makes it stand aside counts: whether there would be
+    room for it comes and goes with others, and would be one write each time for nothing. The same
+    of a group whose turn it is not.
+    """
+    if (turn := turn_of(stored)) and turn == turn_of(verdicts):
+        return True
+    firm, stored_firm = _firm(verdicts), _firm(stored)
+    if firm and stored_firm:
+        return same_causes(stored_firm, firm)
+    return same_causes(stored, verdicts)
+
+
+def _firm(verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    return tuple(
+        verdict
+        for verdict in verdicts
+        if not verdict.in_line and verdict.reason != Waiting.WAITING_FOR_QUOTA
+    )
+
+
+def _set_scheduled(statement: Statement, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
+    """Gated and Unschedulable show in the condition Scheduled; once untrue, they make way."""
+    said = next((c for c in group.status.conditions if c.type == "Scheduled"), None)
+    shown = [verdict for verdict in verdicts if verdict.reason in _SHOWN_IN_SCHEDULED]
+    if not shown and (said is None or said.reason not in _SHOWN_IN_SCHEDULED):
+        return
+    verdict = (shown or verdicts)[0]
+    set_condition(statement, group, "Scheduled", "False", verdict.reason, verdict.message())

@@ -1,0 +1,379 @@
+"""From what a session decided to what a store is asked: one transaction for each touched group.
+
+Everything that happened to one group in one session becomes true together or not at all: its
+record, its pods, its charge, deliveries and events. What frees comes first, so that what takes
+can be granted in the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import TypeAlias
+
+import msgspec
+
+from batchq.api import intents
+from batchq.api.intents import Intent
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
+from batchq.api.notation import counted
+from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
+from batchq.api.resources import Amounts, describe, minus, of_pod
+from batchq.api.transaction import (
+    Charge,
+    Delivery,
+    Event,
+    Transaction,
+    Write,
+    node_scope,
+    queue_scope,
+)
+from batchq.core.preemption.pledges import owed_by_scope, victims_left
+from batchq.core.quota.ledger import charge_with_count, holders_in_store, holders_of, is_booked
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+
+_set = msgspec.structs.replace
+
+#: Holder -> scopes and amounts.
+Holders: TypeAlias = dict[str, tuple[tuple[str, ...], Amounts]]
+
+
+def transactions_of(session: Session) -> list[Transaction]:
+    """Everything to commit, what frees before what takes, otherwise in the order decided."""
+    by_group = _by_group(session.intents)
+    result = [_node_falls_silent(session.nodes[name].record) for name in session.unready]
+    frees: list[Transaction] = []
+    moves: list[Transaction] = []
+    takes: list[Transaction] = []
+    tied = {uid for uids in session.joined for uid in uids}
+    parts: dict[str, tuple[bool, Transaction]] = {}
+    for group in session.touched.values():
+        books = _books_of(session, group)
+        transaction = _of_group(session, group, books, by_group.get(group.key, []))
+        if transaction is None:
+            continue
+        if group.uid in tied:
+            parts[group.uid] = (books.grows, transaction)
+        elif books.grows:
+            takes.append(transaction)
+        elif any(charge.checked for charge in transaction.charges):
+            # It binds within what it gave back: others may count on the rest of that.
+            moves.append(transaction)
+        else:
+            frees.append(transaction)
+    return [*result, *frees, *moves, *_joined(session, parts), *takes]
+
+
+def _joined(session: Session, parts: dict[str, tuple[bool, Transaction]]) -> list[Transaction]:
+    """One transaction for a claimant and its victims, and whoever else is tied to these.
+
+    Nobody is evicted for a claimant that has not been promised the room, and nothing is promised
+    that nobody was evicted for.
+    """
+    knots: list[list[str]] = []
+    for uids in session.joined:
+        tied = [knot for knot in knots if any(uid in knot for uid in uids)]
+        merged = dict.fromkeys([uid for knot in tied for uid in knot] + list(uids))
+        knots = [knot for knot in knots if knot not in tied] + [list(merged)]
+    # What gives back more than it takes comes first: others may count on that.
+    knots.sort(key=lambda knot: _net_growth(session, knot))
+    found = []
+    for knot in knots:
+        # Here, too: who follows the records one by one never sees more held than there is.
+        together = sorted((parts[uid] for uid in knot if uid in parts), key=itemgetter(0))
+        if together:
+            found.append(_merged([transaction for _, transaction in together]))
+    return found
+
+
+def _net_growth(session: Session, knot: list[str]) -> int:
+    """In how many dimensions these groups together count for more than before."""
+    scope = queue_scope(ROOT)
+    net: dict[str, int] = {}
+    for uid in knot:
+        group = session.groups[uid]
+        stored = group.record.status
+        before = minus(stored.charge, stored.pledge.owed.get(scope, {}))
+        after = session.ledger.counts_for(group, scope)
+        for name in {**before, **after}:
+            net[name] = net.get(name, 0) + after.get(name, 0) - before.get(name, 0)
+    return sum(units > 0 for units in net.values())
+
+
+def _merged(parts: list[Transaction]) -> Transaction:
+    return Transaction(
+        subject=parts[0].subject,
+        writes=tuple(write for part in parts for write in part.writes),
+        charges=tuple(charge for part in parts for charge in part.charges),
+        limits=tuple(limit for part in parts for limit in part.limits),
+        deliveries=tuple(delivery for part in parts for delivery in part.deliveries),
+        events=tuple(event for part in parts for event in part.events),
+    )
+
+
+def _by_group(decided: Sequence[Intent]) -> dict[str, list[Intent]]:
+    groups: dict[str, list[Intent]] = {}
+    for intent in decided:
+        if not isinstance(intent, intents.SetNodeReady):
+            groups.setdefault(intent.group, []).append(intent)
+    return groups
+
+
+def _node_falls_silent(node: Node) -> Transaction:
+    name = node.metadata.name
+    silent = _set(node, status=_set(node.status, ready=False))
+    return Transaction(
+        subject=f"Node {name}",
+        writes=(Write(kind="Node", key=name, expect=node.metadata.revision, value=silent),),
+        charges=(Charge(holder=f"node:{name}"),),
+        events=(Event(kind="Node", key=name, reason="NotReady", message="no heartbeat"),),
+    )
+
+
+class _Books(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group counts for now, beside what the store counts for it; worked out once.
+
+    Where the store counts for it just that (`is_booked`), the rest is empty, but for what is owed.
+    `grows`: whether the group counts for more than before in any dimension of any scope.
+    """
+
+    is_booked: bool
+    grows: bool = False
+    charge: Amounts = {}
+    owed: Mapping[str, Amounts] = {}
+    former: Holders = {}
+    holders: Holders = {}
+    before: Mapping[str, Amounts] = {}
+
+
+_BOOKED = _Books(is_booked=True)
+
+
+def _books_of(session: Session, group: GroupState) -> _Books:
+    owed = session.ledger.owed(group)
+    if is_booked(group, owed):
+        return _Books(is_booked=True, owed=owed) if owed else _BOOKED
+    charge, stored = charge_with_count(group), group.record.status
+    holders = holders_of(group.uid, group.scopes, charge, owed)
+    former = holders_in_store(group.record) if stored.charge or stored.pledge.owed else {}
+    before = _sums(former)
+    if stored.pledge.owed:
+        grows = any(_grows_from(before, held) for held in holders.values())
+    else:
+        was = stored.charge
+        grows = any(units > was.get(name, 0) for name, units in charge.items())
+    return _Books(
+        is_booked=False,
+        grows=grows,
+        charge=charge,
+        owed=owed,
+        former=former,
+        holders=holders,
+        before=before,
+    )
+
+
+def _of_group(
+    session: Session, group: GroupState, books: _Books, story: list[Intent]
+) -> Transaction | None:
+    changed = _changed_pods(session, group)
+    status = _booked(group, books)
+    if status is group.record.status and not changed and group.uid not in session.expired:
+        return None
+    key = group.key
+    return Transaction(
+        subject=key,
+        writes=(
+            _write_group(session, group, _set(group.record, status=status)),
+            *[_write_pod(uid, old, new) for uid, old, new in changed],
+        ),
+        charges=(
+            *_group_charges(session, group, books),
+            *[charge for uid, old, new in changed for charge in _pod_charges(uid, old, new)],
+        ),
+        deliveries=tuple(
+            [
+                Delivery(pod=uid, attempt=new.status.attempt, node=new.status.node)
+                for uid, old, new in changed
+                if new is not None and _newly_bound(old, new)
+            ]
+        ),
+        events=tuple(
+            [
+                Event(kind="PodGroup", key=key, reason=reason, message=message, at=session.now_ms)
+                for reason, message in _events(group, story)
+            ]
+        ),
+    )
+
+
+def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | None, Pod | None]]:
+    """Pods that are not as they were: uid, as it was, as it is; None where there is none."""
+    stored = group.given_pods
+    after = {} if group.uid in session.expired else group.pods
+    changed: list[tuple[str, Pod | None, Pod | None]] = []
+    for pod in stored:
+        now = after.get(pod.metadata.uid)
+        if now is not pod:
+            changed.append((pod.metadata.uid, pod, now))
+    gone = sum(now is None for _, _, now in changed)
+    if len(after) > len(stored) - gone:
+        before = {pod.metadata.uid for pod in stored}
+        changed += [(uid, None, pod) for uid, pod in after.items() if uid not in before]
+    return changed
+
+
+def _booked(group: GroupState, books: _Books) -> PodGroupStatus:
+    """The group's status, with what the ledger counts for it."""
+    status = group.status
+    if not books.is_booked:
+        path = group.chain[1:-1] if books.charge else ()
+        status = _set(status, charge=books.charge, charge_path=path)
+    if status.pledge.owed != books.owed:
+        status = _set(status, pledge=_set(status.pledge, owed=owed_by_scope(books.owed)))
+    return status
+
+
+def _write_group(session: Session, group: GroupState, value: PodGroup) -> Write:
+    gone = group.uid in session.expired
+    return Write(
+        kind="PodGroup",
+        key=group.key,
+        expect=group.record.metadata.revision,
+        value=None if gone else value,
+    )
+
+
+def _write_pod(uid: str, old: Pod | None, new: Pod | None) -> Write:
+    return Write(kind="Pod", key=uid, expect=0 if old is None else old.metadata.revision, value=new)
+
+
+def _grows_from(before: Mapping[str, Amounts], held: tuple[tuple[str, ...], Amounts]) -> bool:
+    """Whether a holder counts for more than the group did there: moved from one holder to another
+    is not grown, and must not be refused where a limit has been cut meanwhile.
+    """
+    scopes, amounts = held
+    return any(
+        units > before.get(scope, {}).get(name, 0)
+        for scope in scopes
+        for name, units in amounts.items()
+    )
+
+
+def _follows_its_victims(session: Session, group: GroupState, charge: Amounts) -> bool:
+    """Whether a claimant counts for more only where its victims count for less by now.
+
+    No sum grows by that, and no limit that has been cut meanwhile may refuse it.
+    """
+    stored, pledge = group.record.status, group.status.pledge
+    if any(units > stored.charge.get(name, 0) for name, units in charge.items()):
+        return False
+    if pledge.stands:
+        return pledge.holds == stored.pledge.holds
+    return stored.pledge.stands and not victims_left(session, stored.pledge)
+
+
+def _sums(holders: Holders) -> dict[str, Amounts]:
+    return {scope: amounts for scopes, amounts in holders.values() for scope in scopes}
+
+
+def _group_charges(session: Session, group: GroupState, books: _Books) -> list[Charge]:
+    charges = [Charge(holder=holder) for holder in books.former if holder not in books.holders]
+    grows = books.grows and not _follows_its_victims(session, group, books.charge)
+    for holder, held in books.holders.items():
+        checked = grows and _grows_from(books.before, held)
+        scopes, amounts = held
+        charges.append(Charge(holder=holder, scopes=scopes, amounts=amounts, checked=checked))
+    if group.phase in TERMINAL and group.record.status.phase not in TERMINAL:
+        charges.append(Charge(holder=f"object:{group.uid}"))
+    return charges
+
+
+def _pod_charges(uid: str, old: Pod | None, new: Pod | None) -> list[Charge]:
+    """A bind takes room on the node; a pod written off gives it back."""
+    if new is not None and _newly_bound(old, new):
+        return [
+            Charge(
+                holder=f"pod:{uid}",
+                scopes=(node_scope(new.status.node),),
+                amounts=of_pod(new.spec.requests),
+                checked=True,
+            )
+        ]
+    held = old is not None and old.status.phase in ON_NODE
+    holds = new is not None and new.status.phase in ON_NODE
+    return [Charge(holder=f"pod:{uid}")] if held and not holds else []
+
+
+def _newly_bound(old: Pod | None, new: Pod) -> bool:
+    if new.status.phase != PodPhase.BOUND:
+        return False
+    return old is None or old.status.attempt != new.status.attempt
+
+
+def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
+    """The story in a few lines; binds and evictions of one session are told together."""
+    lines: list[tuple[str, str]] = []
+    bound: list[intents.Bind] = []
+    evicted: list[intents.Evict] = []
+    lost = 0
+    for intent in story:
+        match intent:
+            case intents.Bind():
+                bound.append(intent)
+            case intents.Evict():
+                evicted.append(intent)
+            case intents.LosePod():
+                lost += 1
+            case _ if (line := _line(group, intent)) is not None:
+                lines.append(line)
+    if bound:
+        lines.append(("Bound", _where(bound)))
+    if evicted:
+        lines.append(("Evicting", _what_for(evicted)))
+    if lost:
+        lines.append(("NodeLost", f"{counted(lost, 'pod')} written off"))
+    return lines
+
+
+def _line(group: GroupState, intent: Intent) -> tuple[str, str] | None:
+    """What is told of one intent by itself."""
+    match intent:
+        case intents.AdmitGroup():
+            reserved = describe(group.status.reservation)
+            return ("Admitted", f"admission {intent.admission}, reserved {reserved}")
+        case intents.ReserveQuota():
+            reserved = describe(group.status.reservation)
+            return ("QuotaReserved", f"reserved {reserved}, and not admitted yet")
+        case intents.SetChecks():
+            return ("ChecksChanged", intent.message)
+        case intents.Pledge():
+            victims = counted(len(intent.victims), "victim")
+            return ("Pledged", f"promised the room of {victims} ({intent.action})")
+        case intents.EndPledge():
+            text = "it has been placed, or gave up: nothing is kept for it any more"
+            return ("PledgeEnded", text)
+        case intents.RollBack():
+            return (intent.reason, intent.message or "back to Pending")
+        case intents.MoveGroup():
+            return (intent.phase, f"the group is {intent.phase}")
+        case intents.FinishGroup():
+            return (intent.phase, intent.message or intent.reason)
+        case intents.SetReasons():
+            return ("Waiting", ", ".join(intent.reasons))
+        case _:
+            return None
+
+
+def _where(bound: list[intents.Bind]) -> str:
+    nodes = sorted({intent.node for intent in bound})
+    more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
+    return f"{counted(len(bound), 'pod')} to {', '.join(nodes[:4])}{more}"
+
+
+def _what_for(evicted: list[intents.Evict]) -> str:
+    first = evicted[0]
+    claimant = f" for {first.by}" if first.by else ""
+    return f"{counted(len(evicted), 'pod')} told to stop: {first.reason}{claimant}"

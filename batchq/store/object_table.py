@@ -1,0 +1,326 @@
+"""The one place where a sequence of stored objects changes: each change makes a chunk anew."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Generic, TypeVar, cast
+
+from msgspec import structs
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import (
+    KINDS,
+    NAMESPACED,
+    AdmissionCheck,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    PriorityClass,
+    Queue,
+    ResourceQuota,
+)
+from batchq.core.cache.chunks import CHUNK, ByUid, Chunk, Rows, chunk_of, chunks_of, found, place_of
+from batchq.core.session.snapshot import Snapshot, Standing
+
+T = TypeVar("T")
+
+#: A chunk that falls below this many items is joined to its neighbour, if both fit in one that
+#: has room for more.
+SMALL = CHUNK // 4
+ROOMY = CHUNK * 3 // 4
+#: So many keys are looked up one by one; of more, chunks are compared.
+MOST_TOUCHED = 16
+
+
+class Row(Generic[T]):
+    """Items in the order of their keys; a change costs one chunk, a view a list of chunks."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Chunk[T]] = []
+        self._size = 0
+        self._rows: Rows[T] | None = Rows()
+        #: The rows that somebody has seen last, and the keys that were touched since; None: many.
+        self._seen: Rows[T] = self._rows
+        self._touched: set[str] | None = set()
+
+    def fill(self, known: Mapping[str, T]) -> None:
+        """Take these instead of all that there is."""
+        self._chunks = chunks_of(known)
+        self._size = len(known)
+        self._rows, self._touched = None, None
+
+    def put(self, key: str, item: T) -> T | None:
+        """Add an item, or put it in the place of the one with that key, which is returned."""
+        self._touch(key)
+        if not self._chunks:
+            self._exchange(0, 0, chunk_of((key,), (item,)))
+            self._size = 1
+            return None
+        at = place_of(self._chunks, key)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk.keys, key)
+        if place < len(chunk.keys) and chunk.keys[place] == key:
+            former = chunk.items[place]
+            if former is not item:
+                items = (*chunk.items[:place], item, *chunk.items[place + 1 :])
+                # The very same keys: whoever compares two chunks sees that only items changed.
+                self._exchange(at, 1, Chunk(chunk.first, chunk.keys, items))
+            return former
+        self._size += 1
+        if place == CHUNK and at == len(self._chunks) - 1:
+            # Whoever adds in order of key fills chunks, and halves none.
+            self._exchange(at + 1, 0, chunk_of((key,), (item,)))
+            return None
+        keys = (*chunk.keys[:place], key, *chunk.keys[place:])
+        items = (*chunk.items[:place], item, *chunk.items[place:])
+        if len(keys) <= CHUNK:
+            self._exchange(at, 1, chunk_of(keys, items))
+            return None
+        half = len(keys) // 2
+        halves = chunk_of(keys[:half], items[:half]), chunk_of(keys[half:], items[half:])
+        self._exchange(at, 1, *halves)
+        return None
+
+    def remove(self, key: str) -> T | None:
+        """Take out the item of a key, which is returned, if there is one."""
+        self._touch(key)
+        if not self._chunks:
+            return None
+        at = place_of(self._chunks, key)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk.keys, key)
+        if place == len(chunk.keys) or chunk.keys[place] != key:
+            return None
+        self._size -= 1
+        keys = chunk.keys[:place] + chunk.keys[place + 1 :]
+        items = chunk.items[:place] + chunk.items[place + 1 :]
+        if not keys:
+            self._exchange(at, 1)
+        elif len(keys) >= SMALL or not self._join(at, keys, items):
+            self._exchange(at, 1, chunk_of(keys, items))
+        return chunk.items[place]
+
+    def get(self, key: str) -> T | None:
+        """The item of a key, if there is one."""
+        return found(self._chunks, key)
+
+    def all(self) -> Rows[T]:
+        """Every item; the same object until something changes."""
+        if self._rows is None:
+            chunks, touched = tuple(self._chunks), self._touched
+            if touched is None:
+                self._rows = Rows(chunks, self._size)
+            else:
+                self._rows = Rows(chunks, self._size, made_from=self._seen, touched=touched)
+            self._seen, self._touched = self._rows, set()
+        return self._rows
+
+    def _touch(self, key: str) -> None:
+        if self._touched is not None:
+            self._touched.add(key)
+            if len(self._touched) > MOST_TOUCHED:
+                self._touched = None
+
+    def keys_after(self, key: str, most: int) -> list[str]:
+        """Up to `most` keys that follow `key`, in order."""
+        return [one for one, _ in islice(self.all().items_from(key + "\0"), most)]
+
+    def _join(self, at: int, keys: tuple[str, ...], items: tuple[T, ...]) -> bool:
+        """Put what is left of a small chunk together with a neighbour, if there is room in one."""
+        for start in (at - 1, at):
+            if not 0 <= start < len(self._chunks) - 1:
+                continue
+            other = self._chunks[start if start < at else at + 1]
+            if len(other.keys) + len(keys) <= ROOMY:
+                both = ((other.keys, other.items), (keys, items))
+                left, right = both if start < at else both[::-1]
+                self._exchange(start, 2, chunk_of(left[0] + right[0], left[1] + right[1]))
+                return True
+        return False
+
+    def _exchange(self, at: int, count: int, *chunks: Chunk[T]) -> None:
+        self._chunks[at : at + count] = chunks
+        self._rows = None
+
+
+class Shelf:
+    """Every object by kind and key; owned by one thread."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row[Object]] = {kind: Row() for kind in KINDS}
+        #: The kinds that are few, as plain tuples, until something changes in them.
+        self._few: dict[str, tuple[Object, ...]] = {}
+        self._pods: Row[tuple[Pod, ...]] = Row()
+        #: Groups whose pods have changed: uid -> all of its pods, by uid.
+        self._changed: dict[str, dict[str, Pod]] = {}
+        self._by_uid: ByUid[tuple[Pod, ...]] = ByUid(Rows())
+        #: Pods that are on nodes, by key; and how many are on each node.
+        self._on_node: dict[str, Pod] = {}
+        self._in_use: Counter[str] = Counter()
+        self._beats: dict[str, int] = {}
+        #: Nodes as stored, and the same with their beats; None once there are other beats.
+        self._stored_nodes: tuple[Node, ...] = ()
+        self._heard: tuple[Node, ...] | None = None
+        self._leases: Mapping[str, int] = {}
+        self._standing = Standing()
+        self._snapshot: Snapshot | None = None
+
+    def get(self, kind: str, key: str) -> Object | None:
+        return self._rows[kind].get(key)
+
+    def nodes_in_use(self) -> list[str]:
+        """The nodes that there are, and those that pods are on, in order."""
+        return sorted({*self._rows["Node"].all().keys(), *self._in_use})
+
+    def on_node(self, key: str) -> Pod | None:
+        """The pod, if it is on a node."""
+        return self._on_node.get(key)
+
+    def keys_after(self, kind: str, key: str, most: int) -> list[str]:
+        """Up to `most` keys of a kind that follow `key`, in order."""
+        return self._rows[kind].keys_after(key, most)
+
+    def list(self, kind: str, namespace: str) -> Sequence[Object]:
+        """All objects of a kind (of one namespace), ordered by key."""
+        rows = self._rows[kind].all()
+        if not namespace or kind not in NAMESPACED:
+            return rows
+        if kind == "Pod":
+            return tuple(pod for pod in rows if pod.metadata.namespace == namespace)
+        return rows.within(namespace + "/")
+
+    def pods_of(self, group: str) -> tuple[Pod, ...]:
+        """The pods of a group, by its uid, ordered by key."""
+        if group in self._changed:
+            self._settle(group, self._changed.pop(group))
+        return self._pods.get(group) or ()
+
+    def fill(self, kind: str, known: Mapping[str, Object]) -> None:
+        """Take these objects of a kind, by key, of which there are none yet."""
+        row = self._rows[kind]
+        row.fill(known)
+        if kind == "Pod":
+            for key, pod in row.all().items():
+                self._exchange_pod(key, None, pod)
+        self._changes(kind)
+
+    def put(self, kind: str, key: str, item: Object) -> None:
+        former = self._rows[kind].put(key, item)
+        if kind == "Pod":
+            self._exchange_pod(key, former, item)
+        self._changes(kind)
+
+    def remove(self, kind: str, key: str) -> None:
+        former = self._rows[kind].remove(key)
+        if former is None:
+            return
+        if kind == "Pod":
+            self._exchange_pod(key, former, None)
+        self._changes(kind)
+
+    def set_beats(self, beats: dict[str, int]) -> None:
+        """When each node was last heard of; stands in its status if that is later than stored."""
+        if beats != self._beats:
+            self._beats = beats
+            self._heard = None
+            self._snapshot = None
+
+    def set_leases(self, leases: Mapping[str, int]) -> None:
+        """Until when each pod's lease lasts. The mapping must not change afterwards."""
+        if leases is not self._leases and leases != self._leases:
+            self._leases = leases
+            self._snapshot = None
+
+    def set_standing(self, standing: Standing) -> None:
+        """How the reader stands with its server."""
+        if standing != self._standing:
+            self._standing = standing
+            self._snapshot = None
+
+    def snapshot(self, revision: int) -> Snapshot:
+        """Everything at `revision`."""
+        if self._snapshot is not None and self._snapshot.revision == revision:
+            return self._snapshot
+        self._snapshot = Snapshot(
+            revision=revision,
+            queues=cast(tuple[Queue, ...], self._plain("Queue")),
+            quotas=cast(tuple[ResourceQuota, ...], self._plain("ResourceQuota")),
+            nodes=self._nodes(),
+            admission_checks=cast(tuple[AdmissionCheck, ...], self._plain("AdmissionCheck")),
+            priority_classes=cast(tuple[PriorityClass, ...], self._plain("PriorityClass")),
+            groups=cast(Rows[PodGroup], self._rows["PodGroup"].all()),
+            pods=self._pods_by_group(),
+            leases=self._leases,
+            standing=self._standing,
+        )
+        return self._snapshot
+
+    def _plain(self, kind: str) -> tuple[Object, ...]:
+        """All of a kind; the same tuple until something changes."""
+        known = self._few.get(kind)
+        if known is None:
+            known = self._few[kind] = tuple(self._rows[kind].all())
+        return known
+
+    def _changes(self, kind: str) -> None:
+        self._few.pop(kind, None)
+        self._snapshot = None
+
+    def _nodes(self) -> tuple[Node, ...]:
+        """Made again only if one of them or a beat has changed, for nodes may be many."""
+        nodes = cast(tuple[Node, ...], self._plain("Node"))
+        if nodes is not self._stored_nodes or self._heard is None:
+            self._stored_nodes = nodes
+            self._heard = tuple(map(self._with_beat, nodes)) if self._beats else nodes
+        return self._heard
+
+    def _with_beat(self, node: Node) -> Node:
+        beat = self._beats.get(node.metadata.name)
+        # Beats are asked for now and then: a node that has just registered was heard of since.
+        stored = node.status.heartbeat
+        if beat is None or (stored is not None and beat <= stored):
+            return node
+        return structs.replace(node, status=structs.replace(node.status, heartbeat=beat))
+
+    def _pods_by_group(self) -> ByUid[tuple[Pod, ...]]:
+        for group, pods in self._changed.items():
+            self._settle(group, pods)
+        self._changed.clear()
+        rows = self._pods.all()
+        if rows is not self._by_uid.rows:
+            self._by_uid = ByUid(rows)
+        return self._by_uid
+
+    def _settle(self, group: str, pods: dict[str, Pod]) -> None:
+        if pods:
+            self._pods.put(group, tuple(pods[key] for key in sorted(pods)))
+        else:
+            self._pods.remove(group)
+
+    def _exchange_pod(self, key: str, former: Object | None, item: Object | None) -> None:
+        if isinstance(former, Pod):
+            self._pods_in_change(former.status.group_uid).pop(former.metadata.uid, None)
+        self._leave_node(key)
+        if isinstance(item, Pod):
+            self._pods_in_change(item.status.group_uid)[item.metadata.uid] = item
+            if item.status.phase in ON_NODE:
+                self._on_node[key] = item
+                self._in_use[item.status.node] += 1
+
+    def _leave_node(self, key: str) -> None:
+        former = self._on_node.pop(key, None)
+        if former is not None:
+            name = former.status.node
+            self._in_use[name] -= 1
+            if not self._in_use[name]:
+                del self._in_use[name]
+
+    def _pods_in_change(self, group: str) -> dict[str, Pod]:
+        if group not in self._changed:
+            known = self._pods.get(group) or ()
+            self._changed[group] = {pod.metadata.uid: pod for pod in known}
+        return self._changed[group]

@@ -1,0 +1,597 @@
+"""The agent: it makes this machine a Node and runs the pods that are bound to it.
+
+One process, one thread, one loop: take attempts off the node's RQ queue, claim them, fork a
+work-horse for each that is ours, collect the ones that have ended, and now and then tell the server
+that the node lives, hand in again what RQ lost, and report what died without a word.
+
+    SIGTERM or SIGINT   drain: nothing new is bound here; what runs may end within the drain
+                        timeout, then it is stopped with its grace (NodeLost)
+    a second one        at once
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import time
+
+import structlog
+from msgspec import Struct
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import SPOILED
+from batchq.api.objects import Pod, Taint
+from batchq.api.reasons import Leaving
+from batchq.api.times import HOUR, SECOND
+from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
+from batchq.errors import StoreUnavailable
+from batchq.store.connect import open_when_up
+from batchq.store.link import is_damaged, is_forbidden
+from batchq.store.outage import Backoff, Outage
+from batchq.store.rq_link import RqLink
+from batchq.worker.agent.end_reports import RollCall, Settling
+from batchq.worker.agent.leftovers import prune_logs, sweep
+from batchq.worker.agent.node import Membership, NodeOffer, own_identity
+from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
+from batchq.worker.agent.start_claims import Claimed, Claims
+from batchq.worker.agent.wakeups import Chores, Door
+from batchq.worker.host import containment, processes
+from batchq.worker.host.containment import Containment
+from batchq.worker.host.devices import GpuShares, detect_resources, gpu_indices
+from batchq.worker.host.limits import Enforce, settle
+from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
+from batchq.worker.rq.delivery import PodAttempt, PodJob
+from batchq.worker.workhorse.guard import GuardPost
+from batchq.worker.workhorse.report import Desk, monotonic_ms
+from batchq.worker.workhorse.run import Harness
+from batchq.worker.workhorse.run_file import Outcome, RunFile, RunFiles, own_boot
+from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
+
+__all__ = ["Agent", "AgentSettings"]
+
+log = structlog.get_logger(__name__)
+
+_LAUNCHES_PER_TURN = 8
+_RECONCILE_MS = 10 * SECOND
+#: A Bound pod may be this old before it is held for lost by RQ; then it is handed in again.
+_BOUND_PATIENCE_MS = 10 * SECOND
+_RQ_CLEAN_MS = 60 * SECOND
+_SETTLE_MS = 1 * SECOND
+#: Between two looks whether a server that was started anew knows what runs here.
+_ROLL_CALL_MS = 100
+_ORPHANS_MS = 5 * SECOND
+_AWAY_MS = 1 * SECOND
+#: How long an agent waits at its end for a leader to note it, and how often it looks.
+_LEAVE_MS, _LEAVE_LOOK_MS = 3 * SECOND, 20
+#: A node is missed soon after the server is back, so it is not left waiting longer.
+_AWAY_MOST_MS = 2 * SECOND
+#: How long a start waits for what a former agent has left, and how long each later try does.
+_SWEEP_S, _END_ROUND_S = 10.0, 1.0
+_SHOWN_PIDS = 5
+#: How long a node takes no pods after something under RQ's keys of it could not be read.
+_SPOILED_MS = 10 * SECOND
+#: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
+_END_MS = 90 * SECOND
+
+_UNSTARTED = Outcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
+
+
+class Agent:
+    """One node's agent. `run` once; it owns the process's signals and children."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        home = settings.home.resolve()
+        self._log_dir = home / "logs"
+        self._run_dir = home / "run" / settings.node
+        self._files = RunFiles(self._run_dir)
+        self._identity = own_identity()
+        self._signals = Signals(signal.SIGTERM, signal.SIGINT)
+        self._poll = select.poll()
+        self._door = Door(settings.url, settings.node, self._poll)
+        self._away_until = 0
+        self._outage = Outage()
+        self._backoff = Backoff(longest_ms=_AWAY_MOST_MS)
+        self._paused = Paused(patience_ms=settings.lease_ms // 3)
+        self._draining_since: int | None = None
+        #: Whether processes of a former agent's pods run: nothing is started beside them.
+        self._has_leftovers = False
+        #: Whether the node takes no pods because some cannot be ended.
+        self._is_out_of_service = False
+        #: Until when the node takes none because what stood under RQ's keys could not be read.
+        self._spoiled_until, self._spoiled_by = 0, ""
+        self._sent: set[signal.Signals] = set()
+
+    def run(self) -> int:
+        """Until a signal has drained it; the exit code.
+
+        Waits for a server that does not answer yet. Raises Conflict if another agent serves the
+        node, UsageError where the system is not Linux.
+        """
+        processes.require()
+        if os.geteuid() == 0:
+            log.warning(
+                "agent runs as root",
+                why="its pods do as well, and nothing on this machine is kept from them",
+                do="give it a user of its own",
+            )
+        self._signals.install()
+        store = open_when_up(self._settings.url, pause=self._pause)
+        if store is None:
+            self._signals.close()
+            return 0
+        self._store = store
+        self._link = RqLink(self._settings.url)
+        try:
+            self._link.find_place(self._settings.node)
+            self._begin()
+            try:
+                self._loop()
+            finally:
+                self._end()
+        finally:
+            self._signals.close()
+            self._files.release()
+            self._link.close()
+            self._door.close()
+            self._store.close()
+        return 0
+
+    def _pause(self, seconds: float) -> bool:
+        """Whether no signal has come meanwhile."""
+        self._signals.wait(seconds)
+        return not self._signals_seen()
+
+    def _signals_seen(self) -> int:
+        return self._signals.count(signal.SIGTERM) + self._signals.count(signal.SIGINT)
+
+    # --- beginning and end ------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        settings = self._settings
+        resources = settings.resources if settings.resources is not None else detect_resources()
+        self._gpus = GpuShares(gpu_indices(settings.resources))
+        self._enforcement = settle(settings.enforce, run_dir=self._run_dir)
+        self._boundary = containment.settle(
+            settings.containment, enforcement=self._enforcement, run_dir=self._run_dir
+        )
+        offer = NodeOffer(
+            name=settings.node,
+            resources=resources,
+            labels={**settings.labels, CONTAINMENT_LABEL: str(self._boundary.kind)},
+            taints=settings.taints,
+            annotations={
+                MEMORY_LIMIT_ANNOTATION: self._enforcement.kind,
+                LEASE_ANNOTATION: str(settings.lease_ms),
+            },
+        )
+        beat_ms = round(settings.beat_s * SECOND)
+        self._member = Membership(self._store, offer, identity=self._identity, beat_ms=beat_ms)
+        self._desk = Desk(self._store, settings.node)
+        self._roll_call = RollCall(self._store, settings.node, self._files, agent=self._identity)
+        self._settling = Settling(self._store, settings.node, self._files, author=self._identity)
+        self._member.refuse_if_served()
+        self._files.occupy()
+        self._boot = own_boot()
+        self._post = GuardPost()
+        # The guard is one of them: it is collected when this process ends.
+        self._strangers = child_pids()
+        processes.adopt_orphans()
+        self._poll.register(self._signals.fileno(), select.POLLIN)
+        self._slots = Slots(
+            self._link,
+            settings.node,
+            prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
+            bound=settings.slots,
+        )
+        self._claims = Claims(
+            self._store,
+            settings.node,
+            self._files,
+            author=self._identity,
+            lease_ms=settings.lease_ms,
+        )
+        self._slots.take_out_damaged()
+        #: The RQ job of each attempt that is being claimed.
+        self._jobs: dict[PodAttempt, PodJob] = {}
+        self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
+        for run in list(self._files.all()):
+            self._settling.is_missing(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
+        self._settle_all()
+        self._files.forget_all(keep=self._settling.ids())
+        self._reconcile(bound_patience_ms=0)
+        # Nothing runs here yet: whoever sees the node ready may bind to it at once.
+        self._roll_call.answer(self._store.run_id(), ())
+        self._store.beat(settings.node, self._roll_call.told_to)
+        self._note_spoiled()
+        if not self._is_kept_out():
+            self._member.register()
+        self._chores = Chores(
+            {
+                self._beat: beat_ms,
+                self._settle_all: _SETTLE_MS,
+                self._reconcile: _RECONCILE_MS,
+                self._collect_orphans: _ORPHANS_MS,
+                self._rq_heartbeat: HEARTBEAT_S * SECOND,
+                self._rq_clean: _RQ_CLEAN_MS,
+                self._prune_logs: HOUR,
+                self._let_idle_go: SECOND,
+                self._leave_spoiled: SECOND,
+                self._end_paused: min(SECOND, settings.lease_ms // 6),
+            },
+            now_ms=monotonic_ms(),
+            outage=self._outage,
+        )
+        # Collecting garbage would write to every page that the work-horses share with this process.
+        gc.collect()
+        gc.freeze()
+        log.info("agent started", node=settings.node, agent=self._identity)
+
+    def _end(self) -> None:
+        """Whatever happened, no work-horse outlives the loop; the rest is a courtesy."""
+        self._slots.send(KILL_SIGNAL)
+        give_up_at = monotonic_ms() + _END_MS
+        while self._slots.horses():
+            self._hear(_AWAY_MS)
+            if monotonic_ms() >= give_up_at:
+                self._slots.send(signal.SIGKILL)
+        self._collect_orphans()
+        try:
+            self._settle_all()
+            self._take_leave()
+            self._slots.close()
+        except StoreUnavailable as trouble:
+            log.warning("agent left unannounced", trouble=trouble.message)
+        self._post.close()
+        log.info("agent stopped", node=self._settings.node)
+
+    def _take_leave(self) -> None:
+        """Wait a little until the leader has seen that nothing may be bound, and nothing runs."""
+        give_up_at = monotonic_ms() + _LEAVE_MS
+        while not self._withdraw() or len(self._settling):
+            if monotonic_ms() >= give_up_at:
+                log.warning("agent left before anybody noted it", pods=len(self._settling))
+                return
+            self._signals.wait(_LEAVE_LOOK_MS / 1000)
+            self._settling.let_go()
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._is_done():
+            self._take_on()
+            self._hear(self._pause_ms())
+            self._chores.do(now_ms=monotonic_ms())
+            self._drain()
+
+    def _pause_ms(self) -> int:
+        now_ms = monotonic_ms()
+        due = self._chores.next_due_at()
+        if now_ms < self._away_until:
+            return max(0, min(due, now_ms + _AWAY_MS // 4) - now_ms)
+        if self._draining_since is not None:
+            due = min(due, now_ms + _AWAY_MS // 4)
+        elif self._slots.room(beside=len(self._claims)) and not self._has_leftovers:
+            due = min(due, self._door.look_at)
+        look_at = self._claims.next_look_at()
+        return max(0, (due if look_at is None else min(due, look_at)) - now_ms)
+
+    def _take_on(self) -> None:
+        """Claim what is bound here, and start what is ours, a few at a time, so that ends are seen,
+        too.
+        """
+        if monotonic_ms() < self._away_until or self._has_leftovers:
+            return
+        try:
+            self._door.listen()
+            if self._draining_since is None:
+                self._take_jobs()
+            for answer in self._claims.step(now_ms=monotonic_ms()):
+                job = self._jobs.pop(answer.attempt)
+                if isinstance(answer, Claimed):
+                    self._launch(job, answer)
+                else:
+                    log.info("pod declined", pod=answer.attempt.pod, why=answer.why)
+        except StoreUnavailable as trouble:
+            if is_damaged(trouble):
+                self._slots.take_out_damaged()
+            if is_forbidden(trouble):
+                # The server's users may be others by now.
+                self._find_place()
+            self._outage.failed(trouble)
+            self._door.look_at = 0
+            self._away_until = monotonic_ms() + self._backoff.next_ms()
+
+    def _find_place(self) -> None:
+        with suppress(StoreUnavailable):
+            self._link.find_place(self._settings.node)
+
+    def _take_jobs(self) -> None:
+        now_ms = monotonic_ms()
+        # A second work-horse would take the first one's last word for its own.
+        room = min(self._slots.room(beside=len(self._claims)), _LAUNCHES_PER_TURN)
+        if not room or now_ms < self._door.look_at:
+            return
+        most = self._door.most(room)
+        jobs, are_more = self._slots.take(most, ended=self._settling, claimed=self._claims)
+        self._is_back()
+        self._door.has_looked(now_ms=now_ms, are_more=are_more)
+        for job in jobs:
+            self._jobs[job.asks_for()] = job
+            self._claims.take(job.asks_for(), now_ms=now_ms, stored=job.pod)
+
+    def _is_back(self) -> None:
+        """The server has answered; after a silence it may be another one."""
+        if self._outage.unavailable:
+            self._chores.hurry(self._beat, now_ms=monotonic_ms())
+        self._outage.succeeded()
+        self._backoff.reset()
+
+    def _launch(self, job: PodJob, claimed: Claimed) -> None:
+        attempt = claimed.attempt
+        harness = Harness(
+            url=self._settings.url,
+            node=self._settings.node,
+            agent=self._identity,
+            run_dir=self._run_dir,
+            log_dir=self._log_dir,
+            lease_ms=self._settings.lease_ms,
+            gpus=self._gpus.take(attempt.id, claimed.pod.spec.requests),
+            claimed=claimed,
+            enforcement=self._enforcement,
+            boundary=self._boundary,
+            post=self._post,
+            boot=self._boot,
+        )
+        try:
+            descriptors = self._slots.launch(job, harness)
+        except StoreUnavailable:
+            # Claimed, and not started: as if its work-horse had died.
+            self._gpus.give_back(attempt.id)
+            self._settling.has_died(attempt, now_ms=monotonic_ms())
+            raise
+        for descriptor in descriptors:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def _hear(self, wait_ms: int) -> None:
+        left: list[RunFile] = []
+        for descriptor, _ in self._poll.poll(wait_ms):
+            if descriptor == self._signals.fileno():
+                self._signals.clear()
+                continue
+            if self._door.is_at(descriptor):
+                if self._door.answer():
+                    self._claims.look_now()
+                continue
+            if not self._slots.knows(descriptor):
+                # Closed with the other one of the same work-horse, just now.
+                continue
+            heard = self._slots.hear(descriptor, now_ms=monotonic_ms())
+            for gone in heard.gone:
+                self._poll.unregister(gone)
+            if heard.attempt is not None:
+                left += self._collect(heard.attempt, heard.exit_code)
+        for fresh in self._slots.launch_unread():
+            self._poll.register(fresh, select.POLLIN)
+        if left:
+            try:
+                self._settling.report(left, now_ms=monotonic_ms())
+            except StoreUnavailable as trouble:
+                # They are due, and told with the others.
+                self._outage.failed(trouble)
+
+    def _collect(self, attempt: PodAttempt, exit_code: int) -> list[RunFile]:
+        """A work-horse has ended; its run file, if its report was left to this agent."""
+        self._gpus.give_back(attempt.id)
+        run = self._files.read(attempt.pod, attempt.attempt)
+        if exit_code == 0 and run is not None and run.outcome is not None:
+            if run.hands_over:
+                return [run]
+            self._settling.has_posted(attempt, now_ms=monotonic_ms())
+        elif exit_code or run is not None:
+            log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
+            self._settling.has_died(attempt, now_ms=monotonic_ms())
+        return []
+
+    # --- drain ------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        asked = self._signals_seen()
+        if not asked:
+            return
+        now_ms = monotonic_ms()
+        if self._draining_since is None:
+            self._draining_since = now_ms
+            log.info("agent drains", node=self._settings.node, pods=len(self._slots.attempts()))
+            self._claims.give_up()
+            self._chores.add(self._withdraw, _SETTLE_MS, now_ms=now_ms)
+        if asked > 1:
+            self._send_once(KILL_SIGNAL)
+        elif now_ms >= self._draining_since + self._settings.drain_timeout_s * SECOND:
+            self._send_once(STOP_SIGNAL)
+
+    def _send_once(self, sent: signal.Signals) -> None:
+        if sent not in self._sent:
+            self._sent.add(sent)
+            self._slots.send(sent)
+
+    def _is_done(self) -> bool:
+        is_draining = self._draining_since is not None
+        return is_draining and not self._slots.attempts() and not self._claims
+
+    def _withdraw(self) -> bool:
+        """Have nothing new bound here, and give back what was bound and has not started; whether
+        nothing more can come.
+        """
+        # Asked first: what is bound before the node is out of service is seen below.
+        is_withdrawn = self._member.withdraw()
+        if self._member.is_taken_over():
+            return True
+        running = self._slots.attempts() | self._claims.attempts()
+        for pod in self._store.pods_on(self._settings.node, self._known()):
+            attempt = _attempt_of(pod)
+            is_waiting = pod.status.phase == PodPhase.BOUND and attempt not in running
+            if is_waiting and attempt not in self._settling:
+                self._settling.tell(attempt, _UNSTARTED, now_ms=monotonic_ms())
+        return is_withdrawn
+
+    # --- chores -----------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        run = self._store.run_id()
+        is_known = self._roll_call.answer(run, self._slots.horses_by_attempt())
+        ready = self._draining_since is None and not self._is_kept_out()
+        self._member.keep(ready=ready, run=self._roll_call.told_to)
+        self._is_back()
+        if not is_known:
+            self._chores.hurry(self._beat, now_ms=monotonic_ms() + _ROLL_CALL_MS)
+
+    def _settle_all(self) -> None:
+        """Report what work-horses could not; never before the last of their processes is gone."""
+        self._settling.let_go()
+        due = self._settling.due(now_ms=monotonic_ms())
+        if not due and not self._has_leftovers:
+            return
+        left = self._end_processes(due)
+        if left:
+            # The room of these pods is not free, and who knows whether that of others will be.
+            self._settling.hold(due, lease_ms=self._settings.lease_ms)
+        self._take_out_of_service(left)
+        for attempt in due if not left else ():
+            self._settling.settle(attempt, now_ms=monotonic_ms())
+
+    def _end_processes(self, attempts: Sequence[PodAttempt]) -> list[int]:
+        """End what is left of these attempts, and of a former agent's; the pids that are left."""
+        left = kill_children(keep=self._slots.horses() | self._strangers, within_s=_END_ROUND_S)
+        for attempt in attempts:
+            cgroup = self._enforcement.of_pod(attempt.id)
+            left += cgroup.end(_END_ROUND_S) if cgroup is not None else []
+        for abandoned in self._boundary.abandoned(self._slots.horses()):
+            left += abandoned.end(_END_ROUND_S)
+        if self._has_leftovers:
+            swept = self._sweep(within_s=_END_ROUND_S)
+            self._has_leftovers = bool(swept)
+            left += swept
+        return left
+
+    def _sweep(self, *, within_s: float) -> list[int]:
+        """End what a former agent has left; nothing may have been started by this one."""
+        existing = [*self._enforcement.existing(), *self._boundary.abandoned(())]
+        return sweep(self._run_dir, list(self._files.all()), existing, within_s=within_s)
+
+    def _take_out_of_service(self, left: Sequence[int]) -> None:
+        """A node on which pods cannot be ended takes no more; it is back once they have ended."""
+        if left:
+            pids = sorted(set(left))
+            shown = ", ".join(map(str, pids[:_SHOWN_PIDS]))
+            log.error("processes cannot be killed", pids=shown, count=len(pids))
+            self._member.withdraw(f"processes of its pods cannot be killed: {shown}")
+        elif self._is_out_of_service:
+            self._chores.hurry(self._beat, now_ms=monotonic_ms())
+        self._is_out_of_service = bool(left)
+
+    def _is_kept_out(self) -> bool:
+        """Whether the node is to take no pods, though its agent serves it."""
+        return self._is_out_of_service or monotonic_ms() < self._spoiled_until
+
+    def _note_spoiled(self) -> None:
+        """Somebody else writes under RQ's keys of this node: it takes no more pods for a while, and
+        those that are here run on.
+        """
+        if spoiled := self._slots.take_spoiled():
+            self._spoiled_until = monotonic_ms() + _SPOILED_MS
+            self._spoiled_by = spoiled
+
+    def _leave_spoiled(self) -> None:
+        self._note_spoiled()
+        if self._draining_since is None and monotonic_ms() < self._spoiled_until:
+            self._member.withdraw(f"{SPOILED}: {self._spoiled_by}")
+            self._chores.hurry(self._beat, now_ms=self._spoiled_until)
+
+    def _reconcile(self, *, bound_patience_ms: int = _BOUND_PATIENCE_MS) -> None:
+        """Compare what the store says runs or waits here with what does."""
+        waiting: list[PodAttempt] = []
+        now_ms, here_ms = self._store.now_ms(), monotonic_ms()
+        pods = self._store.pods_on(self._settings.node, self._known())
+        running, told = self._slots.attempts() | self._claims.attempts(), self._settling.told()
+        for pod in pods:
+            attempt = _attempt_of(pod)
+            if attempt in running or attempt in self._settling or attempt.id in told:
+                continue
+            if pod.status.phase == PodPhase.RUNNING or pod.status.terminating:
+                self._settling.is_missing(attempt, now_ms=here_ms)
+            elif now_ms - (pod.status.bound_at or 0) >= bound_patience_ms:
+                waiting.append(attempt)
+        self._end_leases(running)
+        if self._draining_since is None:
+            for attempt in self._slots.hand_in(waiting):
+                log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
+
+    def _known(self) -> frozenset[str]:
+        known = self._slots.attempts() | self._claims.attempts() | self._settling.attempts()
+        return frozenset(attempt.pod for attempt in known)
+
+    def _end_leases(self, running: frozenset[PodAttempt]) -> None:
+        """Of attempts whose work-horse had no time to."""
+        for uid, number in self._store.alive.leased(self._settings.node):
+            attempt = PodAttempt(uid, number)
+            if attempt not in running and attempt not in self._settling:
+                self._desk.end_lease(uid, number)
+
+    def _end_paused(self) -> None:
+        """A work-horse that cannot go on is killed long before its pod's lease ends."""
+        horses = self._slots.horses()
+        for horse in self._paused.overdue(stopped(horses), now_ms=monotonic_ms()):
+            log.warning("paused work-horse killed", horse=horse)
+            os.kill(horse, signal.SIGKILL)
+
+    def _collect_orphans(self) -> None:
+        reap_orphans(keep=self._slots.horses() | self._strangers)
+        for abandoned in self._boundary.abandoned(self._slots.horses()):
+            abandoned.end(0.0)
+
+    def _let_idle_go(self) -> None:
+        self._slots.let_idle_go(now_ms=monotonic_ms())
+
+    def _rq_heartbeat(self) -> None:
+        self._slots.take_out_damaged()
+        self._slots.heartbeat()
+
+    def _rq_clean(self) -> None:
+        self._slots.clean()
+
+    def _prune_logs(self) -> None:
+        """Agents of several nodes may share the folder, so all their run files count."""
+        running = {path.stem for path in self._run_dir.parent.glob("*/*.*")}
+        prune_logs(self._log_dir, running=running, now_s=time())
+
+
+def _attempt_of(pod: Pod) -> PodAttempt:
+    return PodAttempt(pod.metadata.uid, pod.status.attempt)
+
+
+class AgentSettings(Struct, frozen=True, kw_only=True):
+    """How a machine takes part.
+
+    `resources` None: what is detected, in integer units (cpu milli, memory bytes, others
+    thousandths). `home`: logs go to `home/logs`, records of what runs to `home/run/<node>`.
+    `slots` bounds how many pods run at once, whatever is bound.
+    """
+
+    node: str
+    url: str
+    home: Path
+    resources: dict[str, int] | None = None
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    slots: int = 256
+    beat_s: float = 5.0
+    lease_ms: int = 30_000
+    drain_timeout_s: float = 30.0
+    enforce: Enforce = Enforce.AUTO
+    containment: Containment = Containment.AUTO

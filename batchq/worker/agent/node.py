@@ -1,0 +1,246 @@
+"""This machine as a Node: offered, kept alive, withdrawn.
+
+The agent leaves facts about its node, and the leader makes the Node of them; what the agent wants
+and does not see, it says again with its next beat. The scheduler takes a node that is not heard of
+for dead; it comes back in the same way.
+
+One name, one agent: the node carries its agent's identity, `<host>:<pid>:<start in ms>`, in the
+annotation `batchq/agent`. Another agent is alive if its process is (on the same host), or if the
+node was heard of within three beats (elsewhere).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+
+import psutil
+import structlog
+from msgspec import Struct
+
+from batchq.api.node_report import AGENT_ANNOTATION, Fact, Leaves, Serves
+from batchq.api.objects import Node, Taint
+from batchq.api.times import describe_age
+from batchq.errors import Conflict, StoreUnavailable
+from batchq.store.redis import RedisStore
+from batchq.worker.workhorse.run_file import started_ms
+
+log = structlog.get_logger(__name__)
+
+#: Of a pid and an instant, together.
+_MOST_DIGITS = 40
+
+_BEATS_UNTIL_SILENT = 3
+
+
+class NodeOffer(Struct, frozen=True, kw_only=True):
+    """What the agent says of its node. Labels and annotations are added to those that others set;
+    taints, if any are given, replace them.
+    """
+
+    name: str
+    resources: Mapping[str, int]
+    labels: Mapping[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    annotations: Mapping[str, str] = {}
+
+
+def own_identity() -> str:
+    """`<host>:<pid>:<start in ms>` of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{started_ms(os.getpid())}"
+
+
+class Membership:
+    """The Node object of one agent; owned by the agent's loop.
+
+    Every method raises StoreUnavailable.
+    """
+
+    def __init__(self, store: RedisStore, offer: NodeOffer, *, identity: str, beat_ms: int) -> None:
+        self._store = store
+        self._offer = offer
+        self._identity = identity
+        self._beat_ms = beat_ms
+        #: Who served the node before; dead, or `refuse_if_served` would have raised.
+        self._former = ""
+        #: Whether the node has been seen ready, and ours.
+        self._in_service = False
+
+    def refuse_if_served(self) -> None:
+        """Raises Conflict while another agent serves the name."""
+        node = self._node()
+        if node is not None:
+            self._refuse_if_served(node)
+            self._former = _agent_of(node)
+
+    def register(self) -> None:
+        """Offer the node. It is ready once a leader has seen that; `keep` sees to it."""
+        self._post(
+            Serves(
+                agent=self._identity,
+                resources=dict(self._offer.resources),
+                labels=dict(self._offer.labels),
+                annotations=dict(self._offer.annotations),
+                taints=self._offer.taints,
+            )
+        )
+        log.info("node offered", node=self._offer.name, resources=self._offer.resources)
+
+    def keep(self, *, ready: bool, run: str = "") -> None:
+        """One beat. A node that was taken for dead, changed or deleted is offered again.
+
+        `run` is the run id of the server that the agent has told everything to. Raises Conflict if
+        another agent has taken the name over.
+        """
+        self._store.beat(self._offer.name, run)
+        node = self._node()
+        agent = "" if node is None else _agent_of(node)
+        if self._is_anothers(agent):
+            raise Conflict(
+                f"node {self._offer.name} was taken over by the agent {_shown(agent)}",
+                hint="give each agent a node name of its own",
+            )
+        before = self._in_service
+        self._in_service = agent == self._identity and node is not None and node.status.ready
+        if ready and not self._in_service:
+            if before:
+                log.warning("node was taken for dead", node=self._offer.name)
+            self.register()
+
+    def withdraw(self, reason: str = "") -> bool:
+        """Have nothing new bound here, for a reason unless the agent ends; whether that is so
+        already.
+        """
+        node = self._node()
+        if node is None or not node.status.ready or _agent_of(node) != self._identity:
+            return True
+        self._post(Leaves(agent=self._identity, reason=reason))
+        return False
+
+    def is_taken_over(self) -> bool:
+        """Whether another agent serves the name: what is bound here is that one's to start."""
+        node = self._node()
+        return node is not None and self._is_anothers(_agent_of(node))
+
+    def _is_anothers(self, agent: str) -> bool:
+        return agent not in ("", self._identity, self._former)
+
+    def _post(self, fact: Fact) -> None:
+        self._store.inboxes.post(self._offer.name, fact)
+
+    def _node(self) -> Node | None:
+        node = self._store.get_if_readable("Node", self._offer.name)
+        return node if isinstance(node, Node) else None
+
+    def _refuse_if_served(self, node: Node) -> None:
+        other = _agent_of(node)
+        if other in ("", self._identity):
+            return
+        host, pid, started = _parts(other)
+        name = self._offer.name
+        heard_at = max(self._store.beats([name]).get(name, 0), node.status.heartbeat or 0)
+        silent_ms = self._store.now_ms() - heard_at
+        if host == socket.gethostname():
+            lives = pid is not None and started_ms(pid) == started
+        else:
+            lives = node.status.ready and silent_ms < _BEATS_UNTIL_SILENT * self._beat_ms
+        if lives:
+            raise Conflict(
+                f"node {name} is served by the agent {_shown(other)}, "
+                f"heard of {describe_age(silent_ms)} ago",
+                hint="stop that agent, or start this one under another node name",
+            )
+
+
+def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
+    """Have nothing new bound to a node, as long as `agent` is the one that serves it.
+
+    Raises StoreUnavailable.
+    """
+    node = store.get_if_readable("Node", name)
+    if isinstance(node, Node) and node.status.ready and _agent_of(node) == agent:
+        store.inboxes.post(name, Leaves(agent=agent))
+        log.info("node withdrawn", node=name)
+
+
+def agent_pid(identity: str) -> int | None:
+    """The pid in an agent's identity."""
+    return _parts(identity)[1]
+
+
+def _agent_of(node: Node) -> str:
+    """Who serves the node, or served it last; empty if nobody did."""
+    return node.metadata.annotations.get(AGENT_ANNOTATION, "")
+
+
+def _parts(identity: str) -> tuple[str, int | None, int | None]:
+    host, _, rest = identity.partition(":")
+    pid, _, started = rest.partition(":")
+    if pid.isdigit() and started.isdigit() and len(rest) < _MOST_DIGITS:
+        return host, int(pid), int(started)
+    return host, None, None
+
+
+def _shown(identity: str) -> str:
+    host, pid, _ = _parts(identity)
+    return f"with pid {pid} on {host}" if pid is not None else repr(identity)
+
+
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+class OwnServer(Struct, frozen=True):
+    """A process; its start tells it from a later one with the same pid."""
+
+    pid: int
+    started_ms: int | None
+
+    def is_away(self) -> bool:
+        """Whether it serves nobody now."""
+        if started_ms(self.pid) != self.started_ms:
+            return True
+        try:
+            return psutil.Process(self.pid).status() in _STOPPED
+        except psutil.NoSuchProcess:
+            return True
+
+
+class ServerWatch:
+    """Which process is the server, found anew after each time it was lost.
+
+    `heard` and `lost` are told by the thread that talks to the server, `is_away` is asked by any.
+    """
+
+    def __init__(self, find: Callable[[], int | None]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._server: OwnServer | None = None
+        self._is_sure = False
+
+    def heard(self) -> None:
+        """The server has answered."""
+        if self._is_sure:
+            return
+        try:
+            pid = self._find()
+        except StoreUnavailable:
+            return
+        with self._lock:
+            self._server = None if pid is None else OwnServer(pid, started_ms(pid))
+            self._is_sure = True
+
+    def lost(self, *, refused: bool = False) -> None:
+        """The server has not answered: the next to answer may be another process. If it has
+        `refused` to, one is there, and serves others.
+        """
+        self._is_sure = False
+        if refused:
+            with self._lock:
+                self._server = None
+
+    def is_away(self) -> bool:
+        """Whether the server that was heard last is known to serve nobody."""
+        with self._lock:
+            return self._server is not None and self._server.is_away()

@@ -1,0 +1,430 @@
+"""A PID namespace in which the pods of one work-horse run, one after the other.
+
+Its first process is forked from the work-horse, starts commands for it, collects what they leave,
+and ends all of it at once: `kill(-1)` reaches every process of a namespace in one step of the
+kernel, so nothing can fork past it. Pods see a /proc of their own and no process outside, so they
+can signal neither agent nor work-horse nor guard. When the work-horse dies, its end of a socket
+closes, the first process ends, and the kernel ends everything with it.
+
+Root makes the namespace as it is; anybody else within a user namespace, which has one user: the
+agent's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from batchq.worker.host import processes
+from batchq.worker.host.limits import limit_data
+from batchq.worker.host.processes import Signals, await_death, child_pids, reap_orphans
+
+_NEW_MOUNTS, _NEW_USERS, _NEW_PIDS = 0x0002_0000, 0x1000_0000, 0x2000_0000
+_NOSUID, _NODEV, _NOEXEC, _REC, _SLAVE = 2, 4, 8, 1 << 14, 1 << 19
+#: A program may have to come from a slow disk.
+_ANSWERS_WITHIN_S = 60.0
+_ENDS_WITHIN_S = 2.0
+_ROUND_S = 0.05
+_MOST_WORDS = 4096
+#: What comes with the order to start: the order itself, stdin, stdout, stderr, a way into a cgroup.
+_MOST_DESCRIPTORS = 5
+
+_HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+_START, _COLLECT, _END, _END_OTHERS = b"start", b"collect", b"end", b"end others"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What is to be started."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str
+    #: What each process may have; None where a cgroup holds it, or nothing.
+    memory_bytes: int | None = None
+    #: Whether it serves the work-horse, and lives longer than one pod. There is one such at most.
+    stays: bool = False
+
+
+class _Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the first process says: an error of the system's, of the order's, or a number."""
+
+    errno: int = 0
+    trouble: str = ""
+    number: int = 0
+
+
+class PidNamespace:
+    """One namespace; owned by its work-horse, which must adopt orphans, and have a single thread
+    when it makes one.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError where the kernel grants none."""
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.settimeout(_ANSWERS_WITHIN_S)
+        self.pid = 0
+        try:
+            self.pid = _fork_inside(_First(theirs).serve)
+            # It has no sooner said so than there is a /proc in it.
+            answer, _ = self._hear()
+            if answer.errno:
+                raise OSError(answer.errno, answer.trouble)
+        except BaseException:  # whatever it is, nothing of it may stay
+            self.close()
+            raise
+        finally:
+            theirs.close()
+
+    def is_gone(self) -> bool:
+        """Whether it has ended, so that nothing can be started in it."""
+        return os.waitid(os.P_PID, self.pid, _HAS_ENDED) is not None
+
+    def start(self, order: Order, descriptors: tuple[int, ...]) -> int:
+        """Start a process, in a session of its own; its pid as it is out here.
+
+        `descriptors`: what it is to have as stdin, stdout and stderr, and a way into its cgroup if
+        it is to have one. Raises OSError or ValueError, as subprocess does.
+        """
+        written = os.memfd_create("batchq-order")
+        try:
+            _write(written, msgspec.json.encode(order))
+            socket.send_fds(self._orders, [_START], [written, *descriptors])
+        finally:
+            os.close(written)
+        answer, pidfd = self._hear()
+        if answer.errno:
+            raise OSError(answer.errno, answer.trouble)
+        if answer.trouble or pidfd is None:
+            raise ValueError(answer.trouble)
+        return pid_behind(pidfd)
+
+    def collect(self) -> int:
+        """Wait for the process that was started last and does not stay; its wait status."""
+        try:
+            self._orders.send(_COLLECT)
+            answer, _ = self._hear()
+        except OSError:
+            # The namespace has ended, and that has killed it.
+            return int(signal.SIGKILL)
+        return answer.number
+
+    def end_all(self, within_s: float) -> list[int]:
+        """End every process in it but the first; the pids, as they are out here, of those that are
+        left after `within_s`.
+        """
+        return self._end(_END, within_s)
+
+    def await_all(self, within_s: float) -> list[int]:
+        """The same once the process that stays has killed all others: it goes on."""
+        return self._end(_END_OTHERS, within_s)
+
+    def _end(self, words: bytes, within_s: float) -> list[int]:
+        self._orders.settimeout(within_s + _ENDS_WITHIN_S)
+        try:
+            self._orders.send(words + b" %d" % round(within_s * 1000))
+            answer, _ = self._hear()
+        except OSError:
+            # It has ended, or stands still; with it the kernel ends the others.
+            return self._end_first(within_s)
+        finally:
+            self._orders.settimeout(_ANSWERS_WITHIN_S)
+        return self._inside() if answer.number else []
+
+    def close(self) -> None:
+        """End it with everything in it."""
+        self._orders.close()
+        if self.pid:
+            with suppress(ChildProcessError):
+                if not self._end_first(_ENDS_WITHIN_S):
+                    os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def _end_first(self, within_s: float) -> list[int]:
+        """It is not collected: until then `is_gone` can tell."""
+        os.kill(self.pid, signal.SIGKILL)
+        await_death([self.pid], within_s)
+        return [] if self.is_gone() else [self.pid, *self._inside()]
+
+    def _inside(self) -> list[int]:
+        """The children of the first process; those of others come to it when these have ended."""
+        try:
+            text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        except OSError:
+            return [self.pid]
+        return [int(pid) for pid in text.split()] or [self.pid]
+
+    def _hear(self) -> tuple[_Answer, int | None]:
+        """An answer, and the pidfd that came with it. Raises OSError if none comes."""
+        words, descriptors, _, _ = socket.recv_fds(self._orders, _MOST_WORDS, 1)
+        if not words:
+            raise BrokenPipeError(errno.EPIPE, "the first process of its PID namespace has ended")
+        answer = msgspec.json.decode(words, type=_Answer)
+        return answer, descriptors[0] if descriptors else None
+
+
+def try_out() -> str:
+    """Why no such namespace can be had here; empty if it can.
+
+    The calling process must have a single thread.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            processes.adopt_orphans()
+            try:
+                PidNamespace().close()
+                os.write(write_end, b".")
+            except OSError as trouble:
+                os.write(write_end, f"{trouble.filename or ''}{trouble.strerror}".encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as said:
+        answer = said.read().decode()
+    os.waitpid(child, 0)
+    return "" if answer == "." else f"the kernel grants no PID namespace ({answer or 'no answer'})"
+
+
+def pid_behind(pidfd: int) -> int:
+    """The pid, as it is out here, of the process that a descriptor stands for; closes it.
+
+    Raises ProcessLookupError if it has been collected.
+    """
+    try:
+        shown = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    finally:
+        os.close(pidfd)
+    pid = next(int(line[4:]) for line in shown.splitlines() if line.startswith("Pid:"))
+    if pid <= 0:
+        raise ProcessLookupError(errno.ESRCH, "it has ended")
+    return pid
+
+
+def _fork_inside(run: Callable[[], NoReturn]) -> int:
+    """Fork a process that runs this as the first one of new namespaces; its pid out here.
+
+    One in between makes them: the namespace of a process's children cannot be changed back. Raises
+    OSError.
+    """
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    between = os.fork()
+    if between == 0:
+        try:
+            _make_namespaces()
+            first = os.fork()
+            if first == 0:
+                run()
+            os.write(write_end, b"%d" % first)
+        except OSError as trouble:
+            os.write(write_end, b"-%d" % (trouble.errno or 0))
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as said:
+        answer = int(said.read() or b"-0")
+    os.waitpid(between, 0)
+    if answer <= 0:
+        raise OSError(-answer, os.strerror(-answer))
+    return answer
+
+
+def _make_namespaces() -> None:
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        try:
+            _check(_libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
+        except PermissionError:
+            # Root of a container, who may do less.
+            pass
+        else:
+            return
+    _check(_libc.unshare(_NEW_USERS | _NEW_PIDS | _NEW_MOUNTS))
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        Path(f"/proc/self/{name}").write_text(text)
+
+
+def _mount_proc() -> None:
+    """A /proc of the namespace's own, of which nothing outside knows."""
+    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_REC | _SLAVE), None))
+    flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
+    _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class _First:
+    """In the first process of the namespace: obeys its work-horse, and collects what ends."""
+
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
+        #: What was started last, until it is collected.
+        self._command: subprocess.Popen[bytes] | None = None
+        self._staying: subprocess.Popen[bytes] | None = None
+
+    def serve(self) -> NoReturn:
+        """Until the work-horse lets go of its end, or is gone."""
+        try:
+            self._settle_in()
+            signals = Signals(signal.SIGCHLD)
+            signals.install()
+            poll = select.poll()
+            for descriptor in (self._orders.fileno(), signals.fileno()):
+                poll.register(descriptor, select.POLLIN)
+            self._say(_Answer())
+            while True:
+                heard = {descriptor for descriptor, _ in poll.poll()}
+                if signals.fileno() in heard:
+                    signals.clear()
+                    self._collect_orphans()
+                if self._orders.fileno() in heard:
+                    self._obey()
+        except OSError as trouble:
+            with suppress(OSError):
+                self._say(_Answer(errno=trouble.errno or 1, trouble=str(trouble.strerror)))
+        finally:
+            # The kernel ends everything else.
+            os._exit(0)
+
+    def _settle_in(self) -> None:
+        """Hold nothing open of the work-horse's, and hear none of its signals: those that are not
+        heard do nothing to the first process of a namespace.
+        """
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        empty = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(empty, descriptor)
+        orders = self._orders.fileno()
+        os.closerange(3, orders)
+        os.closerange(orders + 1, os.sysconf("SC_OPEN_MAX"))
+        _mount_proc()
+
+    def _obey(self) -> None:
+        words, descriptors, _, _ = socket.recv_fds(self._orders, _MOST_WORDS, _MOST_DESCRIPTORS)
+        if words == _START:
+            self._start(descriptors)
+        elif words == _COLLECT:
+            self._say(_Answer(number=self._collect()))
+        elif words:
+            order, _, within_ms = words.rpartition(b" ")
+            staying = self._staying if order == _END_OTHERS else None
+            self._say(_Answer(number=self._end(int(within_ms) / 1000, staying)))
+        else:
+            # The work-horse is gone.
+            os._exit(0)
+
+    def _say(self, answer: _Answer, descriptors: Sequence[int] = ()) -> None:
+        socket.send_fds(self._orders, [msgspec.json.encode(answer)], descriptors)
+
+    def _start(self, descriptors: Sequence[int]) -> None:
+        try:
+            order = msgspec.json.decode(_content(descriptors[0]), type=Order)
+            started = _popen(order, descriptors[1:])
+        except OSError as trouble:
+            self._say(_Answer(errno=trouble.errno or errno.EIO, trouble=str(trouble.strerror)))
+        except (ValueError, subprocess.SubprocessError) as trouble:
+            self._say(_Answer(trouble=str(trouble)))
+        else:
+            if order.stays:
+                self._staying = started
+            else:
+                self._command = started
+            pidfd = os.pidfd_open(started.pid)
+            self._say(_Answer(), [pidfd])
+            os.close(pidfd)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _collect(self) -> int:
+        if self._command is None:
+            return 0
+        _, wait_status = os.waitpid(self._command.pid, 0)
+        self._command.returncode = os.waitstatus_to_exitcode(wait_status)
+        self._command = None
+        return wait_status
+
+    def _collect_orphans(self) -> None:
+        """The command waits for who asks for it: until then its pid is its own."""
+        reap_orphans(keep=() if self._command is None else (self._command.pid,))
+
+    def _end(self, within_s: float, staying: subprocess.Popen[bytes] | None) -> int:
+        """How many children are left, apart from the one that stays; where none does, after all
+        have been killed.
+        """
+        deadline = monotonic() + within_s
+        self._command = None
+        kept = frozenset() if staying is None else frozenset({staying.pid})
+        while True:
+            self._collect_orphans()
+            left = sorted(child_pids() - kept)
+            if not left or monotonic() >= deadline:
+                return len(left)
+            if staying is None:
+                _kill_all_others()
+            await_death(left, _ROUND_S)
+
+
+def _kill_all_others() -> None:
+    """Every process of the namespace but this one, its first, in one step."""
+    if os.getpid() == 1:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+
+
+def _popen(order: Order, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    stdin, stdout, stderr, *entrance = descriptors
+    memory_bytes = order.memory_bytes
+
+    def prepare() -> None:
+        if entrance:
+            os.write(entrance[0], b"0")
+        elif memory_bytes is not None:
+            limit_data(memory_bytes)
+
+    return subprocess.Popen(
+        list(order.argv),
+        env=dict(order.environment),
+        cwd=order.folder or None,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        # This process has a single thread, so nothing can be locked in the child.
+        preexec_fn=prepare if entrance or memory_bytes is not None else None,
+    )
+
+
+def _content(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]

@@ -1,0 +1,304 @@
+"""Ending what a process that adopts orphans has below it (`PR_SET_CHILD_SUBREAPER`).
+
+A process that loses its parent becomes a child of the subreaper before its parent can be collected,
+so a subreaper without children has no descendants at all, whatever sessions and groups they were
+in. Killing children until there are none therefore reaches everything. A program that forks,
+calls setsid and exits in a loop changes its pid some thousand times a second: a round here is a
+read of one file and a signal for each pid in it, which is shorter than the life of one such
+process, so that one of the next rounds hits it. The rounds are bounded; what they could not end is
+the answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import resource
+import select
+import signal
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+
+import psutil
+
+from batchq.errors import UsageError
+
+#: How long a round waits for processes that were killed and have not ended yet.
+_ROUND_S = 0.1
+
+
+def kill_children(*, keep: Collection[int], within_s: float) -> list[int]:
+    """Kill every descendant of this process but `keep` and theirs; the pids of those children that
+    are left after `within_s`.
+
+    For a process that adopts orphans, called in its main thread.
+    """
+    if keep and _are_all(keep):
+        return []
+    deadline = monotonic() + within_s
+    before: list[int] = []
+    while True:
+        left = [pid for pid in _others(keep) if not _kill(pid)]
+        if not left and not _others(keep):
+            return []
+        rest = deadline - monotonic()
+        if rest <= 0:
+            return left
+        # Nothing new has come: those that were killed are on their way out, or cannot be killed.
+        if left and left == before:
+            await_death(left, min(_ROUND_S, rest))
+        before = left
+
+
+def reap_orphans(*, keep: Collection[int]) -> None:
+    """Collect adopted processes that have ended; those in `keep` are collected elsewhere."""
+    for pid in _others(keep):
+        _reap(pid)
+
+
+def child_pids() -> frozenset[int]:
+    """The children of this process."""
+    return frozenset(_children())
+
+
+def has_children() -> bool:
+    """Whether this process has any child, ended ones included; cheaper than listing them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _others(keep: Collection[int]) -> list[int]:
+    """The children but `keep`, those included that have ended and wait to be collected."""
+    return [pid for pid in _children() if pid not in keep]
+
+
+def _children() -> list[int]:
+    if not has_children():
+        return []
+    try:
+        return [int(one) for one in _read(_children_file()).split()]
+    except OSError:
+        # A kernel without CONFIG_PROC_CHILDREN.
+        return [child.pid for child in psutil.Process().children()]
+
+
+def _are_all(keep: Collection[int]) -> bool:
+    """Whether there are no children but these, as far as Linux tells quickly: a list that changes
+    while it is read may lack some, so it is read until it says the same twice.
+    """
+    path = _children_file()
+    try:
+        first = _read(path)
+        return first == _read(path) and {int(one) for one in first.split()} <= set(keep)
+    except OSError:
+        return False
+
+
+def _children_file() -> str:
+    me = os.getpid()
+    return f"/proc/{me}/task/{me}/children"
+
+
+def _read(path: str) -> bytes:
+    """A file of the kernel's, read for each pod and in each round: so without pathlib."""
+    parts = []
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see above
+        while part := file.read(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _kill(pid: int) -> bool:
+    """Kill a child, and collect it if it has ended by now; whether it is gone.
+
+    Until it is collected its number cannot be anybody else's.
+    """
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except PermissionError:
+        # A program that runs with another user's rights.
+        pass
+    except ProcessLookupError:
+        return True
+    return _reap(pid)
+
+
+def _reap(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+_RLIMIT_LOCKS = 10
+#: Far above what anybody would set by hand, and still exact in every tool that reads it.
+_LEAST, _RANGE = 1 << 48, 1 << 48
+_SHOWN = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
+_STOP_FILE = b"BATCHQ_STOP_FILE="
+_ENDED = "ZXx"
+
+
+def mark_of(run_dir: Path) -> int:
+    """The number that stands for the folder of an agent's run files."""
+    digest = hashlib.sha256(os.fsencode(run_dir)).digest()
+    wanted = _LEAST + int.from_bytes(digest[:6]) % _RANGE
+    _, hard = resource.getrlimit(_RLIMIT_LOCKS)
+    # Inside a pod of another agent, say: it stays below that one's mark, and is still its own.
+    return wanted if hard == resource.RLIM_INFINITY or wanted < hard else wanted % max(hard, 1)
+
+
+def put_on(mark: int) -> None:
+    """Have this process, and all that comes of it, bear the mark."""
+    resource.setrlimit(_RLIMIT_LOCKS, (mark, mark))
+
+
+def bears(pid: int, mark: int, run_dir: Path) -> bool | None:
+    """Whether a process that runs is of a pod of the agent with this mark and folder; None if there
+    is no such process any more.
+    """
+    try:
+        shown = _SHOWN.search(_read(f"/proc/{pid}/limits"))
+        if not (shown and int(shown[1]) == mark) and not _names(pid, run_dir):
+            return False
+        state = _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:
+        return False
+    return state not in _ENDED
+
+
+def _names(pid: int, run_dir: Path) -> bool:
+    """Whether its environment has a stop file in the folder; False where that is not shown."""
+    try:
+        environment = _read(f"/proc/{pid}/environ")
+    except PermissionError:
+        return False
+    prefix = _STOP_FILE + os.fsencode(run_dir) + b"/"
+    return any(
+        part.startswith(prefix) and b"/" not in part[len(prefix) :]
+        for part in environment.split(b"\0")
+    )
+
+
+def await_death(pids: Sequence[int], within_s: float) -> None:
+    """Return when one of them has ended, or after `within_s`."""
+    poll = select.poll()
+    descriptors: list[int] = []
+    for pid in pids:
+        try:
+            descriptors.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            continue
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    if descriptors:
+        poll.poll(within_s * 1000)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _load() -> ctypes.CDLL | None:
+    """The C library, looked up once: a child between fork and exec must not load anything."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc if hasattr(libc, "prctl") else None
+
+
+_LIBC = _load()
+
+
+def require() -> None:
+    """Raises UsageError where the system has no prctl."""
+    if _LIBC is None:
+        raise UsageError(
+            "a worker needs Linux, and this system has no prctl()",
+            hint="start the worker on a Linux machine; every other command works here",
+        )
+
+
+def die_with_parent(sent: signal.Signals, parent: int) -> None:
+    """Have `sent` delivered to this process when its parent, `parent`, ends.
+
+    If the parent has ended already the signal would never come, so it is sent here.
+    """
+    _call(_PR_SET_PDEATHSIG, int(sent))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), sent)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent ends."""
+    _call(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _call(option: int, value: int) -> None:
+    if _LIBC is None:
+        return
+    if _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class Signals:
+    """Counts of the signals that came; one per process, owned by its loop."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._counts = dict.fromkeys(numbers, 0)
+        self._former: dict[signal.Signals, signal._HANDLER] = {}
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def install(self) -> None:
+        """Hear the signals from now on; in the main thread only."""
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        for number in self._counts:
+            self._former[number] = signal.signal(number, self._seen)
+
+    def close(self) -> None:
+        """Stop hearing; what heard them before `install` does so again."""
+        for number, former in self._former.items():
+            signal.signal(number, former)
+        signal.set_wakeup_fd(-1)
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+    def fileno(self) -> int:
+        """Readable when something came since the last `clear`."""
+        return self._read_end
+
+    def clear(self) -> None:
+        """Empty the pipe; the counts stay."""
+        try:
+            while os.read(self._read_end, 512):
+                pass
+        except BlockingIOError:
+            return
+
+    def count(self, number: signal.Signals) -> int:
+        """How often `number` came."""
+        return self._counts[number]
+
+    def wait(self, within_s: float) -> None:
+        """Return when a signal comes, or after `within_s`."""
+        is_readable(self._read_end, within_ms=round(within_s * 1000))
+        self.clear()
+
+    def _seen(self, number: int, _frame: FrameType | None) -> None:
+        self._counts[signal.Signals(number)] += 1
+
+
+def is_readable(descriptor: int, *, within_ms: int) -> bool:
+    """Whether there is something to read, now or within that time; for any descriptor number."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(within_ms))

@@ -1,0 +1,346 @@
+"""A node's RQ queue, and the only kind of RQ job that a batchq worker knows.
+
+RQ would import and call whatever name stands in a job. Anybody who can write to the server could
+have any function called; so the name is compared here, never imported, and callbacks, webhooks,
+retries and dependencies that a job may carry are dropped when it is read.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import structlog
+from msgspec import Struct
+from rq import Queue
+from rq.exceptions import DeserializationError, NoSuchJobError
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty
+from rq.utils import now
+
+from batchq.api.transaction import Delivery
+from batchq.errors import StoreUnavailable
+from batchq.store.keys import RQ_TTL_S, node_of_rq
+from batchq.store.link import is_forbidden, is_wrong_type
+from batchq.store.node_channels import Word, add_rings, add_taking_out, check_rung
+from batchq.store.redis import RedisStore
+from batchq.store.rq_link import RqConnection, RqLink
+
+RunPod = TypeVar("RunPod", bound=Callable[..., Any])
+
+#: The name under which RQ's records have it; it stays, wherever the function is.
+ENTRY = "batchq.worker.entry.run_pod"
+
+#: RQ's records are not the truth and nobody reads them; they go after a minute.
+_RECORD_TTL_S = 60
+_QUEUE_PREFIX = "bq-node-"
+#: A pod's uid and a number are far shorter.
+_MOST_PAYLOAD_BYTES = 16 * 1024
+_ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")
+
+
+class NotOurs(Exception):
+    """An RQ job that is not a pod's attempt."""
+
+
+class DamagedKeys(Exception):
+    """Keys of RQ's are of another type; nothing that matters is in them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = tuple(names)
+
+
+class NoAlarm(BaseDeathPenalty):
+    """RQ's time limits, switched off: a pod's time is the work-horse's and scheduler's matter."""
+
+    def setup_death_penalty(self) -> None:
+        pass
+
+    def cancel_death_penalty(self) -> None:
+        pass
+
+
+class PodAttempt(Struct, frozen=True):
+    """What an RQ job may ask for."""
+
+    pod: str
+    attempt: int
+
+    @property
+    def id(self) -> str:
+        """The RQ job's id."""
+        return f"{self.pod}-{self.attempt}"
+
+
+class _EntryPoint:
+    """What a work-horse runs for a job: registered by the module that has it, which knows this
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._function: Callable[..., Any] | None = None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Raises NotOurs in a process that is no work-horse."""
+        if self._function is None:
+            raise NotOurs("this process runs no pods")
+        return self._function
+
+    def register(self, function: RunPod) -> RunPod:
+        """Have every job run this."""
+        self._function = function
+        return function
+
+
+entry_point = _EntryPoint()
+
+
+class PodJob(Job):
+    """An RQ job that can be nothing but one attempt of a pod."""
+
+    #: That pod as it stood in the store when the record was read; None if nobody has looked.
+    pod: bytes | None = None
+
+    def restore(self, raw_data: Any) -> None:
+        """Take the payload out of the record, and nothing else that would make RQ call or do more.
+
+        Whoever may write RQ's keys may write anything there: RQ would read dates, numbers and lists
+        of any size, and unpack what is packed whatever it comes to.
+
+        Raises NoSuchJobError if there is none, ValueError for one that is too large.
+        """
+        record = {bytes(name): value for name, value in dict(raw_data).items()}
+        if b"data" not in record:
+            raise NoSuchJobError(f"no payload in the record of {self.id}")
+        self.data = _unpacked(record[b"data"])
+        self.origin = record.get(b"origin", b"").decode(errors="replace")
+        self.created_at = self.enqueued_at = now()
+        self.timeout = -1
+        self.result_ttl = self.failure_ttl = _RECORD_TTL_S
+
+    def asks_for(self) -> PodAttempt:
+        """The pod's attempt. Raises NotOurs."""
+        try:
+            name, arguments, keywords = self.func_name, self.args, self.kwargs
+        except (DeserializationError, ValueError, RecursionError, TypeError):
+            raise NotOurs("its payload cannot be read") from None
+        if name != ENTRY:
+            raise NotOurs(f"it names the function {str(name)[:80]!r}")
+        match arguments:
+            case [str(pod), int(attempt)] if not keywords and self.id == f"{pod}-{attempt}":
+                return PodAttempt(pod, attempt)
+        raise NotOurs("its arguments are not a pod and an attempt")
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The entry point, whatever the record says. Raises NotOurs."""
+        self.asks_for()
+        return entry_point.function
+
+
+def _unpacked(data: bytes) -> bytes:
+    """A payload, which RQ may have packed. Raises ValueError if it is longer than any of ours."""
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(data[:_MOST_PAYLOAD_BYTES], _MOST_PAYLOAD_BYTES)
+    except zlib.error:
+        plain = data
+    if len(data) > _MOST_PAYLOAD_BYTES or len(plain) >= _MOST_PAYLOAD_BYTES:
+        raise ValueError(f"its payload is longer than {_MOST_PAYLOAD_BYTES} bytes")
+    return plain
+
+
+def is_id(job_id: bytes) -> bool:
+    """Whether an RQ job with this id may be a pod's attempt."""
+    return _ID.fullmatch(job_id) is not None
+
+
+def queue_name(node: str) -> str:
+    """The name of a node's RQ queue."""
+    return f"{_QUEUE_PREFIX}{node}"
+
+
+def node_queue(node: str, link: RqLink) -> Queue:
+    """A node's RQ queue, among the keys of that node."""
+    return Queue(
+        queue_name(node),
+        connection=link.connection.of(node),
+        job_class=PodJob,
+        serializer=JSONSerializer,
+        death_penalty_class=NoAlarm,
+    )
+
+
+def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
+    """Hand over attempts; one that is there already is only written once more."""
+    enqueue_all({queue: list(attempts)})
+
+
+def enqueue_all(
+    attempts_of: Mapping[Queue, Sequence[PodAttempt]],
+    *,
+    rings: Sequence[str] = (),
+    taken_out: Sequence[Delivery] = (),
+) -> None:
+    """Hand over the attempts of several queues of one connection, and ring at the nodes `rings`, in
+    one round trip.
+
+    Each record is there before its id is; what breaks off in between leaves records alone, which
+    are written once more when the attempts are handed over again. What is `taken_out` of the outbox
+    with that is so in the same step, in which all is done or, by a server that refuses writes,
+    nothing.
+    """
+    wanted = {queue: attempts for queue, attempts in attempts_of.items() if attempts}
+    if not wanted:
+        return
+    first = next(iter(wanted))
+    pipeline = first.connection.pipeline(transaction=bool(taken_out))
+    fields = _common_fields(first)
+    for queue, attempts in wanted.items():
+        of_queue = (*fields, "origin", queue.name)
+        for attempt in attempts:
+            own = ("data", _payload(attempt), "description", attempt.id)
+            record = _key(queue, Job.key_for(attempt.id))
+            pipeline.hset(record, items=[*of_queue, *own])
+            pipeline.expire(record, RQ_TTL_S)
+        waiting = _key(queue, queue.key)
+        pipeline.rpush(waiting, *(attempt.id for attempt in attempts))
+        pipeline.expire(waiting, RQ_TTL_S)
+    add_taking_out(pipeline, taken_out)
+    handing_over = len(pipeline)
+    add_rings(pipeline, rings, Word.PODS)
+    names = [str(options[0][1]) for options in pipeline.command_stack if len(options[0]) > 1]
+    answers = pipeline.execute(raise_on_error=False)
+    damaged = {
+        name
+        for name, answer in zip(names, answers[:handing_over], strict=False)
+        if isinstance(answer, Exception) and is_wrong_type(answer)
+    }
+    if damaged:
+        raise DamagedKeys(sorted(damaged))
+    for answer in answers[:handing_over]:
+        if isinstance(answer, Exception):
+            raise answer
+    check_rung(answers[handing_over:])
+
+
+def _key(queue: Queue, name: str) -> str:
+    """Where a key of a queue's node stands."""
+    assert isinstance(queue.connection, RqConnection)
+    return queue.connection.key(name)
+
+
+def _common_fields(queue: Queue) -> tuple[Any, ...]:
+    """What RQ would write of any attempt's job, as fields and values, worked out once for all."""
+    job = Job.create(
+        ENTRY,
+        id="any",
+        args=[],
+        connection=queue.connection,
+        serializer=JSONSerializer,
+        status=JobStatus.QUEUED,
+        timeout=-1,
+        result_ttl=_RECORD_TTL_S,
+        failure_ttl=_RECORD_TTL_S,
+    )
+    job.enqueued_at = job.created_at
+    own = {"data", "description", "origin"}
+    return tuple(
+        part
+        for field, value in job.to_dict().items()
+        if field not in own
+        for part in (field, value)
+    )
+
+
+def _payload(attempt: PodAttempt) -> bytes:
+    """The call as RQ's JSON serializer writes it; RQ reads it without compression, too."""
+    written: bytes = JSONSerializer.dumps((ENTRY, None, [attempt.pod, attempt.attempt], {}))  # type: ignore[no-untyped-call]
+    return written
+
+
+def by_node(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:
+    """The deliveries of each node, nodes by name, in the order given."""
+    nodes: dict[str, list[Delivery]] = {}
+    for delivery in sorted(deliveries, key=lambda delivery: delivery.node):
+        nodes.setdefault(delivery.node, []).append(delivery)
+    return nodes
+
+
+log = structlog.get_logger(__name__)
+
+#: So many are handed over in one round trip: about 10 MB.
+DELIVERIES_A_TRIP = 20_000
+#: So many in one step of the server, which does nothing else meanwhile.
+DELIVERIES_AT_ONCE = 100
+#: How often keys are taken out that somebody makes another type meanwhile.
+_TRIES = 3
+
+
+class Relay:
+    """Delivers what waits in a store's outbox (`batchq.ports.Executor`)."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._link = RqLink(store.url)
+
+    def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
+        """Hand over what waits, or what was `bound` just now; how many that were. Twice is
+        harmless.
+
+        Raises StoreUnavailable; what was handed over until then may be so again.
+        """
+        deliveries = self._store.outbox() if bound is None else bound
+        for start in range(0, len(deliveries), DELIVERIES_A_TRIP):
+            some = deliveries[start : start + DELIVERIES_A_TRIP]
+            attempts_of = {
+                node_queue(node, self._link): [PodAttempt(one.pod, one.attempt) for one in to_node]
+                for node, to_node in by_node(some).items()
+            }
+            nodes = sorted({one.node for one in some})
+            at_once = some if len(some) <= DELIVERIES_AT_ONCE else ()
+            self._enqueue(attempts_of, nodes, at_once)
+            if not at_once:
+                self._store.delivered(some)
+            log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
+        return len(deliveries)
+
+    def _enqueue(
+        self,
+        attempts_of: Mapping[Queue, Sequence[PodAttempt]],
+        nodes: Sequence[str],
+        taken_out: Sequence[Delivery],
+    ) -> None:
+        """Hand over; a key that some worker has made another type is taken out first."""
+        has_moved = False
+        for _ in range(_TRIES):
+            try:
+                with self._link.errors():
+                    enqueue_all(attempts_of, rings=nodes, taken_out=taken_out)
+                return
+            except StoreUnavailable as trouble:
+                if has_moved or not is_forbidden(trouble):
+                    raise
+                has_moved = True
+                self._link.use_other_place()
+            except DamagedKeys as damaged:
+                log.error("rq keys of another type taken out", keys=damaged.names)
+                for name in damaged.names:
+                    self._store.link.suspect(node_of_rq(name), f"{name} is of another type")
+                with self._link.errors():
+                    self._link.connection.delete(*damaged.names)
+        # The nodes' agents hand in what is bound to them within seconds.
+        log.error("pods not delivered", nodes=nodes)
+
+    def asking_s(self, thread: int) -> float:
+        """For how long this thread has been waiting for RQ's connection; 0 if it is not."""
+        return self._link.asking_s(thread)
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._link.close()

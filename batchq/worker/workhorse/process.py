@@ -1,0 +1,481 @@
+"""Starting a pod's command, hearing its output, and ending everything that it started.
+
+The command leads a process group and a session of its own, which its guard ends when its work-horse
+dies. The work-horse is the parent of every orphan
+below it, so that at the end nothing that the pod started is left, whatever session it moved to;
+and what runs in a cgroup of its own ends with that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+from msgspec import Struct, structs
+
+from batchq.api.leases import count_of
+from batchq.api.objects import Pod, PodGroup, PodTemplate, Task
+from batchq.worker.host import processes
+from batchq.worker.host.containment import Enclosure
+from batchq.worker.host.limits import UNBOUNDED, Bounds, limit_data
+from batchq.worker.host.pid_namespace import Order, PidNamespace
+from batchq.worker.host.processes import reap_orphans
+from batchq.worker.workhorse import callee
+from batchq.worker.workhorse.guard import Guard, GuardPost
+from batchq.worker.workhorse.run_file import NOT_EXECUTABLE, NOT_FOUND, Outcome
+
+log = structlog.get_logger(__name__)
+
+_READ_BYTES = 64 << 10
+_READS_PER_TURN = 4
+#: A pipe holds at most 1 MiB, so this empties any whose writers are gone.
+_READS_AT_END = 32
+#: For what ends as soon as it is killed.
+_KILLED_WITHIN_S = 0.2
+
+
+class NotStarted(Exception):
+    """The command could not be started; `outcome` says why."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """A process just started, and how to wait for it; its outputs are read from descriptors."""
+
+    pid: int
+    stdout: int
+    stderr: int
+    reap: Callable[[], int]
+    #: Children of this process that live longer than the command.
+    keep: tuple[int, ...] = ()
+    #: Has a process that stays in the PID namespace kill all others there; whether it has.
+    kill_others: Callable[[], bool] | None = None
+
+
+#: Starts a function's process in an environment, a folder and bounds: it is given what it is to
+#: have as stdin, stdout and stderr, and a way into its cgroup. None where it cannot.
+Starter = Callable[[Mapping[str, str], str, Bounds, tuple[int, ...]], "Fork | None"]
+
+
+class Fork(Struct, frozen=True, kw_only=True):
+    """A process that another one has forked for this one; `keep` is that other one, if it is a
+    child of this process's.
+    """
+
+    pid: int
+    reap: Callable[[], int]
+    keep: tuple[int, ...]
+    kill_others: Callable[[], bool] | None = None
+
+
+class Command:
+    """A running command; owned by the work-horse's supervision loop."""
+
+    def __init__(
+        self, started: Started, guard: Guard, bounds: Bounds, enclosure: Enclosure
+    ) -> None:
+        self._started = started
+        self._guard = guard
+        self._bounds = bounds
+        self._enclosure = enclosure
+        #: Once it has ended: what its bounds did to it, for the pod's message.
+        self.trouble = ""
+        #: Processes that it has left, and that have not ended yet.
+        self.left: list[int] = []
+        self.group = started.pid
+        self.pidfd = os.pidfd_open(started.pid)
+        self._pipes = (started.stdout, started.stderr)
+        self.outputs = {started.stdout: "stdout", started.stderr: "stderr"}
+        for descriptor in self.outputs:
+            os.set_blocking(descriptor, False)
+
+    def read(self, descriptor: int, *, reads: int = _READS_PER_TURN) -> list[bytes]:
+        """What one of `outputs` has to say now, a bounded part of it; forgotten at its end."""
+        parts: list[bytes] = []
+        for _ in range(reads):
+            try:
+                part = os.read(descriptor, _READ_BYTES)
+            except BlockingIOError:
+                break
+            if not part:
+                del self.outputs[descriptor]
+                break
+            parts.append(part)
+        return parts
+
+    def read_rest(self, descriptor: int) -> list[bytes]:
+        """What is left in a pipe when nobody writes to it any more."""
+        return self.read(descriptor, reads=_READS_AT_END)
+
+    def send(self, sent: signal.Signals) -> None:
+        """Send a signal to the whole process group."""
+        send_to_group(self.group, sent)
+
+    def allow_until(self, at_ms: int) -> None:
+        """Let the guard kill the group at this instant, should nobody name a later one."""
+        self._guard.allow_until(at_ms)
+
+    def collect(self) -> None:
+        """Collect what of it has ended and has no other parent: its pids are needed."""
+        keep = (self._started.pid, *self._started.keep, *self._enclosure.keeps())
+        reap_orphans(keep=keep)
+
+    def end(self) -> int:
+        """Kill what is left below this process; the wait status of the command itself. What does
+        not end at once is in `left`: it is not over before `end_rest` says so.
+
+        Only to be called once `pidfd` is readable. The group is killed before its leader is
+        reaped: until then its number cannot belong to anybody else.
+        """
+        send_to_group(self.group, signal.SIGKILL)
+        wait_status = self.reap()
+        self._guard.dismiss()
+        self.trouble = self._bounds.trouble()
+        self.end_rest(_KILLED_WITHIN_S)
+        return wait_status
+
+    def end_rest(self, within_s: float) -> bool:
+        """Kill what the command has left, once it has ended itself; whether nothing is left."""
+        self.left = end_cgroup(self._bounds, within_s)
+        self.left += self._enclosure.end_all(
+            keep=self._started.keep,
+            within_s=within_s,
+            kill_others=self._started.kill_others,
+        )
+        return not self.left
+
+    def reap(self) -> int:
+        """Wait for the command itself; its wait status."""
+        return self._started.reap()
+
+    def close(self) -> None:
+        """Let go of the guard, the pipes and the pidfd."""
+        self._guard.dismiss()
+        for descriptor in (self.pidfd, *self._pipes):
+            os.close(descriptor)
+
+
+def start(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    working_dir: str,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    bounds: Bounds = UNBOUNDED,
+    until_ms: int | None = None,
+    post: GuardPost | None = None,
+    starter: Starter | None = None,
+    enclosure: Enclosure | None = None,
+) -> Command:
+    """Start `argv` in a process group of its own, within `bounds`; it reads from `stdin`. The guard
+    (of the agent's `post`, if there is one) ends it at `until_ms`, unless it is allowed more: this
+    process may stand still at any line. `starter` is tried first, if there is one. `enclosure` is
+    what this process has around its commands, if it has put one up.
+
+    Raises NotStarted, with exit code 127 or 126 as a shell would have it; the cgroup is left then.
+    """
+    if not argv:
+        raise NotStarted(Outcome(exit_code=NOT_FOUND, message="the template names no command"))
+    if working_dir and (problem := _problem_of(working_dir)):
+        raise NotStarted(Outcome(exit_code=NOT_EXECUTABLE, message=problem))
+    enclosure = enclosure or Enclosure()
+    guard: Guard | None = None
+    entrance: int | None = None
+    try:
+        guard = Guard(bounds.cgroup or enclosure.cgroup, post=post)
+        if until_ms is not None:
+            guard.allow_until(until_ms)
+        enclosure.make_ready()
+        entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
+        started = _started(
+            argv, environment, working_dir, stdin, bounds, entrance, starter, enclosure.namespace
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+        if guard is not None:
+            guard.dismiss()
+        raise NotStarted(_not_started(argv[0], trouble)) from None
+    finally:
+        if entrance is not None:
+            os.close(entrance)
+    guard.watch_over(started.pid)
+    return Command(started, guard, bounds, enclosure)
+
+
+def _started(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    working_dir: str,
+    stdin: int,
+    bounds: Bounds,
+    entrance: int | None,
+    starter: Starter | None,
+    namespace: PidNamespace | None,
+) -> Started:
+    (stdout, out), (stderr, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    try:
+        inside = () if entrance is None else (entrance,)
+        fork = starter and starter(environment, working_dir, bounds, (stdin, out, err, *inside))
+        if fork:
+            return Started(
+                pid=fork.pid,
+                stdout=stdout,
+                stderr=stderr,
+                reap=fork.reap,
+                keep=fork.keep,
+                kill_others=fork.kill_others,
+            )
+        if namespace is not None:
+            order = Order(
+                argv=argv,
+                environment=environment,
+                folder=working_dir,
+                memory_bytes=bounds.memory_bytes,
+            )
+            pid = _start_inside(namespace, order, stdin, (out, err, *inside))
+            return Started(pid=pid, stdout=stdout, stderr=stderr, reap=namespace.collect)
+        process = subprocess.Popen(
+            list(argv),
+            env=dict(environment),
+            cwd=working_dir or None,
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            # The work-horse has a single thread, so nothing can be locked in the child.
+            preexec_fn=_preparation(bounds, entrance),
+        )
+    except BaseException:  # whatever it is, the pipes must not stay open
+        os.close(stdout)
+        os.close(stderr)
+        raise
+    finally:
+        os.close(out)
+        os.close(err)
+
+    def reap() -> int:
+        _, wait_status = os.waitpid(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(wait_status)
+        return wait_status
+
+    return Started(pid=process.pid, stdout=stdout, stderr=stderr, reap=reap)
+
+
+def _start_inside(
+    namespace: PidNamespace, order: Order, stdin: int, others: tuple[int, ...]
+) -> int:
+    if stdin != subprocess.DEVNULL:
+        return namespace.start(order, (stdin, *others))
+    empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return namespace.start(order, (empty, *others))
+    finally:
+        os.close(empty)
+
+
+def _preparation(bounds: Bounds, entrance: int | None) -> Callable[[], None] | None:
+    """What the child does between fork and exec; `entrance` leads into its cgroup.
+
+    None where there is nothing to do: the child is then started without a copy of this process's
+    memory (vfork), at a quarter of the cost. Signals that are heard here are reset by exec.
+    """
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
+    if entrance is None and bounds.memory_bytes is None and not ignored:
+        return None
+    horse = os.getpid()
+
+    def prepare() -> None:
+        processes.die_with_parent(signal.SIGKILL, horse)
+        for number in ignored:
+            signal.signal(number, signal.SIG_DFL)
+        if entrance is not None:
+            os.write(entrance, b"0")
+        elif bounds.memory_bytes is not None:
+            limit_data(bounds.memory_bytes)
+
+    return prepare
+
+
+def end_cgroup(bounds: Bounds, within_s: float = _KILLED_WITHIN_S) -> list[int]:
+    """Kill what is left in the cgroup, if there is one; the pids that have not ended yet."""
+    return [] if bounds.cgroup is None else bounds.cgroup.end(within_s)
+
+
+def send_to_group(group: int, sent: signal.Signals) -> None:
+    """A signal to every process of a group; nothing if there is none."""
+    try:
+        os.killpg(group, sent)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _problem_of(working_dir: str) -> str:
+    """Why no command can start there; empty if nothing is known to be wrong with it."""
+    try:
+        # Not is_dir(), which raises for some of what is no folder, and not for other.
+        found = Path(working_dir).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return f"workingDir {working_dir} is not a directory on this node"
+    except OSError as trouble:
+        return f"workingDir {working_dir} cannot be used on this node: {trouble.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"workingDir {working_dir} is not a directory on this node"
+    return ""
+
+
+def _not_started(program: str, trouble: Exception) -> Outcome:
+    match trouble:
+        case FileNotFoundError():
+            return Outcome(exit_code=NOT_FOUND, message=f"command not found: {program}")
+        case OSError() if trouble.errno == errno.ENOEXEC:
+            message = f"cannot run {program}: neither a program nor a script that names its shell"
+        case OSError():
+            message = f"cannot run {program}: {trouble.strerror}"
+        case _:
+            message = f"cannot run {program!r}: {trouble}"
+    return Outcome(exit_code=NOT_EXECUTABLE, message=message)
+
+
+_OURS = ("BATCHQ_", "RQ_", "REDIS_", "VALKEY_")
+_SECRET_WORDS = (
+    *("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIAL"),
+    *("PRIVATE_KEY", "ACCESS_KEY", "API_KEY", "APIKEY", "SSH_AUTH_SOCK"),
+)
+#: As in `postgres://me:secret@db/x`, whatever the variable is called.
+_URL_WITH_A_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def base_environment(agents: Mapping[str, str], *, secrets: tuple[str, ...]) -> dict[str, str]:
+    """The agent's own environment without what is no pod's business.
+
+    Left out: everything of batchq, RQ and the server, names that sound like a secret, and any
+    value that contains one of `secrets` (the server's URL, say), or a URL with a password.
+    """
+    return {
+        name: value
+        for name, value in agents.items()
+        if not name.startswith(_OURS)
+        and name != _VISIBLE_GPUS
+        and not any(word in name.upper() for word in _SECRET_WORDS)
+        and not name.upper().endswith("_PWD")
+        and not _URL_WITH_A_PASSWORD.search(value)
+        and not any(secret in value for secret in secrets if secret)
+    }
+
+
+def pod_environment(
+    base: Mapping[str, str],
+    pod: Pod,
+    group: PodGroup,
+    task: Task,
+    *,
+    gpus: str | None,
+    stop_file: Path,
+) -> dict[str, str]:
+    """What the command is started with; nothing in a template can pass for `BATCHQ_*`."""
+    environment = {**base, **task.template.env}
+    if gpus is not None:
+        environment[_VISIBLE_GPUS] = gpus
+    environment |= {
+        "BATCHQ_GROUP": group.metadata.name,
+        "BATCHQ_NAMESPACE": group.metadata.namespace,
+        "BATCHQ_POD": pod.metadata.name,
+        "BATCHQ_POD_UID": pod.metadata.uid,
+        "BATCHQ_TASK": task.name,
+        "BATCHQ_INDEX": str(pod.spec.index),
+        "BATCHQ_REPLICAS": str(task.replicas),
+        "BATCHQ_ADMISSION": str(pod.status.admission),
+        "BATCHQ_ATTEMPT": str(count_of(pod.status.attempt)),
+        "BATCHQ_NODE": pod.status.node,
+        "BATCHQ_QUEUE": group.spec.queue,
+        "BATCHQ_STOP_FILE": str(stop_file),
+        "BATCHQ_STOP_REASON": pod.status.last_reason,
+    }
+    return environment
+
+
+#: -P: neither the folder of the script nor that of the pod is searched for what the callee imports.
+CALLEE = (sys.executable, "-P", callee.__file__)
+#: A result and the braces around it, or a message in which every character is spelled out.
+_ANSWER_MOST_BYTES = callee.RESULT_MOST_BYTES + 8192
+_ENDED_EARLY = "its process ended before the function had returned; return instead of os._exit"
+
+
+class _Answer(Struct):
+    result: msgspec.Raw = msgspec.Raw(b"")
+    message: str = ""
+
+
+class Program:
+    """What a template says is to run: `argv` with `stdin`; owned by the work-horse."""
+
+    def __init__(self, template: PodTemplate) -> None:
+        """Raises NotStarted."""
+        self.is_function = bool(template.function)
+        self.argv: Sequence[str] = CALLEE if template.function else template.command
+        self.stdin: int = _file_of(template) if template.function else subprocess.DEVNULL
+
+    def settled(self, outcome: Outcome) -> tuple[Outcome, bytes | None]:
+        """Once it has ended: the outcome with what a function says of it, and its result as JSON.
+
+        There is a result only of a process that ended with 0 and was not told to stop.
+        """
+        if self.stdin == subprocess.DEVNULL:
+            return outcome, None
+        answer = _answer_in(self.stdin)
+        self.close()
+        if outcome.stopped or outcome.signal is not None:
+            return outcome, None
+        if outcome.exit_code != 0:
+            return _explained(outcome, answer.message[: callee.MESSAGE_MOST]), None
+        result = bytes(answer.result)
+        if not result or len(result) > callee.RESULT_MOST_BYTES:
+            failed = structs.replace(outcome, exit_code=callee.RAISED)
+            return _explained(failed, _ENDED_EARLY), None
+        return outcome, result
+
+    def close(self) -> None:
+        """Let go of the call and the answer; may be called twice."""
+        if self.stdin != subprocess.DEVNULL:
+            os.close(self.stdin)
+            self.stdin = subprocess.DEVNULL
+
+
+def _file_of(template: PodTemplate) -> int:
+    call = msgspec.json.encode((template.function, template.args, template.kwargs))
+    try:
+        file = os.memfd_create("batchq-call")
+        os.pwrite(file, call, 0)
+    except OSError as trouble:
+        message = f"the call of {template.function} cannot be handed over: {trouble.strerror}"
+        raise NotStarted(Outcome(exit_code=NOT_EXECUTABLE, message=message)) from None
+    return file
+
+
+def _answer_in(file: int) -> _Answer:
+    """What stands in the file. The pod may have written anything: then it is no answer."""
+    try:
+        return msgspec.json.decode(os.pread(file, _ANSWER_MOST_BYTES, 0), type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Answer()
+
+
+def _explained(outcome: Outcome, message: str) -> Outcome:
+    parts = (message, outcome.message)
+    return structs.replace(outcome, message="; ".join(part for part in parts if part))

@@ -1,0 +1,227 @@
+"""How a pod's processes ended, in the words of the host that has seen it. Pure."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal as signals
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from batchq.api.node_report import Outcome
+from batchq.api.reasons import Leaving
+from batchq.errors import Conflict, InvalidInput
+
+__all__ = ["LOST", "NOT_EXECUTABLE", "NOT_FOUND", "Outcome", "outcome_of"]
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+#: As a shell has it: killed by signal 9 is exit code 137.
+_SIGNAL_BASE = 128
+
+#: What the agent says of a pod whose work-horse died.
+LOST = Outcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
+
+
+def outcome_of(wait_status: int, *, stopped: str, message: str = "") -> Outcome:
+    """The outcome behind a status of waitpid."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        how = f"exited with {code}"
+        return Outcome(exit_code=code, stopped=stopped, how=how, message=message)
+    how = f"killed by signal {-code} ({_signal_name(-code)})"
+    return Outcome(
+        exit_code=_SIGNAL_BASE - code, signal=-code, stopped=stopped, how=how, message=message
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+log = structlog.get_logger(__name__)
+
+_SUFFIX, _DRAFT = ".json", ".draft"
+_STOP, _STOP_DRAFT = ".stop", ".stop-draft"
+#: Of everything that is kept about an attempt; what would stand in for a record goes before it.
+_SUFFIXES = (_DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft")
+
+
+class RunFile(Struct, frozen=True, kw_only=True):
+    """One pod attempt. A pid alone may have been given away again, so its start is kept, too."""
+
+    pod: str
+    attempt: int
+    horse: int
+    horse_started_ms: int
+    #: Where its numbers are those of processes: `own_boot` of the work-horse.
+    boot: str = ""
+    #: The command's process group; 0 before it was started.
+    group: int = 0
+    #: When the pod began to run, in the server's milliseconds.
+    started_at: int = 0
+    outcome: Outcome | None = None
+    #: What the pod's function returned, as JSON; kept with the outcome until both are reported.
+    result: bytes | None = None
+    #: The agent is to report the outcome, and what is kept beside: the work-horse leaves it to it.
+    hands_over: bool = False
+
+
+class RunFiles:
+    """The run files of one node, and the stop files beside them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock: IO[bytes] | None = None
+
+    def occupy(self) -> None:
+        """Take the folder for as long as this process lives; its children have no part in that.
+
+        Raises Conflict if another process has it, InvalidInput if it cannot be written.
+        """
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._directory / "agent.lock").open("ab")
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another agent runs with the folder {self._directory}",
+                hint="stop it, or give this one another home (BATCHQ_HOME) or node name",
+            ) from None
+        except OSError as trouble:
+            raise InvalidInput(
+                f"the agent's folder {self._directory} cannot be used: {trouble.strerror}",
+                hint="set BATCHQ_HOME to a folder that this user may write",
+            ) from None
+
+    def release(self) -> None:
+        """Let the next agent have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def stop_file(self, pod: str, attempt: int) -> Path:
+        """Where a pod reads why it is being stopped."""
+        return self._directory / f"{pod}-{attempt}{_STOP}"
+
+    def unsent_file(self, pod: str, attempt: int) -> Path:
+        """Where output that could not be sent is kept."""
+        return self._directory / f"{pod}-{attempt}.unsent"
+
+    def write(self, run: RunFile) -> None:
+        """Replace the record at once; a full disk is told in the log and costs only this record."""
+        # Twice for each pod, so without the help of pathlib.
+        stem = f"{self._directory}/{run.pod}-{run.attempt}"
+        path, draft = f"{stem}{_SUFFIX}", f"{stem}{_DRAFT}"
+        try:
+            try:
+                _write(draft, msgspec.json.encode(run))
+            except FileNotFoundError:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                _write(draft, msgspec.json.encode(run))
+            _remove(path)
+            os.replace(draft, path)  # noqa: PTH105 - see above
+        except OSError as trouble:
+            log.warning("run file not written", path=path, trouble=str(trouble))
+
+    def tell_stop(self, pod: str, attempt: int, reason: str) -> None:
+        """Write the reason where the pod can read it."""
+        path = self.stop_file(pod, attempt)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(_STOP_DRAFT)
+            draft.write_text(reason + "\n")
+            draft.replace(path)
+        except OSError as trouble:
+            log.warning("stop file not written", path=str(path), trouble=str(trouble))
+
+    def read(self, pod: str, attempt: int) -> RunFile | None:
+        """The record, or None if there is none (any more)."""
+        return self._read(f"{pod}-{attempt}")
+
+    def all(self) -> Iterator[RunFile]:
+        """Every record, ordered by name."""
+        found = [*self._directory.glob(f"*{_SUFFIX}"), *self._directory.glob(f"*{_DRAFT}")]
+        for stem in sorted({path.stem for path in found}):
+            run = self._read(stem)
+            if run is not None:
+                yield run
+
+    def _read(self, stem: str) -> RunFile | None:
+        """The record of an attempt, whatever its writer is at: a draft is whole once the file that
+        it replaces is gone, and the file is back once the draft is gone.
+        """
+        path = self._directory / f"{stem}{_SUFFIX}"
+        for one in (path, path.with_suffix(_DRAFT), path):
+            try:
+                return msgspec.json.decode(one.read_bytes(), type=RunFile)
+            except FileNotFoundError:
+                continue
+            except (OSError, msgspec.MsgspecError) as trouble:
+                log.warning("run file not readable", path=str(one), trouble=str(trouble))
+                return None
+        return None
+
+    def forget(self, pod: str, attempt: int) -> None:
+        """The attempt is over and reported."""
+        for suffix in _SUFFIXES:
+            _remove(f"{self._directory}/{pod}-{attempt}{suffix}")
+
+    def forget_all(self, *, keep: Collection[str] = ()) -> None:
+        """For an agent that runs nothing yet, and has looked at every record; those of the
+        attempts (`<pod>-<attempt>`) in `keep` stay.
+
+        What is left then has lost its record to a full disk or a crash: nobody else would ever
+        take it away.
+        """
+        for path in self._directory.iterdir():
+            if path.suffix in _SUFFIXES and path.stem not in keep:
+                path.unlink(missing_ok=True)
+
+
+def own_boot() -> str:
+    """Names this start of the machine, and of the container that this process may be in: pids and
+    process groups of another one are other people's here.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def started_ms(pid: int) -> int | None:
+    """When the process with this pid started, counted from the start of the machine; None if there
+    is none that runs. The wall clock would give another instant after each time that it is set.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name before them is in brackets, and may hold brackets of its own.
+    fields = stat.rpartition(") ")[2].split()
+    # A dead one that nobody has waited for (in a container without an init) runs no more.
+    return None if fields[0] in "ZXx" else int(fields[19]) * 1000 // os.sysconf("SC_CLK_TCK")
+
+
+def _write(path: str, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+    finally:
+        os.close(file)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)  # noqa: PTH108 - some for each pod, so without the help of pathlib
+    except FileNotFoundError:
+        return

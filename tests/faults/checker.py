@@ -1,0 +1,284 @@
+"""The judge of a cluster under faults: what must be true after every event, in one function.
+
+What really runs is judged where it starts (`tests.faults.agents.Truth`): nothing twice at once, no
+machine given more than it has. Here is judged what the server holds, and what it let happen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from batchq.api.lifecycle import (
+    ADMITTED,
+    ON_NODE,
+    POD_GROUP_MOVES,
+    POD_MOVES,
+    TERMINAL,
+    PodGroupPhase,
+    allowed,
+)
+from batchq.api.node_report import Fact
+from batchq.api.objects import Object, Pod, PodGroup, full_name
+from batchq.api.resources import of_pod, plus
+from batchq.api.transaction import Commit, Transaction, Write, fence_of, phase_of
+from batchq.core.quota.ledger import holders_in_store
+from batchq.core.session.settings import Settings
+from batchq.core.session.state import GroupState
+from batchq.errors import InvariantBroken
+from batchq.lab.simulation.invariants import check_charge, check_gang, oversubscribed, recount
+from tests.faults.machines import Machine, Process
+from tests.faults.server import Server
+
+_MOVES = {"PodGroup": allowed(POD_GROUP_MOVES), "Pod": allowed(POD_MOVES)}
+
+
+class Judge:
+    """Owns what it has seen: epochs, admissions, attempts, and the groups that were promised."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._revision = -1
+        self._epoch = 0
+        #: What is found running again takes room without being asked, before what has ended there
+        #: is seen to have; and its group is charged for it by the next session.
+        self._forgot = False
+        self._fences: dict[tuple[str, str], str] = {}
+        #: Why pods were told to stop, and how many.
+        self.stopped: Counter[str] = Counter()
+        #: Uid -> key of each group whose submission was acknowledged.
+        self.promised: dict[str, str] = {}
+
+    def forget(self, server: Server) -> None:
+        """The server was restored from an older copy: what was written since is not there."""
+        self._revision = -1
+        self._forgot = True
+        self._fences.clear()
+        there = {group.metadata.uid for group in server.store.snapshot().groups}
+        self.promised = {uid: key for uid, key in self.promised.items() if uid in there}
+
+    # --- every commit ---------------------------------------------------------------------------
+
+    def witness(
+        self,
+        server: Server,
+        transactions: Sequence[Transaction],
+        epoch: int | None,
+        commit: Callable[[], Commit],
+    ) -> Commit:
+        """Carry a commit out, and look at each write that it applied."""
+        before: dict[tuple[str, str], Object | None] = {
+            (write.kind, write.key): server.store.get(write.kind, write.key)
+            for transaction in transactions
+            for write in transaction.writes
+        }
+        revision, current = server.revision, server.store.epoch
+        result = commit()
+        if server.revision == revision:
+            return result
+        if epoch is not None and epoch != current:
+            raise InvariantBroken(f"a leader of epoch {epoch} wrote in epoch {current}")
+        for transaction in result.applied:
+            for write in transaction.writes:
+                self._check_write(write, before[write.kind, write.key])
+                before[write.kind, write.key] = write.value
+        return result
+
+    def _check_write(self, write: Write, before: Object | None) -> None:
+        what = f"{write.kind} {write.key}"
+        if before is None:
+            if write.expect != 0:
+                raise InvariantBroken(f"{what} was written over nothing, as if it were there")
+            return
+        if write.expect is not None and write.expect != before.metadata.revision:
+            raise InvariantBroken(
+                f"{what} was at revision {before.metadata.revision}, and was overwritten as of"
+                f" {write.expect}"
+            )
+        if write.fence and write.fence != fence_of(before):
+            raise InvariantBroken(f"{what} of {fence_of(before)} was written as {write.fence}")
+        if write.value is None:
+            return
+        start, finish = phase_of(before), phase_of(write.value)
+        if start != finish and (start, finish) not in _MOVES[write.kind]:
+            raise InvariantBroken(f"{what} went from {start} to {finish}")
+        match before, write.value:
+            case Pod(status=was), Pod(status=now) if now.terminating and not was.terminating:
+                self.stopped[now.reason] += 1
+            case _:
+                pass
+
+    # --- every event ----------------------------------------------------------------------------
+
+    def look(self, server: Server) -> None:
+        """After an event. Raises InvariantBroken."""
+        # A server that nobody has led since it was started anew has not given out any yet.
+        if server.run.led_since is not None:
+            if server.store.epoch < self._epoch:
+                raise InvariantBroken(f"the epoch fell from {self._epoch} to {server.store.epoch}")
+            self._epoch = server.store.epoch
+        if server.revision == self._revision:
+            return
+        self._revision = server.revision
+        self._look_at_ledger(server)
+        self._look_at_groups(server)
+        over = oversubscribed(server.store)
+        if over and not self._forgot:
+            raise InvariantBroken(f"nodes are given more than they have: {over}")
+
+    def look_at_processes(self, server: Server, processes: Iterable[tuple[str, Process]]) -> None:
+        """After an event: no process runs whose pod has ended. Raises InvariantBroken.
+
+        A server that was restored from an older copy may have to find out first what runs.
+        """
+        if self._forgot:
+            return
+        for machine, process in processes:
+            uid, attempt = process.attempt
+            pod = server.store.get("Pod", uid)
+            if not isinstance(pod, Pod):
+                raise InvariantBroken(f"{process.place} runs on {machine}, and its pod is gone")
+            status = pod.status
+            if (status.attempt, status.node) != (attempt, machine) or status.phase not in ON_NODE:
+                raise InvariantBroken(
+                    f"attempt {attempt} of {full_name(pod)} runs on {machine}, and the pod is"
+                    f" {status.phase} in attempt {status.attempt} on {status.node}"
+                )
+
+    def _look_at_ledger(self, server: Server) -> None:
+        store = server.store
+        charges, kept = store.charges(), store.ledger()
+        counted = recount(charges)
+        if counted != kept:
+            raise InvariantBroken(f"the ledger says {kept}, its charges add up to {counted}")
+        snapshot = store.snapshot()
+        expected: dict[str, dict[str, int]] = {}
+        for pods in snapshot.pods.values():
+            for pod in pods:
+                if pod.status.phase in ON_NODE:
+                    expected[f"pod:{pod.metadata.uid}"] = of_pod(pod.spec.requests)
+        for group in snapshot.groups:
+            uid = group.metadata.uid
+            for holder, (_, charge) in holders_in_store(group).items():
+                expected[holder] = {name: units for name, units in charge.items() if units}
+            if group.status.phase not in TERMINAL:
+                expected[f"object:{uid}"] = {"podgroups": 1000}
+        found = {
+            holder: amounts
+            for holder, (_, amounts) in charges.items()
+            if not holder.startswith("node:")
+        }
+        if found != expected:
+            wrong = sorted(
+                holder
+                for holder in {*found, *expected}
+                if found.get(holder) != expected.get(holder)
+            )
+            raise InvariantBroken(f"objects and what is charged for them differ: {wrong}")
+
+    def _look_at_groups(self, server: Server) -> None:
+        snapshot = server.store.snapshot()
+        there = set()
+        for group in snapshot.groups:
+            uid, status = group.metadata.uid, group.status
+            there.add(uid)
+            self._look_at_fence("PodGroup", uid, group)
+            reserves_first = status.pledge.stands or bool(status.checks)
+            waits = status.phase == PodGroupPhase.PENDING and reserves_first
+            if status.reserved_at is not None and status.phase not in ADMITTED and not waits:
+                raise InvariantBroken(f"{full_name(group)} is {status.phase} with a reservation")
+            live: dict[str, int] = {}
+            for pod in snapshot.pods.get(uid, ()):
+                self._look_at_fence("Pod", pod.metadata.uid, pod)
+                if pod.status.phase in ON_NODE:
+                    live = plus(live, of_pod(pod.spec.requests))
+            short = any(units > status.charge.get(name, 0) for name, units in live.items())
+            if short and not self._forgot:
+                raise InvariantBroken(
+                    f"{full_name(group)} has pods of {live}, and is charged {status.charge}"
+                )
+        orphans = set(snapshot.pods) - there
+        if orphans:
+            raise InvariantBroken(f"there are pods of groups that do not exist: {sorted(orphans)}")
+        lost = sorted(key for uid, key in self.promised.items() if uid not in there)
+        if lost:
+            raise InvariantBroken(f"groups are lost: {lost}")
+
+    def _look_at_fence(self, kind: str, uid: str, item: PodGroup | Pod) -> None:
+        fence, before = fence_of(item), self._fences.get((kind, uid))
+        if fence == before:
+            return
+        if before is not None:
+            pairs = zip(before.split(" ")[1:], fence.split(" ")[1:], strict=True)
+            if any(int(new) < int(old) for old, new in pairs):
+                raise InvariantBroken(f"the fence of {full_name(item)} fell: {before} -> {fence}")
+        self._fences[kind, uid] = fence
+
+    # --- every turn that decided nothing ----------------------------------------------------------
+
+    def look_at_rest(self, server: Server, now_ms: int) -> None:
+        """After a leader's whole turn that found nothing to do: everything follows the rules."""
+        snapshot = server.store.snapshot()
+        charges = server.store.charges()
+        for record in snapshot.groups:
+            status = record.status
+            if status.phase in TERMINAL and not status.charge:
+                continue
+            group = GroupState(record, snapshot.pods.get(record.metadata.uid, ()), 0)
+            check_charge(group, charges)
+            match status.phase:
+                case PodGroupPhase.RUNNING:
+                    check_gang(group)
+                case PodGroupPhase.UNKNOWN:
+                    most_ms = self._settings.recovery_timeout_ms
+                    _check_time(group, status.unknown_at, most_ms, now_ms)
+                case PodGroupPhase.IN_QUEUE:
+                    most_ms = self._settings.in_queue_timeout_ms
+                    _check_time(group, status.in_queue_at, most_ms, now_ms)
+
+
+def _check_time(group: GroupState, since: int | None, most_ms: int, now_ms: int) -> None:
+    if since is None or since + most_ms <= now_ms:
+        raise InvariantBroken(f"{group.key} has been {group.phase} since {since}")
+
+
+# --- when everything is over --------------------------------------------------------------------
+
+
+def unrest(server: Server, machines: Sequence[Machine]) -> str:
+    """What is not over yet, on the server and on the machines that there still are; the first of
+    it, or nothing.
+    """
+    for found in (
+        _unended(server),
+        *(f"{name} waits to be heard: {sorted(left)}" for name, left in _inboxes(server)),
+        *(_busy(server, machine) for machine in machines),
+    ):
+        if found:
+            return found
+    held = [one for one in server.store.charges() if not one.startswith("node:")]
+    outbox = server.store.outbox()
+    return f"something is held: {held} {outbox}" if held or outbox else ""
+
+
+def _inboxes(server: Server) -> list[tuple[str, dict[str, Fact]]]:
+    return [(name, facts) for name, facts in sorted(server.inboxes.items()) if facts]
+
+
+def _unended(server: Server) -> str:
+    snapshot = server.store.snapshot()
+    for group in snapshot.groups:
+        if group.status.phase not in TERMINAL:
+            waits = "; ".join(verdict.message() for verdict in group.status.reasons)
+            return f"{full_name(group)} is {group.status.phase}: {waits}"
+    for pods in snapshot.pods.values():
+        for pod in pods:
+            if pod.status.phase in ON_NODE:
+                return f"{full_name(pod)} is {pod.status.phase} on {pod.status.node}"
+    return ""
+
+
+def _busy(server: Server, machine: Machine) -> str:
+    left = sorted(machine.horses) or server.queues.get(machine.name)
+    left = left or sorted(server.leases.get(machine.name, {}))
+    return f"{machine.name} has something left of {left}" if left else ""

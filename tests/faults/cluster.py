@@ -1,0 +1,430 @@
+"""A whole cluster in one process and virtual time: schedulers, agents, work-horses, a client, and
+one server that none of them reaches reliably.
+
+Events happen one at a time, in an order that depends on nothing but the inputs; after each the
+judge looks. When the faults are over, the cluster must come to rest by itself, with every group
+ended as its author meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from batchq.api.objects import Pod
+from batchq.api.times import HOUR
+from batchq.api.transaction import CAPACITY
+from batchq.assembly import assemble
+from batchq.changes import create, found_defaults
+from batchq.errors import InvariantBroken
+from batchq.lab.simulation.clock import CountedIds, VirtualClock
+from tests.faults.agents import Agent, Horse, Paces
+from tests.faults.checker import Judge, unrest
+from tests.faults.machines import Attempt, Machine, Truth
+from tests.faults.processes import Client, SchedulerProcess
+from tests.faults.scenario import (
+    CrashNode,
+    Cut,
+    Drama,
+    DropDeliveries,
+    KillAgent,
+    KillHorse,
+    KillScheduler,
+    Outage,
+    PauseNode,
+    PauseScheduler,
+    RepeatDeliveries,
+    RestartServer,
+)
+from tests.faults.server import FaultyStore, Server
+from tests.faults.store_faults import Line, Mode, never
+
+MOST_EVENTS = 50_000
+#: After the last fault; the longest back-off and a few timeouts fit in.
+REST_WITHIN_MS = 2 * HOUR
+
+Say: TypeAlias = Callable[[str], None]
+
+#: When something is to happen, and what.
+Due: TypeAlias = tuple[int, Callable[[], None]]
+_NOTHING: Due = (2**62, lambda: None)
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """How a run came to rest."""
+
+    phases: dict[str, str]
+    granted: dict[str, bool]
+    #: Why pods were told to stop, and how many.
+    stopped: dict[str, int]
+    events: int
+    starts: int
+    rested_at: int
+    #: Caller -> how many calls it made, and which of them were to change something.
+    calls: dict[str, tuple[int, tuple[int, ...]]]
+
+
+class Cluster:
+    """One run of a Drama; owner of everything in it."""
+
+    def __init__(self, drama: Drama, *, paces: Paces | None = None, say: Say | None = None) -> None:
+        self.clock = VirtualClock(1_000)
+        self._drama = drama
+        self._paces = paces or Paces()
+        self._tell = say
+        self._judge = Judge(drama.config.settings)
+        self._ids = CountedIds()
+        self._config = drama.config
+        self.server = Server(self.clock, witness=self._judge.witness, bell=self._ring)
+        self.lines: dict[str, Line] = {}
+        self._truth = Truth(self.clock, dict(drama.scripts))
+        self._late: list[tuple[int, int, Callable[[], object]]] = []
+        self._count = 0
+        self._events = 0
+        self._copies: list[tuple[int, Server]] = []
+        self._frozen: dict[str, int] = {}
+        self._stopped: dict[str, int] = {}
+        self._calm = False
+        self._never_back: set[str] = set()
+        self._returns: list[tuple[int, str]] = []
+        self._granted: dict[str, bool] = {}
+        self._faults = sorted(drama.faults, key=lambda fault: fault.at)
+        self._found()
+        self.machines = {
+            name: Machine(name, dict(resources), self._truth)
+            for name, resources in drama.nodes.items()
+        }
+        self.schedulers: dict[str, SchedulerProcess] = {}
+        self.agents: dict[str, Agent] = {}
+        for name in ("scheduler a", "scheduler b"):
+            self._start_scheduler(name)
+        for name in self.machines:
+            self._start_agent(name)
+        self.client = Client(
+            self._store("client"),
+            self.clock,
+            self._ids,
+            list(drama.requests),
+            answered=self._answered,
+            say=self._say,
+        )
+
+    def run(self) -> Ended:
+        """Until everything is at rest. Raises InvariantBroken, also if that never comes."""
+        while not self._is_at_rest():
+            self._events += 1
+            if self._events > MOST_EVENTS:
+                raise InvariantBroken(f"no rest after {MOST_EVENTS} events: {self._unrest()}")
+            at, act = self._next()
+            if at > self._drama.chaos_ends_at + REST_WITHIN_MS:
+                raise InvariantBroken(f"no rest within two hours: {self._unrest()}")
+            self.clock.jump_to(max(at, self.clock.now_ms()))
+            act()
+            self._judge.look(self.server)
+            self._judge.look_at_processes(self.server, self._truth.processes())
+        self._check_what_is_left()
+        return Ended(
+            phases={
+                group.metadata.name: str(group.status.phase)
+                for group in self.server.store.snapshot().groups
+            },
+            granted=self._granted,
+            stopped=dict(self._judge.stopped),
+            events=self._events,
+            starts=self._truth.starts,
+            rested_at=self.clock.now_ms(),
+            calls={name: (line.calls, tuple(line.writes)) for name, line in self.lines.items()},
+        )
+
+    # --- making ---------------------------------------------------------------------------------
+
+    def _found(self) -> None:
+        store = self.server.store
+        transactions = [found_defaults(store, now_ms=0, uid="0")]
+        transactions += [create(store, item, now_ms=0, uid="") for item in self._drama.objects]
+        for transaction in transactions:
+            if transaction is not None:
+                store.commit([transaction], request_id=self._ids.new_uid())
+
+    def _line(self, caller: str) -> Line:
+        if caller not in self.lines:
+            self.lines[caller] = Line(
+                caller,
+                self.clock,
+                plan=self._drama.plans.get(caller),
+                chance=never if self._calm else self._drama.chance(caller),
+                later=self._later,
+                say=self._say,
+            )
+        return self.lines[caller]
+
+    def _store(self, caller: str) -> FaultyStore:
+        return FaultyStore(self.server, self._line(caller))
+
+    def _start_scheduler(self, name: str) -> None:
+        self._count += 1
+        self._line(name).begin()
+        self.schedulers[name] = SchedulerProcess(
+            f"{name} {self._count}",
+            self._store(name),
+            assemble(self._config),
+            self.clock,
+            self._ids,
+            turned=self._turned,
+            say=self._say,
+        )
+
+    def _start_agent(self, node: str) -> None:
+        self._count += 1
+        self.agents[node] = Agent(
+            self._store(f"agent {node}"),
+            self.machines[node],
+            self.clock,
+            identity=f"agent {node} {self._count}",
+            paces=self._paces,
+            hire=self._hire,
+            say=self._say,
+        )
+
+    def _hire(self, agent: Agent, attempt: Attempt) -> Horse:
+        self._count += 1
+        return Horse(
+            self._store(f"horses {agent.machine.name}"),
+            agent.machine,
+            self.clock,
+            attempt=attempt,
+            agent=agent.identity,
+            author=f"horse {agent.machine.name} {self._count}",
+            paces=self._paces,
+            say=self._say,
+        )
+
+    def _say(self, text: str) -> None:
+        if self._tell is not None:
+            self._tell(f"{self.clock.now_ms():>8} {text}")
+
+    # --- what rings -----------------------------------------------------------------------------
+
+    def _ring(self, what: str) -> None:
+        if what in ("objects", "facts"):
+            for scheduler in self.schedulers.values():
+                scheduler.hear()
+        elif (agent := self.agents.get(what)) is not None and agent.alive:
+            agent.due_at = self.clock.now_ms()
+
+    def _turned(self, decided_nothing: bool) -> None:
+        if decided_nothing:
+            self._judge.look_at_rest(self.server, self.clock.now_ms())
+
+    def _answered(self, what: str, granted: bool) -> None:
+        self._granted[what] = granted
+        verb, _, name = what.partition(" ")
+        if verb == "submit" and granted:
+            group = self.server.store.get("PodGroup", f"default/{name}")
+            if group is None:
+                raise InvariantBroken(f"{name} was acknowledged, and is not there")
+            self._judge.promised[group.metadata.uid] = f"default/{name}"
+
+    def _later(self, do: Callable[[], object]) -> None:
+        self._count += 1
+        self._late.append((self.clock.now_ms() + self._drama.delay_ms(), self._count, do))
+        self._late.sort(key=lambda one: one[:2])
+
+    # --- the next event ---------------------------------------------------------------------------
+
+    def _next(self) -> tuple[int, Callable[[], None]]:
+        """What is due first; of one instant, in the order given here."""
+        best = _NOTHING
+        for due in (*self._from_outside(), *self._of_processes()):
+            if due[0] < best[0]:
+                best = due
+        return best
+
+    def _from_outside(self) -> list[Due]:
+        due: list[Due] = []
+        if self._faults:
+            due.append((self._faults[0].at, self._next_fault))
+        if not self._calm:
+            due.append((self._drama.chaos_ends_at, self._calm_down))
+            due.append((self._copies_due_at(), self._copy))
+        if self._late:
+            due.append((self._late[0][0], self._arrive_late))
+        if self._returns:
+            due.append((min(self._returns)[0], self._return))
+        return due
+
+    def _of_processes(self) -> list[Due]:
+        due: list[Due] = [
+            (max(one.due_at, self._stopped.get(name, 0)), one.step)
+            for name, one in self.schedulers.items()
+            if one.alive
+        ]
+        due.append((self.client.due_at, self.client.step))
+        for name, machine in self.machines.items():
+            if name in self._frozen:
+                due.append((self._frozen[name], partial(self._thaw, name)))
+                continue
+            agent = self.agents[name]
+            if agent.alive:
+                due.append((agent.due_at, agent.step))
+            due += [(one.due_at, one.step) for one in machine.horses.values() if one.alive]
+        return due
+
+    def _copies_due_at(self) -> int:
+        every_ms = self._drama.copies_every_ms
+        if self._calm or every_ms is None:
+            return 2**62
+        return (self._copies[-1][0] if self._copies else 0) + every_ms
+
+    def _copy(self) -> None:
+        self._copies.append((self.clock.now_ms(), self.server.saved()))
+
+    def _arrive_late(self) -> None:
+        _, _, do = self._late.pop(0)
+        self._say("a late call arrives")
+        do()
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def _next_fault(self) -> None:
+        fault = self._faults.pop(0)
+        self._say(f"fault: {fault}")
+        match fault:
+            case KillHorse() | KillAgent() | CrashNode() | PauseNode():
+                self._harm_node(fault)
+            case PauseScheduler() | KillScheduler():
+                self._harm_scheduler(fault)
+            case DropDeliveries(node=node):
+                self.server.queues[node] = []
+            case RepeatDeliveries(node=node):
+                self.server.enqueue(node, self._attempts_on(node))
+            case Cut(caller=caller):
+                for name, line in self.lines.items():
+                    if name.endswith(caller):
+                        line.cut(self.clock.now_ms() + fault.lasts_ms)
+            case Outage():
+                self._cut_all(fault.lasts_ms)
+            case RestartServer():
+                self._restart(fault.lasts_ms, fault.forgets_ms)
+
+    def _harm_node(self, fault: KillHorse | KillAgent | CrashNode | PauseNode) -> None:
+        match fault:
+            case KillHorse(which=which):
+                living = [
+                    horse
+                    for machine in self.machines.values()
+                    for horse in machine.horses.values()
+                    if horse.alive and machine.name not in self._frozen
+                ]
+                if living:
+                    living[which % len(living)].kill()
+            case KillAgent():
+                self._lose_node(fault.node, fault.back_after_ms, at_once=False)
+            case CrashNode():
+                self._lose_node(fault.node, fault.back_after_ms, at_once=True)
+            case PauseNode():
+                self._freeze(fault.node, fault.lasts_ms)
+
+    def _harm_scheduler(self, fault: PauseScheduler | KillScheduler) -> None:
+        name, now_ms = fault.name, self.clock.now_ms()
+        match fault:
+            case PauseScheduler():
+                self._stopped[name] = now_ms + fault.lasts_ms
+                self.lines[name].fail_next(Mode.LATE, in_calls=fault.in_calls)
+            case KillScheduler() if self.schedulers[name].alive:
+                self.schedulers[name].alive = False
+                self._returns.append((now_ms + fault.back_after_ms, name))
+
+    def _lose_node(self, node: str, back_after_ms: int | None, *, at_once: bool) -> None:
+        agent = self.agents[node]
+        if not agent.alive or node in self._frozen:
+            return
+        agent.alive = False
+        for horse in list(self.machines[node].horses.values()):
+            if horse.alive and at_once:
+                horse.kill()
+            elif horse.alive:
+                horse.end_at_once()
+        if back_after_ms is None:
+            self._never_back.add(node)
+        else:
+            self._returns.append((self.clock.now_ms() + back_after_ms, node))
+
+    def _return(self) -> None:
+        back = min(self._returns)
+        self._returns.remove(back)
+        self._say(f"{back[1]} is back")
+        if back[1] in self.machines:
+            self._start_agent(back[1])
+        else:
+            self._start_scheduler(back[1])
+
+    def _freeze(self, node: str, lasts_ms: int) -> None:
+        if node in self._frozen or not self.agents[node].alive:
+            return
+        self._frozen[node] = self.clock.now_ms() + lasts_ms
+        for horse in self.machines[node].horses.values():
+            horse.freeze()
+
+    def _thaw(self, node: str) -> None:
+        del self._frozen[node]
+        self._say(f"{node} goes on")
+        for horse in list(self.machines[node].horses.values()):
+            horse.thaw()
+
+    def _cut_all(self, lasts_ms: int) -> None:
+        until_ms = self.clock.now_ms() + lasts_ms
+        self._late = [(max(at, until_ms), count, do) for at, count, do in self._late]
+        for line in self.lines.values():
+            line.cut(until_ms)
+
+    def _restart(self, lasts_ms: int, forgets_ms: int) -> None:
+        """What was on its way to the run of the server that ends is lost with it."""
+        self._late.clear()
+        wanted = self.clock.now_ms() - forgets_ms
+        older = [copy for at, copy in self._copies if at <= wanted]
+        restored = older[-1] if forgets_ms and older else None
+        self.server.restart(restored)
+        if restored is not None:
+            self._judge.forget(self.server)
+        self._cut_all(lasts_ms)
+
+    def _attempts_on(self, node: str) -> list[Attempt]:
+        return [
+            (pod.metadata.uid, pod.status.attempt)
+            for pod in self.server.store.list("Pod")
+            if isinstance(pod, Pod) and pod.status.node == node
+        ]
+
+    def _calm_down(self) -> None:
+        """The faults are over; who is to come back comes back."""
+        self._calm = True
+        self._say("the faults are over")
+        for line in self.lines.values():
+            line.heal()
+        for node in sorted(self._frozen):
+            self._thaw(node)
+        self._stopped.clear()
+
+    # --- rest -----------------------------------------------------------------------------------
+
+    def _is_at_rest(self) -> bool:
+        return self._calm and not self._unrest()
+
+    def _unrest(self) -> str:
+        """What keeps the cluster from rest; the first of it."""
+        if not self._calm or self._returns or self._late or self.client.waits:
+            return "somebody is still to do something"
+        here = [one for name, one in self.machines.items() if name not in self._never_back]
+        return unrest(self.server, here)
+
+    def _check_what_is_left(self) -> None:
+        if self._truth.running:
+            raise InvariantBroken(f"{self._truth.running} pods still run when all have ended")
+        sums = self.server.store.ledger()
+        sums.pop(CAPACITY, None)
+        if sums:
+            raise InvariantBroken(f"the ledger still counts {sums}")

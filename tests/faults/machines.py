@@ -1,0 +1,154 @@
+"""The machines of a simulated cluster: what really runs on them, whatever any server believes.
+
+Here is judged what must never be: a pod that runs twice at once, an attempt that two processes go
+by, a machine that runs more than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from batchq.api.node_report import Outcome, Runs
+from batchq.api.objects import Pod
+from batchq.api.resources import of_pod, plus
+from batchq.errors import InvariantBroken
+from batchq.ports import Clock
+
+#: A pod's uid, and the number of the attempt.
+Attempt: TypeAlias = tuple[str, int]
+
+
+class Script(Struct, frozen=True, kw_only=True):
+    """What the pods of a group do: run so long, fail so often, need so long to stop when told."""
+
+    runtime_ms: int
+    fails: int = 0
+    stops_in_ms: int = 0
+
+
+class Process(Struct, frozen=True, kw_only=True):
+    """What really runs: one attempt of a pod, on one machine."""
+
+    attempt: Attempt
+    group_uid: str
+    place: tuple[str, str, int]
+    requests: dict[str, int]
+    ends_at: int
+    exit_code: int
+    stops_in_ms: int
+
+
+class Truth:
+    """Everything that really runs, on all machines, and whether it ever did what must not be."""
+
+    def __init__(self, clock: Clock, scripts: dict[str, Script]) -> None:
+        self._clock = clock
+        self._scripts = scripts
+        self._running: dict[tuple[str, str, int], tuple[str, Process]] = {}
+        self._started: dict[Attempt, str] = {}
+        self._ended_well: dict[tuple[str, str, int], int] = {}
+        self.starts = 0
+
+    def start(self, machine: Machine, pod: Pod) -> Process:
+        """Start a pod's command. Raises InvariantBroken where that makes it run twice at once."""
+        status, spec = pod.status, pod.spec
+        place = (status.group_uid, spec.task, spec.index)
+        attempt = (pod.metadata.uid, status.attempt)
+        if place in self._running:
+            where, other = self._running[place]
+            raise InvariantBroken(
+                f"{place} runs twice at once: attempt {attempt} on {machine.name} and"
+                f" {other.attempt} on {where}"
+            )
+        if attempt in self._started:
+            raise InvariantBroken(f"{attempt} is started again: on {machine.name}")
+        script = self._scripts[spec.pod_group]
+        fails = self._ended_well.get(place, 0) < script.fails
+        process = Process(
+            attempt=attempt,
+            group_uid=status.group_uid,
+            place=place,
+            requests=of_pod(spec.requests),
+            ends_at=self._clock.now_ms() + script.runtime_ms,
+            exit_code=int(fails),
+            stops_in_ms=script.stops_in_ms,
+        )
+        machine.take_room(process)
+        self._running[place] = (machine.name, process)
+        self._started[attempt] = machine.name
+        self.starts += 1
+        return process
+
+    def end(self, process: Process, *, by_itself: bool) -> None:
+        """No process of it is left."""
+        del self._running[process.place]
+        if by_itself:
+            self._ended_well[process.place] = self._ended_well.get(process.place, 0) + 1
+
+    def suspend(self, process: Process) -> None:
+        """Its machine stands still: nothing of it happens."""
+        del self._running[process.place]
+
+    def resume(self, machine: Machine, process: Process) -> None:
+        """It goes on. Raises InvariantBroken if the pod runs elsewhere meanwhile."""
+        if process.place in self._running:
+            where, other = self._running[process.place]
+            raise InvariantBroken(
+                f"{process.attempt} goes on on {machine.name} while {other.attempt} runs on {where}"
+            )
+        self._running[process.place] = (machine.name, process)
+
+    def processes(self) -> Iterator[tuple[str, Process]]:
+        """Everything that runs now, and on which machine."""
+        return iter(self._running.values())
+
+    @property
+    def running(self) -> int:
+        """How many pods run now."""
+        return len(self._running)
+
+
+class OnDisk(Protocol):
+    """A work-horse as its machine knows it: alive, or what its run file says of it."""
+
+    due_at: int
+    outcome: Outcome | None
+    process: Process | None
+
+    @property
+    def alive(self) -> bool: ...
+
+    def step(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def end_at_once(self) -> None: ...
+
+    def freeze(self) -> None: ...
+
+    def thaw(self) -> None: ...
+
+    def runs(self) -> Runs | None: ...
+
+
+class Machine:
+    """One node's hardware: its room, its disk, and the work-horses on it, dead ones too."""
+
+    def __init__(self, name: str, resources: dict[str, int], truth: Truth) -> None:
+        self.name = name
+        self.resources = resources
+        self.truth = truth
+        self.horses: dict[Attempt, OnDisk] = {}
+
+    def take_room(self, process: Process) -> None:
+        """Raises InvariantBroken if what runs does not fit any more."""
+        taken = process.requests
+        for horse in self.horses.values():
+            if horse.process is not None:
+                taken = plus(taken, horse.process.requests)
+        for name, units in self.resources.items():
+            if taken.get(name, 0) > units:
+                raise InvariantBroken(f"{self.name} runs {taken}, and has {self.resources}")

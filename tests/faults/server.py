@@ -1,0 +1,412 @@
+"""The one server of a simulated cluster, and what its callers see of it.
+
+Beside a `MemoryStore` it keeps what a Redis server holds for agents: the inbox of each node, leases
+and beats, the nodes' RQ queues, and the leader's lease. `FaultyStore` is one caller's view: the
+same verbs over a `Line` that may fail.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from batchq.api.leases import following
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.node_report import Fact
+from batchq.api.objects import Object, Pod
+from batchq.api.transaction import Commit, Delivery, Event, Ledger, Transaction
+from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.errors import InvariantBroken
+from batchq.ports import Clock
+from batchq.scheduler.node_reports import Posted
+from batchq.store.memory import MemoryStore
+from tests.faults.store_faults import Line
+
+T = TypeVar("T")
+
+Witness = Callable[["Server", Sequence[Transaction], int | None, Callable[[], Commit]], Commit]
+
+
+class ServedStore(MemoryStore):
+    """A store whose nodes are heard of, and whose numbers go on in a later generation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._beats: dict[str, int] = {}
+
+    def hear_of(self, node: str, at_ms: int) -> None:
+        """The node was heard of then."""
+        self._beats[node] = max(at_ms, self._beats.get(node, 0))
+        self._shelf.set_beats(dict(self._beats))
+
+    @property
+    def epoch(self) -> int:
+        """The last that was given out."""
+        return self._epoch
+
+    def begin_generation(self, generation: int) -> None:
+        """Whatever was given out by an earlier run of the server stays below what comes."""
+        self._epoch = following(self._epoch, generation=generation) - 1
+
+
+class Renewal(Struct, frozen=True):
+    """The answer to a work-horse: `ok`, `stop` and why, or `fenced`."""
+
+    word: str
+    reason: str = ""
+
+
+class Run(Struct, frozen=True):
+    """One run of the server's process. Nobody leads a new one at first."""
+
+    number: int
+    led_since: int | None = None
+
+
+class Leader(Struct, frozen=True):
+    """Who holds the leader's lease, and until when."""
+
+    identity: str
+    epoch: int
+    until_ms: int
+
+
+class Server:
+    """Everything that one server knows; owned by the simulated cluster.
+
+    `witness` stands beside every commit; `bell` is rung with `facts`, `objects` or a node's name
+    when there is something new for schedulers or for that node's agent.
+    """
+
+    def __init__(self, clock: Clock, *, witness: Witness, bell: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._witness = witness
+        self._bell = bell
+        self.store = ServedStore()
+        self.run = Run(number=1)
+        #: Run -> the revision to which the server was restored at its start.
+        self.restored_at: dict[int, int] = {}
+        self.reported: dict[str, int] = {}
+        self.inboxes: dict[str, dict[str, Fact]] = {}
+        #: Node -> attempt -> when its lease ends.
+        self.leases: dict[str, dict[tuple[str, int], int]] = {}
+        self.queues: dict[str, list[tuple[str, int]]] = {}
+        self.leader: Leader | None = None
+
+    def saved(self) -> Server:
+        """A copy to restore from."""
+        twin = copy.copy(self)
+        twin.store = copy.deepcopy(self.store)
+        twin.inboxes = {node: dict(facts) for node, facts in self.inboxes.items()}
+        twin.leases = {node: dict(leases) for node, leases in self.leases.items()}
+        twin.queues = {node: list(queue) for node, queue in self.queues.items()}
+        twin.reported = dict(self.reported)
+        return twin
+
+    def restart(self, restored_from: Server | None = None) -> None:
+        """Another run of the server; with an older copy, what was written since is forgotten."""
+        if restored_from is not None:
+            old = restored_from.saved()
+            self.store, self.inboxes, self.leases = old.store, old.inboxes, old.leases
+            self.queues, self.leader, self.reported = old.queues, old.leader, old.reported
+        self.run = Run(number=self.run.number + 1)
+        if restored_from is not None:
+            self.restored_at[self.run.number] = self.revision
+
+    def forgot(self, seen: int, run: int) -> bool:
+        """Whether the server has been restored, since that run, to before that revision."""
+        return any(seen > at for number, at in self.restored_at.items() if number > run)
+
+    def standing(self, *, contact_since: int, forgot: bool) -> Standing:
+        """How a reader stands that has been in touch since then."""
+        restarted = self.run.number > 1
+        here = frozenset(node for node, run in self.reported.items() if run == self.run.number)
+        return Standing(
+            generation=self.run.number if restarted else 0,
+            contact_since=contact_since,
+            restarted_at=self.run.led_since if restarted else None,
+            reported=here,
+            forgot=forgot,
+        )
+
+    # --- objects ----------------------------------------------------------------------------
+
+    def commit(
+        self,
+        transactions: Sequence[Transaction],
+        *,
+        request_id: str,
+        epoch: int | None = None,
+        overcommit: int = 1000,
+        seen: int | None = None,
+    ) -> Commit:
+        before = self.revision
+        if epoch is not None and self.run.led_since is None:
+            # An epoch from before may have been given to another, in what was forgotten.
+            epoch = -1
+        commit = self._witness(
+            self,
+            transactions,
+            epoch,
+            lambda: self.store.commit(
+                transactions,
+                request_id=request_id,
+                epoch=epoch,
+                overcommit=overcommit,
+                seen=seen,
+            ),
+        )
+        if self.revision != before:
+            self._bell("objects")
+        return commit
+
+    @property
+    def revision(self) -> int:
+        return self.store.snapshot().revision
+
+    # --- leader -----------------------------------------------------------------------------
+
+    def lead(self, identity: str, lease_ms: int) -> int | None:
+        """Take or renew the leader's lease: the epoch, or None if another leads."""
+        now_ms = self._clock.now_ms()
+        if self.run.led_since is None:
+            self.run = structs.replace(self.run, led_since=now_ms)
+            if self.run.number > 1:
+                self.store.begin_generation(self.run.number)
+            self.leader = None
+        held = self.leader
+        if held is not None and held.identity != identity and now_ms < held.until_ms:
+            return None
+        renews = held is not None and held.identity == identity
+        epoch = held.epoch if held is not None and renews else self.store.next_epoch()
+        self.leader = Leader(identity, epoch, now_ms + lease_ms)
+        return epoch
+
+    # --- what nodes say ---------------------------------------------------------------------
+
+    def post(self, node: str, fact: Fact) -> None:
+        """Leave a fact in the node's inbox; of one subject the last counts."""
+        self.inboxes.setdefault(node, {})[fact.subject] = fact
+        self._bell("facts")
+
+    def facts(self) -> Sequence[Posted]:
+        """All that lies in the inboxes, by node and subject."""
+        return [
+            Posted(node=node, fact=inbox[subject])
+            for node, inbox in sorted(self.inboxes.items())
+            for subject in sorted(inbox)
+        ]
+
+    def pending(self, node: str) -> frozenset[str]:
+        """The subjects of what lies in a node's inbox."""
+        return frozenset(self.inboxes.get(node, {}))
+
+    def take_out(self, done: Sequence[Posted]) -> None:
+        """Take facts out that are still as they were read."""
+        for one in done:
+            inbox = self.inboxes.get(one.node, {})
+            if inbox.get(one.fact.subject) == one.fact:
+                del inbox[one.fact.subject]
+
+    def beat(self, node: str, at_ms: int) -> int:
+        """The node was heard of then; which run of the server this is."""
+        self.store.hear_of(node, at_ms)
+        return self.run.number
+
+    def report_run(self, node: str, run: int) -> None:
+        """Of what runs on the node, the server has known everything since that run of it began."""
+        self.reported[node] = run
+
+    def has_reported(self, node: str) -> bool:
+        """Whether that holds of the run that there is."""
+        return self.reported.get(node) == self.run.number
+
+    def renew(self, node: str, pod: str, attempt: int, until_ms: int) -> Renewal:
+        """Let the lease of an attempt last until then, and tell its work-horse whether to go on.
+
+        A renewal that comes late takes back no later one.
+        """
+        found = self.store.get("Pod", pod)
+        if not isinstance(found, Pod) or found.status.attempt != attempt:
+            return Renewal("fenced")
+        if found.status.phase not in ON_NODE or found.status.node != node:
+            return Renewal("fenced")
+        leases = self.leases.setdefault(node, {})
+        leases[pod, attempt] = max(until_ms, leases.get((pod, attempt), 0))
+        if found.status.terminating:
+            return Renewal("stop", found.status.reason)
+        return Renewal("ok")
+
+    def current_leases(self) -> dict[str, int]:
+        """Pod -> when the lease of the attempt that it is in ends; others are nobody's."""
+        found = {}
+        for node, leases in self.leases.items():
+            for (uid, attempt), until_ms in leases.items():
+                pod = self.store.get("Pod", uid)
+                if not isinstance(pod, Pod) or pod.status.attempt != attempt:
+                    continue
+                if pod.status.node == node and pod.status.phase in ON_NODE:
+                    found[uid] = until_ms
+        return found
+
+    def end_lease(self, node: str, pod: str, attempt: int) -> None:
+        """Nothing of the attempt runs any more."""
+        self.leases.get(node, {}).pop((pod, attempt), None)
+
+    def keep_leases(self, node: str, attempts: Collection[tuple[str, int]]) -> None:
+        """Only these attempts have not ended on the node."""
+        leases = self.leases.get(node, {})
+        self.leases[node] = {one: leases[one] for one in leases if one in attempts}
+
+    # --- the nodes' queues ------------------------------------------------------------------
+
+    def enqueue(self, node: str, attempts: Sequence[tuple[str, int]]) -> None:
+        """Hand attempts over; one that waits already is not doubled."""
+        queue = self.queues.setdefault(node, [])
+        queue += [attempt for attempt in attempts if attempt not in queue]
+        self._bell(node)
+
+    def dequeue(self, node: str) -> tuple[str, int] | None:
+        """The next attempt, taken off the queue."""
+        queue = self.queues.get(node)
+        return queue.pop(0) if queue else None
+
+
+class FaultyStore:
+    """The server as one caller reaches it: `ports.Store`, and the verbs of agents and leaders.
+
+    Every method raises StoreUnavailable.
+    """
+
+    def __init__(self, server: Server, line: Line) -> None:
+        self._server = server
+        self.line = line
+        #: What another thread of the caller does before its next commit, if anything.
+        self.before_commit: Callable[[], None] | None = None
+        self._run = self._seen = 0
+        self._forgot = False
+
+    def get(self, kind: str, key: str) -> Object | None:
+        return self.line.call("get", lambda: self._server.store.get(kind, key))
+
+    def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
+        return self.line.call("get many", lambda: self._server.store.get_many(kind, keys))
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        return self.line.call("list", lambda: self._server.store.list(kind, namespace=namespace))
+
+    def snapshot(self) -> Snapshot:
+        return self.line.call("snapshot", self._snapshot)
+
+    def follow(self) -> None:
+        """Keep up with what is written, as a scheduler does that does not lead."""
+        self.line.call("follow", self._keep_up)
+
+    def _keep_up(self) -> None:
+        run, revision = self._server.run.number, self._server.revision
+        if run != self._run:
+            self._forgot = self._server.forgot(self._seen, self._run)
+            self._run, self._seen = run, 0
+        self._seen = max(self._seen, revision)
+
+    def _snapshot(self) -> Snapshot:
+        self._keep_up()
+        since = self.line.contact_since
+        standing = self._server.standing(contact_since=since, forgot=self._forgot)
+        found = self._server.store.snapshot()
+        return structs.replace(found, standing=standing, leases=self._server.current_leases())
+
+    def ledger(self) -> Ledger:
+        return self.line.call("ledger", lambda: self._server.store.ledger())
+
+    def charges(self) -> Mapping[str, tuple[tuple[str, ...], dict[str, int]]]:
+        return self.line.call("charges", lambda: self._server.store.charges())
+
+    def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
+        return self.line.call(
+            "events", lambda: self._server.store.events(kind=kind, key=key, most=most)
+        )
+
+    def commit(
+        self,
+        transactions: Sequence[Transaction],
+        *,
+        request_id: str,
+        epoch: int | None = None,
+        overcommit: int = 1000,
+        seen: int | None = None,
+    ) -> Commit:
+        meanwhile, self.before_commit = self.before_commit, None
+        if meanwhile is not None:
+            meanwhile()
+        answers: list[Commit] = []
+
+        def commit() -> Commit:
+            answers.append(
+                self._server.commit(
+                    transactions,
+                    request_id=request_id,
+                    epoch=epoch,
+                    overcommit=overcommit,
+                    seen=seen,
+                )
+            )
+            if answers[0] != answers[-1]:
+                raise InvariantBroken(
+                    f"request {request_id} was repeated, and answered differently"
+                )
+            return answers[-1]
+
+        return self._write("commit", commit)
+
+    def lead(self, identity: str, lease_ms: int) -> int | None:
+        return self._write("lead", lambda: self._server.lead(identity, lease_ms))
+
+    def facts(self) -> Sequence[Posted]:
+        return self.line.call("facts", self._server.facts)
+
+    def pending(self, node: str) -> frozenset[str]:
+        return self.line.call("pending", lambda: self._server.pending(node))
+
+    def take_out(self, done: Sequence[Posted]) -> None:
+        self._write("take out", lambda: self._server.take_out(done))
+
+    def outbox(self) -> Sequence[Delivery]:
+        return self.line.call("outbox", lambda: self._server.store.outbox())
+
+    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+        self._write("delivered", lambda: self._server.store.delivered(deliveries))
+
+    def enqueue(self, node: str, attempts: Sequence[tuple[str, int]]) -> None:
+        self._write("enqueue", lambda: self._server.enqueue(node, attempts))
+
+    def dequeue(self, node: str) -> tuple[str, int] | None:
+        """RQ does not repeat a lost call: what was taken off then is handed in again later."""
+        return self._write("dequeue", lambda: self._server.dequeue(node))
+
+    def post(self, node: str, fact: Fact) -> None:
+        self._write("post", lambda: self._server.post(node, fact))
+
+    def beat(self, node: str, at_ms: int) -> int:
+        return self._write("beat", lambda: self._server.beat(node, at_ms))
+
+    def report_run(self, node: str, run: int) -> None:
+        self._write("report run", lambda: self._server.report_run(node, run))
+
+    def has_reported(self, node: str) -> bool:
+        return self.line.call("has reported", lambda: self._server.has_reported(node))
+
+    def renew(self, node: str, pod: str, attempt: int, until_ms: int) -> Renewal:
+        return self._write("renew", lambda: self._server.renew(node, pod, attempt, until_ms))
+
+    def end_lease(self, node: str, pod: str, attempt: int) -> None:
+        self._write("end lease", lambda: self._server.end_lease(node, pod, attempt))
+
+    def keep_leases(self, node: str, attempts: Collection[tuple[str, int]]) -> None:
+        self._write("keep leases", lambda: self._server.keep_leases(node, attempts))
+
+    def _write(self, what: str, do: Callable[[], T]) -> T:
+        return self.line.call(what, do, writes=True)

@@ -23,12 +23,12 @@ from batchq.core.extension.points import POINTS, Plugin, implemented
 from batchq.core.session.session import Action
 from batchq.errors import InvalidInput
 from batchq.plugins.capacity import Capacity
-from batchq.plugins.checks import Checks
+from batchq.plugins.checks import AdmissionChecks
 from batchq.plugins.conformance import Conformance
 from batchq.plugins.dependencies import Dependencies
 from batchq.plugins.drf import Drf
 from batchq.plugins.gang import Gang
-from batchq.plugins.gates import Gates
+from batchq.plugins.gates import SchedulingGates
 from batchq.plugins.nodeorder import BalancedAllocation, BinPack, LeastAllocated, MostAllocated
 from batchq.plugins.overcommit import Overcommit
 from batchq.plugins.predicates import Predicates
@@ -43,11 +43,11 @@ from batchq_actions import BUILTIN_ACTIONS
 Maker = Callable[..., Any]
 
 BUILTIN_PLUGINS: dict[str, Maker] = {
-    Gates.name: Gates,
+    SchedulingGates.name: SchedulingGates,
     Dependencies.name: Dependencies,
     Quota.name: Quota,
     Capacity.name: Capacity,
-    Checks.name: Checks,
+    AdmissionChecks.name: AdmissionChecks,
     Gang.name: Gang,
     Priority.name: Priority,
     Proportion.name: Proportion,

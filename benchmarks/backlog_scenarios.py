@@ -15,7 +15,7 @@ from typing import Any, cast
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.node_report import Ended, Outcome
+from batchq.api.node_report import Ended, PodOutcome
 from batchq.api.objects import Object, Pod, PodGroup, Queue, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
 from batchq.changes import records
@@ -123,7 +123,9 @@ class Stage:
     def end_one(self) -> None:
         """One pod that runs has ended well, so that one cpu is free."""
         pod = next(pod for pod in self._pods() if pod.status.phase == PodPhase.RUNNING)
-        fact = Ended(pod=pod.metadata.uid, attempt=pod.status.attempt, outcome=Outcome(exit_code=0))
+        fact = Ended(
+            pod=pod.metadata.uid, attempt=pod.status.attempt, outcome=PodOutcome(exit_code=0)
+        )
         ended = node_reports.end(pod, NODE, fact, now_ms=self._clock.now_ms())
         assert isinstance(ended, Transaction)
         write(self.store, [ended])

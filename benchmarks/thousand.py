@@ -32,7 +32,7 @@ from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle
 from batchq.store import liveness
 from batchq.store.link import LONGEST_BLOCK_MS
-from batchq.store.node_channels import ANSWERS_BY_COUNT, Doorbell
+from batchq.store.node_channels import ANSWERS_BY_COUNT, WakeUpChannel
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.system import RandomIds
@@ -141,7 +141,7 @@ class StandIn:
         self._name = name
         self._store = RedisStore(url)
         self._link = RqLink(url)
-        self._bell = Doorbell(url, name)
+        self._bell = WakeUpChannel(url, name)
         self._slots = Slots(self._link, name, prefix=f"bench-{name}", bound=256)
         offer = NodeOffer(name=name, resources={})
         self._member = Membership(self._store, offer, identity=_identity(name), beat_ms=5_000)

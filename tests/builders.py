@@ -37,7 +37,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.quota.ledger import charge_with_count
 from batchq.core.session.session import Session
-from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.core.session.state import GroupState
 
 
@@ -193,7 +193,7 @@ class Decided:
 
 
 def a_snapshot(
-    *objects: Any, leases: dict[str, int] | None = None, standing: Standing | None = None
+    *objects: Any, leases: dict[str, int] | None = None, standing: ContactStanding | None = None
 ) -> Snapshot:
     """A snapshot of these objects, and of a queue `default` if none is among them."""
 
@@ -215,7 +215,7 @@ def a_snapshot(
         groups=of(PodGroup),
         pods=pods,
         leases=leases or {},
-        standing=standing or Standing(),
+        standing=standing or ContactStanding(),
     )
 
 

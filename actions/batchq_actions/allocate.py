@@ -38,7 +38,7 @@ from batchq.core.preemption.pledges import (
 )
 from batchq.core.quota.limits import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.pods import shape_of_extra
 from batchq.core.session.session import Session
@@ -83,7 +83,7 @@ def _place_gangs(
     session: Session, waiting: dict[str, list[GroupState]], extras: dict[str, _Extras]
 ) -> None:
     lines = {name: deque(groups) for name, groups in waiting.items()}
-    turns = Turns(session, lines)
+    turns = FairShareSelector(session, lines)
     while (name := turns.next()) is not None:
         if not lines[name]:
             turns.drop(name)
@@ -184,7 +184,7 @@ def _place_extras(
     """
     _keep_promises(session)
     lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
-    turns = Turns(session, lines)
+    turns = FairShareSelector(session, lines)
     while (name := turns.next()) is not None:
         levels = lines[name]
         if not levels:

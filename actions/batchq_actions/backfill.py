@@ -29,7 +29,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
 from batchq.api.resources import Amounts, describe, larger
 from batchq.core.forecast.node_timeline import Room
-from batchq.core.forecast.timeline import Timetable
+from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.other_heads import OtherHeads
 from batchq.core.pending.queue import blockers, is_kept_out, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
@@ -46,10 +46,10 @@ from batchq.core.quota.head_reservation import (
 )
 from batchq.core.quota.limits import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.pods import shape_of_extra, wanted_ordinals
 from batchq.core.session.session import Key, Session
-from batchq.core.session.state import Crowd, GroupState, Line, is_admitted
+from batchq.core.session.state import EquivalenceClass, GroupState, PendingQueue, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, bind, create_pods, reserve
 
@@ -69,7 +69,7 @@ class Backfill:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _BackfillLine:
     """A blocked head and when it starts, those who wait behind it in the order in which they are
     tried, and what is booked for whom; with `for_all` not for the head alone.
     """
@@ -78,7 +78,7 @@ class _Line:
     head: GroupState
     start: int
     behind: list[GroupState]
-    plan: Timetable
+    plan: LedgerTimeline
     for_all: bool
 
 
@@ -104,7 +104,7 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     unheaded = [name for name in _unheaded(session) if name not in heads]
     if not tried and not unheaded:
         return
-    turn = _Turn(session, Timetable(session))
+    turn = _Turn(session, LedgerTimeline(session))
     lines = {
         name: line
         for name, head in tried.items()
@@ -112,7 +112,7 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     }
     admissions = {name: _go_ahead(turn, line) for name, line in lines.items()}
     admissions |= {name: _go_between(turn, name) for name in unheaded}
-    turns = Turns(session, admissions)
+    turns = FairShareSelector(session, admissions)
     while (name := turns.next()) is not None:
         started = next(admissions[name], None)
         if started is None:
@@ -131,11 +131,11 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
 class _Turn:
     """One turn of the action: what is known of times to come, and of heads of other queues."""
 
-    def __init__(self, session: Session, known: Timetable) -> None:
+    def __init__(self, session: Session, known: LedgerTimeline) -> None:
         self.session, self.known = session, known
         self.others = OtherHeads(session, known)
 
-    def note(self, started: _Started, plans: Sequence[Timetable]) -> None:
+    def note(self, started: _Started, plans: Sequence[LedgerTimeline]) -> None:
         """Let all that is planned follow a start."""
         group, length, growth = started.group, started.length, started.growth
         for table in (self.known, *plans):
@@ -179,14 +179,14 @@ def reservations_of(session: Session) -> dict[str, int]:
     }
     session.unplanned.clear()
     if left:
-        others = OtherHeads(session, Timetable(session))
+        others = OtherHeads(session, LedgerTimeline(session))
         for name, head in left.items():
             if (line := _line_of(session, name, head, others)) is not None and line.for_all:
                 _reserve_all(session, line, line.behind)
     return session.reservations
 
 
-def _reserve_all(session: Session, line: _Line, groups: Iterable[GroupState]) -> bool:
+def _reserve_all(session: Session, line: _BackfillLine, groups: Iterable[GroupState]) -> bool:
     """Each in its turn beside those before it, where nobody starts now; False if one of them has no
     start.
     """
@@ -198,12 +198,14 @@ def _reserve_all(session: Session, line: _Line, groups: Iterable[GroupState]) ->
     return True
 
 
-def _reserve(session: Session, line: _Line, group: GroupState, start: int) -> None:
+def _reserve(session: Session, line: _BackfillLine, group: GroupState, start: int) -> None:
     session.reservations[group.uid] = start
     line.plan.book(group, start, length_of(session, group))
 
 
-def _line_of(session: Session, name: str, head: GroupState, others: OtherHeads) -> _Line | None:
+def _line_of(
+    session: Session, name: str, head: GroupState, others: OtherHeads
+) -> _BackfillLine | None:
     """None if nobody knows when the head can start: then it is strict."""
     plan = others.before(head.queue)
     start, room = place_of(session, head, plan)
@@ -216,10 +218,14 @@ def _line_of(session: Session, name: str, head: GroupState, others: OtherHeads) 
     if strategy.order == "shortest":
         # Sorting is stable: equal lengths stay in the order of the line.
         behind.sort(key=lambda group: _shortest_first(group.record.spec.walltime))
-    return _Line(head.queue, head, start, behind, plan, for_all=strategy.reservations == "all")
+    return _BackfillLine(
+        head.queue, head, start, behind, plan, for_all=strategy.reservations == "all"
+    )
 
 
-def _after_head(session: Session, name: str, head: GroupState, others: OtherHeads) -> _Line | None:
+def _after_head(
+    session: Session, name: str, head: GroupState, others: OtherHeads
+) -> _BackfillLine | None:
     """The line behind a head that has just been admitted: the next of them is the head."""
     following = _next_head(session, name, head)
     return None if following is None else _line_of(session, name, following, others)
@@ -262,8 +268,8 @@ def _behind(
 def _after(
     session: Session,
     key: Key,
-    line: Line,
-    crowds: Sequence[Crowd],
+    line: PendingQueue,
+    crowds: Sequence[EquivalenceClass],
     drained: Sequence[GroupState],
 ) -> Iterator[GroupState]:
     """Who comes after a place in line: of these crowds, of those that stand alone, and of those
@@ -303,7 +309,7 @@ class _Started:
     growth: Amounts | None = None
 
 
-def _go_ahead(turn: _Turn, line: _Line) -> Iterator[_Started]:
+def _go_ahead(turn: _Turn, line: _BackfillLine) -> Iterator[_Started]:
     """Each group of a line that starts now; then more pods of groups that run, one by one.
 
     The head itself is the last one, if all that keeps it is what is set aside for another queue's
@@ -322,7 +328,7 @@ def _go_ahead(turn: _Turn, line: _Line) -> Iterator[_Started]:
             yield from _grow(turn, line, group)
 
 
-def _go_in_turn(turn: _Turn, line: _Line) -> Generator[_Started, None, bool]:
+def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, bool]:
     """Each group of a line that starts now, where all have reservations; return whether everything
     is planned, so that more may go ahead.
     """
@@ -347,7 +353,7 @@ def _go_in_turn(turn: _Turn, line: _Line) -> Generator[_Started, None, bool]:
     return _reserve_all(session, line, line.behind[place:])
 
 
-def _planned(session: Session, line: _Line, most: int) -> int:
+def _planned(session: Session, line: _BackfillLine, most: int) -> int:
     """How many of those behind a head are planned, of so many: up to the last that could start now,
     beside what is planned already. Of those behind it none can, whatever is booked meanwhile.
     """
@@ -397,7 +403,7 @@ def _room_of(group: GroupState) -> Room:
 
 
 def _start(
-    turn: _Turn, queue: str, group: GroupState, plan: Timetable | None = None
+    turn: _Turn, queue: str, group: GroupState, plan: LedgerTimeline | None = None
 ) -> _Started | None:
     """Start a group, or the next pod of one that runs; None if it cannot be now. `plan` has what is
     booked for others of its queue.
@@ -428,7 +434,7 @@ def _admit(
     queue: str,
     group: GroupState,
     length: int | None,
-    plan: Timetable | None,
+    plan: LedgerTimeline | None,
 ) -> bool:
     """Admit and place a group, or let it reserve and wait for leave; False if it cannot be now."""
     session = turn.session
@@ -456,7 +462,9 @@ def _admit(
     return True
 
 
-def _booked_beside(turn: _Turn, queue: str, length: int | None, plan: Timetable | None) -> Room:
+def _booked_beside(
+    turn: _Turn, queue: str, length: int | None, plan: LedgerTimeline | None
+) -> Room:
     """What is booked for others on nodes while a group would be there."""
     booked = dict(turn.others.booked_until(queue, length))
     for name, room in (plan.booked_until(length) if plan is not None else {}).items():
@@ -467,7 +475,7 @@ def _booked_beside(turn: _Turn, queue: str, length: int | None, plan: Timetable 
 # --- More pods of groups that run -----------------------------------------------------------------
 
 
-def _growing(session: Session, line: _Line) -> list[GroupState]:
+def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
     """Elastic groups that run, and would go past the head with more pods."""
     groups = [
         group
@@ -484,7 +492,7 @@ def _growing(session: Session, line: _Line) -> list[GroupState]:
     return sorted(groups, key=session.group_key)
 
 
-def _grow(turn: _Turn, line: _Line, group: GroupState) -> Iterator[_Started]:
+def _grow(turn: _Turn, line: _BackfillLine, group: GroupState) -> Iterator[_Started]:
     """Bind more pods of a group, as long as they delay nobody. A task of which one pod does not fit
     is left.
     """
@@ -511,7 +519,7 @@ def _bind_extra(
     group: GroupState,
     extra: Pod | int,
     length: int | None,
-    plan: Timetable | None,
+    plan: LedgerTimeline | None,
 ) -> Room:
     """The room of the pod that was bound; none, if none was."""
     session = turn.session

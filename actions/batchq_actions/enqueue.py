@@ -18,7 +18,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.core.forecast.node_timeline import nodes_decide
-from batchq.core.pending.equivalence import Walk
+from batchq.core.pending.equivalence import PendingIterator
 from batchq.core.pending.queue import (
     blockers,
     gives_way,
@@ -45,12 +45,12 @@ from batchq.core.quota.head_reservation import (
     store_head_places,
 )
 from batchq.core.quota.limits import exceeds_ready_beside_siblings, over_limit_with
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import KeptPlaces, Wanted
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
-from batchq.core.session.state import Crowd, GroupState
+from batchq.core.session.state import EquivalenceClass, GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, reserve, roll_back
 
@@ -152,7 +152,7 @@ def _serve_queues(
     """The queue with the lowest share first; its next group decides when it is served again."""
     heads_matter = len(session.queues) > 1 and not everybody_gets_all_back(session)
     walks = _walks(session, drained, heads_matter=heads_matter)
-    turns = Turns(session, walks)
+    turns = FairShareSelector(session, walks)
     headed: set[str] = set()
     while (name := turns.next()) is not None:
         walk = walks[name]
@@ -183,9 +183,9 @@ def _serve_queues(
 
 def _walks(
     session: Session, drained: Mapping[str, list[GroupState]], *, heads_matter: bool
-) -> dict[str, Walk]:
+) -> dict[str, PendingIterator]:
     """The lines to be walked. Crowds that are kept out are left out where nobody heeds a head."""
-    freed: dict[str, list[Crowd]] = {}
+    freed: dict[str, list[EquivalenceClass]] = {}
     for crowd in session.watches.freed(session.ledger.sums):
         freed.setdefault(crowd.queue, []).append(crowd)
     for crowd in session.get(NODE_REFUSALS).freed(session):
@@ -199,11 +199,11 @@ def _walks(
             crowds = [*line.restless.values(), *freed.get(name, ())]
         singles = [*line.in_order(), *drained.get(name, ())]
         if crowds or singles:
-            walks[name] = Walk(crowds, singles, session.group_key)
+            walks[name] = PendingIterator(crowds, singles, session.group_key)
     return walks
 
 
-def _next_pending(walk: Walk) -> GroupState | None:
+def _next_pending(walk: PendingIterator) -> GroupState | None:
     while (group := walk.next()) is not None:
         if group.phase == PodGroupPhase.PENDING or group.next_pod is not None:
             return group
@@ -221,7 +221,7 @@ def _serve_one_line(
     crowds = [crowd for queue in session.queues.values() for crowd in queue.line.crowds.values()]
     singles = [group for queue in session.queues.values() for group in queue.line.in_order()]
     singles += [group for groups in drained.values() for group in groups]
-    walk = Walk(crowds, singles, session.group_key)
+    walk = PendingIterator(crowds, singles, session.group_key)
     while (group := _next_pending(walk)) is not None:
         if _try(session, group, growing):
             continue

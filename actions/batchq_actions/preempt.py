@@ -21,7 +21,7 @@ from batchq.core.preemption.order import (
     serve_gang,
     why_spared,
 )
-from batchq.core.preemption.requests import Wish, gang_claimants
+from batchq.core.preemption.requests import PodRequest, gang_claimants
 from batchq.core.preemption.scopes import POINTS, PREEMPT, WithinQueue, has_victims
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
@@ -55,7 +55,7 @@ class Preempt:
         return why_spared(session, WithinQueue(group), POINTS[PREEMPT], [group.queue])
 
 
-def _hopes(session: Session, name: str) -> Callable[[Wish], bool] | None:
+def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
     """See `has_victims`: for whoever waits in a queue."""
     holding = session.ledger.holding.get(name)
     if not holding or session.queues[name].record.spec.preemption.within_queue == "Never":

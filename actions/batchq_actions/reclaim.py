@@ -33,7 +33,7 @@ from batchq.core.preemption.order import (
 from batchq.core.preemption.requests import (
     ExtraClaim,
     GangClaim,
-    Wish,
+    PodRequest,
     elastic_claimants,
     gang_claimants,
     is_elastic_claimant,
@@ -94,7 +94,7 @@ class Reclaim:
         return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
 
 
-def _hopes(session: Session, name: str) -> Callable[[Wish], bool] | None:
+def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
     """See `may_reclaim`: for whoever waits in a queue."""
     policy = session.queues[name].record.spec.preemption
     if policy.reclaim == "Never" or not borrowers_of(session, POINT).are_there(name):

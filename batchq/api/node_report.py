@@ -33,7 +33,7 @@ LONGEST_MESSAGE = 2_000
 NODE = "node"
 
 
-class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PodOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a work-horse, or the agent in its place, has to say about the end of one attempt.
 
     `stopped` is the reason for which the pod's processes were told to stop, empty if they ended
@@ -49,7 +49,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
 
 
-class Claim(Struct, frozen=True, kw_only=True, tag="claim", tag_field="fact"):
+class StartClaim(Struct, frozen=True, kw_only=True, tag="claim", tag_field="fact"):
     """`author`, a work-horse, is about to start this attempt of a pod that is Bound to the node."""
 
     pod: str
@@ -66,7 +66,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended", tag_field="fact"):
 
     pod: str
     attempt: Integer
-    outcome: Outcome
+    outcome: PodOutcome
     author: str = ""
 
     @property
@@ -122,7 +122,7 @@ class Leaves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leaves"
         return NODE
 
 
-Fact: TypeAlias = Claim | Ended | Runs | Serves | Leaves
+NodeReport: TypeAlias = StartClaim | Ended | Runs | Serves | Leaves
 
 
 def subject_of_pod(pod: str, attempt: int) -> str:
@@ -130,7 +130,7 @@ def subject_of_pod(pod: str, attempt: int) -> str:
     return f"{pod}-{attempt}"
 
 
-def encode(fact: Fact) -> bytes:
+def encode(fact: NodeReport) -> bytes:
     """As it is left in the inbox; of a message so much as the leader keeps of it. A fact that is
     too long is never read, and the room of its pod never given away.
     """
@@ -140,11 +140,11 @@ def encode(fact: Fact) -> bytes:
     return _encoder.encode(fact)
 
 
-def decode(stored: bytes) -> Fact:
+def decode(stored: bytes) -> NodeReport:
     """Raises msgspec.MsgspecError for what is no fact that this version knows."""
-    fact: Fact = _decoder.decode(stored)
+    fact: NodeReport = _decoder.decode(stored)
     return fact
 
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[Fact] = msgspec.json.Decoder(Fact)
+_decoder: msgspec.json.Decoder[NodeReport] = msgspec.json.Decoder(NodeReport)

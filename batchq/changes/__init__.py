@@ -17,7 +17,7 @@ from batchq.changes.edits import (
     update,
 )
 from batchq.changes.groups import (
-    Arrivals,
+    NewGroups,
     check_apart,
     check_same,
     open_all_gates,
@@ -47,7 +47,7 @@ from batchq.changes.requests import (
 )
 
 __all__ = [
-    "Arrivals",
+    "NewGroups",
     "Overpromised",
     "apply",
     "cancel",

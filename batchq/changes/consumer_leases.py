@@ -42,7 +42,7 @@ LONGEST_MESSAGE = 1024
 MOST_REPORTED_BYTES = 512 * 1024
 
 
-class Claimed(Struct, frozen=True, kw_only=True):
+class LeaseTaken(Struct, frozen=True, kw_only=True):
     """What to write for a claim, the token that its holder keeps, and the group as it will be."""
 
     transaction: Transaction
@@ -97,7 +97,7 @@ def claim(
     secret: str,
     now_ms: int,
     reported: AtOnce = "",
-) -> Claimed:
+) -> LeaseTaken:
     """Take a group that is admitted and that nobody holds; `secret` is fresh, out of `[a-z0-9]`.
 
     `reported` "running" says in the same write that the work has begun.
@@ -123,7 +123,7 @@ def claim(
     status = structs.replace(group.status, claim=taken)
     message = f"by {holder} for {format_duration(ttl_ms)}" + (", and runs" if reported else "")
     transaction = _write(group, status, "Claimed", message, now_ms)
-    return Claimed(
+    return LeaseTaken(
         transaction=transaction, token=token, group=structs.replace(group, status=status)
     )
 

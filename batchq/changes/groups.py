@@ -535,7 +535,7 @@ def _changed_fields(old: PodGroupSpec, new: PodGroupSpec) -> list[str]:
 _MAY_DIFFER = frozenset({"suspend"})
 
 
-class Arrivals:
+class NewGroups:
     """A Reader for new groups, with a memory: queues, priority classes, and groups depended on.
 
     What it has read holds until `forget`. Groups that are `noted` count as stored. `before_reading`

@@ -15,7 +15,7 @@ from batchq.cli.output.trouble import EXIT_ERROR
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
-    from batchq.config.effect import Difference
+    from batchq.config.effect import SettingDifference
     from batchq.config.model import Expansion, SchedulerConfig
 
 
@@ -277,7 +277,7 @@ def _effect(file: Path) -> dict[str, object]:
         raise UsageError(problem.message, hint=problem.hint) from None
 
 
-def _difference(one: Difference) -> Iterator[str]:
+def _difference(one: SettingDifference) -> Iterator[str]:
     for sign, value in (("-", one.a), ("+", one.b)):
         if value is not None:
             yield f"{sign}{one.what}: {_words(value)}"

@@ -30,7 +30,7 @@ from batchq.cli.output.trouble import (
 from batchq.errors import InvalidInput
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command is, and its line in the help."""
 
     module: str
@@ -39,56 +39,72 @@ class Entry(NamedTuple):
 
 
 #: Every command, in the sections and the order of the help.
-COMMANDS: dict[str, dict[str, Entry]] = {
+COMMANDS: dict[str, dict[str, CommandEntry]] = {
     "Run work": {
-        "run": Entry("run", "run", "Start what is missing, submit a file, show it to its end."),
-        "submit": Entry("submit", "submit", "Submit a command, a function or a file's groups."),
-        "plan": Entry("plan", "plan", "What would become of it, were it submitted now."),
-        "jobs": Entry("jobs", "jobs", "List pod groups: phase, place in line, and why."),
-        "describe": Entry("describe", "describe", "Everything about one object, and its reasons."),
-        "why": Entry("why", "why", "Why a group waits: every reason, with what to do about it."),
-        "events": Entry("events", "events", "What has happened, and happens (-w)."),
-        "logs": Entry("pod_output", "logs", "What the pods of a group have written."),
-        "result": Entry("pod_output", "result", "What the functions of a group have returned."),
-        "progress": Entry("wait", "progress", "Follow groups until they have ended."),
-        "wait": Entry("wait", "wait", "Wait for groups; the exit code says how they ended."),
-        "cancel": Entry("wait", "cancel", "End groups."),
-        "suspend": Entry("wait", "suspend", "Hold groups back; what runs is stopped."),
-        "resume": Entry("wait", "resume", "Let suspended groups stand in line again."),
-        "gates": Entry("gates", "gates", "List and open scheduling gates."),
-        "checks": Entry("checks", "checks", "See and answer admission checks."),
-        "external": Entry("external", "external", "Claim and run groups with programs of yours."),
+        "run": CommandEntry(
+            "run", "run", "Start what is missing, submit a file, show it to its end."
+        ),
+        "submit": CommandEntry(
+            "submit", "submit", "Submit a command, a function or a file's groups."
+        ),
+        "plan": CommandEntry("plan", "plan", "What would become of it, were it submitted now."),
+        "jobs": CommandEntry("jobs", "jobs", "List pod groups: phase, place in line, and why."),
+        "describe": CommandEntry(
+            "describe", "describe", "Everything about one object, and its reasons."
+        ),
+        "why": CommandEntry(
+            "why", "why", "Why a group waits: every reason, with what to do about it."
+        ),
+        "events": CommandEntry("events", "events", "What has happened, and happens (-w)."),
+        "logs": CommandEntry("pod_output", "logs", "What the pods of a group have written."),
+        "result": CommandEntry(
+            "pod_output", "result", "What the functions of a group have returned."
+        ),
+        "progress": CommandEntry("wait", "progress", "Follow groups until they have ended."),
+        "wait": CommandEntry("wait", "wait", "Wait for groups; the exit code says how they ended."),
+        "cancel": CommandEntry("wait", "cancel", "End groups."),
+        "suspend": CommandEntry("wait", "suspend", "Hold groups back; what runs is stopped."),
+        "resume": CommandEntry("wait", "resume", "Let suspended groups stand in line again."),
+        "gates": CommandEntry("gates", "gates", "List and open scheduling gates."),
+        "checks": CommandEntry("checks", "checks", "See and answer admission checks."),
+        "external": CommandEntry(
+            "external", "external", "Claim and run groups with programs of yours."
+        ),
     },
     "Objects": {
-        "apply": Entry("objects", "apply", "Create or change the objects of a file."),
-        "get": Entry("objects", "get", "List objects of a kind, or print one."),
-        "delete": Entry("objects", "delete", "Delete objects."),
-        "queues": Entry("queues", "queues", "Queues as a tree, with shares; show, stop, resume."),
-        "nodes": Entry("nodes", "nodes", "List, cordon, uncordon and drain nodes."),
-        "quota": Entry("quota", "quota", "Show and set what namespaces may hold."),
+        "apply": CommandEntry("objects", "apply", "Create or change the objects of a file."),
+        "get": CommandEntry("objects", "get", "List objects of a kind, or print one."),
+        "delete": CommandEntry("objects", "delete", "Delete objects."),
+        "queues": CommandEntry(
+            "queues", "queues", "Queues as a tree, with shares; show, stop, resume."
+        ),
+        "nodes": CommandEntry("nodes", "nodes", "List, cordon, uncordon and drain nodes."),
+        "quota": CommandEntry("quota", "quota", "Show and set what namespaces may hold."),
     },
     "This machine": {
-        "up": Entry("stack", "up", "Start server, scheduler and agents on this machine."),
-        "down": Entry("stack", "down", "Stop what `up` has started; the data stays."),
-        "scheduler": Entry("scheduler", "scheduler", "Run the scheduler daemon, or see who leads."),
-        "worker": Entry("worker", "worker", "Make this machine a node, and run its pods."),
-        "config": Entry(
+        "up": CommandEntry("stack", "up", "Start server, scheduler and agents on this machine."),
+        "down": CommandEntry("stack", "down", "Stop what `up` has started; the data stays."),
+        "scheduler": CommandEntry(
+            "scheduler", "scheduler", "Run the scheduler daemon, or see who leads."
+        ),
+        "worker": CommandEntry("worker", "worker", "Make this machine a node, and run its pods."),
+        "config": CommandEntry(
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),
-        "doctor": Entry("doctor", "doctor", "Look for what is wrong, and say what to do."),
-        "acl": Entry("acl", "acl", "Print a user of the server, by role, for its ACL file."),
+        "doctor": CommandEntry("doctor", "doctor", "Look for what is wrong, and say what to do."),
+        "acl": CommandEntry("acl", "acl", "Print a user of the server, by role, for its ACL file."),
     },
     "Try and measure": {
-        "simulate": Entry(
+        "simulate": CommandEntry(
             "simulate.command",
             "simulate",
             "Play a world, or a real machine's log, in virtual time.",
         ),
-        "replay": Entry("replay", "replay", "Submit a real log to the live stack, faster."),
+        "replay": CommandEntry("replay", "replay", "Submit a real log to the live stack, faster."),
     },
     "About": {
-        "version": Entry("about", "version", "Print the version."),
-        "completion": Entry("about", "completion", "Print a shell's completion script."),
+        "version": CommandEntry("about", "version", "Print the version."),
+        "completion": CommandEntry("about", "completion", "Print a shell's completion script."),
     },
 }
 
@@ -97,7 +113,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
 ALIASES = {"explain": "why"}
 
 
-def entry_of(name: str) -> Entry | None:
+def entry_of(name: str) -> CommandEntry | None:
     """The table's line of a command."""
     name = ALIASES.get(name, name)
     return next((entries[name] for entries in COMMANDS.values() if name in entries), None)

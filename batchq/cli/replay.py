@@ -19,9 +19,9 @@ from batchq.errors import UsageError
 
 if TYPE_CHECKING:
     from batchq.lab.replay.compare import Comparison, Differing
-    from batchq.lab.replay.plan import Plan
-    from batchq.lab.replay.report import Ending, ReplayReport
-    from batchq.lab.replay.run import LiveReplay, Standing, Tell
+    from batchq.lab.replay.plan import ReplayPlan
+    from batchq.lab.replay.report import ReplayEnding, ReplayReport
+    from batchq.lab.replay.run import LiveReplay, ReplayStanding, Tell
     from batchq.lab.traces import Trace
 
 
@@ -94,7 +94,7 @@ def as_json(report: ReplayReport, comparison: Comparison | None) -> str:
     return json.dumps(written, indent=2)
 
 
-def in_words(now: Standing) -> str:
+def in_words(now: ReplayStanding) -> str:
     """`12 running, 3 waiting, the next in 4 s`."""
     rest = "all submitted" if now.next_in_s is None else f"the next in {now.next_in_s:.0f} s"
     return f"{now.running} running, {now.waiting} waiting, {rest}"
@@ -210,7 +210,7 @@ def replay(
     from batchq.client import Client
     from batchq.daemon.local_stack import stack
     from batchq.lab.replay.compare import check_comparable
-    from batchq.lab.replay.plan import Plan
+    from batchq.lab.replay.plan import ReplayPlan
     from batchq.lab.replay.report import starts_csv
     from batchq.lab.replay.run import LiveReplay
     from batchq.lab.workload.load import DEFAULT_POLICY, strategy_of
@@ -222,7 +222,7 @@ def replay(
     log = _slice(trace, processors=procs, skip=skip, jobs=jobs)
     home = find_home()
     name = f"replay-{secrets.token_hex(3)}"
-    plan = Plan(
+    plan = ReplayPlan(
         name=name,
         trace=log,
         speed=speed,
@@ -282,7 +282,7 @@ def _jobs(count: int) -> str:
     return "is 1 usable job" if count == 1 else f"are {count} usable jobs"
 
 
-def _compared(shared: Globals, plan: Plan, ending: Ending) -> Comparison:
+def _compared(shared: Globals, plan: ReplayPlan, ending: ReplayEnding) -> Comparison:
     from batchq.cli.config import effective_config
     from batchq.lab.replay.compare import compare
 
@@ -297,7 +297,7 @@ def _show(report: ReplayReport, comparison: Comparison | None, output: str) -> N
     echo("\n".join(lines))
 
 
-def _play(live: LiveReplay, plan: Plan, run: Callable[[], Ending]) -> Ending:
+def _play(live: LiveReplay, plan: ReplayPlan, run: Callable[[], ReplayEnding]) -> ReplayEnding:
     """Run, and leave nothing behind unsaid, however it ends."""
     try:
         return run()
@@ -338,7 +338,7 @@ def _progress(jobs: int, *, color: bool) -> Iterator[Tell]:
 def _lines(jobs: int) -> Tell:
     steps = {round(jobs * part / _TOLD) for part in range(1, _TOLD + 1)}
 
-    def tell(now: Standing) -> None:
+    def tell(now: ReplayStanding) -> None:
         passed = {step for step in steps if step <= now.finished}
         if passed:
             steps.difference_update(passed)
@@ -347,7 +347,7 @@ def _lines(jobs: int) -> Tell:
     return tell
 
 
-def _announcement(plan: Plan, dropped: int) -> str:
+def _announcement(plan: ReplayPlan, dropped: int) -> str:
     jobs = plan.trace.jobs
     span_s = max(plan.due_s(job) for job in jobs)
     left_out = f" ({dropped} unusable ones left out)" if dropped else ""

@@ -53,7 +53,7 @@ _OF_MANIFESTS = ("namespace", "queue", "priority_class", "labels", "annotations"
 _decode = msgspec.json.Decoder().decode
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """What stands on a line: something to submit, or why it cannot be."""
 
     number: int
@@ -61,7 +61,7 @@ class Line(NamedTuple):
     error: BatchqError | None = None
 
 
-class Lines:
+class FileLines:
     """A file, or standard input, to be read more than once; a context manager."""
 
     def __init__(self, name: str, defaults: Mapping[str, Any], given: Mapping[str, str]) -> None:
@@ -80,7 +80,7 @@ class Lines:
         except OSError as error:
             raise InvalidInput(f"{name}: the file cannot be read: {error.strerror}") from None
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> FileLines:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,21 +94,21 @@ class Lines:
             found, last = found + block.count(b"\n"), block[-1:]
         return found + (last != b"\n")
 
-    def read(self) -> Iterator[Line]:
+    def read(self) -> Iterator[FileLine]:
         """Every line that says something, from the first on."""
         self._file.seek(0)
         for number, text in enumerate(_texts(self._file), start=1):
             if len(text) > MOST_LINE_BYTES:
-                yield Line(number, None, self._wrong(number, _TOO_LONG))
+                yield FileLine(number, None, self._wrong(number, _TOO_LONG))
                 continue
             if number == 1:
                 text = text.removeprefix(_BOM)
             if not text or text.isspace():
                 continue
             try:
-                yield Line(number, self._request(_object(text)))
+                yield FileLine(number, self._request(_object(text)))
             except InvalidInput as error:
-                yield Line(number, None, self.at(number, error))
+                yield FileLine(number, None, self.at(number, error))
 
     def at(self, number: int, error: BatchqError) -> BatchqError:
         """The same error, with the place in front; the command line itself is right."""
@@ -220,9 +220,9 @@ _BETWEEN_DRAWINGS_S = 0.1
 def progress(doing: str, lines: int, *, color: bool) -> Iterator[Tell]:
     """Something to tell; of `lines` in all."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        from batchq.cli.simulate.logs import Lines
+        from batchq.cli.simulate.logs import ProgressLines
 
-        said = Lines(monotonic, lambda line: echo(line, err=True), "lines")
+        said = ProgressLines(monotonic, lambda line: echo(line, err=True), "lines")
         yield lambda done: said(doing, done, lines)
         return
     from rich.console import Console
@@ -277,7 +277,7 @@ def submit_lines(shared: Globals, command: tuple[str, ...], options: dict[str, A
     _check(command, options)
     defaults, given = _defaults(command, options)
     with (
-        Lines(options["from_file"], defaults, given) as lines,
+        FileLines(options["from_file"], defaults, given) as lines,
         shared.connect() as client,
         _seldom_collecting(),
     ):
@@ -296,7 +296,7 @@ class _Run:
         self,
         client: Client,
         shared: Globals,
-        lines: Lines,
+        lines: FileLines,
         defaults: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
@@ -308,7 +308,7 @@ class _Run:
         self._options = options
         self._total = 0
         #: Lines that were read and of which nothing has been said yet.
-        self._pending: deque[Line] = deque()
+        self._pending: deque[FileLine] = deque()
         self._counts: Counter[str] = Counter()
         self._first_error: BatchqError | None = None
         self._last_number = 0
@@ -427,7 +427,7 @@ class _Run:
 
     # --- what is said -------------------------------------------------------------------------
 
-    def _tell_accepted(self, line: Line, outcome: Accepted) -> None:
+    def _tell_accepted(self, line: FileLine, outcome: Accepted) -> None:
         word = "unchanged" if outcome.effect is Effect.UNCHANGED else "submitted"
         self._counts[word] += 1
         group, form = outcome.group, self._options["output"]
@@ -443,7 +443,7 @@ class _Run:
         elif self._options["quiet"]:
             echo(key)
 
-    def _tell_refused(self, line: Line, error: BatchqError) -> None:
+    def _tell_refused(self, line: FileLine, error: BatchqError) -> None:
         self._counts["refused"] += 1
         self._first_error = self._first_error or error
         if self._options["output"] == "json":

@@ -56,7 +56,7 @@ from batchq.client.requests import (
     Applied,
     Effect,
     Objects,
-    Plan,
+    RequestPlan,
     Step,
     commit_planned,
     decoded,
@@ -573,11 +573,11 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
         """Commit what `build` asks for at an instant; whether there was anything to do."""
         done = self._commit(
-            lambda: Plan(applied=(), transaction=build(self._store.now_ms())), dry_run=False
+            lambda: RequestPlan(applied=(), transaction=build(self._store.now_ms())), dry_run=False
         )
         return done.transaction is not None
 
-    def _commit(self, build: Callable[[], Plan], *, dry_run: bool) -> Plan:
+    def _commit(self, build: Callable[[], RequestPlan], *, dry_run: bool) -> RequestPlan:
         if dry_run:
             return build()
         return commit_planned(self._store, build, self._ids.new_uid)

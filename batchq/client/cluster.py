@@ -13,7 +13,8 @@ from batchq.api.times import describe_age
 from batchq.client.connection import connect
 from batchq.errors import Conflict, NotFound
 from batchq.store.redis import RedisStore
-from batchq.store.schedulers import Seen, attending, read_config_text, revision
+from batchq.store.schedulers import SchedulerSeen as Seen
+from batchq.store.schedulers import attending, read_config_text, revision
 
 #: An agent that was heard of so lately lives: three of its usual beats.
 _LATELY_MS = 15_000

@@ -241,7 +241,7 @@ class Consumer:
 
     def _claimed(
         self, known: _Copies, key: str, reported: consumer_leases.AtOnce, now_ms: int
-    ) -> consumer_leases.Claimed:
+    ) -> consumer_leases.LeaseTaken:
         return consumer_leases.claim(
             known,
             key,

@@ -196,7 +196,7 @@ class External:
 
     def _claim(self, key: str, holder: str, ttl_ms: int) -> Claim:
         secret = secrets.token_hex(16)
-        made: list[consumer_leases.Claimed] = []
+        made: list[consumer_leases.LeaseTaken] = []
         asked_at = monotonic()
 
         def build(now_ms: int) -> Transaction:

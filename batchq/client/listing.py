@@ -15,7 +15,7 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, Unreadable, key_of
 from batchq.client.overview import GATED, GroupView, Overview
 from batchq.store import pages
-from batchq.store.object_table import Shelf
+from batchq.store.object_table import ObjectTable
 from batchq.store.pages import Entry, Page
 from batchq.store.records import field_of_key, key_of_field
 from batchq.store.redis import RedisStore
@@ -71,7 +71,7 @@ class GroupLook:
         """
         now_ms = self._store.now_ms()
         victims = self._victims(groups)
-        shelf = Shelf()
+        shelf = ObjectTable()
         for kind, objects in self._few.items():
             shelf.fill(kind, _by_key(objects))
         shelf.fill("PodGroup", _by_key([*groups, *victims]))

@@ -55,7 +55,7 @@ _FIELDS = {
 }
 
 
-class Seen:
+class SeenGroup:
     """A Reader of what a snapshot holds; other kinds are read from `below`."""
 
     def __init__(self, snapshot: Snapshot, below: Reader) -> None:

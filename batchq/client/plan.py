@@ -23,7 +23,7 @@ from batchq.changes import apply, create
 from batchq.client.outcomes import (
     GroupPlan,
     Outcome,
-    Seen,
+    SeenGroup,
     Victim,
     check_objects_allowed,
     delayed,
@@ -94,7 +94,7 @@ class Planner:
                 hint="`batchq apply --dry-run -f FILE` is for files of other objects",
             )
         before = self._deciding.snapshot
-        seen = Seen(before, self._reader)
+        seen = SeenGroup(before, self._reader)
         request = plan(seen, objects, self._step, keep_stop=keep_stop, held=self._held)
         # The groups are new, and so there is something to write.
         assert request.transaction is not None

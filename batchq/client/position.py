@@ -12,7 +12,7 @@ from batchq.api.objects import Strategy, Task
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import SECOND
 from batchq.core.extension.registry import GATES
-from batchq.core.forecast.timeline import Timetable
+from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.queue import blockers
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.quota.head_reservation import length_of, still_waits
@@ -107,14 +107,14 @@ def backfilling_of(session: Session, group: GroupState) -> Backfilling | None:
     if not still_waits(group) or not _waits_for_turn(session, group):
         return None
     standing = Backfilling(head=head.key, head_at=head_at, reserved_at=reserved_at)
-    known = Timetable(session)
+    known = LedgerTimeline(session)
     if head_at is None or not known.fits_now(group, 1):
         return standing
     return _beside(session, group, standing, known)
 
 
 def _beside(
-    session: Session, group: GroupState, standing: Backfilling, known: Timetable
+    session: Session, group: GroupState, standing: Backfilling, known: LedgerTimeline
 ) -> Backfilling:
     """What the reservations of those before it leave to a group that would fit now."""
     now_ms, length = session.now_ms, length_of(session, group)

@@ -347,7 +347,7 @@ def advice_for(
 ) -> Iterator[Advice]:
     """What would help a group of this snapshot, which this session has let wait."""
     record = session.by_key[plan.key].record
-    trial = _Trial(deciding, snapshot, plan)
+    trial = _AdviceTrial(deciding, snapshot, plan)
     if _is_held(record):
         # Whoever holds it back knows how to let it go; nothing else about it is wrong yet.
         yield from _released(trial, record)
@@ -390,7 +390,7 @@ class _Result:
                 return "could never start"
 
 
-class _Trial:
+class _AdviceTrial:
     """Decides what would become of another form of one group."""
 
     def __init__(self, deciding: Deciding, snapshot: Snapshot, plan: GroupPlan) -> None:
@@ -414,7 +414,7 @@ def _is_held(group: PodGroup) -> bool:
     return bool(is_gated(group) or spec.suspend or spec.depends_on)
 
 
-def _released(trial: _Trial, group: PodGroup) -> Iterator[Advice]:
+def _released(trial: _AdviceTrial, group: PodGroup) -> Iterator[Advice]:
     spec = group.spec
     holds = []
     gates = gates_of(spec)
@@ -452,7 +452,9 @@ def _first_reason(result: _Result) -> str:
 # --- smaller ----------------------------------------------------------------------------------
 
 
-def _smaller(trial: _Trial, group: PodGroup, session: Session, plan: GroupPlan) -> Iterator[Advice]:
+def _smaller(
+    trial: _AdviceTrial, group: PodGroup, session: Session, plan: GroupPlan
+) -> Iterator[Advice]:
     """Asking for less of one resource."""
     asked = _asked(group)
     if asked is None:
@@ -537,7 +539,7 @@ def _step_below(resource: str, units: int) -> int:
     return large if coarse or resource not in ("cpu", MEMORY) else small
 
 
-def _fewer(trial: _Trial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:
+def _fewer(trial: _AdviceTrial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:
     """Starting with fewer pods; the others come as there is room."""
     spec = group.spec
     least = max(1, sum(task.min_available for task in spec.tasks))
@@ -560,7 +562,7 @@ def _fewer(trial: _Trial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:
 
 
 def _largest(
-    trial: _Trial,
+    trial: _AdviceTrial,
     form: Callable[[int], PodGroup],
     least: int,
     most: int,
@@ -604,7 +606,7 @@ def _is_kept_out(plan: GroupPlan) -> bool:
     )
 
 
-def _elsewhere(trial: _Trial, group: PodGroup, session: Session) -> Iterator[Advice]:
+def _elsewhere(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
     """In another queue that asks for at least the same checks, those with the lowest share first.
 
     A queue without a check that this one asks for is no advice, but a way around it.
@@ -628,7 +630,7 @@ def _elsewhere(trial: _Trial, group: PodGroup, session: Session) -> Iterator[Adv
             )
 
 
-def _more_important(trial: _Trial, group: PodGroup, session: Session) -> Iterator[Advice]:
+def _more_important(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
     """With a higher priority class; the lowest that helps."""
     mine = session.by_key[f"{group.metadata.namespace}/{group.metadata.name}"].priority
     classes = [item for item in session.snapshot.priority_classes if item.spec.value > mine]

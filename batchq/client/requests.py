@@ -111,7 +111,7 @@ class Overlay:
         return tuple(found[key] for key in sorted(found))
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class RequestPlan(Struct, frozen=True, kw_only=True):
     """What a request does to each of its objects, and all of it as one transaction, if any."""
 
     applied: tuple[Applied, ...]
@@ -154,7 +154,7 @@ def plan(
     last_first: bool = False,
     keep_stop: Collection[str] = (),
     held: Callable[[], Ledger] = dict,
-) -> Plan:
+) -> RequestPlan:
     """Take `step` for every object, those that others refer to first, or `last_first`.
 
     Queues named in `keep_stop` keep the stopPolicy that they have. `held` reads the ledger's sums.
@@ -183,13 +183,13 @@ def plan(
         if place in applied:
             one = applied[place]
             applied[place] = structs.replace(one, warnings=(*one.warnings, *sentences))
-    return Plan(
+    return RequestPlan(
         applied=tuple(applied[kind_of(item), key_of(item)] for item in objects),
         transaction=whole,
     )
 
 
-def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> Plan:
+def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> RequestPlan:
     """Take away the objects given as (kind, key): who refers goes before what it refers to.
 
     Raises NotFound, Conflict, Rejected.
@@ -204,7 +204,9 @@ def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> Plan:
     return plan(store, found, remove, last_first=True)
 
 
-def commit_planned(store: RedisStore, build: Callable[[], Plan], new_id: Callable[[], str]) -> Plan:
+def commit_planned(
+    store: RedisStore, build: Callable[[], RequestPlan], new_id: Callable[[], str]
+) -> RequestPlan:
     """Plan and commit; plan anew when somebody else changed what the plan was made on.
 
     The store repeats a call whose answer was lost under the same request id, so a refusal is

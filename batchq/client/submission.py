@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
-from batchq.changes import Arrivals, check_same, explain_refusal, rivals, taken
+from batchq.changes import NewGroups, check_same, explain_refusal, rivals, taken
 from batchq.client.request import Submitted, default_name
 from batchq.client.request_fields import Draft, Drafts
 from batchq.client.requests import TRIES, Effect
@@ -72,7 +72,7 @@ class Checker:
 
     def __init__(self, store: Store, defaults: Mapping[str, Any]) -> None:
         self._drafts = Drafts(defaults)
-        self._arrivals = Arrivals(store)
+        self._arrivals = NewGroups(store)
 
     def __call__(self, what: Submitted) -> BatchqError | None:
         """What is wrong with it, or None. Raises StoreUnavailable."""
@@ -174,7 +174,7 @@ class Submission(Iterator[Outcome]):
         self._drafts = Drafts(defaults)
         # Not a reference to itself: who breaks off the loop lets go of it at once.
         landing = WeakMethod(self._land)
-        self._arrivals = Arrivals(store, before_reading=lambda: _call(landing))
+        self._arrivals = NewGroups(store, before_reading=lambda: _call(landing))
         self._known_until = 0.0
         self._user = user
         self._existing = existing

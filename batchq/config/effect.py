@@ -20,7 +20,7 @@ _ANY_ORDER = frozenset({"score", "groupReady", "preemptable", "reclaimable"})
 ArgumentsOf = Callable[[str, Mapping[str, object]], Mapping[str, object]]
 
 
-class Difference(NamedTuple):
+class SettingDifference(NamedTuple):
     """One thing that differs; None where one side does not have it."""
 
     what: str
@@ -44,11 +44,11 @@ def effect(
     return found
 
 
-def differences(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[SettingDifference]:
     """What differs between two effects."""
     for what in dict.fromkeys([*a, *b]):
         if a.get(what) != b.get(what):
-            yield Difference(what, a.get(what), b.get(what))
+            yield SettingDifference(what, a.get(what), b.get(what))
 
 
 def _at(point: str, standing: tuple[PluginEntry, ...]) -> list[object]:

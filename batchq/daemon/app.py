@@ -27,9 +27,9 @@ from batchq.daemon.leader import Leadership
 from batchq.daemon.loop import Loop, TurnReport, watcher
 from batchq.daemon.mending import Mender, Quarantine
 from batchq.daemon.node_reports import clerk_service
-from batchq.daemon.observability.server import UNFIT_AFTER_PERIODS, Lookout
+from batchq.daemon.observability.server import UNFIT_AFTER_PERIODS, MetricsServer
 from batchq.daemon.reload import Effective, Reload, reload_service
-from batchq.daemon.services import OWN_MISTAKE, Ending, Services, on_hangup
+from batchq.daemon.services import OWN_MISTAKE, Services, Termination, on_hangup
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
@@ -82,8 +82,8 @@ def run_scheduler(options: SchedulerOptions) -> int:
     metrics that cannot be had, before anything is started.
     """
     url = resolve_url(options.url, find_home(options.home))
-    ending = Ending()
-    lookout = Lookout(options.metrics, ending=lambda: ending.asked)
+    ending = Termination()
+    lookout = MetricsServer(options.metrics, ending=lambda: ending.asked)
     try:
         reload = Reload(options.config, make=lookout.assemble, reloaded=lookout.reloaded)
         on_hangup(reload.ask)
@@ -94,7 +94,9 @@ def run_scheduler(options: SchedulerOptions) -> int:
         lookout.stop()
 
 
-def _run(url: str, reload: Reload, ending: Ending, lookout: Lookout, *, lease_ms: int) -> int:
+def _run(
+    url: str, reload: Reload, ending: Termination, lookout: MetricsServer, *, lease_ms: int
+) -> int:
     """Wait for the server, and serve."""
     store = open_when_up(url, pause=lambda seconds: ending.wait(seconds) is None)
     if store is None:
@@ -120,12 +122,12 @@ def _serve(
     store: RedisStore,
     cycle: Cycle,
     reload: Reload,
-    ending: Ending,
+    ending: Termination,
     *,
     lease_ms: int,
-    lookout: Lookout | None = None,
+    lookout: MetricsServer | None = None,
 ) -> int:
-    lookout = lookout or Lookout()
+    lookout = lookout or MetricsServer()
     settings, outage = reload.current.config.settings, Outage()
     store.judge_silence_by(settings.pod_lease_ms)
     store.link.waits_for_mending = False
@@ -400,7 +402,7 @@ def _tell(report: CycleReport, effective: Effective) -> None:
         )
 
 
-def _crash(ending: Ending) -> Callable[[BaseException], None]:
+def _crash(ending: Termination) -> Callable[[BaseException], None]:
     def crashed(error: BaseException) -> None:
         _log.critical("session.crashed", error=str(error), exc_info=error)
         ending.ask(OWN_MISTAKE)
@@ -408,7 +410,7 @@ def _crash(ending: Ending) -> Callable[[BaseException], None]:
     return crashed
 
 
-def _ends_the_process(ending: Ending) -> Callable[[threading.ExceptHookArgs], None]:
+def _ends_the_process(ending: Termination) -> Callable[[threading.ExceptHookArgs], None]:
     """No thread dies unnoticed: what leaves one is our mistake."""
 
     def hook(args: threading.ExceptHookArgs) -> None:

@@ -14,14 +14,20 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from batchq.api.leases import count_of
-from batchq.api.node_report import SPOILED, Claim, Ended, Fact, Leaves, Runs, Serves
+from batchq.api.node_report import SPOILED, Ended, Leaves, NodeReport, Runs, Serves, StartClaim
 from batchq.api.objects import Node
 from batchq.api.transaction import Commit, Event, Transaction
 from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
-from batchq.scheduler.node_reports import Clerk, Folded, Posted, Worked, out_of_service
-from batchq.store.node_channels import SUPERSEDED, Entry, Settled, Word, ring
+from batchq.scheduler.node_reports import (
+    Folded,
+    NodeReportProcessor,
+    PostedReport,
+    Worked,
+    out_of_service,
+)
+from batchq.store.node_channels import SUPERSEDED, OutboxEntry, Settled, WakeReason, ring
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
 
@@ -87,7 +93,7 @@ class LeaderDesk:
         self._freed = freed
         self._inboxes = store.inboxes
         self._ids = ids
-        self._clerk = Clerk(store, ids)
+        self._clerk = NodeReportProcessor(store, ids)
         self._epoch: int | None = None
         #: Since when the server's present run has been led, in ms of its clock.
         self._led_since = 0
@@ -143,7 +149,7 @@ class LeaderDesk:
             name = refusal.transaction.subject
             self._store.link.suspect(name, suspects[name])
 
-    def _is_kept_out(self, entry: Entry) -> bool:
+    def _is_kept_out(self, entry: OutboxEntry) -> bool:
         """Whether it offers a node that is kept out of service: it is heard later."""
         if not self._kept_out or not isinstance(entry.fact, Serves):
             return False
@@ -152,11 +158,11 @@ class LeaderDesk:
         self._kept_out.pop(entry.node, None)
         return False
 
-    def _fold(self, entries: Sequence[Entry], epoch: int | None) -> None:
+    def _fold(self, entries: Sequence[OutboxEntry], epoch: int | None) -> None:
         by_posted = {
             id(posted): (posted, entry)
             for entry in entries
-            for posted in (Posted(node=entry.node, fact=entry.fact),)
+            for posted in (PostedReport(node=entry.node, fact=entry.fact),)
         }
         left = [posted for posted, _ in by_posted.values()]
         known = {entry.pod.metadata.uid: entry.pod for entry in entries if entry.pod is not None}
@@ -180,18 +186,18 @@ class LeaderDesk:
                 self._freed()
             applied = {id(one) for one in folded.applied}
             others = [one for one in folded.done if id(one) not in applied]
-            claimed = {one.node for one in others if isinstance(one.fact, Claim)}
-            ring(self._store.link, sorted(claimed), Word.CLAIMS)
+            claimed = {one.node for one in others if isinstance(one.fact, StartClaim)}
+            ring(self._store.link, sorted(claimed), WakeReason.CLAIMS)
             # Told before it is taken out: who dies in between tells it twice, and not never.
             self._tell(folded, epoch)
             self._inboxes.folded([by_posted[id(posted)][1] for posted in others])
             left, known = list(folded.again), {}
 
-    def _commit(self, worked: Worked, entries: Sequence[Entry], epoch: int | None) -> Folded:
+    def _commit(self, worked: Worked, entries: Sequence[OutboxEntry], epoch: int | None) -> Folded:
         if not worked.steps:
             return worked.folded(Commit())
         settled = [
-            Settled(entry=entry, rings=isinstance(entry.fact, Claim)) if step.is_last else None
+            Settled(entry=entry, rings=isinstance(entry.fact, StartClaim)) if step.is_last else None
             for step, entry in zip(worked.steps, entries, strict=True)
         ]
         commit = self._store.commit(
@@ -218,11 +224,11 @@ class LeaderDesk:
         self._inboxes.count(SUPERSEDED, len(folded.superseded))
 
 
-def _event(node: str, fact: Fact, now_ms: int) -> Event:
+def _event(node: str, fact: NodeReport, now_ms: int) -> Event:
     """What was refused, for whoever reads about the pod or node that it is about."""
     match fact:
-        case Claim() | Ended() | Runs():
-            what = {Claim: "start", Ended: "end", Runs: "run"}[type(fact)]
+        case StartClaim() | Ended() | Runs():
+            what = {StartClaim: "start", Ended: "end", Runs: "run"}[type(fact)]
             story = f"attempt {count_of(fact.attempt)} is not, or no longer, {node}'s to {what}"
             kind, key = "Pod", fact.pod[:_LONGEST_KEY]
         case Serves() | Leaves():

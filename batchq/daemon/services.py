@@ -139,7 +139,7 @@ def on_hangup(act: Callable[[], object]) -> None:
     signal.signal(signal.SIGHUP, handle)
 
 
-class Ending:
+class Termination:
     """The wish that this process ends, and its exit code. Used by any thread; waited for by one."""
 
     def __init__(self) -> None:

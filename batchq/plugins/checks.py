@@ -22,18 +22,18 @@ from batchq.core.pending.eligibility import (
     retry_delay_ms,
     spec_of,
 )
-from batchq.core.pending.inadmissible import Change, LiftedBy
+from batchq.core.pending.inadmissible import LiftedBy, LiftingChange
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
 
-class Checks:
+class AdmissionChecks:
     name = "checks"
     #: It lets pass whoever has no checks to pass.
     passes_plain = True
     lifted_by: ClassVar[LiftedBy] = {
-        Waiting.BACKING_OFF: frozenset({Change.CLOCK, Change.CHECKS}),
-        Waiting.CHECK_INACTIVE: frozenset({Change.CHECKS}),
+        Waiting.BACKING_OFF: frozenset({LiftingChange.CLOCK, LiftingChange.CHECKS}),
+        Waiting.CHECK_INACTIVE: frozenset({LiftingChange.CHECKS}),
     }
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:

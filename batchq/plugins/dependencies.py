@@ -13,7 +13,7 @@ from typing import ClassVar
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.reasons import Verdict, Waiting
 from batchq.core.pending.eligibility import WANTED, DependencyState, dependency_state, has_processes
-from batchq.core.pending.inadmissible import Change, LiftedBy
+from batchq.core.pending.inadmissible import LiftedBy, LiftingChange
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
@@ -22,7 +22,9 @@ class Dependencies:
     name = "dependencies"
     #: It lets pass whoever depends on nobody.
     passes_plain = True
-    lifted_by: ClassVar[LiftedBy] = {Waiting.DEPENDENCY_NOT_MET: frozenset({Change.DEPENDENCIES})}
+    lifted_by: ClassVar[LiftedBy] = {
+        Waiting.DEPENDENCY_NOT_MET: frozenset({LiftingChange.DEPENDENCIES})
+    }
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
         waits_for = [

@@ -20,7 +20,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
 
-class Gates:
+class SchedulingGates:
     name = GATES
     #: It lets pass whoever has no gates.
     passes_plain = True

@@ -23,13 +23,13 @@ from batchq.api.node_report import (
     AGENT_ANNOTATION,
     LONGEST_MESSAGE,
     PROTOCOL_ANNOTATION,
-    Claim,
     Ended,
-    Fact,
     Leaves,
-    Outcome,
+    NodeReport,
+    PodOutcome,
     Runs,
     Serves,
+    StartClaim,
 )
 from batchq.api.notation import qualified_problem
 from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodGroup, full_name
@@ -58,11 +58,11 @@ _MOST_REASON = 200
 _NOTHING_KNOWN: Mapping[str, Pod] = MappingProxyType({})
 
 
-class Posted(Struct, frozen=True, kw_only=True):
+class PostedReport(Struct, frozen=True, kw_only=True):
     """A fact, and the node in whose inbox it lies."""
 
     node: str
-    fact: Fact
+    fact: NodeReport
 
 
 class Folded(Struct, frozen=True, kw_only=True):
@@ -71,20 +71,20 @@ class Folded(Struct, frozen=True, kw_only=True):
     turn.
     """
 
-    done: tuple[Posted, ...] = ()
-    applied: tuple[Posted, ...] = ()
-    superseded: tuple[Posted, ...] = ()
-    again: tuple[Posted, ...] = ()
+    done: tuple[PostedReport, ...] = ()
+    applied: tuple[PostedReport, ...] = ()
+    superseded: tuple[PostedReport, ...] = ()
+    again: tuple[PostedReport, ...] = ()
 
 
 class Superseded(Struct, frozen=True):
     """The answer to a fact about an attempt that is over, or not the node's."""
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class ReportStep(Struct, frozen=True, kw_only=True):
     """What is to be written for a fact, and whether the fact is done with then."""
 
-    posted: Posted
+    posted: PostedReport
     transaction: Transaction
     is_last: bool
 
@@ -92,9 +92,9 @@ class Step(Struct, frozen=True, kw_only=True):
 class Worked(Struct, frozen=True, kw_only=True):
     """What facts come to: `steps` that are to be written, and facts that are done with before."""
 
-    steps: tuple[Step, ...] = ()
-    done: tuple[Posted, ...] = ()
-    superseded: tuple[Posted, ...] = ()
+    steps: tuple[ReportStep, ...] = ()
+    done: tuple[PostedReport, ...] = ()
+    superseded: tuple[PostedReport, ...] = ()
 
     @property
     def transactions(self) -> tuple[Transaction, ...]:
@@ -103,9 +103,9 @@ class Worked(Struct, frozen=True, kw_only=True):
 
     def folded(self, commit: Commit) -> Folded:
         """What became of the facts by the commit of these transactions."""
-        applied: list[Posted] = []
-        superseded: list[Posted] = []
-        again: list[Posted] = []
+        applied: list[PostedReport] = []
+        superseded: list[PostedReport] = []
+        again: list[PostedReport] = []
         left = deque(commit.refused)
         for step in self.steps:
             is_refused = bool(left) and left[0].transaction is step.transaction
@@ -124,7 +124,7 @@ class Worked(Struct, frozen=True, kw_only=True):
         )
 
 
-class Clerk:
+class NodeReportProcessor:
     """Folds facts, as the leader of an epoch."""
 
     def __init__(self, store: Store, ids: IdSource) -> None:
@@ -133,7 +133,7 @@ class Clerk:
 
     def fold(
         self,
-        posted: Sequence[Posted],
+        posted: Sequence[PostedReport],
         *,
         now_ms: int,
         epoch: int | None = None,
@@ -152,7 +152,7 @@ class Clerk:
 
     def work_out(
         self,
-        posted: Sequence[Posted],
+        posted: Sequence[PostedReport],
         *,
         now_ms: int,
         epoch: int | None = None,
@@ -165,26 +165,28 @@ class Clerk:
         So soon after a restart only; at other times nobody may take a pod that nobody gave it.
         `known`: pods by key, read no earlier than the facts. Raises StoreUnavailable.
         """
-        steps: list[Step] = []
-        done: list[Posted] = []
-        superseded: list[Posted] = []
+        steps: list[ReportStep] = []
+        done: list[PostedReport] = []
+        superseded: list[PostedReport] = []
         seen = self._look_up(posted, known)
         generation = 0 if epoch is None else generation_of(epoch)
         for one in posted:
             found = _work_out(seen, one.node, one.fact, now_ms, generation, takes_in=takes_in)
             if isinstance(found, Transaction):
                 is_last = not _needs_more(one.fact, found)
-                steps.append(Step(posted=one, transaction=found, is_last=is_last))
+                steps.append(ReportStep(posted=one, transaction=found, is_last=is_last))
                 continue
             done.append(one)
             if isinstance(found, Superseded):
                 superseded.append(one)
         return Worked(steps=tuple(steps), done=tuple(done), superseded=tuple(superseded))
 
-    def _look_up(self, posted: Sequence[Posted], known: Mapping[str, Pod]) -> _Seen:
+    def _look_up(self, posted: Sequence[PostedReport], known: Mapping[str, Pod]) -> _Seen:
         """Whatever the facts are about, in three requests at most."""
         facts = [one.fact for one in posted]
-        uids = dict.fromkeys(fact.pod for fact in facts if isinstance(fact, Claim | Ended | Runs))
+        uids = dict.fromkeys(
+            fact.pod for fact in facts if isinstance(fact, StartClaim | Ended | Runs)
+        )
         unknown = [uid for uid in uids if uid not in known]
         names = [one.node for one in posted if isinstance(one.fact, Serves | Leaves)]
         found = self._store.get_many("Pod", unknown) if unknown else {}
@@ -216,7 +218,7 @@ class _Seen(Struct, frozen=True, kw_only=True):
 
 
 def _work_out(
-    seen: _Seen, node: str, fact: Fact, now_ms: int, generation: int, *, takes_in: bool
+    seen: _Seen, node: str, fact: NodeReport, now_ms: int, generation: int, *, takes_in: bool
 ) -> Transaction | Superseded | None:
     """What to write; Superseded, or None where there is nothing (more) to do."""
     match fact:
@@ -224,7 +226,7 @@ def _work_out(
             return serves(seen.nodes.get(node), node, fact, now_ms=now_ms)
         case Leaves():
             return leaves(seen.nodes.get(node), fact)
-        case Claim():
+        case StartClaim():
             pod = seen.pods.get(fact.pod)
             return claim(pod, node, fact, now_ms=now_ms, generation=generation)
         case Ended():
@@ -239,7 +241,7 @@ def _group_of(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
 
 
-def _needs_more(fact: Fact, transaction: Transaction) -> bool:
+def _needs_more(fact: NodeReport, transaction: Transaction) -> bool:
     """Whether this was a step only: the lifecycle takes a pod through Bound and Running."""
     reached = transaction.writes[0].value
     if not isinstance(reached, Pod):
@@ -257,7 +259,7 @@ def _needs_more(fact: Fact, transaction: Transaction) -> bool:
 
 
 def claim(
-    pod: Pod | None, node: str, fact: Claim, *, now_ms: int, generation: int = 0
+    pod: Pod | None, node: str, fact: StartClaim, *, now_ms: int, generation: int = 0
 ) -> Transaction | Superseded | None:
     """Bound -> Running. A pod that is told to stop before it started is Evicted; so is one that
     was bound before the server was started anew: the attempt may have run, and ended, in what the
@@ -270,10 +272,12 @@ def claim(
     if pod.status.phase != PodPhase.BOUND:
         return Superseded()
     if pod.status.terminating:
-        stopped = Outcome(stopped=pod.status.reason, message="stopped before it started")
+        stopped = PodOutcome(stopped=pod.status.reason, message="stopped before it started")
         return _ended(pod, ended(pod, stopped, now_ms=now_ms), now_ms)
     if generation_of(fact.attempt) < generation:
-        of_old = Outcome(stopped=Leaving.NODE_LOST, message="bound before the server was restarted")
+        of_old = PodOutcome(
+            stopped=Leaving.NODE_LOST, message="bound before the server was restarted"
+        )
         return _ended(pod, ended(pod, of_old, now_ms=now_ms), now_ms)
     return _running(pod, author=fact.author, now_ms=now_ms)
 
@@ -469,7 +473,7 @@ def _write_node(before: Node | None, after: Node) -> Write:
 _LONGEST_REASON = 64
 
 
-def ended(pod: Pod, outcome: Outcome, *, now_ms: int) -> Pod:
+def ended(pod: Pod, outcome: PodOutcome, *, now_ms: int) -> Pod:
     """The pod as it is after `outcome`.
 
     A pod that ended with 0 before it was told to stop has succeeded, whatever was asked of it
@@ -491,7 +495,7 @@ def ended(pod: Pod, outcome: Outcome, *, now_ms: int) -> Pod:
     return msgspec.structs.replace(pod, status=status)
 
 
-def _verdict(pod: Pod, outcome: Outcome) -> tuple[PodPhase, str]:
+def _verdict(pod: Pod, outcome: PodOutcome) -> tuple[PodPhase, str]:
     if outcome.exit_code == 0 and not outcome.stopped:
         return PodPhase.SUCCEEDED, ""
     asked = pod.status.reason if pod.status.terminating else ""
@@ -502,7 +506,7 @@ def _verdict(pod: Pod, outcome: Outcome) -> tuple[PodPhase, str]:
     return PodPhase.FAILED, ""
 
 
-def _message(phase: PodPhase, outcome: Outcome) -> str:
+def _message(phase: PodPhase, outcome: PodOutcome) -> str:
     # A message explains an exit code; a signal is worth telling beside it.
     explained = outcome.signal is None and outcome.message
     tells_how = outcome.signal is not None or phase == PodPhase.FAILED

@@ -41,7 +41,7 @@ from batchq.core.session.transitions import (
 )
 from batchq.scheduler.checks import follow_checks
 from batchq.scheduler.pledges import follow_pledges
-from batchq.scheduler.progress import Progress, remaining_reservation
+from batchq.scheduler.progress import GroupProgress, remaining_reservation
 from batchq.scheduler.timers import (
     astir,
     lease_over_at,
@@ -195,7 +195,7 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
     if group.is_external:
         _settle_external(statement, group)
         return
-    progress = Progress.of(group)
+    progress = GroupProgress.of(group)
     # First: who has come to its end is not sent back to do it all again.
     if _ends(statement, group, progress) or _is_taken_back(statement, group):
         return
@@ -256,7 +256,7 @@ def _leaves_by_order(statement: Statement, group: GroupState) -> bool:
     return False
 
 
-def _ends(statement: Statement, group: GroupState, progress: Progress) -> bool:
+def _ends(statement: Statement, group: GroupState, progress: GroupProgress) -> bool:
     """Completed, or Failed: retries spent, or walltime passed."""
     if progress.succeeded == group.replicas:
         finish(statement, group, PodGroupPhase.COMPLETED, Finish.SUCCEEDED)
@@ -431,11 +431,11 @@ def leave_where_impossible(session: Session) -> None:
                 statement.commit()
 
 
-def reported_progress(group: GroupState) -> Progress:
+def reported_progress(group: GroupState) -> GroupProgress:
     """How far it is by what was reported of its pods; a word for all of it is in the claim."""
     counts = Counter(group.status.reported.values())
     failed = sorted(name for name, phase in group.status.reported.items() if phase == "Failed")
-    return Progress(
+    return GroupProgress(
         running=counts["Running"],
         succeeded=counts["Succeeded"],
         failed=counts["Failed"],
@@ -446,14 +446,14 @@ def reported_progress(group: GroupState) -> Progress:
     )
 
 
-def runs_enough(group: GroupState, progress: Progress) -> bool:
+def runs_enough(group: GroupState, progress: GroupProgress) -> bool:
     """Whether it counts as Running: its consumer says so, or minMember pods have started."""
     if group.status.claim.phase == "Running":
         return True
     return progress.running + progress.succeeded >= group.min_member
 
 
-def comes_to_its_end(statement: Statement, group: GroupState, progress: Progress) -> bool:
+def comes_to_its_end(statement: Statement, group: GroupState, progress: GroupProgress) -> bool:
     """Completed or Failed, as reported of the group itself or of its pods.
 
     Where pods may still run, the consumer is told to stop, and the charge stays for as long.

@@ -12,7 +12,7 @@ from batchq.api.resources import Amounts, named, smaller, times, total
 from batchq.core.session.state import GroupState
 
 
-class Progress(Struct, frozen=True):
+class GroupProgress(Struct, frozen=True):
     """Counts over a group's pods: those that do not exist yet are unfinished too."""
 
     running: int
@@ -24,7 +24,7 @@ class Progress(Struct, frozen=True):
     failure_reason: Finish
 
     @classmethod
-    def of(cls, group: GroupState) -> Progress:
+    def of(cls, group: GroupState) -> GroupProgress:
         """Count."""
         running = succeeded = 0
         failures = []
@@ -76,7 +76,7 @@ class Progress(Struct, frozen=True):
         )
 
 
-def remaining_reservation(group: GroupState, progress: Progress) -> Amounts:
+def remaining_reservation(group: GroupState, progress: GroupProgress) -> Amounts:
     """Return what a group that runs still reserves: never more than before, nor than what its gang
     still lacks (`GroupState.lacks_for_gang`) asks for.
     """

@@ -14,10 +14,10 @@ from batchq.api.reasons import (
     same_causes,
     turn_of,
 )
-from batchq.core.pending.inadmissible import Parking
+from batchq.core.pending.inadmissible import InadmissibleGroups
 from batchq.core.pending.queue import is_of_crowd, refuse_crowd, standing_aside
 from batchq.core.session.session import Session
-from batchq.core.session.state import Crowd, GroupState, Line, said_by
+from batchq.core.session.state import EquivalenceClass, GroupState, PendingQueue, reasons_said_by
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import set_condition
 
@@ -49,7 +49,7 @@ class _Budget:
         self._share = None
 
 
-def write_reasons(session: Session, parking: Parking, most: int = MOST_WRITTEN) -> None:
+def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOST_WRITTEN) -> None:
     """Passing numbers are no change; they are worked out afresh when somebody asks.
 
     Groups whose reasons are written already may sleep from now on. In one session the reasons of
@@ -94,20 +94,22 @@ def _tell_strayed(session: Session) -> None:
 
 
 def _let_sleep(
-    session: Session, parking: Parking, group: GroupState, refusals: tuple[Verdict, ...]
+    session: Session, parking: InadmissibleGroups, group: GroupState, refusals: tuple[Verdict, ...]
 ) -> None:
     if parking.park(session, group, refusals):
         session.lay_down(group)
 
 
-def _tell_crowds(session: Session, lines: Sequence[Line], budget: _Budget) -> None:
+def _tell_crowds(session: Session, lines: Sequence[PendingQueue], budget: _Budget) -> None:
     for line in lines:
         for crowd in list(line.unread.values()):
             if not _tell_crowd(session, line, crowd, budget):
                 break
 
 
-def _tell_crowd(session: Session, line: Line, crowd: Crowd, budget: _Budget) -> bool:
+def _tell_crowd(
+    session: Session, line: PendingQueue, crowd: EquivalenceClass, budget: _Budget
+) -> bool:
     """Write down what a crowd was told with those whose records do not say so; whether the budget
     has allowed that.
     """
@@ -152,7 +154,7 @@ def _says_so_already(group: GroupState, blockers: Blockers) -> bool:
     """
     if group.status is not group.record.status:
         return False
-    causes, turn = said_by(group)
+    causes, turn = reasons_said_by(group)
     return (bool(turn) and turn == blockers.turn) or causes == blockers.causes
 
 

@@ -7,9 +7,9 @@ from typing import Self
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import NEVER_FITS, Verdict
-from batchq.core.cache.scheduler_cache import Carryover
-from batchq.core.extension.points import Standing
-from batchq.core.pending.inadmissible import Parking
+from batchq.core.cache.scheduler_cache import SchedulerCache
+from batchq.core.extension.points import PluginPlaces
+from batchq.core.pending.inadmissible import InadmissibleGroups
 from batchq.core.pending.queue import blockers, gives_way, standing_aside
 from batchq.core.placement.kept_places import store_kept_places
 from batchq.core.session.open_session import open_session
@@ -30,14 +30,16 @@ class Scheduler:
     """Actions in the configured order, who is asked at each point, and the times to go by."""
 
     actions: tuple[Action, ...]
-    plugins: Standing
+    plugins: PluginPlaces
     settings: Settings
     #: Stands between sessions and what they call, to measure it.
     instrument: Instrument | None = field(default=None, repr=False, compare=False)
     #: So many groups have their reasons written in one session; the rest in those that follow.
     most_written: int = MOST_WRITTEN
-    _carried: Carryover = field(default_factory=Carryover, repr=False, compare=False)
-    _parking: Parking = field(default_factory=Parking, repr=False, compare=False)
+    _carried: SchedulerCache = field(default_factory=SchedulerCache, repr=False, compare=False)
+    _parking: InadmissibleGroups = field(
+        default_factory=InadmissibleGroups, repr=False, compare=False
+    )
 
     def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
         """Settle, run the actions, write down the reasons. Pure."""
@@ -69,14 +71,18 @@ class Scheduler:
 
     def wide_awake(self) -> Self:
         """The same scheduler without a memory of who sleeps: it asks about every group."""
-        return replace(self, _parking=Parking(), _carried=Carryover())
+        return replace(self, _parking=InadmissibleGroups(), _carried=SchedulerCache())
 
     def open(self, snapshot: Snapshot, now_ms: int) -> Session:
         """A session that has decided nothing yet, and asks about every group."""
         return self._open(snapshot, now_ms, None, None)
 
     def _open(
-        self, snapshot: Snapshot, now_ms: int, parking: Parking | None, carried: Carryover | None
+        self,
+        snapshot: Snapshot,
+        now_ms: int,
+        parking: InadmissibleGroups | None,
+        carried: SchedulerCache | None,
     ) -> Session:
         names = tuple(action.name for action in self.actions)
         return open_session(

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from batchq.api.node_report import Fact, decode
+from batchq.api.node_report import NodeReport, decode
 from batchq.api.objects import KINDS, Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Ledger
-from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.codec import DAMAGE
@@ -82,7 +82,7 @@ class Books(Struct, frozen=True, kw_only=True):
     ledger: Ledger
     charges: Mapping[str, Held]
     limits: Mapping[str, Mapping[str, int]]
-    standing: Standing = Standing()
+    standing: ContactStanding = ContactStanding()
     #: What stands among all these and cannot be read.
     unreadable: tuple[Unreadable, ...] = ()
     stored: Stored = Stored()
@@ -275,16 +275,16 @@ def _plain(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class Posted(Struct, frozen=True, kw_only=True):
+class WaitingReports(Struct, frozen=True, kw_only=True):
     """What lies in the inbox of a node. `fact` is None for one of a version that we do not know."""
 
     node: str
     subject: str
-    fact: Fact | None
+    fact: NodeReport | None
     stored: bytes
 
 
-def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
+def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
     """What lies in the inboxes of these nodes, by node and subject. Raises StoreUnavailable."""
     if not nodes:
         return []
@@ -292,7 +292,7 @@ def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
     damaged = [node for node, inbox in zip(nodes, found, strict=True) if inbox is None]
     store.link.found_damaged.update(map(keys.inbox, damaged))
     return [
-        Posted(node=node, subject=name_of(subject), fact=_fact(stored), stored=stored)
+        WaitingReports(node=node, subject=name_of(subject), fact=_fact(stored), stored=stored)
         for node, inbox in zip(nodes, found, strict=True)
         for subject, stored in sorted((inbox or {}).items())
     ]
@@ -305,7 +305,7 @@ def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes] | Non
     return each_of(pipeline)
 
 
-def _fact(stored: bytes) -> Fact | None:
+def _fact(stored: bytes) -> NodeReport | None:
     try:
         return decode(stored)
     except DAMAGE:

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from batchq.api.node_report import subject_of_pod
 from batchq.api.objects import Unreadable
-from batchq.core.session.snapshot import Standing
+from batchq.core.session.snapshot import ContactStanding
 from batchq.store import codec, keys, scripts
 from batchq.store.link import AddCall, Link, each_of
 from batchq.store.records import head_of, name_of
@@ -287,7 +287,7 @@ def standing_of(
     runs: Mapping[str, str],
     contact: Contact,
     forgot: bool,
-) -> Standing:
+) -> ContactStanding:
     """What the hash of `keys.SERVER` holds (run, generation, since), as the session goes by it.
 
     `runs`: under which run of the server each node has reported.
@@ -296,9 +296,9 @@ def standing_of(
     began, restarted_at = codec.whole(generation), codec.whole(since)
     # What is no number is written anew by who leads next.
     if run is None or began is None or restarted_at is None:
-        return Standing(contact_since=contact.since)
+        return ContactStanding(contact_since=contact.since)
     now_runs = run.decode(errors="replace")
-    return Standing(
+    return ContactStanding(
         generation=began,
         contact_since=contact.since,
         restarted_at=restarted_at,

@@ -20,8 +20,8 @@ from batchq.api.transaction import (
     Transaction,
     Word,
 )
-from batchq.core.session.snapshot import Snapshot, Standing
-from batchq.store.object_table import Shelf
+from batchq.core.session.snapshot import ContactStanding, Snapshot
+from batchq.store.object_table import ObjectTable
 from batchq.store.rules import (
     NOTHING,
     Held,
@@ -47,7 +47,7 @@ class MemoryStore:
     """Objects, ledger and events as Python values."""
 
     def __init__(self) -> None:
-        self._shelf = Shelf()
+        self._shelf = ObjectTable()
         self._revision = 0
         self._epoch = 0
         self._sums: Ledger = {}
@@ -140,7 +140,7 @@ class MemoryStore:
         for delivery in deliveries:
             self._outbox.pop((delivery.pod, delivery.attempt), None)
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, standing: ContactStanding) -> None:
         """How its reader stands with it: as if it were a server's."""
         self._shelf.set_standing(standing)
 

@@ -32,8 +32,8 @@ from batchq.store.liveness import (
     spoiled_in,
     standing_of,
 )
-from batchq.store.object_table import Shelf
-from batchq.store.records import Decode, Reader, field_of_key, key_of_field, read_record
+from batchq.store.object_table import ObjectTable
+from batchq.store.records import Decode, SharingReader, field_of_key, key_of_field, read_record
 
 #: Objects per reply while listing.
 PAGE = 1_000
@@ -64,7 +64,7 @@ class Change(Struct, frozen=True, kw_only=True):
     unreadable: Unreadable | None = None
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class MirrorDifference(Struct, frozen=True, kw_only=True):
     """An object of which the mirror and Redis disagree: the revisions there, 0 for none."""
 
     kind: str
@@ -142,8 +142,8 @@ class Mirror:
         self._leases: dict[str, int] = {}
         #: Pods that have changed since their leases were looked at.
         self._moved: set[str] = set()
-        self._reader = Reader()
-        self._shelf = Shelf()
+        self._reader = SharingReader()
+        self._shelf = ObjectTable()
         #: New groups, where they are taken up so many at a time.
         self._arrivals: Arrivals | None = None
         #: What stands in the server and is no object, by kind and key.
@@ -152,7 +152,7 @@ class Mirror:
         self._revision: int | None = None
         self._connections = -1
         self._run_id = ""
-        self._turn = _Turn()
+        self._turn = _ShardTurn()
 
     def snapshot(self) -> Snapshot:
         """Everything as it stands now; the same object while nothing has changed."""
@@ -237,7 +237,7 @@ class Mirror:
         """List everything again at the next drain."""
         self._revision = None
 
-    def compare(self, most: int) -> list[Difference]:
+    def compare(self, most: int) -> list[MirrorDifference]:
         """Look at the next few objects in Redis and here; the next call goes on from there.
 
         At most about `most` objects are read. A difference is reported only if it stands while
@@ -254,7 +254,7 @@ class Mirror:
         found = (self._difference(kind, key) for kind, key in dict.fromkeys(suspects))
         return [difference for difference in found if difference is not None]
 
-    def _difference(self, kind: str, key: str) -> Difference | None:
+    def _difference(self, kind: str, key: str) -> MirrorDifference | None:
         """Read it, take in all changes, read it again: if it stood still, both must agree."""
         while True:
             stored = self._read(kind, key)
@@ -269,7 +269,7 @@ class Mirror:
             self._place(kind, key, item)
             return None
         here = self._here(kind, key)
-        return Difference(
+        return MirrorDifference(
             kind=kind,
             key=key,
             mirrored=here.metadata.revision if here else 0,
@@ -288,7 +288,7 @@ class Mirror:
 
     def _list(self) -> None:
         revision = read_revision(self._link)
-        shelf = Shelf()
+        shelf = ObjectTable()
         self._unreadable, self._left_out = {}, None
         for kind in keys.KIND_NAMES:
             shelf.fill(kind, self._listed(kind))
@@ -475,7 +475,7 @@ def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
     return count_of_writes(revision), reply, tuple(server)
 
 
-class _Turn:
+class _ShardTurn:
     """Where the comparison goes on: which kind, where in Redis, where in the mirror."""
 
     def __init__(self) -> None:
@@ -485,7 +485,7 @@ class _Turn:
         self._scanned = False
 
     def pages(
-        self, link: Link, shelf: Shelf, most: int
+        self, link: Link, shelf: ObjectTable, most: int
     ) -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
         """Pages of objects as stored, each with keys that the mirror expects among them.
 

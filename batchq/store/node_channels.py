@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from batchq.api.lifecycle import ON_NODE
-from batchq.api.node_report import Fact, decode, encode
+from batchq.api.node_report import NodeReport, decode, encode
 from batchq.api.notation import shown, subdomain_problem
 from batchq.api.objects import Pod
 from batchq.api.resources import ONE_POD, PODS
@@ -64,7 +64,7 @@ SUPERSEDED = "superseded"
 UNREADABLE = "unreadable"
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class OutboxEntry(Struct, frozen=True, kw_only=True):
     """A fact in the inbox of a node. `raw` is as it stands there, by which it is taken out.
 
     `pod` is what the fact is about, as it was when the fact was read; None if there was none, or
@@ -73,7 +73,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     node: str
     subject: str
-    fact: Fact
+    fact: NodeReport
     raw: bytes
     pod: Pod | None = None
 
@@ -83,11 +83,11 @@ class Settled(Struct, frozen=True, kw_only=True):
     for that, and is rung.
     """
 
-    entry: Entry
+    entry: OutboxEntry
     rings: bool = False
 
 
-class Inboxes:
+class ReportQueues:
     """All inboxes of one server, and the bell.
 
     `rung` remembers how far it has heard, so one thread only calls it; the rest may be called by
@@ -99,7 +99,7 @@ class Inboxes:
         # From the first entry that is kept: what was rung while nobody led is heard now.
         self._heard = "0-0"
 
-    def post(self, node: str, fact: Fact) -> None:
+    def post(self, node: str, fact: NodeReport) -> None:
         """Leave a fact in place of the last one on its subject. Twice is harmless."""
         inbox, raw = keys.inbox(node), encode(fact)
 
@@ -117,7 +117,7 @@ class Inboxes:
 
         self._link.ask(left)
 
-    def own(self, node: str) -> Sequence[Fact]:
+    def own(self, node: str) -> Sequence[NodeReport]:
         """What a node has left that is not folded yet, as the node may read it itself."""
         stored = self._link.ask(
             lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.inbox(node)))
@@ -161,7 +161,7 @@ class Inboxes:
                     found.add(name)
         return found
 
-    def look(self, nodes: Sequence[str]) -> list[Entry]:
+    def look(self, nodes: Sequence[str]) -> list[OutboxEntry]:
         """What lies in the inboxes of these nodes, a bounded part of it, in a fixed order.
 
         What cannot be read, because it is too long, of a newer agent or no fact at all, is told
@@ -169,7 +169,7 @@ class Inboxes:
         """
         return self.look_through(nodes)[0]
 
-    def look_through(self, nodes: Sequence[str]) -> tuple[list[Entry], list[str]]:
+    def look_through(self, nodes: Sequence[str]) -> tuple[list[OutboxEntry], list[str]]:
         """As `look`, in one round trip; and the nodes that have more to say than was taken in.
 
         First among these are those of which nothing was taken in: who looks through them in this
@@ -187,7 +187,7 @@ class Inboxes:
             for part in parts[:CALLS_A_LOOK]
         ]
         replies = chain.from_iterable(self._link.run_all(scripts.INBOX, calls))
-        found: list[Entry] = []
+        found: list[OutboxEntry] = []
         heard: list[str] = []
         wrong: list[tuple[str, bytes, bytes]] = []
         for node, (left, *facts) in zip(nodes, replies, strict=False):
@@ -208,7 +208,7 @@ class Inboxes:
             self.count(UNREADABLE, len(wrong))
         return found, unheard + heard
 
-    def folded(self, entries: Sequence[Entry]) -> None:
+    def folded(self, entries: Sequence[OutboxEntry]) -> None:
         """Take facts out, unless others have come in their place."""
         self._take_out([(one.node, one.subject.encode(), one.raw) for one in entries])
 
@@ -263,14 +263,14 @@ def settling(request: str, settled: Sequence[Settled | None]) -> list[Call]:
             by_node.setdefault(one.entry.node, []).extend(fact)
     if not by_node:
         return []
-    arguments: list[str | bytes | int] = [RINGS_KEPT, keys.ALIVE_TTL_S, Word.CLAIMS]
+    arguments: list[str | bytes | int] = [RINGS_KEPT, keys.ALIVE_TTL_S, WakeReason.CLAIMS]
     for facts in by_node.values():
         arguments += [len(facts) // 4, *facts]
     names = [name for node in by_node for name in (keys.inbox(node), keys.doorbell(node))]
     return [([request, *names], arguments)]
 
 
-def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> Entry | None:
+def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> OutboxEntry | None:
     """The fact; None, and told, for what is none."""
     if not subject:
         _log().error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
@@ -284,7 +284,7 @@ def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> Entry | None:
     if fact.subject != name:
         _log().error("fact.unreadable", node=node, subject=shown(name), why="it is about another")
         return None
-    return Entry(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))
+    return OutboxEntry(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))
 
 
 def _log() -> Any:
@@ -304,17 +304,17 @@ RINGS_KEPT = 8
 _NODES_A_TRIP = 1_000
 
 
-class Word(StrEnum):
+class WakeReason(StrEnum):
     """What a ring is about."""
 
     PODS = "pods"
     CLAIMS = "claims"
 
 
-EVERYTHING = frozenset(Word)
+EVERYTHING = frozenset(WakeReason)
 
 
-def ring(link: Link, nodes: Sequence[str], word: Word) -> None:
+def ring(link: Link, nodes: Sequence[str], word: WakeReason) -> None:
     """Ring at these nodes. Twice is harmless. Raises StoreUnavailable."""
     for start in range(0, len(nodes), _NODES_A_TRIP):
         some = nodes[start : start + _NODES_A_TRIP]
@@ -327,7 +327,7 @@ def ring(link: Link, nodes: Sequence[str], word: Word) -> None:
         link.ask(rung)
 
 
-def add_rings(pipeline: Any, nodes: Sequence[str], word: Word) -> None:
+def add_rings(pipeline: Any, nodes: Sequence[str], word: WakeReason) -> None:
     """Ring at these nodes, with what else is sent; `check_rung` is given the answers."""
     for node in nodes:
         pipeline.xadd(keys.doorbell(node), {"word": word}, maxlen=RINGS_KEPT, approximate=False)
@@ -341,7 +341,7 @@ def check_rung(answers: Sequence[Any]) -> None:
             raise answer
 
 
-class Doorbell:
+class WakeUpChannel:
     """A node's agent at its door: one connection that waits, while the agent does other things.
 
     Owned by one thread, which polls `fileno` beside whatever else it waits for.
@@ -384,7 +384,7 @@ class Doorbell:
             raise self._link.unavailable(error) from error
         self._asked_at = time.monotonic()
 
-    def hear(self) -> frozenset[Word]:
+    def hear(self) -> frozenset[WakeReason]:
         """What it has rung for, or may have: what breaks the connection may hide a ring."""
         if self._asked_at is None:
             return frozenset()
@@ -404,9 +404,9 @@ class Doorbell:
         self._heard = entries[-1][0].decode()
         said = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
         # A word of a later version may be about anything.
-        if len(entries) == RINGS_KEPT or not said <= set(Word):
+        if len(entries) == RINGS_KEPT or not said <= set(WakeReason):
             return EVERYTHING
-        return frozenset(map(Word, said))
+        return frozenset(map(WakeReason, said))
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -425,7 +425,7 @@ class Doorbell:
 ANSWERS_BY_COUNT = 60
 
 
-class Places:
+class PodsByNode:
     """The pods on nodes of one server. Questions raise StoreUnavailable."""
 
     def __init__(self, link: Link) -> None:

@@ -24,7 +24,7 @@ from batchq.api.objects import (
     ResourceQuota,
 )
 from batchq.core.cache.chunks import CHUNK, ByUid, Chunk, Rows, chunk_of, chunks_of, found, place_of
-from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import ContactStanding, Snapshot
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ ROOMY = CHUNK * 3 // 4
 MOST_TOUCHED = 16
 
 
-class Row(Generic[T]):
+class ObjectRow(Generic[T]):
     """Items in the order of their keys; a change costs one chunk, a view a list of chunks."""
 
     def __init__(self) -> None:
@@ -147,14 +147,14 @@ class Row(Generic[T]):
         self._rows = None
 
 
-class Shelf:
+class ObjectTable:
     """Every object by kind and key; owned by one thread."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, Row[Object]] = {kind: Row() for kind in KINDS}
+        self._rows: dict[str, ObjectRow[Object]] = {kind: ObjectRow() for kind in KINDS}
         #: The kinds that are few, as plain tuples, until something changes in them.
         self._few: dict[str, tuple[Object, ...]] = {}
-        self._pods: Row[tuple[Pod, ...]] = Row()
+        self._pods: ObjectRow[tuple[Pod, ...]] = ObjectRow()
         #: Groups whose pods have changed: uid -> all of its pods, by uid.
         self._changed: dict[str, dict[str, Pod]] = {}
         self._by_uid: ByUid[tuple[Pod, ...]] = ByUid(Rows())
@@ -166,7 +166,7 @@ class Shelf:
         self._stored_nodes: tuple[Node, ...] = ()
         self._heard: tuple[Node, ...] | None = None
         self._leases: Mapping[str, int] = {}
-        self._standing = Standing()
+        self._standing = ContactStanding()
         self._snapshot: Snapshot | None = None
 
     def get(self, kind: str, key: str) -> Object | None:
@@ -235,7 +235,7 @@ class Shelf:
             self._leases = leases
             self._snapshot = None
 
-    def set_standing(self, standing: Standing) -> None:
+    def set_standing(self, standing: ContactStanding) -> None:
         """How the reader stands with its server."""
         if standing != self._standing:
             self._standing = standing

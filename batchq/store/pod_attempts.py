@@ -12,7 +12,7 @@ from typing import Any, cast
 from msgspec import Struct
 from redis.exceptions import ResponseError
 
-from batchq.api.node_report import Claim, Ended, Fact, encode
+from batchq.api.node_report import Ended, NodeReport, StartClaim, encode
 from batchq.api.objects import PodGroup
 from batchq.store import keys, scripts
 from batchq.store.link import AddCall
@@ -22,7 +22,7 @@ from batchq.store.records import read_record
 from batchq.store.redis import RedisStore
 
 
-class End(Struct, frozen=True, kw_only=True):
+class AttemptEnd(Struct, frozen=True, kw_only=True):
     """The end of an attempt, and what its function returned as JSON, if it was one."""
 
     fact: Ended
@@ -37,7 +37,7 @@ class Attempts:
         self._node = node
 
     def claim(
-        self, claims: Sequence[tuple[Claim, str]], groups: Sequence[str], lease_ms: int
+        self, claims: Sequence[tuple[StartClaim, str]], groups: Sequence[str], lease_ms: int
     ) -> tuple[list[Renewal], dict[str, PodGroup]]:
         """Take the lease of each attempt, whose fence is given, and leave the claim; whether to go
         on with it. One that is fenced or told to stop leaves its claim all the same.
@@ -70,7 +70,7 @@ class Attempts:
         }
         return renewals, {key: one for key, one in found.items() if isinstance(one, PodGroup)}
 
-    def end(self, ends: Sequence[End]) -> None:
+    def end(self, ends: Sequence[AttemptEnd]) -> None:
         """Keep the results, leave the ends, and end the leases."""
 
         def told(client: Any) -> None:
@@ -89,7 +89,7 @@ class Attempts:
         """Nothing of these (`<pod>-<attempt>`) runs any more."""
         self._store.link.ask(lambda client: client.hdel(keys.alive(self._node), *attempts))
 
-    def _leave(self, pipeline: Any, facts: Sequence[Fact]) -> None:
+    def _leave(self, pipeline: Any, facts: Sequence[NodeReport]) -> None:
         inbox = keys.inbox(self._node)
         pipeline.hset(inbox, mapping={fact.subject: encode(fact) for fact in facts})
         pipeline.expire(inbox, keys.INBOX_TTL_S)

@@ -309,7 +309,7 @@ class Remembered(Generic[K, V]):
         return len(self._young.keys() | self._old.keys())
 
 
-class Reader:
+class SharingReader:
     """What has been read of late. Owned by one thread."""
 
     def __init__(self) -> None:

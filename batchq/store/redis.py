@@ -32,15 +32,15 @@ from batchq.store.liveness import Alive, Contact, Renewal, ServerClock, beats_of
 from batchq.store.mirror import (
     PAGE,
     Change,
-    Difference,
     Mirror,
+    MirrorDifference,
     Trimmed,
     read_changes,
     read_many,
     read_one,
     scan_objects,
 )
-from batchq.store.node_channels import Inboxes, Places, Settled, add_taking_out, settling
+from batchq.store.node_channels import PodsByNode, ReportQueues, Settled, add_taking_out, settling
 from batchq.store.records import (
     error_of,
     field_named,
@@ -140,7 +140,7 @@ def _commit_keys(
     )
 
 
-__all__ = ["Change", "Difference", "RedisStore", "Renewal", "Trimmed"]
+__all__ = ["Change", "MirrorDifference", "RedisStore", "Renewal", "Trimmed"]
 
 #: The streams keep about this much.
 CHANGES_KEPT = 65_536
@@ -197,9 +197,9 @@ class RedisStore:
         self.url = url
         self._link = Link(url, client=client)
         self._clock = ServerClock(self._link)
-        self.inboxes = Inboxes(self._link)
+        self.inboxes = ReportQueues(self._link)
         self.alive = Alive(self._link, self.now_ms)
-        self._places = Places(self._link)
+        self._places = PodsByNode(self._link)
         self._contact = Contact(self.now_ms)
         self._mirror = Mirror(self._link, self.alive, self._contact, hear_every_ms=hear_every_ms)
         self._changes_kept = changes_kept
@@ -340,7 +340,7 @@ class RedisStore:
         self._mirror.drain()
         return self._mirror.revision
 
-    def compare(self, most: int = 2_000) -> Sequence[Difference]:
+    def compare(self, most: int = 2_000) -> Sequence[MirrorDifference]:
         """Differences between the next shard of Redis and the mirror; from `snapshot`'s thread.
 
         After a difference the mirror lists everything again. Raises StoreUnavailable.

@@ -19,7 +19,7 @@ from batchq.store.records import name_of
 from batchq.store.redis import RedisStore
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class SchedulerSeen(Struct, frozen=True, kw_only=True):
     """One scheduler, as it last said of itself.
 
     `seen_at` is in the server's milliseconds. `mirrored` is the revision that its mirror had then;
@@ -47,7 +47,7 @@ def depart(store: RedisStore, identity: str) -> None:
     store.link.ask(lambda client: client.hdel(keys.SCHEDULERS, identity))
 
 
-def attending(store: RedisStore) -> Sequence[Seen]:
+def attending(store: RedisStore) -> Sequence[SchedulerSeen]:
     """All that were there within the last minute, by identity. Raises StoreUnavailable."""
     stored = store.link.ask(
         lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.SCHEDULERS))
@@ -69,12 +69,12 @@ def revision(store: RedisStore) -> int:
 _SAID = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
 
 
-def _read(identity: bytes, stored: bytes) -> Seen | None:
+def _read(identity: bytes, stored: bytes) -> SchedulerSeen | None:
     said = _SAID.fullmatch(stored.decode(errors="replace"))
     if said is None:
         return None
     seen_at, mirrored, version = said.groups()
-    return Seen(
+    return SchedulerSeen(
         identity=name_of(identity),
         seen_at=int(seen_at),
         version=version,

@@ -16,8 +16,8 @@ from typing import Any
 from batchq.api.lifecycle import PodPhase
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.lab.simulation.report import CycleStory, Outcome
-from batchq.lab.simulation.run import Played, Stage
+from batchq.lab.simulation.report import CycleStory, WorldOutcome
+from batchq.lab.simulation.run import PlayedWorld, WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_world import config_of, reclaims, text_of, world_of
 
@@ -45,8 +45,8 @@ def told_of_world(world: list[dict[str, Any]], config: SchedulerConfig) -> tuple
     return (*lines, _end(played.outcome, running))
 
 
-def _played(text: str, config: SchedulerConfig, most: int) -> tuple[Played, Counter[str]]:
-    stage = Stage(read_world(text, "case"), assemble(config))
+def _played(text: str, config: SchedulerConfig, most: int) -> tuple[PlayedWorld, Counter[str]]:
+    stage = WorldStage(read_world(text, "case"), assemble(config))
     played = stage.run(most, bounded=False)
     snapshot = stage.store.snapshot()
     running = Counter(
@@ -79,7 +79,7 @@ def _lines(cycle: CycleStory, names: list[str]) -> list[str]:
     return [f"{cycle.time}s {line}" for line in lines]
 
 
-def _end(outcome: Outcome, running: Counter[str]) -> str:
+def _end(outcome: WorldOutcome, running: Counter[str]) -> str:
     stand = []
     for key, group in outcome.podgroups.items():
         text = f"{_short(key)} {group.phase}"

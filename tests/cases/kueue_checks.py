@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from batchq.config.load import read_config
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from batchq.lab.simulation.run import play
 from tests.cases.peers import Data
 from tests.sim.worlds import check, group, node, pod, queue, timeline
@@ -169,29 +169,29 @@ def _synced(case: Data) -> Data:
 # --- what came of it ----------------------------------------------------------------------------
 
 
-def _outcome(world: list[Data], cycles: int) -> Outcome:
+def _outcome(world: list[Data], cycles: int) -> WorldOutcome:
     text = yaml.safe_dump_all(world, sort_keys=False)
     played = play(text, "case", config=_CONFIG, cycles=cycles)
     assert (played.refused, played.refused_steps) == (0, ())
     return played.outcome
 
 
-def _first(world: list[Data]) -> Outcome:
+def _first(world: list[Data]) -> WorldOutcome:
     return _outcome(world, 1)
 
 
-def _checks(came: Outcome) -> dict[str, str]:
+def _checks(came: WorldOutcome) -> dict[str, str]:
     return {
         name: _WORDS.get(status, status)
         for name, status in came.podgroups["default/w"].checks.items()
     }
 
 
-def _is_admitted(came: Outcome) -> bool:
+def _is_admitted(came: WorldOutcome) -> bool:
     return came.podgroups["default/w"].phase in ("InQueue", "Running")
 
 
-def _left(came: Outcome) -> Data:
+def _left(came: WorldOutcome) -> Data:
     """Why it lost its reservation, if it did."""
     for cycle in came.cycles:
         for left in cycle.requeued:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 import yaml
 
 from batchq.config.load import read_config
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from batchq.lab.simulation.run import play
 from tests.cases.kueue_checks import came_of_checks, expected_of_checks
 from tests.cases.kueue_world import (
@@ -110,7 +110,7 @@ def is_kueues(case: Data, came: Data) -> bool:
     return all(came.get(key, type(value)()) == value for key, value in expected.items())
 
 
-def outcome_of(world: Iterable[Data], *, cycles: int | None = None) -> Outcome:
+def outcome_of(world: Iterable[Data], *, cycles: int | None = None) -> WorldOutcome:
     """The world under the default configuration, for so many sessions."""
     text = yaml.safe_dump_all(list(world), sort_keys=False)
     played = play(text, "case", config=_CONFIG, cycles=cycles)
@@ -119,7 +119,7 @@ def outcome_of(world: Iterable[Data], *, cycles: int | None = None) -> Outcome:
     return played.outcome
 
 
-def first_minute(world: list[Data]) -> Outcome:
+def first_minute(world: list[Data]) -> WorldOutcome:
     """What comes of it within a minute, which is longer than any grace."""
     whole = outcome_of(world, cycles=200)
     return outcome_of(world, cycles=sum(cycle.time <= HORIZON_S for cycle in whole.cycles))
@@ -141,7 +141,7 @@ def _told(world: list[Data]) -> Data:
     return {key: value for key, value in came.items() if value}
 
 
-def _pending(outcome: Outcome, victims: Collection[str]) -> dict[str, str]:
+def _pending(outcome: WorldOutcome, victims: Collection[str]) -> dict[str, str]:
     """Why those wait who came in; in Kueue's cycle the victims have not been told yet."""
     return {
         _short(name): told_reason(group.reasons)

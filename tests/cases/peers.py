@@ -18,7 +18,7 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from batchq.lab.simulation.report import Reason
+from batchq.lab.simulation.report import WorldReason
 
 Data: TypeAlias = dict[str, Any]
 
@@ -65,7 +65,7 @@ def case_file(name: str) -> Data:
     return found
 
 
-def told_reason(reasons: Sequence[Reason]) -> str:
+def told_reason(reasons: Sequence[WorldReason]) -> str:
     """Whether a group waits for victims of its own; else the foremost reason that it waits for."""
     words = [str(reason.reason) for reason in reasons]
     return "WaitingForPreemption" if "WaitingForPreemption" in words else words[0]

@@ -18,8 +18,8 @@ from batchq.config.load import read_config
 from batchq.core.extension.points import Plugin, everywhere
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.report import Outcome
-from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.report import WorldOutcome
+from batchq.lab.simulation.run import WorldStage
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
 from tests.cases.peers import HORIZON_S, Data, told_reason
@@ -43,14 +43,14 @@ class RefusesOne:
 
 def played(
     world: Iterable[Data], config: Data, *, cycles: int, beside: Iterable[Plugin] = ()
-) -> Outcome:
+) -> WorldOutcome:
     """What `cycles` sessions make of the world; `beside`: plugins that batchq does not have."""
     ours = assemble(read_config(yaml.safe_dump(config), "config"))
     theirs = everywhere((plugin, 1) for plugin in beside)
     both = {point: (*standing, *theirs[point]) for point, standing in ours.plugins.items()}
     scheduler = Scheduler(actions=ours.actions, plugins=both, settings=ours.settings)
     text = yaml.safe_dump_all(list(world), sort_keys=False)
-    result = Stage(read_world(text, "case"), scheduler).run(cycles, bounded=False)
+    result = WorldStage(read_world(text, "case"), scheduler).run(cycles, bounded=False)
     assert result.refused == 0, "the store refused what a session decided"
     assert result.refused_steps == ()
     return result.outcome
@@ -85,7 +85,7 @@ def told(world: list[Data], config: Data, *, beside: Iterable[Plugin] = ()) -> D
     }
 
 
-def _waits(world: Iterable[Data], first: Outcome) -> dict[str, str]:
+def _waits(world: Iterable[Data], first: WorldOutcome) -> dict[str, str]:
     """Why those still wait who had no pods from the start."""
     ran = {
         f"{item['metadata']['namespace']}/{item['metadata']['name']}"

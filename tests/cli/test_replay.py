@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from batchq.api.objects import Strategy
 from batchq.cli.replay import POLICY_NAMES, as_table, in_words
 from batchq.lab.replay.plan import (
-    Line,
-    Plan,
+    JournalLine,
+    ReplayPlan,
     command,
     group_of,
     not_exactly_once,
@@ -20,7 +20,7 @@ from batchq.lab.replay.plan import (
     read_journal,
 )
 from batchq.lab.replay.report import Replayed, report_of
-from batchq.lab.replay.run import Standing
+from batchq.lab.replay.run import ReplayStanding
 from batchq.lab.traces import Trace, TraceJob
 from batchq.lab.workload.load import POLICIES
 from tests.cli.conftest import run
@@ -29,7 +29,7 @@ JOBS = (
     TraceJob(number=1, submit_s=1000, run_s=100, processors=4, request_s=200),
     TraceJob(number=2, submit_s=1050, run_s=50, processors=2, request_s=50),
 )
-PLAN = Plan(
+PLAN = ReplayPlan(
     name="replay-abc",
     trace=Trace(processors=4, jobs=JOBS),
     speed=10.0,
@@ -85,11 +85,11 @@ def test_figures_of_nothing_are_left_open() -> None:
 
 def test_the_journal_judges_by_lines_of_start_and_end() -> None:
     lines = [
-        Line("start", 1, 11),
-        Line("end", 1, 11),
-        Line("start", 2, 12),
-        Line("start", 2, 13),
-        Line("end", 2, 13),
+        JournalLine("start", 1, 11),
+        JournalLine("end", 1, 11),
+        JournalLine("start", 2, 12),
+        JournalLine("start", 2, 13),
+        JournalLine("end", 2, 13),
     ]
     assert not_exactly_once(lines, [1, 2, 3]) == {
         2: "started 2 times, ended once",
@@ -119,7 +119,7 @@ def test_a_job_becomes_a_group_of_one_pod_that_sleeps_its_scaled_run_time() -> N
 
 
 def test_progress_is_told_in_words() -> None:
-    now = Standing(jobs=9, submitted=5, waiting=1, running=2, finished=2, next_in_s=4.2)
+    now = ReplayStanding(jobs=9, submitted=5, waiting=1, running=2, finished=2, next_in_s=4.2)
     assert in_words(now) == "2 running, 1 waiting, the next in 4 s"
 
 

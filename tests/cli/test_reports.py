@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchq.cli import stack
-from batchq.daemon.local_stack.stack import Part, StackReport, State
+from batchq.daemon.local_stack.stack import Part, PartState, StackReport
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
 
@@ -49,9 +49,9 @@ def test_what_was_done_before_a_failure_is_told(batchq: Batchq, stage: Stage) ->
 
 def test_the_parts_of_a_stack_are_told_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     parts = (
-        Part(name="server", state=State.STARTED, pid=11, detail="9.1.2"),
-        Part(name="scheduler", state=State.RUNNING, pid=12),
-        Part(name="vm-1", state=State.STARTED, pid=13, detail="cpu=2"),
+        Part(name="server", state=PartState.STARTED, pid=11, detail="9.1.2"),
+        Part(name="scheduler", state=PartState.RUNNING, pid=12),
+        Part(name="vm-1", state=PartState.STARTED, pid=13, detail="cpu=2"),
     )
     report = StackReport(home="/tmp/h", url="unix:///tmp/s", parts=parts)
     stack.show(report, color=False, output="json")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from batchq.cli.simulate.logs import Lines
+from batchq.cli.simulate.logs import ProgressLines
 from tests.cli.test_simulate_traces import log_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ MANY = [(number, number, 1000, 4, 1) for number in range(1, 20_001)]
 def test_a_pipe_is_told_after_some_seconds_and_then_ever_less_often() -> None:
     told: list[str] = []
     now = [100.0]
-    lines = Lines(lambda: now[0], told.append)
+    lines = ProgressLines(lambda: now[0], told.append)
     for second in range(400):
         now[0] = 100.0 + second
         lines("easy", 10 * second, 5000)
@@ -38,7 +38,7 @@ def test_a_pipe_is_told_after_some_seconds_and_then_ever_less_often() -> None:
 def test_who_is_done_within_seconds_is_told_nothing() -> None:
     told: list[str] = []
     now = [0.0]
-    lines = Lines(lambda: now[0], told.append)
+    lines = ProgressLines(lambda: now[0], told.append)
     now[0] = 4.9
     lines("easy", 5000, 5000)
     assert told == []

@@ -16,7 +16,7 @@ from msgspec import structs
 from batchq import changes
 from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup
 from batchq.api.transaction import Transaction
-from batchq.changes import Arrivals
+from batchq.changes import NewGroups
 from batchq.client import Client, Request
 from batchq.client import submission as bulk
 from batchq.client.request import Submitted
@@ -134,7 +134,7 @@ def test_a_submission_is_the_transaction_that_create_makes(stage: Stage) -> None
         Request(command=["x"], name="x", queue="team", priority_class="high", after=["before"])
     )
     made: Transaction = changes.create(stage.store, group, now_ms=7, uid="u" * 16, by="me@here")
-    assert Arrivals(stage.store).submission(group, now_ms=7, uid="u" * 16, by="me@here") == made
+    assert NewGroups(stage.store).submission(group, now_ms=7, uid="u" * 16, by="me@here") == made
 
 
 def test_progress_is_told_after_each_batch(stage: Stage, small_batches: None) -> None:

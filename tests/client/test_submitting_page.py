@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.cli.submit_lines import Lines
+from batchq.cli.submit_lines import FileLines
 from batchq.client.request import Request
 from batchq.client.request_fields import Drafts, read_fields
 from tests.builders import a_queue
@@ -40,7 +40,7 @@ def test_its_file_is_taken(stage: Stage, tmp_path: Path) -> None:
     [text] = blocks("json")
     file = tmp_path / "jobs.jsonl"
     file.write_text(text)
-    with Lines(str(file), {"working_dir": "/"}, {}) as lines:
+    with FileLines(str(file), {"working_dir": "/"}, {}) as lines:
         requests = [line.request for line in lines.read()]
     assert stage.client.submit_many(requests).all().submitted == 3
 

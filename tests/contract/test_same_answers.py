@@ -17,7 +17,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import KINDS, Object
 from batchq.api.transaction import Charge, Commit, Delivery, Event, Limit, Transaction, Write
-from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
 from tests.contract.made import gone, group, node, pod, put, queue
@@ -139,7 +139,7 @@ def test_memory_and_server_are_of_one_mind(
 
 def seen_in(real: RedisStore) -> Snapshot:
     """What the server's store shows, but for how it stands with its server."""
-    return structs.replace(real.snapshot(), standing=Standing())
+    return structs.replace(real.snapshot(), standing=ContactStanding())
 
 
 def counted(memory: MemoryStore) -> dict[str, dict[str, int]]:

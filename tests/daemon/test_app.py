@@ -19,7 +19,7 @@ from batchq.daemon.local_stack.processes import Record
 from batchq.daemon.local_stack.server import ensure_server
 from batchq.daemon.loop import TurnReport
 from batchq.daemon.reload import Reload
-from batchq.daemon.services import Ending
+from batchq.daemon.services import Termination
 from batchq.errors import InvariantBroken
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.scheduler.cycle import Cycle, CycleReport
@@ -174,7 +174,7 @@ class BrokenCycle(Cycle):
 
 
 def test_our_own_mistake_ends_the_process_with_70_and_its_story(store: RedisStore) -> None:
-    ending = Ending()
+    ending = Termination()
     with capture_logs() as lines:
         code = app._serve(store, BrokenCycle(), Reload(None), ending, lease_ms=1000)
     ending.close()

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.node_report import Claim, Ended, Fact, Leaves, Outcome, Serves
+from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Serves, StartClaim
 from batchq.api.objects import Node, Pod
 from batchq.daemon.node_reports import LeaderDesk, clerk_service
 from batchq.daemon.services import ThreadService
@@ -111,8 +111,8 @@ def test_what_is_superseded_is_told_counted_and_taken_out(redis_store: RedisStor
     desk = LeaderDesk(redis_store, RandomIds())
     redis_store.commit([writing(put(pod(0)))], request_id="1")
     inboxes = redis_store.inboxes
-    inboxes.post("n1", Claim(pod="u1-1-0", attempt=1, author="horse"))
-    inboxes.post("n1", Ended(pod="u1-1-7", attempt=3, outcome=Outcome(exit_code=0)))
+    inboxes.post("n1", StartClaim(pod="u1-1-0", attempt=1, author="horse"))
+    inboxes.post("n1", Ended(pod="u1-1-7", attempt=3, outcome=PodOutcome(exit_code=0)))
     inboxes.post("n2", Serves(agent="a", resources={"cpu": -1}))
     desk.turn(None)
     assert redis_store.counts() == {"superseded": 3}
@@ -132,7 +132,7 @@ def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
 ) -> None:
     desk = LeaderDesk(redis_store, RandomIds())
     for number in range(1_200):
-        redis_store.inboxes.post("n1", Claim(pod=f"p-{number}", attempt=1, author="x"))
+        redis_store.inboxes.post("n1", StartClaim(pod=f"p-{number}", attempt=1, author="x"))
     while redis_store.inboxes.own("n1"):
         desk.turn(None)
     assert redis_store.counts() == {"superseded": 1_200}
@@ -151,7 +151,7 @@ def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: Redi
     bound = [pod(number, phase=PodPhase.BOUND, attempt=1, node="n1") for number in range(1_000)]
     redis_store.commit([writing(put(one)) for one in bound], request_id="1")
     for one in bound:
-        redis_store.inboxes.post("n1", Claim(pod=one.metadata.uid, attempt=1, author="horse"))
+        redis_store.inboxes.post("n1", StartClaim(pod=one.metadata.uid, attempt=1, author="horse"))
     LeaderDesk(redis_store, RandomIds()).turn(None)
     phases = [one.status.phase for one in redis_store.list("Pod") if isinstance(one, Pod)]
     assert phases == ["Running"] * 1_000
@@ -165,10 +165,10 @@ def test_whoever_waits_for_room_is_told_of_an_end_and_of_a_node_and_not_of_a_cla
     desk = LeaderDesk(redis_store, RandomIds(), freed=lambda: calls.append(None))
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
-    facts: tuple[Fact, ...] = (
+    facts: tuple[NodeReport, ...] = (
         SERVES,
-        Claim(pod=bound.metadata.uid, attempt=1, author="agent"),
-        Ended(pod=bound.metadata.uid, attempt=1, outcome=Outcome(exit_code=0)),
+        StartClaim(pod=bound.metadata.uid, attempt=1, author="agent"),
+        Ended(pod=bound.metadata.uid, attempt=1, outcome=PodOutcome(exit_code=0)),
         Leaves(agent="host:1:1"),
     )
     told: list[int] = []
@@ -187,8 +187,8 @@ def test_a_node_is_rung_when_its_claim_is_folded_and_not_for_an_end(
     redis_store.commit([writing(put(bound))], request_id="1")
     rung = []
     for fact in (
-        Claim(pod=bound.metadata.uid, attempt=1, author="agent"),
-        Ended(pod=bound.metadata.uid, attempt=1, outcome=Outcome(exit_code=0)),
+        StartClaim(pod=bound.metadata.uid, attempt=1, author="agent"),
+        Ended(pod=bound.metadata.uid, attempt=1, outcome=PodOutcome(exit_code=0)),
     ):
         redis_store.inboxes.post("n1", fact)
         desk.turn(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.daemon.local_stack.stack import Progress, waiting_for
+from batchq.daemon.local_stack.stack import StackProgress, waiting_for
 
 
 def test_it_says_who_is_waited_for_and_how_long() -> None:
@@ -15,7 +15,7 @@ def test_it_says_who_is_waited_for_and_how_long() -> None:
 
 def test_it_says_so_at_first_and_every_five_seconds() -> None:
     now, said = [100.0], []
-    progress = Progress(
+    progress = StackProgress(
         lambda: {"vm-1": 1, "vm-2": 0},
         since=100.0,
         patience_s=45.0,
@@ -34,5 +34,5 @@ def test_it_says_so_at_first_and_every_five_seconds() -> None:
 
 def test_where_no_agent_runs_nothing_is_said() -> None:
     said: list[str] = []
-    Progress(dict, since=0.0, patience_s=45.0, say=said.append, clock=lambda: 0.0).begin()
+    StackProgress(dict, since=0.0, patience_s=45.0, say=said.append, clock=lambda: 0.0).begin()
     assert said == []

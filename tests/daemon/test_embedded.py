@@ -14,7 +14,7 @@ import pytest
 
 from batchq.daemon.local_stack import processes
 from batchq.daemon.local_stack import server as embedded
-from batchq.daemon.local_stack.processes import Fate
+from batchq.daemon.local_stack.processes import ProcessFate
 from batchq.daemon.local_stack.server import (
     ask,
     ensure_server,
@@ -91,7 +91,7 @@ def test_two_homes_have_two_servers(home: Home, tmp_path: Path) -> None:
 def test_stopped_and_started_again_it_still_knows(home: Home) -> None:
     ensure_server(home)
     ask(home.socket, "SET kept yes")
-    assert stop_server(home) is Fate.ENDED
+    assert stop_server(home) is ProcessFate.ENDED
     assert running_server(home) is None
     assert not home.socket.exists()
     ensure_server(home)
@@ -110,10 +110,10 @@ def test_killed_and_started_again_it_still_knows(home: Home) -> None:
 
 
 def test_stopping_what_does_not_run_is_no_error(home: Home) -> None:
-    assert stop_server(home) is Fate.ABSENT
+    assert stop_server(home) is ProcessFate.ABSENT
     kill(home, ensure_server(home).pid)
-    assert stop_server(home) is Fate.ABSENT
-    assert stop_server(home) is Fate.ABSENT
+    assert stop_server(home) is ProcessFate.ABSENT
+    assert stop_server(home) is ProcessFate.ABSENT
 
 
 def test_a_server_that_hangs_is_killed_in_the_end(
@@ -123,7 +123,7 @@ def test_a_server_that_hangs_is_killed_in_the_end(
     monkeypatch.setattr(embedded, "_DYING_S", 0.5)
     server = ensure_server(home)
     os.kill(server.pid, signal.SIGSTOP)
-    assert stop_server(home, within_s=0.1) is Fate.KILLED
+    assert stop_server(home, within_s=0.1) is ProcessFate.KILLED
 
 
 def test_a_server_that_does_not_answer_is_not_doubled(
@@ -153,7 +153,7 @@ def test_a_pid_that_somebody_else_has_now_is_not_killed(home: Home) -> None:
             name="server", pid=stranger, birth=record.birth, log="", started_at=0
         )
         processes.write_record(embedded.record_path(home), claimed)
-        assert stop_server(home) is Fate.ABSENT
+        assert stop_server(home) is ProcessFate.ABSENT
         assert processes.birth_of(stranger) is not None
     finally:
         os.kill(stranger, signal.SIGKILL)
@@ -195,7 +195,7 @@ def test_its_password_is_made_once_kept_for_this_user_and_asked_for_ever_after(
     password = read_password(home)
     assert len(password) == 64
     assert stat.S_IMODE(home.password.stat().st_mode) == 0o600
-    assert stop_server(home) is Fate.ENDED
+    assert stop_server(home) is ProcessFate.ENDED
     server = ensure_server(home)
     assert (server.port, read_password(home)) == (0, password)
     assert server.url == f"unix://:{password}@{home.socket}"
@@ -216,7 +216,7 @@ def test_a_lost_password_is_named_and_the_server_can_be_stopped(home: Home, free
     home.password.unlink()
     with pytest.raises(StoreUnavailable, match=r"asks for a password that is not in .*/password"):
         ensure_server(home)
-    assert stop_server(home) is Fate.ENDED
+    assert stop_server(home) is ProcessFate.ENDED
     assert ensure_server(home, port=free_port).started
 
 
@@ -309,4 +309,4 @@ def test_a_home_with_a_very_long_path_works(tmp_path: Path) -> None:
         ensure_server(long)
         assert ask(long.socket, "PING") == "+PONG"
     finally:
-        assert stop_server(long) is Fate.ENDED
+        assert stop_server(long) is ProcessFate.ENDED

@@ -9,31 +9,31 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchq.daemon.services import Ending
+from batchq.daemon.services import Termination
 
 
 @pytest.fixture
-def ending() -> Iterator[Ending]:
+def ending() -> Iterator[Termination]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    made = Ending()
+    made = Termination()
     yield made
     for number, action in before.items():
         signal.signal(number, action)
     made.close()
 
 
-def test_nobody_asks_and_the_wait_is_over_in_time(ending: Ending) -> None:
+def test_nobody_asks_and_the_wait_is_over_in_time(ending: Termination) -> None:
     assert ending.wait(0.01) is None
     assert not ending.asked
 
 
-def test_a_signal_asks_with_zero(ending: Ending) -> None:
+def test_a_signal_asks_with_zero(ending: Termination) -> None:
     ending.on_signals(signal.SIGTERM, signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
     assert ending.wait(5) == 0
 
 
-def test_a_signal_that_comes_during_the_wait_ends_it(ending: Ending) -> None:
+def test_a_signal_that_comes_during_the_wait_ends_it(ending: Termination) -> None:
     ending.on_signals(signal.SIGINT)
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -41,19 +41,19 @@ def test_a_signal_that_comes_during_the_wait_ends_it(ending: Ending) -> None:
     timer.join()
 
 
-def test_the_first_word_counts(ending: Ending) -> None:
+def test_the_first_word_counts(ending: Termination) -> None:
     ending.ask(70)
     ending.ask(0)
     assert (ending.wait(), ending.wait(1)) == (70, 70)
 
 
-def test_more_wishes_than_a_pipe_holds_do_no_harm(ending: Ending) -> None:
+def test_more_wishes_than_a_pipe_holds_do_no_harm(ending: Termination) -> None:
     for _ in range(70_000):
         ending.ask(3)
     assert ending.wait() == 3
 
 
-def test_a_signal_that_another_thread_is_given_ends_the_wait(ending: Ending) -> None:
+def test_a_signal_that_another_thread_is_given_ends_the_wait(ending: Termination) -> None:
     ending.on_signals(signal.SIGINT)
     # The main thread takes none itself: its system call is not broken off.
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
@@ -66,7 +66,7 @@ def test_a_signal_that_another_thread_is_given_ends_the_wait(ending: Ending) -> 
     timer.join()
 
 
-def test_a_signal_that_means_something_else_leaves_the_wait_to_go_on(ending: Ending) -> None:
+def test_a_signal_that_means_something_else_leaves_the_wait_to_go_on(ending: Termination) -> None:
     ending.on_signals(signal.SIGINT)
     heard: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))

@@ -11,7 +11,7 @@ import pytest
 from batchq.core.session.settings import Settings
 from batchq.daemon.loop import Loop, Turn, TurnReport
 from batchq.daemon.observability import server
-from batchq.daemon.observability.server import Health, Lookout
+from batchq.daemon.observability.server import Health, MetricsServer
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from tests.daemon.scrapes import get
@@ -136,7 +136,7 @@ def test_whoever_is_ending_takes_no_more_and_needs_no_restart() -> None:
 
 
 def test_the_answers_are_served_as_200_and_503_with_the_reason() -> None:
-    lookout = Lookout("0")
+    lookout = MetricsServer("0")
     lookout.start()
     assert lookout.listener is not None
     url = lookout.listener.url

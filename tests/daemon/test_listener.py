@@ -12,7 +12,7 @@ import pytest
 from batchq.daemon.observability.server import (
     MOST_AT_ONCE,
     Address,
-    Answer,
+    HttpAnswer,
     Listener,
     check_address,
     listen,
@@ -28,7 +28,7 @@ def listener() -> Iterator[Listener]:
     """Answers /hello, and hands a connection half a second."""
     made = Listener(
         listen(Address("127.0.0.1", 0)),
-        {"/hello": lambda accept: Answer(status=HTTPStatus.OK, body=f"hi {accept}".encode())},
+        {"/hello": lambda accept: HttpAnswer(status=HTTPStatus.OK, body=f"hi {accept}".encode())},
         longest_s=0.5,
         patience_s=10,
     )

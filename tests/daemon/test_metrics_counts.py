@@ -18,7 +18,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.daemon.loop import TurnReport
 from batchq.daemon.observability.definitions import MEASURES
 from batchq.daemon.observability.metrics import Metrics
-from batchq.daemon.observability.server import Lookout
+from batchq.daemon.observability.server import MetricsServer
 from batchq.errors import StoreUnavailable
 from batchq.store.memory import MemoryStore
 from batchq.store.outage import Outage
@@ -236,7 +236,7 @@ def test_every_measure_is_told_and_nothing_else(watched: Watched) -> None:
 
 
 def test_without_an_address_nothing_is_measured() -> None:
-    lookout = Lookout()
+    lookout = MetricsServer()
     scheduler = lookout.assemble(SchedulerConfig())
     assert scheduler.instrument is None
     assert lookout.metrics is None

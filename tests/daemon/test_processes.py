@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack.processes import Fate, Record, birth_of, end, is_running, tail
+from batchq.daemon.local_stack.processes import ProcessFate, Record, birth_of, end, is_running, tail
 from tests.daemon.waiting import until
 
 Start = Callable[..., Record]
@@ -36,9 +36,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_a_process_is_recognised_until_it_has_ended(start: Start) -> None:
     record = start("exec sleep 60")
     assert is_running(record)
-    assert end(record, patience_s=5) is Fate.ENDED
+    assert end(record, patience_s=5) is ProcessFate.ENDED
     assert not is_running(record)
-    assert end(record, patience_s=5) is Fate.ABSENT
+    assert end(record, patience_s=5) is ProcessFate.ABSENT
 
 
 def test_a_zombie_does_not_run(start: Start) -> None:
@@ -51,14 +51,14 @@ def test_another_process_with_the_same_pid_is_another(start: Start) -> None:
     record = start("exec sleep 60")
     recycled = Record(name="it", pid=record.pid, birth="another:1", log="", started_at=0)
     assert not is_running(recycled)
-    assert end(recycled, patience_s=5) is Fate.ABSENT
+    assert end(recycled, patience_s=5) is ProcessFate.ABSENT
     assert is_running(record)
 
 
 def test_who_does_not_obey_is_killed(start: Start, tmp_path: Path) -> None:
     record = start("trap '' TERM; echo deaf; while :; do sleep 0.05; done")
     until(lambda: "deaf" in tail(tmp_path / "log"))
-    assert end(record, patience_s=0.1) is Fate.KILLED
+    assert end(record, patience_s=0.1) is ProcessFate.KILLED
 
 
 def test_it_is_a_session_of_its_own_with_its_output_in_the_log(
@@ -75,7 +75,7 @@ def test_a_signal_that_the_parent_ignores_is_not_ignored_by_the_child(start: Sta
         record = start("exec sleep 60")
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert end(record, patience_s=5) is Fate.ENDED
+    assert end(record, patience_s=5) is ProcessFate.ENDED
 
 
 def test_a_record_survives_writing_and_a_broken_one_is_none(tmp_path: Path) -> None:

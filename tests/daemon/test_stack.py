@@ -13,7 +13,7 @@ import pytest
 from batchq.client import Client
 from batchq.daemon.local_stack import processes, stack
 from batchq.daemon.local_stack.server import ensure_server, stop_server
-from batchq.daemon.local_stack.stack import StackReport, State, UpOptions
+from batchq.daemon.local_stack.stack import PartState, StackReport, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
 from batchq.store.connect import open_store
@@ -176,7 +176,7 @@ def test_a_server_elsewhere_is_used_and_left_alone(home: Home, tmp_path: Path) -
     assert [part.name for part in report.parts[:1]] == ["scheduler"]
     assert states(report) == ["started"] * 2
     stack.down(home)
-    assert stack.status(elsewhere).parts[0].state is State.RUNNING
+    assert stack.status(elsewhere).parts[0].state is PartState.RUNNING
     stop_server(elsewhere)
 
 

@@ -17,8 +17,8 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.lab.simulation import run
 from batchq.lab.simulation.clock import CountedIds
-from batchq.lab.simulation.report import Outcome
-from batchq.lab.simulation.run import Execution, Outside, Stage
+from batchq.lab.simulation.report import WorldOutcome
+from batchq.lab.simulation.run import Execution, Outside, WorldStage
 from batchq.lab.simulation.world import World, read_world
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
@@ -112,7 +112,7 @@ class _Watched:
         return report
 
 
-class DayStage(Stage):
+class DayStage(WorldStage):
     """A stage on which some pods fail, and every session is looked at."""
 
     def __init__(self, world: World, fails: Mapping[str, int]) -> None:
@@ -159,7 +159,7 @@ def _comes_too_late(step: str) -> bool:
     return " already and cannot be suspended" in step or " already and cannot be resumed" in step
 
 
-def _ends(stage: Stage) -> dict[str, int]:
+def _ends(stage: WorldStage) -> dict[str, int]:
     """How the groups ended, and how many so. Raises Broken for one that has not, or should not."""
     ends: Counter[str] = Counter()
     for group in stage.store.list("PodGroup"):
@@ -176,7 +176,7 @@ def _ends(stage: Stage) -> dict[str, int]:
     return dict(sorted(ends.items()))
 
 
-def waits_of(day: Day, outcome: Outcome) -> dict[tuple[str, int], int]:
+def waits_of(day: Day, outcome: WorldOutcome) -> dict[tuple[str, int], int]:
     """(group, place of the pod) -> seconds between ready and its first start."""
     ended = {name: cycle.time for cycle in outcome.cycles for name in cycle.finished}
     first: dict[str, int] = {}

@@ -11,7 +11,7 @@ import pytest
 
 from batchq.client import Client
 from batchq.daemon.local_stack import processes
-from batchq.lab.consumer_check.run import Finding, check_consumer
+from batchq.lab.consumer_check.run import PromiseFinding, check_consumer
 from tests.e2e.machine import Machine, group, kill, phase, until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
@@ -19,7 +19,7 @@ CONSUMER = EXAMPLES / "consumer.py"
 BROKEN = Path(__file__).with_name("broken_consumer.py")
 
 
-def check_broken(fault: str, promise: str) -> Finding:
+def check_broken(fault: str, promise: str) -> PromiseFinding:
     """What the check says of a consumer with this fault about one promise."""
     [finding] = check_consumer(
         [sys.executable, str(BROKEN), fault], tell=lambda _: None, only=[promise], patience_s=8

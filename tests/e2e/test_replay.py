@@ -12,7 +12,7 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod, PodGroup
 from batchq.client import Client
-from batchq.lab.replay.plan import Plan
+from batchq.lab.replay.plan import ReplayPlan
 from batchq.lab.replay.run import LiveReplay
 from batchq.lab.traces import read_swf
 from tests.e2e.machine import Machine, until
@@ -86,7 +86,7 @@ class PressedAtSubmit(Client):
 def test_what_the_server_took_counts_as_submitted_whenever_ctrl_c_comes(machine: Machine) -> None:
     log = machine.file("three.swf", log_text([(1, 0, 900, 4), (2, 0, 900, 4), (3, 800, 1, 1)]))
     machine.up()
-    plan = Plan(
+    plan = ReplayPlan(
         name="replay-pressed",
         trace=read_swf(log),
         speed=10.0,

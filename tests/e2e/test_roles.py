@@ -10,7 +10,16 @@ import psutil
 import pytest
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.node_report import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves, encode
+from batchq.api.node_report import (
+    Ended,
+    Leaves,
+    NodeReport,
+    PodOutcome,
+    Runs,
+    Serves,
+    StartClaim,
+    encode,
+)
 from batchq.api.objects import Node, Pod
 from batchq.store import keys
 from batchq.store.connect import open_store
@@ -236,12 +245,12 @@ def elsewhere(stack: GuardedStack) -> Iterator[Pod]:
         client.delete("PodGroup", "elsewhere")
 
 
-def facts_about(pod: Pod) -> list[Fact]:
+def facts_about(pod: Pod) -> list[NodeReport]:
     """Whatever can be said of a pod and its attempts."""
     uid, attempt = pod.metadata.uid, pod.status.attempt
-    success = Outcome(exit_code=0)
+    success = PodOutcome(exit_code=0)
     return [
-        *(Claim(pod=uid, attempt=number, author="x") for number in (attempt, attempt + 1)),
+        *(StartClaim(pod=uid, attempt=number, author="x") for number in (attempt, attempt + 1)),
         *(Ended(pod=uid, attempt=number, outcome=success) for number in (attempt, attempt + 1)),
         *(
             Runs(pod=uid, attempt=number, author="x", started_at=1)

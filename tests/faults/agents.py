@@ -14,12 +14,12 @@ from msgspec import Struct
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
-    Claim,
     Ended,
     Leaves,
-    Outcome,
+    PodOutcome,
     Runs,
     Serves,
+    StartClaim,
     subject_of_pod,
 )
 from batchq.api.objects import Node, Pod, PodGroup
@@ -71,7 +71,7 @@ class Horse:
         self.attempt = attempt
         self.author = author
         self.stage = Stage.CLAIMS
-        self.outcome: Outcome | None = None
+        self.outcome: PodOutcome | None = None
         self.process: Process | None = None
         self.due_at = clock.now_ms()
         self._agent = agent
@@ -119,7 +119,7 @@ class Horse:
 
     def _claim(self, now_ms: int) -> None:
         if self._lease_is_lost(now_ms):
-            self._has_ended(Outcome(stopped=Leaving.NODE_LOST, message="nobody heard the claim"))
+            self._has_ended(PodOutcome(stopped=Leaving.NODE_LOST, message="nobody heard the claim"))
             return
         pod = self._pod()
         if pod is None or pod.status.node != self._machine.name or self._is_anothers(pod):
@@ -135,9 +135,9 @@ class Horse:
             # Folded, perhaps while the server did not answer.
             self._start(pod, now_ms)
         elif answer.word == "stop":
-            self._has_ended(Outcome(stopped=answer.reason, message="stopped before it started"))
+            self._has_ended(PodOutcome(stopped=answer.reason, message="stopped before it started"))
         elif now_ms >= self._say_at:
-            claim = Claim(pod=uid, attempt=number, author=self.author)
+            claim = StartClaim(pod=uid, attempt=number, author=self.author)
             self._store.post(self._machine.name, claim)
             self._say_at = now_ms + self._paces.say_again_ms
 
@@ -236,12 +236,14 @@ class Horse:
         assert self.process is not None
         code = self.process.exit_code if not self._stopped else 143
         self._end_process(by_itself=not self._stopped)
-        self._has_ended(Outcome(exit_code=code, stopped=self._stopped, how=f"exited with {code}"))
+        self._has_ended(
+            PodOutcome(exit_code=code, stopped=self._stopped, how=f"exited with {code}")
+        )
 
     def _kill(self, reason: str) -> None:
         self._end_process(by_itself=False)
         stopped = self._stopped or reason
-        self._has_ended(Outcome(exit_code=137, signal=9, stopped=stopped, how="killed"))
+        self._has_ended(PodOutcome(exit_code=137, signal=9, stopped=stopped, how="killed"))
 
     def _end_process(self, *, by_itself: bool) -> None:
         if self.process is not None:
@@ -249,7 +251,7 @@ class Horse:
             self._say(f"{self.author} {self.attempt} has ended")
             self.process = None
 
-    def _has_ended(self, outcome: Outcome) -> None:
+    def _has_ended(self, outcome: PodOutcome) -> None:
         self.outcome = outcome
         self.stage = Stage.REPORTS
         now_ms = self._clock.now_ms()
@@ -297,7 +299,7 @@ class Horse:
         if self.stage == Stage.RUNS:
             self._kill(Leaving.NODE_LOST)
         elif self.stage == Stage.CLAIMS:
-            self._has_ended(Outcome(stopped=Leaving.NODE_LOST, message="its node went away"))
+            self._has_ended(PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away"))
         self._report_until = 0
         try:
             self._store.post(self._machine.name, Leaves(agent=self._agent))
@@ -315,7 +317,7 @@ class Horse:
             return
         if self._lease_is_lost(self._clock.now_ms()):
             self.process = None
-            self._has_ended(Outcome(exit_code=137, signal=9, stopped=Leaving.NODE_LOST))
+            self._has_ended(PodOutcome(exit_code=137, signal=9, stopped=Leaving.NODE_LOST))
         else:
             self._machine.truth.resume(self._machine, self.process)
 
@@ -340,7 +342,7 @@ def _walltime_of_pod(group: PodGroup) -> int | None:
 
 
 #: What the agent says of a pod whose work-horse died.
-LOST = Outcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
+LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
 
 
 class Agent:
@@ -463,7 +465,7 @@ class Agent:
                 self._forget(attempt)
             else:
                 terminates = pod.status.phase == PodPhase.BOUND and pod.status.terminating
-                lost = Outcome(stopped=pod.status.reason) if terminates else LOST
+                lost = PodOutcome(stopped=pod.status.reason) if terminates else LOST
                 self._end(attempt, horse.outcome or lost)
                 self._say_at[attempt] = now_ms + self._paces.say_again_ms
 
@@ -491,13 +493,13 @@ class Agent:
             if status.phase == PodPhase.RUNNING:
                 self._end(attempt, LOST)
             elif status.terminating:
-                self._end(attempt, Outcome(stopped=status.reason))
+                self._end(attempt, PodOutcome(stopped=status.reason))
             elif now_ms - (status.bound_at or 0) >= self._patience_ms:
                 waiting.append(attempt)
         if waiting:
             self._store.enqueue(self.machine.name, waiting)
 
-    def _end(self, attempt: Attempt, outcome: Outcome) -> None:
+    def _end(self, attempt: Attempt, outcome: PodOutcome) -> None:
         uid, number = attempt
         fact = Ended(pod=uid, attempt=number, outcome=outcome, author=self.identity)
         self._store.post(self.machine.name, fact)

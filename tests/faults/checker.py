@@ -18,7 +18,7 @@ from batchq.api.lifecycle import (
     PodGroupPhase,
     allowed,
 )
-from batchq.api.node_report import Fact
+from batchq.api.node_report import NodeReport
 from batchq.api.objects import Object, Pod, PodGroup, full_name
 from batchq.api.resources import of_pod, plus
 from batchq.api.transaction import Commit, Transaction, Write, fence_of, phase_of
@@ -261,7 +261,7 @@ def unrest(server: Server, machines: Sequence[Machine]) -> str:
     return f"something is held: {held} {outbox}" if held or outbox else ""
 
 
-def _inboxes(server: Server) -> list[tuple[str, dict[str, Fact]]]:
+def _inboxes(server: Server) -> list[tuple[str, dict[str, NodeReport]]]:
     return [(name, facts) for name, facts in sorted(server.inboxes.items()) if facts]
 
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from batchq.api.node_report import Outcome, Runs
+from batchq.api.node_report import PodOutcome, Runs
 from batchq.api.objects import Pod
 from batchq.api.resources import of_pod, plus
 from batchq.errors import InvariantBroken
@@ -115,7 +115,7 @@ class OnDisk(Protocol):
     """A work-horse as its machine knows it: alive, or what its run file says of it."""
 
     due_at: int
-    outcome: Outcome | None
+    outcome: PodOutcome | None
     process: Process | None
 
     @property

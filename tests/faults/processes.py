@@ -14,7 +14,7 @@ from batchq.api.transaction import Transaction, Word
 from batchq.errors import BatchqError, StoreUnavailable
 from batchq.ports import Clock, IdSource, Reader
 from batchq.scheduler.cycle import Cycle
-from batchq.scheduler.node_reports import Clerk
+from batchq.scheduler.node_reports import NodeReportProcessor
 from batchq.scheduler.scheduler import Scheduler
 from tests.faults.server import FaultyStore
 
@@ -44,7 +44,7 @@ class SchedulerProcess:
         self.due_at = clock.now_ms()
         self._store = store
         self._clock = clock
-        self._clerk = Clerk(store, ids)
+        self._clerk = NodeReportProcessor(store, ids)
         self._cycle = Cycle(store, scheduler, clock, ids)
         self._turned = turned
         self._say = say

@@ -15,13 +15,13 @@ from msgspec import Struct, structs
 
 from batchq.api.leases import following
 from batchq.api.lifecycle import ON_NODE
-from batchq.api.node_report import Fact
+from batchq.api.node_report import NodeReport
 from batchq.api.objects import Object, Pod
 from batchq.api.transaction import Commit, Delivery, Event, Ledger, Transaction
-from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock
-from batchq.scheduler.node_reports import Posted
+from batchq.scheduler.node_reports import PostedReport
 from batchq.store.memory import MemoryStore
 from tests.faults.store_faults import Line
 
@@ -90,7 +90,7 @@ class Server:
         #: Run -> the revision to which the server was restored at its start.
         self.restored_at: dict[int, int] = {}
         self.reported: dict[str, int] = {}
-        self.inboxes: dict[str, dict[str, Fact]] = {}
+        self.inboxes: dict[str, dict[str, NodeReport]] = {}
         #: Node -> attempt -> when its lease ends.
         self.leases: dict[str, dict[tuple[str, int], int]] = {}
         self.queues: dict[str, list[tuple[str, int]]] = {}
@@ -120,11 +120,11 @@ class Server:
         """Whether the server has been restored, since that run, to before that revision."""
         return any(seen > at for number, at in self.restored_at.items() if number > run)
 
-    def standing(self, *, contact_since: int, forgot: bool) -> Standing:
+    def standing(self, *, contact_since: int, forgot: bool) -> ContactStanding:
         """How a reader stands that has been in touch since then."""
         restarted = self.run.number > 1
         here = frozenset(node for node, run in self.reported.items() if run == self.run.number)
-        return Standing(
+        return ContactStanding(
             generation=self.run.number if restarted else 0,
             contact_since=contact_since,
             restarted_at=self.run.led_since if restarted else None,
@@ -187,15 +187,15 @@ class Server:
 
     # --- what nodes say ---------------------------------------------------------------------
 
-    def post(self, node: str, fact: Fact) -> None:
+    def post(self, node: str, fact: NodeReport) -> None:
         """Leave a fact in the node's inbox; of one subject the last counts."""
         self.inboxes.setdefault(node, {})[fact.subject] = fact
         self._bell("facts")
 
-    def facts(self) -> Sequence[Posted]:
+    def facts(self) -> Sequence[PostedReport]:
         """All that lies in the inboxes, by node and subject."""
         return [
-            Posted(node=node, fact=inbox[subject])
+            PostedReport(node=node, fact=inbox[subject])
             for node, inbox in sorted(self.inboxes.items())
             for subject in sorted(inbox)
         ]
@@ -204,7 +204,7 @@ class Server:
         """The subjects of what lies in a node's inbox."""
         return frozenset(self.inboxes.get(node, {}))
 
-    def take_out(self, done: Sequence[Posted]) -> None:
+    def take_out(self, done: Sequence[PostedReport]) -> None:
         """Take facts out that are still as they were read."""
         for one in done:
             inbox = self.inboxes.get(one.node, {})
@@ -365,13 +365,13 @@ class FaultyStore:
     def lead(self, identity: str, lease_ms: int) -> int | None:
         return self._write("lead", lambda: self._server.lead(identity, lease_ms))
 
-    def facts(self) -> Sequence[Posted]:
+    def facts(self) -> Sequence[PostedReport]:
         return self.line.call("facts", self._server.facts)
 
     def pending(self, node: str) -> frozenset[str]:
         return self.line.call("pending", lambda: self._server.pending(node))
 
-    def take_out(self, done: Sequence[Posted]) -> None:
+    def take_out(self, done: Sequence[PostedReport]) -> None:
         self._write("take out", lambda: self._server.take_out(done))
 
     def outbox(self) -> Sequence[Delivery]:
@@ -387,7 +387,7 @@ class FaultyStore:
         """RQ does not repeat a lost call: what was taken off then is handed in again later."""
         return self._write("dequeue", lambda: self._server.dequeue(node))
 
-    def post(self, node: str, fact: Fact) -> None:
+    def post(self, node: str, fact: NodeReport) -> None:
         self._write("post", lambda: self._server.post(node, fact))
 
     def beat(self, node: str, at_ms: int) -> int:

@@ -12,14 +12,14 @@ import redis
 from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
-from batchq.api.node_report import Claim, Ended, Outcome, Serves, encode
+from batchq.api.node_report import Ended, PodOutcome, Serves, StartClaim, encode
 from batchq.api.objects import Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Event
 from batchq.store import records
 from batchq.store.codec import DAMAGE
 from batchq.store.liveness import beats_of, leases_of, renewal_of, runs_of
 from batchq.store.node_channels import _read
-from batchq.store.records import Reader
+from batchq.store.records import SharingReader
 from batchq.worker.rq.delivery import NotOurs, PodAttempt, PodJob, _payload
 from tests.contract.made import group, node, pod, queue
 
@@ -53,7 +53,7 @@ def mutated(chance: random.Random, stored: bytes) -> bytes:
 
 
 def of_objects() -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
-    reader = Reader()
+    reader = SharingReader()
     for item in OBJECTS:
         kind, key, stored = kind_of(item), key_of(item), msgspec.json.encode(item)
         yield stored, lambda raw, kind=kind, key=key: records.read_record(kind, key, raw)
@@ -75,8 +75,8 @@ def read_job(raw: bytes) -> object:
 
 EVENT = msgspec.json.encode(Event(kind="Pod", key="p", reason="Tested", at=1))
 FACTS = (
-    Claim(pod="p", attempt=1, author="a"),
-    Ended(pod="p", attempt=1, outcome=Outcome(exit_code=1), author="a"),
+    StartClaim(pod="p", attempt=1, author="a"),
+    Ended(pod="p", attempt=1, outcome=PodOutcome(exit_code=1), author="a"),
     Serves(agent="a", resources={"cpu": 1}),
 )
 DECODERS: dict[str, list[tuple[bytes, Callable[[bytes], object]]]] = {

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Strategy
-from batchq.core.forecast.timeline import Timetable
+from batchq.core.forecast.timeline import LedgerTimeline
 from batchq_actions.backfill import reservations_of
 from tests.builders import a_group, a_node, a_queue, a_running_group, decide
 from tests.property.test_timetable import LENGTHS, NOW, trees, waiting
@@ -123,7 +123,7 @@ def test_what_is_booked_beside_is_not_booked_in_the_plan_itself(
     world: list[Any], length: int | None
 ) -> None:
     session = decide(*world, now_ms=NOW).session
-    before, table = dump(session), Timetable(session)
+    before, table = dump(session), LedgerTimeline(session)
     told = {group.uid: table.slot(group, length) for group in waiting(session)}
     plan = table.beside()
     for group in waiting(session):
@@ -141,7 +141,7 @@ def test_nobody_fits_sooner_for_what_is_booked_for_others(
     """
     session = decide(*world, now_ms=NOW).session
     groups = waiting(session)
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     plan, unasked = table.beside(), table.beside()
     for booked in groups[:1]:
         before = {group.uid: plan.slot(group, length) for group in groups}

@@ -9,7 +9,7 @@ from batchq.api.resources import Amounts, minus, plus, total
 from batchq.core.preemption import search
 from batchq.core.preemption.candidates import DECIDED, STOPPING
 from batchq.core.preemption.pledges import (
-    DEBTS,
+    PLEDGED_ROOM,
     leaves_whole,
     promised_to,
     still_charged,
@@ -30,12 +30,12 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
 
     def find_victims(session: Session, *rest: object) -> object:
         claimants = _waiting_for_victims(session)
-        leaving, owed = session.get(DEBTS).leaving(session), _leaving(session, claimants)
+        leaving, owed = session.get(PLEDGED_ROOM).leaving(session), _leaving(session, claimants)
         assert {name: some for name, some in leaving.items() if some} == owed
         spare = [one for one in claimants if _has_more_than_it_needs(session, one)]
-        assert session.get(DEBTS).is_more_than_needed(session) == bool(spare)
+        assert session.get(PLEDGED_ROOM).is_more_than_needed(session) == bool(spare)
         moving = [one for one in spare if _would_anything_move(session, one)]
-        assert session.get(DEBTS).with_more_than_they_need(session) == moving
+        assert session.get(PLEDGED_ROOM).with_more_than_they_need(session) == moving
         stopping = {group.uid for group in session.busy() if _stops(group)}
         assert {group.uid for group in session.get(STOPPING).groups(session)} == stopping
         assert session.get(DECIDED).all(session) == {uid for some in session.joined for uid in some}

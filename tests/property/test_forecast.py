@@ -13,7 +13,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.earliest_fit import End, ends, forecast
+from batchq.core.forecast.earliest_fit import ExpectedEnd, ends, forecast
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.limits import over_any_limit
 from batchq.core.session.session import Session
@@ -55,7 +55,7 @@ def _varied(one: Any, walltime: int | None, told_at: int | None) -> Any:
     return one
 
 
-def after(session: Session, ended: Iterable[End]) -> Session:
+def after(session: Session, ended: Iterable[ExpectedEnd]) -> Session:
     """A new session on how things are once all of this has ended."""
     gone = {pod.metadata.uid for end in ended for pod in end.pods}
     whole = {end.group.uid for end in ended if end.whole}

@@ -17,7 +17,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.lab.simulation.clock import CountedIds, VirtualClock
-from batchq.lab.simulation.invariants import Watch
+from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.whatif import Lasting, Stopped, look_ahead
 from batchq.lab.whatif.play import transplanted
 from batchq.scheduler.cycle import Cycle
@@ -96,7 +96,7 @@ def test_the_ledger_in_memory_is_that_of_the_records(snapshot: Snapshot) -> None
     cycle = Cycle(store, scheduler, VirtualClock(_NOW), requests)
     cycle.run_once()
     # Raises where the sums are not those of what is there.
-    Watch(store)
+    InvariantWatch(store)
     on_nodes = [pod for pod in store.list("Pod") if isinstance(pod, Pod) and _on_node(pod)]
     charged = sum(sums.get("cpu", 0) for name, sums in store.ledger().items() if "node:" in name)
     assert charged == sum(pod.spec.requests["cpu"] for pod in on_nodes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.earliest_fit import ends
-from batchq.core.forecast.node_timeline import NodeTimetable
+from batchq.core.forecast.node_timeline import NodeTimeline
 from batchq.core.placement.placement import gang_of
 from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_running_group, a_snapshot, a_task, amounts
@@ -111,7 +111,7 @@ def test_a_slot_on_nodes_is_the_first_that_a_look_at_every_instant_finds(
     session = opened(world)
     gang = gang_of(session, session.by_key["default/g"])
     pods = [shape.requests for shape, count in gang for _ in range(count)]
-    table = NodeTimetable(session, ends(session))
+    table = NodeTimeline(session, ends(session))
     for hold in held:
         table.hold({hold.node: {"cpu": hold.cpu}}, hold.start, hold.end)
     by_hand = next(
@@ -138,7 +138,7 @@ def test_what_is_booked_is_room_that_was_free_all_the_time(
 ) -> None:
     session = opened(world)
     gang = gang_of(session, session.by_key["default/g"])
-    table = NodeTimetable(session, ends(session))
+    table = NodeTimeline(session, ends(session))
     for hold in held:
         table.hold({hold.node: {"cpu": hold.cpu}}, hold.start, hold.end)
     start = table.slot(gang, length, NOW)
@@ -156,13 +156,13 @@ def test_what_is_booked_is_room_that_was_free_all_the_time(
 def test_what_is_planned_beside_changes_nothing_here(world: list[Any], held: list[Hold]) -> None:
     session = opened(world)
     gang = gang_of(session, session.by_key["default/g"])
-    table = NodeTimetable(session, ends(session))
+    table = NodeTimeline(session, ends(session))
     before = table.slot(gang, 20_000, NOW)
     plan = table.beside()
     for hold in held:
         plan.hold({hold.node: {"cpu": hold.cpu}}, hold.start, hold.end)
     assert table.slot(gang, 20_000, NOW) == before
-    other = NodeTimetable(session, ends(session))
+    other = NodeTimeline(session, ends(session))
     for hold in held:
         other.hold({hold.node: {"cpu": hold.cpu}}, hold.start, hold.end)
     assert plan.slot(gang, 20_000, NOW) == other.slot(gang, 20_000, NOW)
@@ -172,7 +172,7 @@ def test_what_is_planned_beside_changes_nothing_here(world: list[Any], held: lis
 def test_a_search_from_later_on_finds_nothing_sooner(world: list[Any], held: list[Hold]) -> None:
     session = opened(world)
     gang = gang_of(session, session.by_key["default/g"])
-    table = NodeTimetable(session, ends(session))
+    table = NodeTimeline(session, ends(session))
     for hold in held:
         table.hold({hold.node: {"cpu": hold.cpu}}, hold.start, hold.end)
     found = [table.slot(gang, 20_000, at) for at in range(NOW, NOW + 100_000, 7_000)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batchq.core.cache import chunks as framework_rows
 from batchq.core.cache.chunks import CHUNK, Rows
 from batchq.store import object_table as store_row
-from batchq.store.object_table import MOST_TOUCHED, Row
+from batchq.store.object_table import MOST_TOUCHED, ObjectRow
 
 State = tuple[dict[str, object], Rows[object]]
 
@@ -30,7 +30,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("ppprr="), st.integers(0, 60)), max_s
 def history(steps: list[tuple[str, int]], *, filled: int) -> list[State]:
     """The states of a row, and what each is to hold; a view is taken at each `=`."""
     expected: dict[str, object] = {f"{number:03}": object() for number in range(filled)}
-    row: Row[object] = Row()
+    row: ObjectRow[object] = ObjectRow()
     row.fill(expected)
     states = [(dict(expected), row.all())]
     for what, number in steps:
@@ -85,7 +85,7 @@ def shuffled(count: int) -> list[str]:
 
 @pytest.mark.parametrize("keys", [sorted(shuffled(5_003)), shuffled(5_003)], ids=["sorted", "not"])
 def test_no_chunk_is_too_long_and_few_are_short(keys: list[str]) -> None:
-    row: Row[str] = Row()
+    row: ObjectRow[str] = ObjectRow()
     for key in keys:
         row.put(key, key)
     sizes = [len(chunk.keys) for chunk in row.all()._chunks]
@@ -98,7 +98,7 @@ def test_no_chunk_is_too_long_and_few_are_short(keys: list[str]) -> None:
 
 @pytest.mark.parametrize("count", [1, MOST_TOUCHED, MOST_TOUCHED + 1, 3 * CHUNK])
 def test_however_many_keys_were_touched_all_that_differs_is_told(count: int) -> None:
-    row: Row[object] = Row()
+    row: ObjectRow[object] = ObjectRow()
     row.fill({f"{number:05}": number for number in range(0, 5_000, 2)})
     former = row.all()
     for number in range(count):

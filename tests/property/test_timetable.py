@@ -12,7 +12,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.core.forecast.earliest_fit import carry_out, ends
-from batchq.core.forecast.timeline import Timetable
+from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.placement.placement import gang_of
 from batchq.core.preemption.pledges import kept_room, standing_pledges
 from batchq.core.quota.limits import over_any_limit
@@ -161,7 +161,7 @@ def test_a_slot_is_the_first_that_a_search_by_hand_finds(
     world: list[Any], length: int | None
 ) -> None:
     session = decide(*world, now_ms=NOW).session
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     for group in waiting(session):
         by_hand = slot_by_hand(fits_at_each_step(session, group), length)
         assert table.slot(group, length) == by_hand, group.key

@@ -15,7 +15,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
@@ -94,7 +94,7 @@ def test_the_next_queue_is_the_one_with_the_lowest_key_of_all(
     session: Session, data: st.DataObject
 ) -> None:
     names = [name for name in session.queues if data.draw(st.booleans(), name)]
-    turns = Turns(session, names)
+    turns = FairShareSelector(session, names)
 
     def lowest() -> str | None:
         queues = [session.queues[name] for name in names]

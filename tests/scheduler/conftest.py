@@ -14,7 +14,7 @@ from batchq.api.objects import Node, Object, Pod, PodGroup
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.session.snapshot import Snapshot, Standing
+from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
 from batchq.store.memory import MemoryStore
@@ -39,7 +39,7 @@ class InTouch(RedisStore):
     """A store that has always been in touch: its server's clock is not the one that is driven."""
 
     def snapshot(self) -> Snapshot:
-        return _set(super().snapshot(), standing=Standing())
+        return _set(super().snapshot(), standing=ContactStanding())
 
 
 class Stack:

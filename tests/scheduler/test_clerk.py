@@ -8,20 +8,27 @@ import msgspec
 import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import Claim, Ended, Fact, Leaves, Outcome, Runs, Serves
+from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Runs, Serves, StartClaim
 from batchq.api.objects import Node, Pod, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
-from batchq.scheduler.node_reports import Clerk, Folded, Posted, Superseded, claim, runs
+from batchq.scheduler.node_reports import (
+    Folded,
+    NodeReportProcessor,
+    PostedReport,
+    Superseded,
+    claim,
+    runs,
+)
 from batchq.store.memory import MemoryStore
 from batchq.system import CountingIds
 from tests.builders import a_group, a_pod
 
-CLAIM = Claim(pod="g-1-0", attempt=1, author="horse")
-LOST = Outcome(stopped="NodeLost", message="its work-horse died")
+CLAIM = StartClaim(pod="g-1-0", attempt=1, author="horse")
+LOST = PodOutcome(stopped="NodeLost", message="its work-horse died")
 
 
 def end(**outcome: Any) -> Ended:
-    return Ended(pod="g-1-0", attempt=1, outcome=Outcome(**outcome), author="horse")
+    return Ended(pod="g-1-0", attempt=1, outcome=PodOutcome(**outcome), author="horse")
 
 
 class Office:
@@ -30,7 +37,7 @@ class Office:
     def __init__(self, **status: Any) -> None:
         self.store = MemoryStore()
         self.ids = CountingIds()
-        self.clerk = Clerk(self.store, self.ids)
+        self.clerk = NodeReportProcessor(self.store, self.ids)
         group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
         pod = a_pod(group, **{"phase": PodPhase.BOUND, "node": "n1", **status})
         self.commit(
@@ -53,8 +60,8 @@ class Office:
             Write(kind="Pod", key="g-1-0", expect=revision, value=after, fence=fence_of(pod))
         )
 
-    def hear(self, *facts: Fact, node: str = "n1", **how: Any) -> Folded:
-        posted = [Posted(node=node, fact=fact) for fact in facts]
+    def hear(self, *facts: NodeReport, node: str = "n1", **how: Any) -> Folded:
+        posted = [PostedReport(node=node, fact=fact) for fact in facts]
         return self.clerk.fold(posted, **{"now_ms": 7, **how})
 
     def pod(self) -> Pod:
@@ -83,7 +90,7 @@ def test_a_bound_pod_is_claimed_once(office: Office) -> None:
     assert words(office.hear(CLAIM)) == ["done"]
     status = office.pod().status
     assert (status.phase, status.started_at, status.holder) == (PodPhase.RUNNING, 7, "horse")
-    other = Claim(pod="g-1-0", attempt=1, author="another horse")
+    other = StartClaim(pod="g-1-0", attempt=1, author="another horse")
     assert words(office.hear(other)) == ["superseded"]
     assert office.pod().status.holder == "horse"
 
@@ -97,9 +104,9 @@ def test_a_claim_that_is_folded_again_changes_nothing_and_is_not_counted(office:
 
 def test_another_attempt_another_node_and_another_pod_claim_nothing(office: Office) -> None:
     for fact, node in (
-        (Claim(pod="g-1-0", attempt=2, author="horse"), "n1"),
+        (StartClaim(pod="g-1-0", attempt=2, author="horse"), "n1"),
         (CLAIM, "n2"),
-        (Claim(pod="g-1-9", attempt=1, author="horse"), "n1"),
+        (StartClaim(pod="g-1-9", attempt=1, author="horse"), "n1"),
     ):
         assert words(office.hear(fact, node=node)) == ["superseded"]
     assert office.phase() == ("Bound", "")
@@ -145,7 +152,7 @@ def test_an_end_is_folded_once_and_what_contradicts_it_is_superseded(office: Off
 
 def test_a_superseded_attempt_ends_nothing(office: Office) -> None:
     office.hear(CLAIM)
-    old = Ended(pod="g-1-0", attempt=2, outcome=Outcome(exit_code=0))
+    old = Ended(pod="g-1-0", attempt=2, outcome=PodOutcome(exit_code=0))
     assert words(office.hear(old)) == ["superseded"]
     assert words(office.hear(end(exit_code=0), node="n2")) == ["superseded"]
     assert office.phase() == ("Running", "")
@@ -287,7 +294,7 @@ def test_a_succeeded_leader_folds_nothing(office: Office) -> None:
 
 
 def test_facts_of_many_are_folded_in_one_commit(office: Office) -> None:
-    old = Claim(pod="g-1-0", attempt=9, author="old")
+    old = StartClaim(pod="g-1-0", attempt=9, author="old")
     assert words(office.hear(serves(), old, CLAIM)) == ["superseded", "done", "done"]
     assert office.phase() == ("Running", "")
 

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.intents import RequeuePod
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import Outcome
+from batchq.api.node_report import PodOutcome
 from batchq.api.objects import PodGroupStatus
 from batchq.scheduler.node_reports import ended
 from batchq.scheduler.timers import next_due_at
@@ -78,14 +78,14 @@ def test_a_pod_that_is_written_off_counts_it() -> None:
 @pytest.mark.parametrize(
     ("outcome", "losses"),
     [
-        (Outcome(stopped="NodeLost", signal=15), 3),
-        (Outcome(stopped="Preempted", signal=15), 2),
-        (Outcome(exit_code=1), 2),
-        (Outcome(exit_code=0), 2),
+        (PodOutcome(stopped="NodeLost", signal=15), 3),
+        (PodOutcome(stopped="Preempted", signal=15), 2),
+        (PodOutcome(exit_code=1), 2),
+        (PodOutcome(exit_code=0), 2),
     ],
 )
 def test_a_pod_that_its_node_stopped_for_want_of_the_server_counts_it(
-    outcome: Outcome, losses: int
+    outcome: PodOutcome, losses: int
 ) -> None:
     pod = a_pod(a_group("g"), phase=PodPhase.RUNNING, node="n1", losses=2)
     assert ended(pod, outcome, now_ms=7).status.losses == losses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.test_norm_evictions import CLASSES, HI, gone, halves, runs
 from tests.sim.worlds import bound, evicted, group, node, outcome, phases
 
@@ -34,7 +34,7 @@ def test_the_action_that_comes_first_chooses_who_has_to_go(actions: str, goes: l
 def test_to_the_same_end_one_order_evicts_once_and_the_other_twice() -> None:
     """Who was sent away for its own queue reclaims what the other has borrowed, all the same."""
 
-    def played(actions: str) -> Outcome:
+    def played(actions: str) -> WorldOutcome:
         return outcome(*CLASSES, *BORROWED, config=f"actions: {actions}", cycles=20)
 
     borrowers_first = played("enqueue, allocate, reclaim, preempt")

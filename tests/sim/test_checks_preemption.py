@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.worlds import (
     Manifest,
     admitted,
@@ -58,7 +58,7 @@ def asks(*checks: str, **spec: Any) -> Manifest:
     return queue("q", admissionChecks=list(checks), **spec)
 
 
-def play(*manifests: Manifest, until: int = 100, config: str = ALL) -> Outcome:
+def play(*manifests: Manifest, until: int = 100, config: str = ALL) -> WorldOutcome:
     return outcome_until(until, *CLASSES, LATE, LATER, ANY, *manifests, config=config)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.worlds import (
     Manifest,
     admitted,
@@ -38,7 +38,7 @@ def at(second: int, obj: Manifest) -> Manifest:
     return {"at": f"{second}s", "apply": obj}
 
 
-def until(second: int, *manifests: Manifest, config: str = "") -> Outcome:
+def until(second: int, *manifests: Manifest, config: str = "") -> WorldOutcome:
     return outcome_until(second, node("n1", 4), A, B, *manifests, config=config)
 
 

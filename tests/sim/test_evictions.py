@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.worlds import (
     Manifest,
     admitted,
@@ -38,7 +38,7 @@ def running(name: str, pods: int = 1, cpu: Any = 1, on: str = "n1", **more: Any)
     return [one, *each]
 
 
-def pledged(came: Outcome) -> list[tuple[int, dict[str, list[str]]]]:
+def pledged(came: WorldOutcome) -> list[tuple[int, dict[str, list[str]]]]:
     return [(cycle.time, cycle.pledged) for cycle in came.cycles if cycle.pledged]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.worlds import (
     Manifest,
     answers,
@@ -50,7 +50,7 @@ def high(name: str, pods: int = 1, **spec: Any) -> Manifest:
     return group(name, pods, priorityClassName="high", **spec)
 
 
-def checks_of(came: Outcome, name: str) -> dict[str, str]:
+def checks_of(came: WorldOutcome, name: str) -> dict[str, str]:
     return of(came, name).checks
 
 

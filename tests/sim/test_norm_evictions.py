@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.test_evictions import ALL, pledged
 from tests.sim.worlds import (
     Manifest,
@@ -92,7 +92,7 @@ def halves(deserved: int = 4, **policy: Any) -> list[Manifest]:
     return [taker("a", deserved={"cpu": deserved}, **mine), taker("b", deserved={"cpu": deserved})]
 
 
-def play(*manifests: Manifest, config: str = ALL, cycles: int | None = 40) -> Outcome:
+def play(*manifests: Manifest, config: str = ALL, cycles: int | None = 40) -> WorldOutcome:
     return outcome(*CLASSES, *manifests, config=config, cycles=cycles)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.worlds import (
     Manifest,
     admitted,
@@ -54,22 +54,22 @@ def external(name: str, cpu: int, **more: Any) -> Manifest:
     return group(name, cpu=cpu, controller="external", minResources={"cpu": cpu}, **more)
 
 
-def came_of(*manifests: Manifest, **how: Any) -> Outcome:
+def came_of(*manifests: Manifest, **how: Any) -> WorldOutcome:
     return outcome(*manifests, **{"config": WITHOUT_EVICTIONS, **how})
 
 
-def deserved(came: Outcome, resource: str = "cpu") -> dict[str, str | None]:
+def deserved(came: WorldOutcome, resource: str = "cpu") -> dict[str, str | None]:
     every = {name: item.deserved[resource] for name, item in came.queues.items()}
     return {name: amount for name, amount in every.items() if name != "default"}
 
 
-def in_order(came: Outcome) -> list[str]:
+def in_order(came: WorldOutcome) -> list[str]:
     """The groups admitted, in the order decided."""
     each = [name for _, names in admitted(came) for name in names]
     return [name.removeprefix("default/") for name in each]
 
 
-def binds(came: Outcome) -> list[str]:
+def binds(came: WorldOutcome) -> list[str]:
     """The pods bound, in the order decided."""
     return [name.removeprefix("default/") for _, pods in bound(came) for name in pods]
 

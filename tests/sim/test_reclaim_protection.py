@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.worlds import (
     Manifest,
     applies,
@@ -30,7 +30,7 @@ from tests.sim.worlds import (
 A, B = taker("a", deserved={"cpu": 2}), queue("b", deserved={"cpu": 0})
 
 
-def taken_at(came: Outcome, name: str) -> list[int]:
+def taken_at(came: WorldOutcome, name: str) -> list[int]:
     """When pods of a group were told to stop."""
     mine = f"default/{name}-"
     return [at for at, pods in evicted(came) for pod, _ in pods if pod.startswith(mine)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.lab.simulation.report import Reason
+from batchq.lab.simulation.report import WorldReason
 from tests.sim.test_backfill import NO_EVICTIONS
 from tests.sim.worlds import (
     Manifest,
@@ -27,7 +27,7 @@ def test_pods_that_no_node_has_room_for_wait_for_resources() -> None:
     came = outcome_until(10, node("n1", 2), array(3))
     assert of(came, "array").phase == "Running"
     assert of(came, "array").reasons == [
-        Reason("WaitingForResources", "task t: no node has room for one more pod")
+        WorldReason("WaitingForResources", "task t: no node has room for one more pod")
     ]
 
 
@@ -49,7 +49,7 @@ def test_pods_behind_the_head_of_a_strict_queue_name_the_head() -> None:
     came = outcome_until(10, *world, config=NO_EVICTIONS)
     assert phases(came) == {"array": "Running", "head": "Pending"}
     assert of(came, "array").reasons == [
-        Reason(
+        WorldReason(
             "WaitingForTurn", "task t: PodGroup default/head comes before more pods of this group"
         )
     ]

@@ -13,20 +13,20 @@ from msgspec import to_builtins
 from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.core.cache.scheduler_cache import Carryover
-from batchq.core.extension.points import Standing
-from batchq.core.extension.registry import Panel
-from batchq.core.pending.inadmissible import LiftedBy, Parking
+from batchq.core.cache.scheduler_cache import SchedulerCache
+from batchq.core.extension.points import PluginPlaces
+from batchq.core.extension.registry import PluginRegistry
+from batchq.core.pending.inadmissible import InadmissibleGroups, LiftedBy
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Instrument
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.run import WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.worlds.making import Described, described
 from tests.worlds.play import MOST_SESSIONS
 
 
-class Sleepless(Parking):
+class Sleepless(InadmissibleGroups):
     """Where nobody sleeps: every group is asked about in every session, and every crowd."""
 
     def may_sleep(self) -> bool:
@@ -38,36 +38,38 @@ class Sleepless(Parking):
         return False
 
 
-class Forgetful(Carryover):
+class Forgetful(SchedulerCache):
     """Where every session begins from nothing."""
 
-    def take_up(self, session: Session, parking: Parking) -> None:
+    def take_up(self, session: Session, parking: InadmissibleGroups) -> None:
         """Keeps nothing of the session before."""
         self.forget()
         super().take_up(session, parking)
 
 
-class Solitary(Carryover):
+class Solitary(SchedulerCache):
     """Where every group stands for itself."""
 
     def panel(
         self,
-        plugins: Standing,
+        plugins: PluginPlaces,
         instrument: Instrument | None,
         of_session: Mapping[str, LiftedBy],
-    ) -> Panel:
+    ) -> PluginRegistry:
         """Groups that ask for the same are asked one by one."""
         panel = super().panel(plugins, instrument, of_session)
         panel.goes_by_requests = panel.limits_decide = False
         return panel
 
 
-def _told(world: Described, *, sleeps: bool = True, carried: type[Carryover] = Carryover) -> object:
+def _told(
+    world: Described, *, sleeps: bool = True, carried: type[SchedulerCache] = SchedulerCache
+) -> object:
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
     if not sleeps:
         scheduler = replace(scheduler, _parking=Sleepless())
     scheduler = replace(scheduler, _carried=carried())
-    stage = Stage(read_world(world.text, "a world"), scheduler)
+    stage = WorldStage(read_world(world.text, "a world"), scheduler)
     told = to_builtins(stage.run(MOST_SESSIONS, bounded=True).outcome)
     # A sleeping group was told what stood against it when it was last asked, limits or nodes: words
     # may be older, and a session that does nothing but write them down decides nothing.

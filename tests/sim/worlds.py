@@ -10,7 +10,7 @@ import yaml
 
 from batchq.config.load import read_config
 from batchq.errors import InvalidInput
-from batchq.lab.simulation.report import CycleStory, GroupOutcome, Outcome
+from batchq.lab.simulation.report import CycleStory, GroupOutcome, WorldOutcome
 from batchq.lab.simulation.run import play
 
 Manifest = dict[str, Any]
@@ -125,13 +125,13 @@ def timeline(*steps: Manifest) -> Manifest:
     return manifest("Timeline", "timeline", list(steps))
 
 
-def outcome(*manifests: Manifest, cycles: int | None = None, config: str = "") -> Outcome:
+def outcome(*manifests: Manifest, cycles: int | None = None, config: str = "") -> WorldOutcome:
     """What becomes of the world that these manifests describe."""
     text = yaml.safe_dump_all(manifests, sort_keys=False)
     return play(text, "world", config=read_config(config, "config"), cycles=cycles).outcome
 
 
-def outcome_until(second: int, *manifests: Manifest, config: str = "") -> Outcome:
+def outcome_until(second: int, *manifests: Manifest, config: str = "") -> WorldOutcome:
     """How the world stands at that second, when what was due until then has happened."""
     more = outcome(*manifests, cycles=60, config=config).cycles
     assert len(more) < 60 or more[-1].time > second, "the world has more sessions until then"
@@ -152,7 +152,7 @@ def refused_steps(*manifests: Manifest) -> tuple[str, ...]:
     return play(text, "world.yaml", config=read_config("", "config")).refused_steps
 
 
-def _each(pick: Callable[[CycleStory], Any]) -> Callable[[Outcome], list[tuple[int, Any]]]:
+def _each(pick: Callable[[CycleStory], Any]) -> Callable[[WorldOutcome], list[tuple[int, Any]]]:
     return lambda outcome: [(c.time, pick(c)) for c in outcome.cycles if pick(c)]
 
 
@@ -167,14 +167,14 @@ evicted = _each(lambda cycle: [(item.pod, item.reason) for item in cycle.evicted
 pledged = _each(lambda cycle: cycle.pledged)
 
 
-def starts(outcome: Outcome) -> dict[str, int]:
+def starts(outcome: WorldOutcome) -> dict[str, int]:
     """Pod -> when it was bound last. The namespace default is left out."""
     return {
         pod.removeprefix("default/"): cycle.time for cycle in outcome.cycles for pod in cycle.bound
     }
 
 
-def story(outcome: Outcome) -> list[str]:
+def story(outcome: WorldOutcome) -> list[str]:
     """Everything that was decided, one line for each sort in a session: `30 bound g-t-0, g-t-1`.
     The namespace default is left out.
     """
@@ -193,13 +193,13 @@ def story(outcome: Outcome) -> list[str]:
     return [line.replace("default/", "") for line in told]
 
 
-def of(outcome: Outcome, name: str, namespace: str = "default") -> GroupOutcome:
+def of(outcome: WorldOutcome, name: str, namespace: str = "default") -> GroupOutcome:
     return outcome.podgroups[f"{namespace}/{name}"]
 
 
-def reasons(outcome: Outcome, name: str, namespace: str = "default") -> list[str]:
+def reasons(outcome: WorldOutcome, name: str, namespace: str = "default") -> list[str]:
     return [reason.reason for reason in of(outcome, name, namespace).reasons]
 
 
-def phases(outcome: Outcome) -> dict[str, str]:
+def phases(outcome: WorldOutcome) -> dict[str, str]:
     return {key.removeprefix("default/"): item.phase for key, item in outcome.podgroups.items()}

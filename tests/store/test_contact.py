@@ -6,7 +6,7 @@ from msgspec import structs
 
 from batchq.api.leases import count_of
 from batchq.api.objects import NodeStatus
-from batchq.core.session.snapshot import Standing
+from batchq.core.session.snapshot import ContactStanding
 from batchq.store.liveness import Contact
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, queue, writing
@@ -23,7 +23,7 @@ class Hands:
         return self.at
 
 
-def standing(store: RedisStore) -> Standing:
+def standing(store: RedisStore) -> ContactStanding:
     return store.snapshot().standing
 
 

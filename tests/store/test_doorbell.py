@@ -12,7 +12,7 @@ from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import node_channels
 from batchq.store.link import LONGEST_BLOCK_MS
-from batchq.store.node_channels import EVERYTHING, Doorbell, Word, ring
+from batchq.store.node_channels import EVERYTHING, WakeReason, WakeUpChannel, ring
 from batchq.store.redis import RedisStore
 from batchq.worker.rq.delivery import Relay
 from tests.harness.server import Server
@@ -21,18 +21,18 @@ KEY = "{bq}:doorbell:n1"
 
 
 @pytest.fixture
-def bell(redis_store: RedisStore) -> Iterator[Doorbell]:
-    made = Doorbell(redis_store.url, "n1")
+def bell(redis_store: RedisStore) -> Iterator[WakeUpChannel]:
+    made = WakeUpChannel(redis_store.url, "n1")
     yield made
     made.close()
 
 
-def is_heard(bell: Doorbell, *, within_ms: int) -> bool:
+def is_heard(bell: WakeUpChannel, *, within_ms: int) -> bool:
     """Whether a ring wakes whoever polls."""
     return bool(words_heard(bell, within_ms=within_ms))
 
 
-def words_heard(bell: Doorbell, *, within_ms: int = 10_000) -> frozenset[Word]:
+def words_heard(bell: WakeUpChannel, *, within_ms: int = 10_000) -> frozenset[WakeReason]:
     """What whoever polls is woken for."""
     descriptor = bell.fileno()
     assert descriptor is not None
@@ -42,29 +42,29 @@ def words_heard(bell: Doorbell, *, within_ms: int = 10_000) -> frozenset[Word]:
 
 
 def test_whoever_listens_is_woken_once_for_each_ring(
-    redis_store: RedisStore, bell: Doorbell
+    redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     assert bell.fileno() is None
     for _ in range(3):
         bell.listen()
         assert not is_heard(bell, within_ms=20)
-        ring(redis_store.link, ["n0", "n1"], Word.PODS)
+        ring(redis_store.link, ["n0", "n1"], WakeReason.PODS)
         assert is_heard(bell, within_ms=10_000)
 
 
 def test_nobody_is_woken_by_the_bell_of_another_node(
-    redis_store: RedisStore, bell: Doorbell
+    redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     bell.listen()
-    ring(redis_store.link, ["n10", "n2"], Word.PODS)
+    ring(redis_store.link, ["n10", "n2"], WakeReason.PODS)
     assert not is_heard(bell, within_ms=50)
 
 
 def test_what_was_rung_before_anybody_listened_is_heard(
-    redis_store: RedisStore, bell: Doorbell
+    redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
-    ring(redis_store.link, ["n1"], Word.PODS)
-    ring(redis_store.link, ["n1"], Word.PODS)
+    ring(redis_store.link, ["n1"], WakeReason.PODS)
+    ring(redis_store.link, ["n1"], WakeReason.PODS)
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
     bell.listen()
@@ -72,48 +72,48 @@ def test_what_was_rung_before_anybody_listened_is_heard(
 
 
 def test_a_wait_that_ends_is_no_ring_and_the_next_one_hears(
-    redis_store: RedisStore, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+    redis_store: RedisStore, bell: WakeUpChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "LONGEST_BLOCK_MS", 10)
     bell.listen()
     assert not is_heard(bell, within_ms=10_000)
     monkeypatch.undo()
     bell.listen()
-    ring(redis_store.link, ["n1"], Word.PODS)
+    ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert is_heard(bell, within_ms=10_000)
 
 
 def test_a_connection_that_breaks_counts_as_a_ring_and_another_is_made(
-    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+    redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "_AGAIN_S", 0.0)
     bell.listen()
     raw.client_kill_filter(skipme=True)
     assert is_heard(bell, within_ms=10_000)
     assert bell.fileno() is None
-    ring(redis_store.link, ["n1"], Word.PODS)
+    ring(redis_store.link, ["n1"], WakeReason.PODS)
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
 
 
 def test_a_connection_that_says_nothing_for_too_long_is_given_up(
-    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+    redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bell.listen()
     (first,) = (one["id"] for one in raw.client_list() if one["cmd"] == "xread")
     monkeypatch.setattr(node_channels, "ANSWER_TIMEOUT_S", -LONGEST_BLOCK_MS / 1000)
     bell.listen()
     monkeypatch.undo()
-    ring(redis_store.link, ["n1"], Word.PODS)
+    ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert is_heard(bell, within_ms=10_000)
     assert first not in {one["id"] for one in raw.client_list()}
 
 
 def test_a_spoiled_bell_keeps_nobody_from_working_and_is_not_asked_again_at_once(
-    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell
+    redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
 ) -> None:
     raw.set(KEY, "spoiled")
-    ring(redis_store.link, ["n1", "n2"], Word.PODS)
+    ring(redis_store.link, ["n1", "n2"], WakeReason.PODS)
     assert raw.xlen("{bq}:doorbell:n2") == 1
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
@@ -123,7 +123,7 @@ def test_a_spoiled_bell_keeps_nobody_from_working_and_is_not_asked_again_at_once
 
 def test_a_server_that_is_away_is_told_of() -> None:
     with Server() as server:
-        bell = Doorbell(server.url, "n1")
+        bell = WakeUpChannel(server.url, "n1")
         bell.listen()
         server.stop()
         assert is_heard(bell, within_ms=10_000)
@@ -137,13 +137,13 @@ def test_a_server_that_is_away_is_told_of() -> None:
 
 
 def test_what_is_rung_for_is_heard_and_everything_where_some_may_have_been_missed(
-    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell
+    redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
 ) -> None:
     for rung, heard in (
-        ([Word.CLAIMS], {Word.CLAIMS}),
-        ([Word.PODS, Word.PODS], {Word.PODS}),
-        ([Word.PODS, Word.CLAIMS], EVERYTHING),
-        ([Word.PODS] * 20, EVERYTHING),
+        ([WakeReason.CLAIMS], {WakeReason.CLAIMS}),
+        ([WakeReason.PODS, WakeReason.PODS], {WakeReason.PODS}),
+        ([WakeReason.PODS, WakeReason.CLAIMS], EVERYTHING),
+        ([WakeReason.PODS] * 20, EVERYTHING),
     ):
         for word in rung:
             ring(redis_store.link, ["n1"], word)
@@ -156,14 +156,14 @@ def test_what_is_rung_for_is_heard_and_everything_where_some_may_have_been_misse
 
 def test_of_many_rings_few_are_kept(redis_store: RedisStore, raw: redis.Redis) -> None:
     for _ in range(50):
-        ring(redis_store.link, ["n1"], Word.PODS)
+        ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert raw.xlen(KEY) == 8
     assert 0 < raw.ttl(KEY) <= 24 * 3600
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_pods_that_are_handed_over_ring_where_they_are_to_run(
-    redis_store: RedisStore, raw: redis.Redis, bell: Doorbell, spoiled: bool
+    redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel, spoiled: bool
 ) -> None:
     if spoiled:
         raw.set("{bq}:doorbell:n2", "spoiled")

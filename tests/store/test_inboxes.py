@@ -6,14 +6,14 @@ import pytest
 import redis
 import structlog
 
-from batchq.api.node_report import Claim, Ended, Leaves, Outcome, Serves
+from batchq.api.node_report import Ended, Leaves, PodOutcome, Serves, StartClaim
 from batchq.store import node_channels
 from batchq.store.node_channels import FACTS_A_CALL, MOST_FACT_BYTES
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, writing
 
-CLAIM = Claim(pod="u1-1-0", attempt=1, author="horse")
-END = Ended(pod="u1-1-0", attempt=1, outcome=Outcome(exit_code=0), author="horse")
+CLAIM = StartClaim(pod="u1-1-0", attempt=1, author="horse")
+END = Ended(pod="u1-1-0", attempt=1, outcome=PodOutcome(exit_code=0), author="horse")
 
 
 def test_of_one_subject_the_last_fact_is_kept(redis_store: RedisStore) -> None:
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_told_once_counted_and_taken_out(
 
 def test_a_look_takes_a_bounded_part_of_an_inbox(redis_store: RedisStore) -> None:
     for number in range(FACTS_A_CALL + 5):
-        redis_store.inboxes.post("n1", Claim(pod=f"p{number}", attempt=1, author="a"))
+        redis_store.inboxes.post("n1", StartClaim(pod=f"p{number}", attempt=1, author="a"))
     seen = redis_store.inboxes.look(["n1"])
     assert len(seen) == FACTS_A_CALL
     redis_store.inboxes.folded(seen)
@@ -131,7 +131,7 @@ def test_who_has_much_to_say_keeps_nobody_from_being_heard(
 ) -> None:
     monkeypatch.setattr(node_channels, "FACTS_A_CALL", 10)
     for number in range(35):
-        redis_store.inboxes.post("n1", Claim(pod=f"p{number}", attempt=1, author="a"))
+        redis_store.inboxes.post("n1", StartClaim(pod=f"p{number}", attempt=1, author="a"))
     redis_store.inboxes.post("n2", CLAIM)
     redis_store.inboxes.post("n3", CLAIM)
     found, more = redis_store.inboxes.look_through(["n1", "n2", "n3"])
@@ -159,7 +159,7 @@ def test_facts_that_are_long_leave_the_rest_to_the_next_look(
 ) -> None:
     monkeypatch.setattr(node_channels, "BYTES_A_CALL", 300)
     for number in range(5):
-        claim = Claim(pod=f"p{number}", attempt=1, author="a" * 200)
+        claim = StartClaim(pod=f"p{number}", attempt=1, author="a" * 200)
         redis_store.inboxes.post("n1", claim)
     found, more = redis_store.inboxes.look_through(["n1", "n2"])
     assert [len(found), more] == [2, ["n1"]]

@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from batchq import __version__
-from batchq.api.node_report import Claim
+from batchq.api.node_report import StartClaim
 from batchq.api.transaction import Commit, Event, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, link, scripts
@@ -175,7 +175,7 @@ def test_a_claim_without_its_lease_is_never_left(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     attempts = Attempts(open_as("worker-n1"), "n1")
-    claim = Claim(pod="u-1-0", attempt=1, author="a")
+    claim = StartClaim(pod="u-1-0", attempt=1, author="a")
     with pytest.raises(StoreUnavailable, match="does not know the scripts"):
         attempts.claim([(claim, "u 1 1")], ["default/a"], 30_000)
     with guarded.as_user(ADMIN) as admin:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from batchq.store.redis import Difference, RedisStore, Trimmed
+from batchq.store.redis import MirrorDifference, RedisStore, Trimmed
 from tests.contract.made import gone, put, queue, writing
 from tests.harness.server import Server
 
@@ -92,9 +92,9 @@ def test_the_comparison_finds_what_was_changed_behind_our_back(
     raw.hset("{bq}:Queue", "b", '{"metadata":{"revision":2,"name":"b"},"spec":{"weight":7}}')
     raw.hset("{bq}:Queue", "d", '{"metadata":{"revision":9,"name":"d"}}')
     assert sorted(redis_store.compare(), key=lambda one: one.key) == [
-        Difference(kind="Queue", key="a", mirrored=1, stored=0),
-        Difference(kind="Queue", key="b", mirrored=2, stored=2),
-        Difference(kind="Queue", key="d", mirrored=0, stored=9),
+        MirrorDifference(kind="Queue", key="a", mirrored=1, stored=0),
+        MirrorDifference(kind="Queue", key="b", mirrored=2, stored=2),
+        MirrorDifference(kind="Queue", key="d", mirrored=0, stored=9),
     ]
     assert names(redis_store) == ["b", "c", "d"]
 

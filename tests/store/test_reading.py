@@ -26,7 +26,7 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Verdict, Waiting
 from batchq.store import codec, records
-from batchq.store.records import Reader, Remembered
+from batchq.store.records import Remembered, SharingReader
 from tests.builders import a_node, a_queue
 
 ENCODER = msgspec.json.Encoder()
@@ -64,21 +64,21 @@ def pod(number: int) -> Pod:
     )
 
 
-def read(reader: Reader, item: Object) -> Object:
+def read(reader: SharingReader, item: Object) -> Object:
     found = reader.read(type(item).__name__, stored(item))
     assert found == item
     assert stored(found) == stored(item)
     return found
 
 
-def read_group(reader: Reader, item: PodGroup) -> PodGroup:
+def read_group(reader: SharingReader, item: PodGroup) -> PodGroup:
     found = read(reader, item)
     assert isinstance(found, PodGroup)
     return found
 
 
 def test_groups_that_are_alike_share_their_specs_and_their_statuses() -> None:
-    reader = Reader()
+    reader = SharingReader()
     one, other = read_group(reader, group(1)), read_group(reader, group(2))
     assert one.spec is other.spec
     assert one.status is other.status
@@ -88,7 +88,7 @@ def test_groups_that_are_alike_share_their_specs_and_their_statuses() -> None:
 
 
 def test_statuses_that_differ_share_what_is_equal_in_them() -> None:
-    reader = Reader()
+    reader = SharingReader()
     one, other = read_group(reader, group(1, at=7)), read_group(reader, group(2, at=8))
     assert one.status is not other.status
     assert one.status.reasons is other.status.reasons
@@ -100,14 +100,14 @@ def test_statuses_that_differ_share_what_is_equal_in_them() -> None:
 
 
 def test_specs_that_differ_stay_apart() -> None:
-    reader = Reader()
+    reader = SharingReader()
     one, other = read_group(reader, group(1, cpu=1000)), read_group(reader, group(2, cpu=2000))
     assert one.spec.tasks[0].template.requests == {"cpu": 1000}
     assert other.spec.tasks[0].template.requests == {"cpu": 2000}
 
 
 def test_equal_labels_are_one_dict_and_others_are_not() -> None:
-    reader = Reader()
+    reader = SharingReader()
     one, same, other = (
         read(reader, group(number, labels={"a": value}, annotations={"b": "c"}))
         for number, value in enumerate(("x", "x", "y"))
@@ -117,7 +117,7 @@ def test_equal_labels_are_one_dict_and_others_are_not() -> None:
 
 
 def test_pods_share_their_requests_and_the_names_of_what_they_belong_to() -> None:
-    reader = Reader()
+    reader = SharingReader()
     one, other = read(reader, pod(1)), read(reader, pod(2))
     assert isinstance(one, Pod)
     assert isinstance(other, Pod)
@@ -128,20 +128,20 @@ def test_pods_share_their_requests_and_the_names_of_what_they_belong_to() -> Non
 
 
 def test_other_kinds_are_read_as_they_are() -> None:
-    read(Reader(), a_queue("q", capability={"cpu": 4}))
-    read(Reader(), a_node("n1", cpu=4))
+    read(SharingReader(), a_queue("q", capability={"cpu": 4}))
+    read(SharingReader(), a_node("n1", cpu=4))
 
 
 def test_a_group_of_which_nothing_is_said_has_what_is_taken_for_granted() -> None:
     bare = PodGroup(metadata=Metadata(name="g", namespace="n"))
     assert stored(bare) == b'{"metadata":{"name":"g","namespace":"n"}}'
-    assert read_group(Reader(), bare).status.phase == PodGroupPhase.PENDING
+    assert read_group(SharingReader(), bare).status.phase == PodGroupPhase.PENDING
 
 
 def test_a_task_of_which_nothing_is_said_is_written_as_it_was() -> None:
     bare = structs.replace(group(1), spec=PodGroupSpec(tasks=(Task(name="w"), Task(name="v"))))
     assert b'"tasks":[{"name":"w"},{"name":"v"}]' in stored(bare)
-    found = read_group(Reader(), bare)
+    found = read_group(SharingReader(), bare)
     assert found.spec.tasks[0].template is Task(name="other").template
 
 
@@ -149,7 +149,7 @@ def test_what_a_newer_batchq_has_written_is_passed_over() -> None:
     text = b'{"metadata":{"name":"g","new":1},"spec":{"queue":"q","new":2},"new":{"a":[3]}}'
     expected = PodGroup(metadata=Metadata(name="g"), spec=PodGroupSpec(queue="q"))
     for _ in range(2):
-        assert Reader().read("PodGroup", text) == expected
+        assert SharingReader().read("PodGroup", text) == expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_a_newer_batchq_has_written_is_passed_over() -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused_each_time(text: bytes) -> None:
-    reader = Reader()
+    reader = SharingReader()
     for _ in range(2):
         with pytest.raises(msgspec.MsgspecError):
             reader.read("PodGroup", text)
@@ -177,7 +177,7 @@ def test_the_reader_knows_every_part_of_a_group() -> None:
 
 
 def test_a_long_spec_is_read_and_not_remembered() -> None:
-    reader = Reader()
+    reader = SharingReader()
     template = PodTemplate(command=("x" * 5_000,))
     long = structs.replace(group(1), spec=PodGroupSpec(tasks=(Task(name="w", template=template),)))
     one, other = read_group(reader, long), read_group(reader, long)
@@ -187,7 +187,7 @@ def test_a_long_spec_is_read_and_not_remembered() -> None:
 
 def test_little_is_remembered_of_much_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MOST_BYTES", 10_000)
-    reader = Reader()
+    reader = SharingReader()
     for number in range(1_000):
         read_group(reader, group(number, at=number, cpu=number + 1))
     assert 10 < len(reader._specs) < 200
@@ -235,7 +235,7 @@ AMOUNTS = st.dictionaries(st.sampled_from(["cpu", "memory"]), st.integers(0, 3))
     )
 )
 def test_reading_one_after_the_other_changes_none_of_them(groups: list[PodGroup]) -> None:
-    reader = Reader()
+    reader = SharingReader()
     found = [reader.read("PodGroup", stored(one)) for one in groups]
     assert found == groups
     assert [stored(one) for one in found] == [stored(one) for one in groups]

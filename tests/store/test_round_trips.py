@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import Claim, Ended, Outcome, encode
+from batchq.api.node_report import Ended, PodOutcome, StartClaim, encode
 from batchq.api.objects import Pod
 from batchq.api.transaction import Delivery, Event, Transaction
 from batchq.daemon.node_reports import LeaderDesk
@@ -113,8 +113,8 @@ def test_what_nodes_say_of_any_number_of_pods_is_folded_in_as_few(
     desk = LeaderDesk(warm, RandomIds())
     desk.turn(None)
     for fact in (
-        lambda uid: Claim(pod=uid, attempt=1, author="horse"),
-        lambda uid: Ended(pod=uid, attempt=1, author="horse", outcome=Outcome(exit_code=0)),
+        lambda uid: StartClaim(pod=uid, attempt=1, author="horse"),
+        lambda uid: Ended(pod=uid, attempt=1, author="horse", outcome=PodOutcome(exit_code=0)),
     ):
         post_all(raw, bound, fact)
         # The bell, the inboxes with the pods of few facts, those of many, and the commit, which
@@ -128,7 +128,7 @@ def test_what_nodes_say_of_any_number_of_pods_is_folded_in_as_few(
 
 
 def post_all(
-    raw: redis.Redis, pods: Sequence[Pod], fact_about: Callable[[str], Claim | Ended]
+    raw: redis.Redis, pods: Sequence[Pod], fact_about: Callable[[str], StartClaim | Ended]
 ) -> None:
     """Leave a fact about each, as their nodes would, by a shorter way."""
     pipeline = raw.pipeline(transaction=False)

@@ -8,30 +8,30 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.node_report import Claim, Ended, Fact, Outcome
+from batchq.api.node_report import Ended, NodeReport, PodOutcome, StartClaim
 from batchq.api.objects import Pod
 from batchq.api.transaction import Commit, Transaction
 from batchq.store import node_channels
 from batchq.store import redis as commits
-from batchq.store.node_channels import Entry, Settled
+from batchq.store.node_channels import OutboxEntry, Settled
 from batchq.store.redis import RedisStore
 from tests.contract.made import pod, put, queue, writing
 
 BELL = "{bq}:doorbell:n1"
 
 
-def claim(number: int = 0) -> Claim:
-    return Claim(pod=f"u1-1-{number}", attempt=1, author="horse")
+def claim(number: int = 0) -> StartClaim:
+    return StartClaim(pod=f"u1-1-{number}", attempt=1, author="horse")
 
 
-END = Ended(pod="u1-1-0", attempt=1, outcome=Outcome(exit_code=0), author="horse")
+END = Ended(pod="u1-1-0", attempt=1, outcome=PodOutcome(exit_code=0), author="horse")
 
 
-def left(store: RedisStore, node: str = "n1") -> list[Fact]:
+def left(store: RedisStore, node: str = "n1") -> list[NodeReport]:
     return list(store.inboxes.own(node))
 
 
-def look(store: RedisStore, *nodes: str) -> list[Entry]:
+def look(store: RedisStore, *nodes: str) -> list[OutboxEntry]:
     return store.inboxes.look(nodes or ("n1",))
 
 

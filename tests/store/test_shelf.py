@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.core.cache.chunks import ByUid, Rows
 from batchq.core.session.snapshot import Snapshot, says_the_same
-from batchq.store.object_table import Shelf
+from batchq.store.object_table import ObjectTable
 from tests.builders import a_node, a_queue
 
 
@@ -27,8 +27,8 @@ def pod(uid: str, owner: str) -> Pod:
     )
 
 
-def a_shelf() -> Shelf:
-    shelf = Shelf()
+def a_shelf() -> ObjectTable:
+    shelf = ObjectTable()
     for name in ("b", "a"):
         shelf.put("PodGroup", f"n/{name}", group(name))
         for number in (2, 1):
@@ -121,7 +121,7 @@ def test_a_filled_shelf_is_like_one_to_which_all_was_put() -> None:
     running = pod("a1", "a")
     status = structs.replace(running.status, node="n9", phase=PodPhase.RUNNING)
     running = structs.replace(running, status=status)
-    filled, put = Shelf(), Shelf()
+    filled, put = ObjectTable(), ObjectTable()
     pods = {"b1": pod("b1", "b"), "a1": running, "a2": pod("a2", "a")}
     filled.fill("Pod", pods)
     filled.fill("Queue", {"q": a_queue("q")})
@@ -150,7 +150,7 @@ def placed(uid: str, node: str, phase: PodPhase = PodPhase.RUNNING) -> Pod:
 
 
 def test_nodes_are_in_use_while_pods_are_on_them() -> None:
-    shelf = Shelf()
+    shelf = ObjectTable()
     shelf.put("Node", "n1", a_node("n1"))
     shelf.put("Pod", "a1", placed("a1", "n2"))
     shelf.put("Pod", "a2", placed("a2", "n3"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from batchq.lab.workload.gpus import Meter, Place, Shape, Typical, typical_shapes
+from batchq.lab.workload.gpus import GpuMeter, Place, Shape, Typical, typical_shapes
 
 #: Three of four pods share a GPU; one wants a whole one, and two cores beside it.
 SHARE = Shape(cpu=1000, memory=1, gpu=500)
@@ -20,7 +20,7 @@ TAKE_ALL_CPU = {"cpu": 4000, "memory": 1, "gpu": 500, "pods": 1000}
 
 def test_free_gpu_is_a_fragment_to_who_finds_too_little_beside_it() -> None:
     # On b the whole one finds too few cores: a quarter of its 1000 is fragmented.
-    reading = Meter([TWO_GPUS, ONE_GPU, NO_GPU], WORKLOAD).reading()
+    reading = GpuMeter([TWO_GPUS, ONE_GPU, NO_GPU], WORKLOAD).reading()
     assert (reading.capacity, reading.allocated, reading.fragmented) == (3000, 0, 250)
     assert reading.fragmentation == 250 / 3000
     assert reading.fragmentation_of_free == 250 / 3000
@@ -28,7 +28,7 @@ def test_free_gpu_is_a_fragment_to_who_finds_too_little_beside_it() -> None:
 
 
 def test_what_is_taken_leaves_fragments_behind_and_what_is_given_back_mends_them() -> None:
-    meter = Meter([TWO_GPUS, ONE_GPU], WORKLOAD)
+    meter = GpuMeter([TWO_GPUS, ONE_GPU], WORKLOAD)
     before = meter.reading()
     meter.take("a", TAKE_ALL_CPU)
     # Nobody finds a core on a any more: all of the 1500 left there.
@@ -42,21 +42,21 @@ def test_what_is_taken_leaves_fragments_behind_and_what_is_given_back_mends_them
 
 
 def test_too_little_gpu_is_a_fragment_but_its_node_is_not_stranded() -> None:
-    meter = Meter([TWO_GPUS], WORKLOAD)
+    meter = GpuMeter([TWO_GPUS], WORKLOAD)
     meter.take("a", {"cpu": 1000, "gpu": 1600})
     reading = meter.reading()
     assert (reading.allocated, reading.fragmented, reading.stranded) == (1600, 400, 0)
 
 
 def test_too_little_memory_makes_fragments_and_strands_too() -> None:
-    meter = Meter([TWO_GPUS], WORKLOAD)
+    meter = GpuMeter([TWO_GPUS], WORKLOAD)
     meter.take("a", {"cpu": 1000, "memory": 10, "gpu": 500})
     reading = meter.reading()
     assert (reading.fragmented, reading.stranded, reading.stranded_gpu) == (1500, 1, 1500)
 
 
 def test_halves_of_two_gpus_are_a_whole_one_as_nodes_count_amounts() -> None:
-    meter = Meter([TWO_GPUS], WORKLOAD)
+    meter = GpuMeter([TWO_GPUS], WORKLOAD)
     for _ in range(2):
         meter.take("a", {"cpu": 1000, "gpu": 500})
     assert meter.reading().fragmented == 0
@@ -64,22 +64,22 @@ def test_halves_of_two_gpus_are_a_whole_one_as_nodes_count_amounts() -> None:
 
 def test_to_who_asks_for_no_gpu_all_that_is_free_is_a_fragment() -> None:
     only_cpu = Shape(cpu=1000, memory=1, gpu=0)
-    meter = Meter([TWO_GPUS], (SHARE, SHARE, only_cpu))
+    meter = GpuMeter([TWO_GPUS], (SHARE, SHARE, only_cpu))
     assert meter.reading().fragmented == Fraction(2000, 3)
 
 
 def test_a_gpu_of_another_model_is_a_fragment() -> None:
     picky = Shape(cpu=1000, memory=1, gpu=500, selector=(("gpu-model", "A10"),))
-    meter = Meter([TWO_GPUS, ONE_GPU], (SHARE, picky))
+    meter = GpuMeter([TWO_GPUS, ONE_GPU], (SHARE, picky))
     assert meter.reading().fragmented == 1000
 
 
 def test_a_full_cluster_and_one_without_a_workload_have_figures_too() -> None:
-    meter = Meter([ONE_GPU], ())
+    meter = GpuMeter([ONE_GPU], ())
     meter.take("b", {"gpu": 1000})
     reading = meter.reading()
     assert (reading.allocation, reading.fragmentation_of_free) == (1.0, 0.0)
-    assert Meter([NO_GPU], WORKLOAD).reading().allocation == 0.0
+    assert GpuMeter([NO_GPU], WORKLOAD).reading().allocation == 0.0
 
 
 def test_the_most_frequent_shapes_count_until_95_percent_of_the_pods_are_counted() -> None:

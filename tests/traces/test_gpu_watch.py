@@ -6,7 +6,7 @@ import pytest
 
 from batchq.lab.traces.openb import OpenbPod
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.gpus import PLACEMENTS, GpuUse, GpuWatch, Level, openb_load, shape_of
+from batchq.lab.workload.gpus import PLACEMENTS, GpuLevel, GpuUse, GpuWatch, openb_load, shape_of
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
 from tests.traces.openb import a_node, a_pod
@@ -33,11 +33,11 @@ def test_means_are_over_time_peaks_are_of_instants_and_the_final_is_at_the_last_
     assert [one.start_s for one in schedule.jobs] == [0, 10, 60]
     assert figures_of(schedule).mean_wait_s == pytest.approx(40 / 3)
     # Thousandths times seconds: 2000 for 10 s, 2500 for 50 s, 4000 for 40 s, of 4000 for 100 s.
-    assert use.allocation == Level(mean=305_000 / 400_000, peak=1.0, final=2500 / 4000)
+    assert use.allocation == GpuLevel(mean=305_000 / 400_000, peak=1.0, final=2500 / 4000)
     # 1500 for 50 s.
-    assert use.fragmentation == Level(mean=75_000 / 400_000, peak=0.375, final=0.375)
-    assert use.fragmentation_of_free == Level(mean=75_000 / 95_000, peak=1.0, final=1.0)
-    assert use.stranded_nodes == Level(mean=0.5, peak=1.0, final=1.0)
+    assert use.fragmentation == GpuLevel(mean=75_000 / 400_000, peak=0.375, final=0.375)
+    assert use.fragmentation_of_free == GpuLevel(mean=75_000 / 95_000, peak=1.0, final=1.0)
+    assert use.stranded_nodes == GpuLevel(mean=0.5, peak=1.0, final=1.0)
 
 
 def test_the_steps_over_time_add_up_to_the_means() -> None:
@@ -62,5 +62,5 @@ def test_a_placement_that_spreads_keeps_the_pod_with_two_gpus_waiting() -> None:
 
 def test_nothing_played_has_figures_of_nothing() -> None:
     _, use = played()
-    assert use.allocation == Level(mean=0.0, peak=0.0, final=0.0)
+    assert use.allocation == GpuLevel(mean=0.0, peak=0.0, final=0.0)
     assert use.over_time == ()

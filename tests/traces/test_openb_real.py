@@ -10,8 +10,8 @@ from batchq.lab.traces.openb import read_nodes, read_pods
 from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.gpus import (
     PLACEMENTS,
+    GpuMeter,
     GpuWatch,
-    Meter,
     inflate,
     openb_load,
     places_of,
@@ -50,7 +50,7 @@ def test_the_empty_cluster_is_as_fragmented_as_the_authors_of_the_measure_have_i
     workload = [shape_of(pod) for pod in pods]
     assert len(typical_shapes(workload)) == 53
     load = openb_load(nodes, pods)
-    reading = Meter(places_of(load.nodes), workload).reading()
+    reading = GpuMeter(places_of(load.nodes), workload).reading()
     assert reading.fragmentation_of_free == pytest.approx(0.1365, abs=0.0001)
 
 

@@ -13,8 +13,8 @@ from batchq.cli.replay import as_json, compared
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
 from batchq.lab.replay.compare import MOST_COMPARED, Comparison, compare, simulated_starts
-from batchq.lab.replay.plan import Plan
-from batchq.lab.replay.report import Ending, Replayed, report_of, starts_csv
+from batchq.lab.replay.plan import ReplayPlan
+from batchq.lab.replay.report import Replayed, ReplayEnding, report_of, starts_csv
 from batchq.lab.traces import Trace, TraceJob
 from batchq.lab.workload.load import strategy_of
 
@@ -36,9 +36,9 @@ def job(number: int, submit_s: int, run_s: int, processors: int, request_s: int 
     )
 
 
-def plan_of(*jobs: TraceJob, policy: str = "first-fit", nodes: int = 1) -> Plan:
+def plan_of(*jobs: TraceJob, policy: str = "first-fit", nodes: int = 1) -> ReplayPlan:
     """A replay on machines of four processors."""
-    return Plan(
+    return ReplayPlan(
         name="replay-made-up",
         trace=Trace(processors=4, jobs=jobs),
         speed=SPEED,
@@ -49,7 +49,7 @@ def plan_of(*jobs: TraceJob, policy: str = "first-fit", nodes: int = 1) -> Plan:
     )
 
 
-def replayed(plan: Plan, one: TraceJob, bound_s: float, **changes: int) -> Replayed:
+def replayed(plan: ReplayPlan, one: TraceJob, bound_s: float, **changes: int) -> Replayed:
     """A job that was placed at this second of the log; `changes` are in milliseconds."""
     bound_at = BEGAN_AT + round(1000 * (bound_s - plan.first_submit_s) / SPEED)
     started_at = changes.get("started_at", bound_at + LAG_MS)
@@ -69,8 +69,8 @@ def replayed(plan: Plan, one: TraceJob, bound_s: float, **changes: int) -> Repla
     )
 
 
-def ending_of(plan: Plan, *outcomes: Replayed) -> Ending:
-    return Ending(
+def ending_of(plan: ReplayPlan, *outcomes: Replayed) -> ReplayEnding:
+    return ReplayEnding(
         report=report_of(plan, outcomes, {}, real_s=1.0), outcomes=outcomes, began_at=BEGAN_AT
     )
 

@@ -13,7 +13,12 @@ from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
 from batchq.config.model import SchedulerConfig
 from batchq.lab.workload import play as playing
 from batchq.lab.workload.load import POLICY_CONFIG, Arrival, Load
-from batchq.lab.workload.play import Stage, is_one_line_of_equals, play_load, waits_for_room_alone
+from batchq.lab.workload.play import (
+    LoadStage,
+    is_one_line_of_equals,
+    play_load,
+    waits_for_room_alone,
+)
 from batchq.lab.workload.schedule import Schedule
 from batchq.scheduler.cycle import Cycle, CycleReport
 from tests.traces.loads import a_load, job
@@ -37,7 +42,7 @@ def sessions_without_actions(load: Load, monkeypatch: pytest.MonkeyPatch) -> int
         return found[-1]
 
     monkeypatch.setattr(Cycle, "settle_once", noted)
-    Stage(load, POLICY_CONFIG, watch=True).run(per_event=False, tell=None)
+    LoadStage(load, POLICY_CONFIG, watch=True).run(per_event=False, tell=None)
     return len(found)
 
 
@@ -81,7 +86,7 @@ def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPa
 
 def sessions_by_then(load: Load) -> list[int]:
     """At each instant at which anything was due."""
-    stage = Stage(load, POLICY_CONFIG, watch=False)
+    stage = LoadStage(load, POLICY_CONFIG, watch=False)
     found: list[int] = []
     stage.run(per_event=False, tell=lambda done, jobs: found.append(stage.sessions))
     return found
@@ -107,7 +112,7 @@ def test_whoever_runs_for_too_long_is_stopped_in_time_even_if_nobody_has_looked_
 
 
 def test_whoever_was_the_last_to_end_has_left_the_store_when_the_play_is_over() -> None:
-    stage = Stage(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
+    stage = LoadStage(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
     stage.run(per_event=False, tell=None)
     assert [(one.start_s, one.end_s) for one in stage.schedule("", 0.0).jobs] == [(0, 10)]
     assert (stage.store.list("PodGroup"), stage.store.list("Pod")) == ((), ())
@@ -164,7 +169,7 @@ def test_nobody_could_start_in_the_sessions_that_are_spared(policy: str) -> None
         job(n, 3 * n + n % 2, 1 + 7 * n % 4, 1 + 11 * n % 23, walltime_s=15 + n % 9)
         for n in range(1, 120)
     ]
-    stage = Stage(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
+    stage = LoadStage(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
     # With `watch`, each of them is played all the same, and fails if it decides anything.
     stage.run(per_event=False, tell=None)
     assert all(one.end_s is not None for one in stage.schedule(policy, 0.0).jobs)

@@ -12,7 +12,7 @@ from batchq.api.manifest import decode
 from batchq.api.objects import Object, Queue
 from batchq.api.transaction import Refusal, Transaction
 from batchq.changes.queue_tree import MOST_QUEUES, first_contradiction
-from batchq.client.requests import Effect, Plan, plan
+from batchq.client.requests import Effect, RequestPlan, plan
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.store.memory import MemoryStore
 
@@ -44,7 +44,7 @@ def apply(store: MemoryStore, obj: Object) -> Transaction | None:
     return changes.apply(store, obj, now_ms=NOW, uid=f"uid{next(REQUESTS)}")
 
 
-def plan_of(store: MemoryStore, *objects: Object) -> Plan:
+def plan_of(store: MemoryStore, *objects: Object) -> RequestPlan:
     def step(reader: Any, item: Object) -> Transaction | None:
         uid = f"uid{next(REQUESTS)}"
         return changes.apply(reader, item, now_ms=NOW, uid=uid, in_part=True)

@@ -8,7 +8,7 @@ from batchq.api.intents import Bind, LosePod, RollBack, SetNodeReady
 from batchq.api.leases import JUMP, count_of, following, generation_of
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroupStatus
-from batchq.core.session.snapshot import Standing
+from batchq.core.session.snapshot import ContactStanding
 from batchq.scheduler.timers import next_due_at
 from tests.builders import Decided, a_group, a_node, a_running_group, amounts, decide
 
@@ -44,7 +44,7 @@ def test_a_pod_is_written_off_when_lease_and_grace_are_over_and_it_could_have_be
         a_node(cpu=1),
         *a_running_group("g"),
         leases={"g-1-0": 10_000},
-        standing=Standing(contact_since=contact_since),
+        standing=ContactStanding(contact_since=contact_since),
         now_ms=now_ms,
     )
     assert lost(decided) == expected
@@ -60,7 +60,7 @@ def test_a_restarted_server_may_have_forgotten_renewals_though_nobody_noticed_a_
         a_node(cpu=1),
         *a_running_group("g"),
         leases={"g-1-0": 10_000},
-        standing=Standing(contact_since=0, restarted_at=50_000, reported=frozenset({"n1"})),
+        standing=ContactStanding(contact_since=0, restarted_at=50_000, reported=frozenset({"n1"})),
         now_ms=now_ms,
     )
     assert lost(decided) == expected
@@ -68,7 +68,7 @@ def test_a_restarted_server_may_have_forgotten_renewals_though_nobody_noticed_a_
 
 def test_a_restarted_server_may_have_forgotten_beats_though_nobody_noticed_a_break() -> None:
     def after(now_ms: int) -> Decided:
-        standing = Standing(contact_since=0, restarted_at=100_000)
+        standing = ContactStanding(contact_since=0, restarted_at=100_000)
         return decide(a_node(cpu=1, heartbeat=1_000), standing=standing, now_ms=now_ms)
 
     assert silent(after(139_999)) == []
@@ -79,7 +79,7 @@ def test_a_node_is_not_taken_for_silent_while_nobody_could_hear_it() -> None:
     def after(now_ms: int) -> Decided:
         return decide(
             a_node(cpu=1, heartbeat=1_000),
-            standing=Standing(contact_since=100_000),
+            standing=ContactStanding(contact_since=100_000),
             now_ms=now_ms,
         )
 
@@ -92,7 +92,7 @@ def test_a_node_with_the_benefit_of_the_doubt_counts_but_gets_nothing() -> None:
     decided = decide(
         a_node("n1", cpu=1, heartbeat=1_000),
         a_group("g"),
-        standing=Standing(contact_since=100_000),
+        standing=ContactStanding(contact_since=100_000),
         now_ms=120_000,
     )
     assert decided.admitted == []
@@ -106,7 +106,7 @@ def test_a_node_with_the_benefit_of_the_doubt_counts_but_gets_nothing() -> None:
 
 def restarted(*reported: str, now_ms: int = 101_000, forgot: bool = False) -> Decided:
     """Two nodes, of which some have reported since the restart at 100 s."""
-    standing = Standing(
+    standing = ContactStanding(
         generation=100,
         contact_since=100_000,
         restarted_at=100_000,
@@ -158,7 +158,7 @@ def test_after_writes_were_lost_a_lease_passes_whoever_has_reported() -> None:
 
 def test_a_node_with_a_longer_lease_is_waited_for_as_long_as_that() -> None:
     def after(now_ms: int) -> Decided:
-        standing = Standing(
+        standing = ContactStanding(
             generation=100, contact_since=0, restarted_at=100_000, reported=frozenset({"n1"})
         )
         return decide(
@@ -176,7 +176,7 @@ def test_a_node_with_a_longer_lease_is_waited_for_as_long_as_that() -> None:
 
 
 def test_a_node_that_is_not_ready_is_not_waited_for() -> None:
-    standing = Standing(
+    standing = ContactStanding(
         generation=100, contact_since=0, restarted_at=100_000, reported=frozenset({"n1"})
     )
     decided = decide(
@@ -224,7 +224,7 @@ def test_a_group_that_waits_for_nodes_to_report_is_not_taken_for_unschedulable()
         in_queue_at=100_000,
         reservation=amounts(cpu=1, pods=1),
     )
-    standing = Standing(generation=100, contact_since=0, restarted_at=100_000)
+    standing = ContactStanding(generation=100, contact_since=0, restarted_at=100_000)
     decided = decide(a_node(cpu=1), a_group("g", status=waiting), standing=standing, now_ms=101_000)
     assert decided.of(RollBack) == []
     assert decided.reasons("g") == ["WaitingForResources"]

@@ -7,9 +7,9 @@ from typing import Any
 from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.pending.equivalence import Walk, Watches
+from batchq.core.pending.equivalence import PendingIterator, WakeUpIndex
 from batchq.core.session.session import Session
-from batchq.core.session.state import Crowd
+from batchq.core.session.state import EquivalenceClass
 from tests.builders import a_group, a_node, a_priority, a_queue, a_snapshot
 
 FULL = 4
@@ -76,10 +76,10 @@ def test_a_walk_shows_everybody_once_in_order_and_passes_over_the_rest_of_a_crow
         *(a_group(f"large-{number}", 1, cpu=2, created=2 * number + 1) for number in range(3)),
     )
     line = session.queues["default"].line
-    assert _names(Walk(line.crowds.values(), (), session.group_key)) == [
+    assert _names(PendingIterator(line.crowds.values(), (), session.group_key)) == [
         *("small-0", "large-0", "small-1", "large-1", "small-2", "large-2"),
     ]
-    walk = Walk(line.crowds.values(), (), session.group_key)
+    walk = PendingIterator(line.crowds.values(), (), session.group_key)
     assert _next(walk) == "small-0"
     walk.pass_over()
     assert [_next(walk), _next(walk)] == ["large-0", "large-1"]
@@ -92,19 +92,19 @@ def test_a_walk_may_begin_with_crowds_passed_over() -> None:
     session = _opened(a_queue("default"), a_group("one", 1), a_group("two", 1, cpu=2))
     line = session.queues["default"].line
     first, second = line.crowds.values()
-    walk = Walk([first], (), session.group_key, [second])
+    walk = PendingIterator([first], (), session.group_key, [second])
     assert _names(walk) == ["one"]
     walk.take_up()
     assert _names(walk) == ["two"]
 
 
-def _next(walk: Walk) -> str:
+def _next(walk: PendingIterator) -> str:
     group = walk.next()
     assert group is not None
     return group.record.metadata.name
 
 
-def _names(walk: Walk) -> list[str]:
+def _names(walk: PendingIterator) -> list[str]:
     found = []
     while (group := walk.next()) is not None:
         found.append(group.record.metadata.name)
@@ -112,8 +112,10 @@ def _names(walk: Walk) -> list[str]:
 
 
 def test_those_wake_whose_number_has_come_down_far_enough() -> None:
-    watches, cpu = Watches(), ("cluster", "cpu")
-    small, large, elsewhere = (Crowd((name,), "q") for name in ("small", "large", "elsewhere"))
+    watches, cpu = WakeUpIndex(), ("cluster", "cpu")
+    small, large, elsewhere = (
+        EquivalenceClass((name,), "q") for name in ("small", "large", "elsewhere")
+    )
     watches.add(large, cpu, 60)
     watches.add(small, cpu, 63)
     watches.add(elsewhere, ("queue:q", "cpu"), 10)
@@ -127,15 +129,15 @@ def test_those_wake_whose_number_has_come_down_far_enough() -> None:
 
 
 def test_a_crowd_that_watches_no_more_is_not_woken_whenever_it_began() -> None:
-    watches, cpu = Watches(), ("cluster", "cpu")
-    small, large, other = (Crowd((name,), "q") for name in ("small", "large", "other"))
+    watches, cpu = WakeUpIndex(), ("cluster", "cpu")
+    small, large, other = (EquivalenceClass((name,), "q") for name in ("small", "large", "other"))
     watches.add(large, cpu, 60)
     watches.add(small, cpu, 63)
     watches.remove(large)
     watches.add(other, cpu, 61)
     watches.add(large, cpu, 62)
     assert watches.freed({"cluster": {"cpu": 61}}) == [small, other, large]
-    watches.add(Crowd(("late",), "q"), cpu, 64)
+    watches.add(EquivalenceClass(("late",), "q"), cpu, 64)
     watches.clear()
     assert watches.freed({}) == []
 

@@ -6,7 +6,7 @@ import yaml
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.run import WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import (
     Manifest,
@@ -134,7 +134,7 @@ def test_what_a_reservation_promises_already_is_not_promised_twice_to_pods_beyon
         ),
     ]
     scheduler = assemble(read_config(ALL, "config"))
-    stage = Stage(read_world(yaml.safe_dump_all(world), "world"), scheduler)
+    stage = WorldStage(read_world(yaml.safe_dump_all(world), "world"), scheduler)
     told = stage.run(1, bounded=False).outcome
     assert [time for time, _ in evicted(told)] == [0]
     assert stage.store.ledger()["cluster"]["cpu"] == 5000

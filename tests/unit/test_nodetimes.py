@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchq.core.forecast.earliest_fit import ends
-from batchq.core.forecast.node_timeline import NodeTimetable
+from batchq.core.forecast.node_timeline import NodeTimeline
 from batchq.core.placement.placement import gang_of
 from tests.builders import a_group, a_node, amounts
 from tests.unit.test_timetable import NOW, of, opened, running
@@ -13,11 +13,11 @@ from tests.unit.test_timetable import NOW, of, opened, running
 WHOLE = amounts(cpu=4)
 
 
-def two_nodes(*more: Any) -> tuple[NodeTimetable, Any]:
+def two_nodes(*more: Any) -> tuple[NodeTimeline, Any]:
     """n1 is full until 200 s, n2 is empty; and a gang of two whole nodes."""
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 4, 200_000), *more]
     session = opened(*world, a_group("g", 2, cpu=4))
-    return NodeTimetable(session, ends(session)), gang_of(session, of(session, "g"))
+    return NodeTimeline(session, ends(session)), gang_of(session, of(session, "g"))
 
 
 def test_a_window_that_moves_on_sees_what_is_booked_at_its_end() -> None:

@@ -13,7 +13,7 @@ from batchq.api.manifest import decode
 from batchq.api.objects import Object, Queue
 from batchq.api.transaction import Ledger, Transaction
 from batchq.changes import differences, overpromised
-from batchq.client.requests import Applied, Plan, decoded, plan
+from batchq.client.requests import Applied, RequestPlan, decoded, plan
 from batchq.errors import NotFound, Rejected
 from batchq.store.memory import MemoryStore
 from tests.builders import a_node, a_queue
@@ -42,7 +42,7 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def planned(store: MemoryStore, *given: Any, held: Callable[[], Ledger] = dict) -> Plan:
+def planned(store: MemoryStore, *given: Any, held: Callable[[], Ledger] = dict) -> RequestPlan:
     def step(reader: Any, item: Object) -> Transaction | None:
         uid = f"uid{next(REQUESTS)}"
         return changes.apply(reader, item, now_ms=NOW, uid=uid, in_part=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.core.quota.fair_shares import Part, Share, share_of, water_fill
+from batchq.core.quota.fair_shares import QueuePart, Share, share_of, water_fill
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from batchq.core.quota.fair_shares import Part, Share, share_of, water_fill
 def test_water_filling(
     sentence: str, amount: int, wanted: list[tuple[int, int]], given_out: list[int]
 ) -> None:
-    assert water_fill(amount, [Part(weight, 0, cap) for weight, cap in wanted])[0] == given_out
+    assert water_fill(amount, [QueuePart(weight, 0, cap) for weight, cap in wanted])[0] == given_out
 
 
 @pytest.mark.parametrize(
@@ -57,32 +57,37 @@ def test_water_filling(
 def test_water_filling_above_floors(
     sentence: str, amount: int, parts: list[tuple[int, int, int]], given_out: list[int]
 ) -> None:
-    assert water_fill(amount, [Part(*part) for part in parts])[0] == given_out
+    assert water_fill(amount, [QueuePart(*part) for part in parts])[0] == given_out
 
 
 def test_what_nobody_wants_is_told() -> None:
-    assert water_fill(10, [Part(1, 0, 3), Part(1, 0, 4)]) == ([3, 4], 3)
+    assert water_fill(10, [QueuePart(1, 0, 3), QueuePart(1, 0, 4)]) == ([3, 4], 3)
 
 
 def test_a_fraction_that_rounding_leaves_is_not_unwanted() -> None:
-    assert water_fill(10, [Part(1, 0, 9), Part(1, 0, 9), Part(1, 0, 9)]) == ([3, 3, 3], None)
+    assert water_fill(10, [QueuePart(1, 0, 9), QueuePart(1, 0, 9), QueuePart(1, 0, 9)]) == (
+        [3, 3, 3],
+        None,
+    )
 
 
 def test_enough_for_all_and_nothing_left_is_enough() -> None:
-    assert water_fill(7, [Part(1, 0, 3), Part(1, 0, 4)]) == ([3, 4], 0)
+    assert water_fill(7, [QueuePart(1, 0, 3), QueuePart(1, 0, 4)]) == ([3, 4], 0)
 
 
 def test_levels_a_hair_apart_are_told_apart() -> None:
     # The first is full at 0.333333000001, the second at 0.333333333333.
-    parts = [Part(1_000_003, 0, 333_334), Part(3, 0, 1)]
+    parts = [QueuePart(1_000_003, 0, 333_334), QueuePart(3, 0, 1)]
     assert water_fill(333_335, parts) == ([333_334, 1], 0)
 
 
-_PARTS = st.lists(st.builds(Part, st.integers(0, 5), st.integers(0, 60), st.integers(0, 500)))
-_UNEVEN = st.lists(st.builds(Part, st.integers(0, 10**6), st.integers(0, 9), st.integers(0, 2**53)))
+_PARTS = st.lists(st.builds(QueuePart, st.integers(0, 5), st.integers(0, 60), st.integers(0, 500)))
+_UNEVEN = st.lists(
+    st.builds(QueuePart, st.integers(0, 10**6), st.integers(0, 9), st.integers(0, 2**53))
+)
 
 
-def _filled_simply(amount: int, parts: list[Part]) -> list[int]:
+def _filled_simply(amount: int, parts: list[QueuePart]) -> list[int]:
     """Raise everybody by weight until the next one is full or its floor is reached; again."""
     level = Fraction(0)
 
@@ -115,18 +120,18 @@ def _filled_simply(amount: int, parts: list[Part]) -> list[int]:
 
 
 @given(st.integers(0, 1000), _PARTS)
-def test_the_level_is_that_of_filling_step_by_step(amount: int, parts: list[Part]) -> None:
+def test_the_level_is_that_of_filling_step_by_step(amount: int, parts: list[QueuePart]) -> None:
     assert water_fill(amount, parts)[0] == _filled_simply(amount, parts)
 
 
 @given(st.integers(0, 2**53), _UNEVEN)
-def test_so_it_is_among_large_and_uneven_weights(amount: int, parts: list[Part]) -> None:
+def test_so_it_is_among_large_and_uneven_weights(amount: int, parts: list[QueuePart]) -> None:
     assert water_fill(amount, parts)[0] == _filled_simply(amount, parts)
 
 
 @given(st.integers(0, 1000), _PARTS)
 def test_nothing_is_given_out_twice_and_only_a_floor_exceeds_what_is_asked(
-    amount: int, parts: list[Part]
+    amount: int, parts: list[QueuePart]
 ) -> None:
     given_out, unwanted = water_fill(amount, parts)
     assert sum(given_out) + (unwanted or 0) <= max(amount, sum(part.floor for part in parts))
@@ -136,7 +141,7 @@ def test_nothing_is_given_out_twice_and_only_a_floor_exceeds_what_is_asked(
 
 @given(st.integers(0, 1000), _PARTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_parts_does_not_matter(
-    amount: int, parts: list[Part], chance: object
+    amount: int, parts: list[QueuePart], chance: object
 ) -> None:
     order = list(range(len(parts)))
     chance.shuffle(order)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from msgspec import structs
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.timeline import Timetable
+from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Settings
 from batchq.core.session.state import GroupState
@@ -53,7 +53,7 @@ def of(session: Session, name: str) -> GroupState:
 
 def slot(*objects: Any, length: int | None = MINUTE, name: str = "g") -> int | None:
     session = opened(*objects)
-    return Timetable(session).slot(of(session, name), length)
+    return LedgerTimeline(session).slot(of(session, name), length)
 
 
 FILLED = (a_node(cpu=4), *running("r", 3, 400_000))
@@ -112,7 +112,7 @@ def test_a_slot_is_long_enough() -> None:
         a_group("g", cpu=3),
         a_group("h", cpu=2),
     )
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     table.book(of(session, "h"), 300_000, 100_000)
     assert table.slot(of(session, "g"), 100_000) == 200_000
     assert table.slot(of(session, "g"), 100_001) == 400_000
@@ -121,7 +121,7 @@ def test_a_slot_is_long_enough() -> None:
 
 def test_whether_one_fits_now_goes_by_how_long() -> None:
     session = opened(*FILLED, a_group("head", cpu=4), a_group("g", cpu=1))
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     table.book(of(session, "head"), 400_000, MINUTE)
     assert table.fits_now(of(session, "g"), 300_000)
     assert not table.fits_now(of(session, "g"), 300_001)
@@ -130,7 +130,7 @@ def test_whether_one_fits_now_goes_by_how_long() -> None:
 
 def test_who_has_started_counts_until_its_end_whether_or_not_anything_was_asked_before() -> None:
     session = opened(a_node(cpu=4), a_group("g", cpu=3), a_group("h", cpu=3))
-    asked, unasked = Timetable(session), Timetable(session)
+    asked, unasked = LedgerTimeline(session), LedgerTimeline(session)
     assert asked.slot(of(session, "h"), MINUTE) == NOW
     started = of(session, "g")
     with Statement(session) as statement:
@@ -143,7 +143,7 @@ def test_who_has_started_counts_until_its_end_whether_or_not_anything_was_asked_
 
 def test_what_is_booked_beside_is_not_booked_here() -> None:
     session = opened(*FILLED, a_group("head", cpu=4), a_group("g", cpu=1))
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     plan = table.beside()
     plan.book(of(session, "head"), NOW, None)
     assert plan.slot(of(session, "g"), MINUTE) is None
@@ -163,13 +163,13 @@ def left(name: str, cpu: int, queue: str = "default") -> tuple[PodGroup, Pod]:
 
 def test_by_sums_a_group_does_not_wait_for_its_own_pods() -> None:
     session = by_sums(a_node(cpu=4), *left("g", 4))
-    assert Timetable(session).slot(of(session, "g"), MINUTE) == NOW
+    assert LedgerTimeline(session).slot(of(session, "g"), MINUTE) == NOW
 
 
 def test_nor_where_anything_is_guaranteed_to_others() -> None:
     siblings = (a_queue("s", guarantee=amounts(cpu=1)), a_queue("q"))
     session = by_sums(a_node(cpu=4), *siblings, *left("g", 3, queue="q"))
-    assert Timetable(session).slot(of(session, "g"), MINUTE) == NOW
+    assert LedgerTimeline(session).slot(of(session, "g"), MINUTE) == NOW
 
 
 def test_on_nodes_it_waits_until_its_own_pods_have_ended() -> None:
@@ -186,7 +186,7 @@ def test_what_it_holds_still_is_part_of_what_is_booked_for_it() -> None:
     group, pod = left("back", 2)
     group = structs.replace(group, spec=structs.replace(group.spec, min_resources=amounts(cpu=3)))
     session = by_sums(a_node(cpu=5), group, pod, a_group("g", cpu=2), a_group("h", cpu=3))
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     table.book(of(session, "back"), NOW, MINUTE)
     assert table.slot(of(session, "g"), MINUTE) == NOW
     assert table.slot(of(session, "h"), MINUTE) == NOW + MINUTE
@@ -197,7 +197,7 @@ def test_its_pods_count_until_they_end_and_what_is_booked_from_its_start() -> No
     group, pod = left("back", 2)
     group = structs.replace(group, spec=structs.replace(group.spec, min_resources=amounts(cpu=3)))
     session = by_sums(a_node(cpu=5), group, pod, a_group("g", cpu=3), a_group("h", cpu=5))
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     table.book(of(session, "back"), NOW + 2 * MINUTE, MINUTE)
     assert table.slot(of(session, "g"), MINUTE) == NOW
     assert table.slot(of(session, "h"), MINUTE) == NOW + 30_000
@@ -206,7 +206,7 @@ def test_its_pods_count_until_they_end_and_what_is_booked_from_its_start() -> No
 
 def test_nor_does_it_count_twice_where_its_time_is_over_before_its_pods_have_ended() -> None:
     session = by_sums(a_node(cpu=5), *left("back", 3), a_group("g", cpu=2))
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     table.book(of(session, "back"), NOW, 10_000)
     assert table.slot(of(session, "g"), MINUTE) == NOW
 
@@ -253,7 +253,7 @@ def test_a_booking_takes_room_on_nodes_that_others_leave_to_it() -> None:
         a_group("g", cpu=2),
         a_group("h", cpu=4),
     )
-    table = Timetable(session)
+    table = LedgerTimeline(session)
     table.book(of(session, "head"), 300_000, None)
     assert table.booked_until(200_000) == {}
     assert table.slot(of(session, "h"), None) == 300_000
@@ -275,4 +275,4 @@ def test_where_more_is_promised_than_machines_have_sums_decide() -> None:
     config = SchedulerConfig(settings=Settings(overcommit=1500))
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 4, None), a_group("g", cpu=6)]
     session = assemble(config).open(a_snapshot(*world), NOW)
-    assert Timetable(session).slot(of(session, "g"), MINUTE) == NOW
+    assert LedgerTimeline(session).slot(of(session, "g"), MINUTE) == NOW

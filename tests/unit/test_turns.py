@@ -7,7 +7,7 @@ from typing import Any
 from batchq.assembly import assemble
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
 from batchq.core.quota.fair_shares import note_admission
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement
@@ -37,7 +37,7 @@ def _tree() -> list[Any]:
 def test_a_charge_moves_the_shares_of_every_queue_above_it() -> None:
     waiting = [a_group(f"in-{name}", queue=name) for name in ("x1", "x2", "y")]
     session = _session(a_node(cpu=9), *_tree(), *waiting)
-    turns = Turns(session, ["x1", "x2", "y"])
+    turns = FairShareSelector(session, ["x1", "x2", "y"])
     assert turns.next() == "x1"
     _admit(session, "in-x1")
     # x2 holds nothing yet, but x does.
@@ -63,7 +63,7 @@ def test_an_admission_elsewhere_may_move_what_a_queue_deserves_and_so_its_turn()
         *(a_group(f"more-{place}", queue="b") for place in range(9)),
         a_group("wide", 8, queue="a", min_member=1),
     )
-    turns = Turns(session, ["b", "c"])
+    turns = FairShareSelector(session, ["b", "c"])
     assert turns.next() == "b"  # 3 of 11, and c 2 of 4
     _admit(session, "wide")
     assert turns.next() == "c"  # 3 of 4, and c 2 of 4
@@ -71,7 +71,7 @@ def test_an_admission_elsewhere_may_move_what_a_queue_deserves_and_so_its_turn()
 
 def test_what_is_undone_gives_a_turn_back() -> None:
     session = _session(a_node(cpu=9), *_tree(), a_group("g", queue="x1"), a_group("h", queue="y"))
-    turns = Turns(session, ["x1", "y"])
+    turns = FairShareSelector(session, ["x1", "y"])
     group = session.by_key["default/g"]
     with Statement(session) as statement:
         admit(statement, group, reservation=group.reservation)
@@ -81,7 +81,7 @@ def test_what_is_undone_gives_a_turn_back() -> None:
 
 def test_a_queue_that_is_done_leaves_its_level_to_the_others() -> None:
     session = _session(a_node(cpu=9), *_tree())
-    turns = Turns(session, ["x1", "x2", "y"])
+    turns = FairShareSelector(session, ["x1", "x2", "y"])
     served = []
     while (name := turns.next()) is not None:
         served.append(name)
@@ -90,7 +90,7 @@ def test_a_queue_that_is_done_leaves_its_level_to_the_others() -> None:
 
 
 def test_a_queue_above_others_that_has_a_turn_itself_goes_before_them() -> None:
-    turns = Turns(_session(*_tree()), ["x1", "x", "y"])
+    turns = FairShareSelector(_session(*_tree()), ["x1", "x", "y"])
     served = []
     while (name := turns.next()) is not None:
         served.append(name)
@@ -101,7 +101,7 @@ def test_a_queue_above_others_that_has_a_turn_itself_goes_before_them() -> None:
 def test_one_line_for_all_stands_at_the_root_and_needs_no_key() -> None:
     plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "proportion")
     session = assemble(SchedulerConfig(plugins=plugins)).open(a_snapshot(a_node(cpu=1)), 0)
-    turns = Turns(session, ["root"])
+    turns = FairShareSelector(session, ["root"])
     assert turns.next() == "root"
     turns.drop("root")
     assert turns.next() is None

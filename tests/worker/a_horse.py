@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.limits import Bounds
+from batchq.worker.host.limits import ProcessBounds
 from batchq.worker.workhorse.process import start
 
 
 def main() -> None:
     cgroup, script = Path(sys.argv[1]), sys.argv[2]
     command = start(
-        ["sh", "-c", script], dict(os.environ), "", bounds=Bounds(cgroup=PodCgroup(cgroup))
+        ["sh", "-c", script], dict(os.environ), "", bounds=ProcessBounds(cgroup=PodCgroup(cgroup))
     )
     stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
     select.select([stdout], [], [])

@@ -15,7 +15,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.worker.agent.leftovers import sweep
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.limits import Bounds
+from batchq.worker.host.limits import ProcessBounds
 from batchq.worker.workhorse.process import start
 from tests.daemon.waiting import until
 from tests.worker.cgroups import a_real_cgroup
@@ -38,7 +38,7 @@ def cgroup() -> Iterator[PodCgroup]:
 
 def _run(cgroup: PodCgroup, script: str) -> tuple[int, int]:
     """A command in the cgroup whose leader has been killed; it, and the pid that it told of."""
-    command = start(["sh", "-c", script], PATH, "", bounds=Bounds(cgroup=cgroup))
+    command = start(["sh", "-c", script], PATH, "", bounds=ProcessBounds(cgroup=cgroup))
     stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
     told: list[bytes] = []
     until(lambda: bool(told.extend(command.read(stdout)) or told))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import Claim, Ended, Outcome
+from batchq.api.node_report import Ended, PodOutcome, StartClaim
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.transaction import Transaction, Write, fence_of
 from batchq.daemon.node_reports import LeaderDesk
@@ -21,7 +21,7 @@ from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 from batchq.worker.agent.start_claims import Answer, Claimed, Claims, Declined
 from batchq.worker.rq.delivery import PodAttempt
-from batchq.worker.workhorse.report import Desk
+from batchq.worker.workhorse.report import ReportSender
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.builders import a_group, a_pod
 from tests.harness.server import Server
@@ -34,7 +34,7 @@ class Node:
 
     def __init__(self, store: RedisStore, home: Path) -> None:
         self.store = store
-        self.desk = Desk(store, "n1")
+        self.desk = ReportSender(store, "n1")
         self.files = RunFiles(home)
         self.claims = Claims(
             store, "n1", self.files, author="agent", lease_ms=30_000, patience_ms=500
@@ -247,9 +247,9 @@ def test_claims_wait_for_a_server_that_is_away(node: Node, server: Server) -> No
 
 def test_an_end_takes_the_place_of_the_claim_and_ends_the_lease(node: Node) -> None:
     node.put()
-    node.desk.post(Claim(pod="g-1-0", attempt=1, author="horse"))
+    node.desk.post(StartClaim(pod="g-1-0", attempt=1, author="horse"))
     node.store.renew("n1", "g-1-0", 1, "g 1 1", 30_000)
-    node.desk.ended("g-1-0", 1, Outcome(exit_code=0), author="horse")
+    node.desk.ended("g-1-0", 1, PodOutcome(exit_code=0), author="horse")
     assert [type(fact) for fact in node.desk.pending()] == [Ended]
     assert node.store.alive.leased("n1") == []
     node.fold()

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
-from batchq.store.node_channels import Word, ring
+from batchq.store.node_channels import WakeReason, ring
 from batchq.store.redis import RedisStore
 from batchq.worker.agent.wakeups import Door
 from tests.daemon.waiting import until
@@ -27,13 +27,13 @@ def test_after_a_look_in_vain_the_next_is_a_second_later_unless_it_rings(
     door.listen()
     door.has_looked(now_ms=5_000, are_more=False)
     assert (door.look_at, door.most(8), door.most(0)) == (6_000, 1, 0)
-    ring(redis_store.link, ["n1"], Word.CLAIMS)
+    ring(redis_store.link, ["n1"], WakeReason.CLAIMS)
     [(descriptor, _)] = poll.poll(10_000)
     assert door.is_at(descriptor)
     assert door.answer()
     assert (door.look_at, door.most(8)) == (6_000, 1)
     door.listen()
-    ring(redis_store.link, ["n1"], Word.PODS)
+    ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert poll.poll(10_000)
     assert not door.answer()
     assert (door.look_at, door.most(8)) == (0, 8)

@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.errors import UsageError
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.limits import Bounds, Enforce, Enforcement, settle
+from batchq.worker.host.limits import Enforce, Enforcement, ProcessBounds, settle
 from tests.worker.stage import WITHIN_S, Stage
 from tests.worker.test_cgroup import ME, Tree
 
@@ -61,7 +61,7 @@ def test_without_a_cgroup_there_is_an_rlimit(tree: Tree) -> None:
     assert found.kind == Enforce.RLIMIT
     assert found.of_pod("u-1-0-1") is None
     assert found.existing() == []
-    assert found.bounds("u-1-0-1", {"memory": 1 << 20}) == Bounds(memory_bytes=1 << 20)
+    assert found.bounds("u-1-0-1", {"memory": 1 << 20}) == ProcessBounds(memory_bytes=1 << 20)
 
 
 def test_a_cgroup_that_is_demanded_and_impossible_is_an_error_that_says_why(tree: Tree) -> None:
@@ -88,22 +88,22 @@ def test_two_run_folders_have_two_marks(tree: Tree) -> None:
 
 def test_a_cgroup_that_cannot_be_made_is_replaced_by_an_rlimit(tmp_path: Path) -> None:
     found = Enforcement(kind=Enforce.CGROUP, base=tmp_path / "gone", mark="aaaa")
-    assert found.bounds("u-1-0-1", {"memory": 5}) == Bounds(memory_bytes=5)
+    assert found.bounds("u-1-0-1", {"memory": 5}) == ProcessBounds(memory_bytes=5)
 
 
 def test_a_pod_that_requests_no_memory_has_no_bound() -> None:
     found = Enforcement(kind=Enforce.RLIMIT)
-    assert found.bounds("u-1-0-1", {"cpu": 1000}) == Bounds()
-    assert found.bounds("u-1-0-1", {"memory": 0}) == Bounds()
+    assert found.bounds("u-1-0-1", {"cpu": 1000}) == ProcessBounds()
+    assert found.bounds("u-1-0-1", {"memory": 0}) == ProcessBounds()
 
 
 def test_the_message_names_the_request(tree: Tree) -> None:
     made = tree.cgroup("pod")
     (made / "memory.events").write_text("oom_kill 2\n")
-    assert Bounds(cgroup=PodCgroup(made), memory_bytes=512 << 20).trouble() == (
+    assert ProcessBounds(cgroup=PodCgroup(made), memory_bytes=512 << 20).trouble() == (
         "killed: used more than its memory request of 512Mi"
     )
-    assert Bounds(memory_bytes=512 << 20).trouble() == ""
+    assert ProcessBounds(memory_bytes=512 << 20).trouble() == ""
 
 
 @pytest.mark.e2e

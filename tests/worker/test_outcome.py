@@ -9,7 +9,7 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.scheduler.node_reports import ended
 from batchq.worker.workhorse.process import base_environment
-from batchq.worker.workhorse.run_file import LOST, Outcome
+from batchq.worker.workhorse.run_file import LOST, PodOutcome
 from batchq.worker.workhorse.supervision import Lease
 from tests.builders import a_group, a_pod
 
@@ -20,12 +20,12 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
 @pytest.mark.parametrize(
     ("sentence", "status", "outcome", "phase", "reason", "failures"),
     [
-        ("0 is success", {}, Outcome(exit_code=0), "Succeeded", "", 0),
-        ("3 is failure", {}, Outcome(exit_code=3), "Failed", "", 1),
+        ("0 is success", {}, PodOutcome(exit_code=0), "Succeeded", "", 0),
+        ("3 is failure", {}, PodOutcome(exit_code=3), "Failed", "", 1),
         (
             "0 before the order to stop arrived is success",
             STOPPED,
-            Outcome(exit_code=0),
+            PodOutcome(exit_code=0),
             "Succeeded",
             "",
             0,
@@ -33,7 +33,7 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
         (
             "0 after the order is no success",
             STOPPED,
-            Outcome(exit_code=0, stopped="Preempted"),
+            PodOutcome(exit_code=0, stopped="Preempted"),
             "Evicted",
             "Preempted",
             0,
@@ -41,7 +41,7 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
         (
             "an end while it is to stop is no failure",
             STOPPED,
-            Outcome(exit_code=1),
+            PodOutcome(exit_code=1),
             "Evicted",
             "Preempted",
             0,
@@ -49,7 +49,7 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
         (
             "its time was up",
             OVER,
-            Outcome(exit_code=143, signal=15, stopped="WalltimeExceeded"),
+            PodOutcome(exit_code=143, signal=15, stopped="WalltimeExceeded"),
             "Failed",
             "WalltimeExceeded",
             1,
@@ -57,7 +57,7 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
         (
             "an array's pod whose time was up",
             {},
-            Outcome(exit_code=0, stopped="WalltimeExceeded"),
+            PodOutcome(exit_code=0, stopped="WalltimeExceeded"),
             "Failed",
             "WalltimeExceeded",
             1,
@@ -65,7 +65,7 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
         (
             "an end at the walltime itself",
             OVER,
-            Outcome(exit_code=0),
+            PodOutcome(exit_code=0),
             "Succeeded",
             "",
             0,
@@ -77,7 +77,7 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
 def test_an_end(
     sentence: str,
     status: dict[str, Any],
-    outcome: Outcome,
+    outcome: PodOutcome,
     phase: str,
     reason: str,
     failures: int,

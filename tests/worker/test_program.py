@@ -15,7 +15,7 @@ import pytest
 from batchq.api.objects import PodTemplate
 from batchq.worker.workhorse import callee
 from batchq.worker.workhorse.process import Program
-from batchq.worker.workhorse.run_file import Outcome
+from batchq.worker.workhorse.run_file import PodOutcome
 
 TASKS = """
 import asyncio, os, sys, threading
@@ -98,7 +98,7 @@ def folder(tmp_path: Path) -> Path:
 class Called(NamedTuple):
     """What became of a call."""
 
-    outcome: Outcome
+    outcome: PodOutcome
     result: bytes | None
     out: str
     err: str
@@ -123,7 +123,7 @@ def call(folder: Path, function: str, *args: Any, **kwargs: Any) -> Called:
         timeout=60,
         check=False,
     )
-    outcome, result = program.settled(Outcome(exit_code=done.returncode))
+    outcome, result = program.settled(PodOutcome(exit_code=done.returncode))
     return Called(outcome, result, done.stdout, done.stderr)
 
 
@@ -146,7 +146,7 @@ def test_what_a_function_returns_is_its_result_and_what_it_prints_its_output(fol
 )
 def test_a_result_is_json(folder: Path, function: str, args: list[Any], result: str) -> None:
     done = call(folder, function, *args)
-    assert done.outcome == Outcome(exit_code=0), done.err
+    assert done.outcome == PodOutcome(exit_code=0), done.err
     assert done.result == result.encode()
 
 
@@ -260,10 +260,10 @@ def test_a_failure_is_one_sentence_and_an_exit_code(folder: Path, case: str) -> 
 
 
 def test_what_is_not_there_is_named_with_where_it_was_looked_for(folder: Path) -> None:
-    assert call(folder, "tasks:nope").outcome == Outcome(
+    assert call(folder, "tasks:nope").outcome == PodOutcome(
         exit_code=127, message=f"module tasks ({folder}/tasks.py) has no function nope"
     )
-    assert call(folder, "no.such:f").outcome == Outcome(
+    assert call(folder, "no.such:f").outcome == PodOutcome(
         exit_code=127,
         message=f"there is no module no to import in {folder} or on this node's Python path; set"
         " the template's workingDir or its PYTHONPATH, or install it there",
@@ -286,7 +286,7 @@ def test_an_exception_is_in_the_message_on_one_bounded_line_and_whole_in_the_out
 
 def test_a_result_up_to_the_bound_is_kept_and_a_larger_one_fails_its_pod(folder: Path) -> None:
     assert len(call(folder, "tasks:text", 65_534).result or b"") == 65_536
-    assert call(folder, "tasks:text", 65_535).outcome == Outcome(
+    assert call(folder, "tasks:text", 65_535).outcome == PodOutcome(
         exit_code=65,
         message="what tasks:text returned takes 65537 bytes as JSON, and at most 65536 are kept;"
         " write a file and return its path",
@@ -298,8 +298,10 @@ def test_nothing_of_a_call_stands_in_the_arguments_of_its_process(folder: Path) 
     assert list(argv) == [sys.executable, "-P", callee.__file__]
 
 
-@pytest.mark.parametrize("outcome", [Outcome(exit_code=0, stopped="Preempted"), Outcome(signal=9)])
-def test_a_process_that_was_stopped_has_no_result(outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    "outcome", [PodOutcome(exit_code=0, stopped="Preempted"), PodOutcome(signal=9)]
+)
+def test_a_process_that_was_stopped_has_no_result(outcome: PodOutcome) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.pwrite(program.stdin, b'{"result":42}       ', 0)
     assert program.settled(outcome) == (outcome, None)
@@ -309,7 +311,7 @@ def test_a_process_that_was_stopped_has_no_result(outcome: Outcome) -> None:
 def test_a_result_that_is_larger_than_the_callee_allows_is_none(size: int) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.pwrite(program.stdin, b'{"result":"%b"}' % (b"x" * (size - 2)), 0)
-    outcome, result = program.settled(Outcome(exit_code=0))
+    outcome, result = program.settled(PodOutcome(exit_code=0))
     assert (outcome.exit_code, result) == (1, None)
 
 
@@ -317,7 +319,7 @@ def test_what_the_log_says_of_a_failure_is_said_as_well(folder: Path) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.ftruncate(program.stdin, 0)
     os.pwrite(program.stdin, b'{"message":"ValueError: bad"}', 0)
-    outcome, _ = program.settled(Outcome(exit_code=1, message="the output could not be kept"))
+    outcome, _ = program.settled(PodOutcome(exit_code=1, message="the output could not be kept"))
     assert outcome.message == "ValueError: bad; the output could not be kept"
 
 

@@ -9,14 +9,14 @@ from batchq.api.node_report import Runs
 from batchq.store.redis import RedisStore
 from batchq.worker.agent.end_reports import RollCall
 from batchq.worker.rq.delivery import PodAttempt
-from batchq.worker.workhorse.run_file import Outcome, RunFile, RunFiles
+from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles
 from tests.contract.made import pod, put, writing
 
 HERE = PodAttempt("u1-1-0", 1)
 HORSES = ((HERE, 4711),)
 
 
-def a_roll_call(store: RedisStore, home: Path, *, outcome: Outcome | None = None) -> RollCall:
+def a_roll_call(store: RedisStore, home: Path, *, outcome: PodOutcome | None = None) -> RollCall:
     """A node `n1` on which one attempt runs, or has ended."""
     files = RunFiles(home)
     started = {"horse": 4711, "horse_started_ms": 1, "group": 4712, "started_at": 5_000}
@@ -81,4 +81,6 @@ def test_the_node_has_reported_once_the_attempt_is_known_or_gone(
 
 
 def test_what_has_ended_does_not_run(redis_store: RedisStore, tmp_path: Path) -> None:
-    assert a_roll_call(redis_store, tmp_path, outcome=Outcome(exit_code=0)).answer("run 1", HORSES)
+    assert a_roll_call(redis_store, tmp_path, outcome=PodOutcome(exit_code=0)).answer(
+        "run 1", HORSES
+    )

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from batchq.api.objects import PodTemplate
-from batchq.worker.host.limits import UNBOUNDED, Bounds
+from batchq.worker.host.limits import UNBOUNDED, ProcessBounds
 from batchq.worker.host.processes import child_pids, kill_children
 from batchq.worker.workhorse.process import CALLEE, Fork, Program
-from batchq.worker.workhorse.run_file import Outcome
+from batchq.worker.workhorse.run_file import PodOutcome
 from batchq.worker.workhorse.standby import Functions, Standby
 
 TASKS = """
@@ -73,8 +73,8 @@ def call(
     function: str,
     *,
     environment: dict[str, str] | None = None,
-    bounds: Bounds = UNBOUNDED,
-) -> tuple[Outcome, bytes | None]:
+    bounds: ProcessBounds = UNBOUNDED,
+) -> tuple[PodOutcome, bytes | None]:
     """Call a function by it; what becomes of that."""
     program = Program(PodTemplate(function=function))
     with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a descriptor is all that is needed
@@ -82,7 +82,7 @@ def call(
         fork = standby.fork(environment or HERE, str(folder), bounds, (program.stdin, out, out))
     assert fork is not None
     wait_status = ended(fork)
-    outcome = Outcome(exit_code=os.waitstatus_to_exitcode(wait_status))
+    outcome = PodOutcome(exit_code=os.waitstatus_to_exitcode(wait_status))
     return program.settled(outcome)
 
 
@@ -99,7 +99,7 @@ def test_a_function_sees_what_it_would_see_in_a_process_of_its_own(
 ) -> None:
     environment = {**HERE, "SECRET": "of another", "MINE": "1"}
     outcome, result = call(standby, folder, "tasks:seen", environment=environment)
-    assert outcome == Outcome(exit_code=0)
+    assert outcome == PodOutcome(exit_code=0)
     at, variables, leads, held, first, argv, has_more = json.loads(result or b"")
     assert at == first == str(folder)
     assert variables == environment
@@ -145,7 +145,7 @@ def test_how_a_process_ended_is_told(
 
 def test_its_memory_is_limited_as_that_of_a_command(standby: Standby, folder: Path) -> None:
     limit = 1 << 30
-    bounds = Bounds(memory_bytes=limit)
+    bounds = ProcessBounds(memory_bytes=limit)
     assert call(standby, folder, "tasks:limit", bounds=bounds)[1] == b"[%d,%d]" % (limit, limit)
     assert call(standby, folder, "tasks:limit")[1] != b"[%d,%d]" % (limit, limit)
 

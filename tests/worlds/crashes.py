@@ -12,8 +12,8 @@ from batchq.api.objects import Pod, PodGroup
 from batchq.api.transaction import Answer, Commit, Refusal, Transaction, Word
 from batchq.core.session.snapshot import Snapshot
 from batchq.lab.simulation.clock import CountedIds
-from batchq.lab.simulation.invariants import Watch
-from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.invariants import InvariantWatch
+from batchq.lab.simulation.run import WorldStage
 from batchq.lab.simulation.world import World
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
@@ -86,7 +86,7 @@ def claimant_holds(claimant: object) -> set[str]:
     return set(claimant.status.pledge.holds) if isinstance(claimant, PodGroup) else set()
 
 
-class PatientWatch(Watch):
+class PatientWatch(InvariantWatch):
     """What a session has settled need not be stored before commits go through again."""
 
     def __init__(self, store: MemoryStore, reluctant: Reluctant) -> None:
@@ -98,10 +98,10 @@ class PatientWatch(Watch):
             super()._check_groups(spared)
 
 
-class DoubtfulStage(Stage):
+class DoubtfulStage(WorldStage):
     """A stage on which commits are refused in part, for a while."""
 
-    most_at_once = Stage.most_at_once + COMMITS_IN_DOUBT
+    most_at_once = WorldStage.most_at_once + COMMITS_IN_DOUBT
 
     def __init__(self, world: World, scheduler: Scheduler, seed: int) -> None:
         super().__init__(world, scheduler)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
-from batchq.lab.simulation.report import Outcome
+from batchq.lab.simulation.report import WorldOutcome
 from tests.worlds.making import Described, Manifest
 from tests.worlds.rules import Broken
 
@@ -65,7 +65,7 @@ def _manifest(kind: str, name: str, spec: Manifest) -> Manifest:
     return {"apiVersion": "batchq/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def shares_have_converged(outcome: Outcome, wanted: dict[str, Fraction]) -> None:
+def shares_have_converged(outcome: WorldOutcome, wanted: dict[str, Fraction]) -> None:
     """No queue is short of what its weight gives it by a whole pod, and nothing is idle."""
     held = {name: int(outcome.queues[name].allocated.get("cpu", "0")) for name in wanted}
     for name, pods in wanted.items():

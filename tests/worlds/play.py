@@ -18,8 +18,8 @@ from batchq.config.load import read_config
 from batchq.core.session.session import Action, Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import BatchqError
-from batchq.lab.simulation.report import Outcome, as_json
-from batchq.lab.simulation.run import Stage
+from batchq.lab.simulation.report import WorldOutcome, as_json
+from batchq.lab.simulation.run import WorldStage
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
 from tests.worlds.check_rules import (
@@ -113,10 +113,10 @@ def judged(world: Described, *, at_rest: bool = True) -> Judged:
     )
 
 
-def play(world: Described, most: int = MOST_SESSIONS) -> Outcome:
+def play(world: Described, most: int = MOST_SESSIONS) -> WorldOutcome:
     """Play a world. Raises Broken or InvariantBroken."""
     scheduler = judged(world)
-    stage = Stage(read_world(world.text, f"seed {world.seed}"), scheduler)
+    stage = WorldStage(read_world(world.text, f"seed {world.seed}"), scheduler)
     played = stage.run(most, bounded=True)
     # A transaction that both takes and gives may come before one that it counts on; the next
     # session mends that. What is refused again and again was decided against the store's rules.
@@ -146,7 +146,7 @@ def play_in_doubt(world: Described) -> None:
             rule(scheduler.last[0])
 
 
-def play_shuffled(world: Described, told: Outcome) -> None:
+def play_shuffled(world: Described, told: WorldOutcome) -> None:
     """The order of documents decides nothing. Raises Broken."""
     documents = [*world.manifests]
     random.Random(world.seed).shuffle(documents)

@@ -11,12 +11,12 @@ import click
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.terminal import echo
 from batchq.cli.simulate.gpus import asked_of_pods, pods_options
-from batchq.cli.simulate.inputs import Given, Kind, given
+from batchq.cli.simulate.inputs import Given, InputKind, given
 from batchq.cli.simulate.live import asked_of_live, live_options
 from batchq.cli.simulate.logs import RunsInOrder, asked_runs, refuse_for
 
 if TYPE_CHECKING:
-    from batchq.lab.simulation.run import Played
+    from batchq.lab.simulation.run import PlayedWorld
 
 
 def simulate_world(
@@ -60,7 +60,7 @@ def _dicts(items: object) -> list[dict[str, object]]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _shown(played: Played, output: str) -> str:
+def _shown(played: PlayedWorld, output: str) -> str:
     if output == "table":
         from batchq.lab.simulation.report import as_table
 
@@ -232,12 +232,12 @@ def simulate(
         simulate_pods(found, of_pods, color=shared.color)
         return
     refuse_for(found, context.params)
-    if found.kind is Kind.WORLD:
+    if found.kind is InputKind.WORLD:
         simulate_world(found, configs, cycles=cycles, output=output)
         return
-    from batchq.cli.simulate.logs import Wish, simulate_log
+    from batchq.cli.simulate.logs import LogRequest, simulate_log
 
-    wish = Wish(
+    wish = LogRequest(
         asked=asked_runs(context),
         jobs=jobs,
         procs=procs,

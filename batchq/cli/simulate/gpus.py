@@ -15,10 +15,17 @@ import msgspec
 from batchq.cli.output.output import show_data
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import Interrupted
-from batchq.cli.simulate.inputs import STDIN, Given, Kind, check_output, check_plot, write_whole
+from batchq.cli.simulate.inputs import (
+    STDIN,
+    Given,
+    InputKind,
+    check_output,
+    check_plot,
+    write_whole,
+)
 from batchq.cli.simulate.logs import (
     Asked,
-    Row,
+    ComparisonRow,
     Run,
     Told,
     asked_runs,
@@ -31,12 +38,12 @@ from batchq.cli.simulate.logs import (
 from batchq.errors import UsageError
 from batchq.lab.traces.openb import WHOLE_GPU, OpenbNode, OpenbPod, read_nodes, read_pods
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.gpu_plot import Curve, Picture
+from batchq.lab.workload.gpu_plot import Curve, GpuPicture
 from batchq.lab.workload.gpus import (
+    GpuLevel,
     GpuUse,
     GpuWatch,
     Inflation,
-    Level,
     Point,
     inflate,
     openb_load,
@@ -134,7 +141,7 @@ def asked_of_pods(context: click.Context, found: Given) -> AskedOfPods | None:
     Raises UsageError where options do not go together.
     """
     given = context.params
-    if found.kind is not Kind.PODS:
+    if found.kind is not InputKind.PODS:
         what = f"{found.source} is {found.kind.value}"
         _refuse(given, _OF_PODS, f"is for a table of pods, and {what}")
         return None
@@ -188,7 +195,7 @@ class Played(NamedTuple):
         """Every figure by its name."""
         jobs = self.schedule.jobs
         placed = sum(one.first_start_s is not None for one in jobs)
-        levels: tuple[tuple[str, Level], ...] = (
+        levels: tuple[tuple[str, GpuLevel], ...] = (
             ("gpu_allocation", self.use.allocation),
             ("gpu_fragmentation", self.use.fragmentation),
             ("gpu_fragmentation_of_free", self.use.fragmentation_of_free),
@@ -205,7 +212,7 @@ class Played(NamedTuple):
         return dict(self.values())
 
     @staticmethod
-    def rows(columns: Sequence[Values]) -> list[Row]:
+    def rows(columns: Sequence[Values]) -> list[ComparisonRow]:
         """The lines of the table, a value for each run."""
         lines: list[_Line] = [
             ("jobs", "Pods", _count, None),
@@ -236,7 +243,7 @@ class Played(NamedTuple):
         ]
         return _rows(lines, columns)
 
-    def picture(self) -> Picture:
+    def picture(self) -> GpuPicture:
         """What to draw of it: days since the first pod came."""
         use = self.use
         start = use.over_time[0].at_s if use.over_time else 0
@@ -245,7 +252,7 @@ class Played(NamedTuple):
         def curve(values: Sequence[float]) -> Curve:
             return Curve(x=tuple(middles), y=tuple(100 * value for value in values))
 
-        return Picture(
+        return GpuPicture(
             name=self.name,
             words=f"{_percent(use.allocation.mean)} allocated and"
             f" {_percent(use.fragmentation.mean)} fragmented on average,"
@@ -291,7 +298,7 @@ class Inflated(NamedTuple):
         return {**self.values(), "points": points}
 
     @staticmethod
-    def rows(columns: Sequence[Values]) -> list[Row]:
+    def rows(columns: Sequence[Values]) -> list[ComparisonRow]:
         """The lines of the table, a value for each run."""
         lines: list[_Line] = [
             ("pods", "Pods that came", _count, None),
@@ -308,7 +315,7 @@ class Inflated(NamedTuple):
         ]
         return _rows(lines, columns)
 
-    def picture(self) -> Picture:
+    def picture(self) -> GpuPicture:
         """What to draw of it: percents of the cluster's GPUs that had been asked for."""
         run, last = self.inflation, self.inflation.last.reading
         points = run.points
@@ -317,7 +324,7 @@ class Inflated(NamedTuple):
         def curve(values: Sequence[float]) -> Curve:
             return Curve(x=arrived, y=tuple(100 * value for value in values))
 
-        return Picture(
+        return GpuPicture(
             name=self.name,
             words=f"{_hundredths(last.allocation)} allocated in the end,"
             f" {_hundredths(last.fragmentation)} fragments",
@@ -365,13 +372,13 @@ def _of_reading(point: Point) -> dict[str, float]:
     }
 
 
-def _parts(level: Level) -> tuple[tuple[str, float], ...]:
+def _parts(level: GpuLevel) -> tuple[tuple[str, float], ...]:
     return (("mean", level.mean), ("peak", level.peak), ("final", level.final))
 
 
-def _rows(lines: Sequence[_Line], columns: Sequence[Values]) -> list[Row]:
+def _rows(lines: Sequence[_Line], columns: Sequence[Values]) -> list[ComparisonRow]:
     return [
-        Row(title, [values[name] for values in columns], text, best)
+        ComparisonRow(title, [values[name] for values in columns], text, best)
         for name, title, text, best in lines
     ]
 
@@ -392,7 +399,7 @@ def _hundredths(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-class _Tables:
+class _GpuTables:
     """The two tables, and what is to be done with them."""
 
     def __init__(self, found: Given, asked: AskedOfPods) -> None:
@@ -410,7 +417,7 @@ def simulate_pods(found: Given, asked: AskedOfPods, *, color: bool) -> None:
     Interrupted after Ctrl-C.
     """
     _check_files(found, asked)
-    tables = _Tables(found, asked)
+    tables = _GpuTables(found, asked)
     schedules: list[Schedule] = []
     views = _run(tables, schedules, color=color)
     starts = ""
@@ -442,7 +449,7 @@ def _check_files(found: Given, asked: AskedOfPods) -> None:
 # --- playing --------------------------------------------------------------------------------
 
 
-def _run(tables: _Tables, schedules: list[Schedule], *, color: bool) -> list[Viewed]:
+def _run(tables: _GpuTables, schedules: list[Schedule], *, color: bool) -> list[Viewed]:
     """One run after the other; schedules are added where there are any."""
     views: list[Viewed] = []
     noun = "pods" if tables.asked.inflate is None else "GPUs"
@@ -460,7 +467,7 @@ def _run(tables: _Tables, schedules: list[Schedule], *, color: bool) -> list[Vie
     return views
 
 
-def _inflated(tables: _Tables, run: Run, told: Told) -> Inflated | None:
+def _inflated(tables: _GpuTables, run: Run, told: Told) -> Inflated | None:
     """None if the pods are to come and go as they did."""
     if tables.asked.inflate is None:
         return None
@@ -476,7 +483,7 @@ def _inflated(tables: _Tables, run: Run, told: Told) -> Inflated | None:
     return Inflated(run.name, inflation)
 
 
-def _played(tables: _Tables, run: Run, told: Told, schedules: list[Schedule]) -> Played:
+def _played(tables: _GpuTables, run: Run, told: Told, schedules: list[Schedule]) -> Played:
     load = openb_load(
         tables.nodes,
         tables.pods,
@@ -495,7 +502,7 @@ def _played(tables: _Tables, run: Run, told: Told, schedules: list[Schedule]) ->
 # --- afterwards -----------------------------------------------------------------------------
 
 
-def _write_files(tables: _Tables, starts: str, views: Sequence[Viewed]) -> None:
+def _write_files(tables: _GpuTables, starts: str, views: Sequence[Viewed]) -> None:
     path, plot = tables.asked.starts, tables.asked.plot
     if path is not None and str(path) != STDIN:
         write_whole(path, starts.encode(), "--starts")
@@ -507,7 +514,7 @@ def _write_files(tables: _Tables, starts: str, views: Sequence[Viewed]) -> None:
         write_whole(plot, drawn(_title(tables), pictures, form), "--plot")
 
 
-def _show(tables: _Tables, starts: str, views: Sequence[Viewed]) -> None:
+def _show(tables: _GpuTables, starts: str, views: Sequence[Viewed]) -> None:
     output = tables.asked.output
     if tables.asked.starts is not None and str(tables.asked.starts) == STDIN:
         echo(starts, nl=False)
@@ -522,7 +529,7 @@ def _show(tables: _Tables, starts: str, views: Sequence[Viewed]) -> None:
         echo(note, err=True)
 
 
-def _report(tables: _Tables, views: Sequence[Viewed]) -> Iterator[str]:
+def _report(tables: _GpuTables, views: Sequence[Viewed]) -> Iterator[str]:
     yield _title(tables)
     yield from _notes(tables, views)
     yield ""
@@ -530,7 +537,7 @@ def _report(tables: _Tables, views: Sequence[Viewed]) -> Iterator[str]:
     yield from side_by_side([one.name for one in views], rows)
 
 
-def _title(tables: _Tables) -> str:
+def _title(tables: _GpuTables) -> str:
     gpus = counted(sum(node.gpus for node in tables.nodes), "GPU")
     there = f"{counted(len(tables.nodes), 'node')} with {gpus}"
     pods = counted(len(tables.pods), "pod")
@@ -542,7 +549,7 @@ def _title(tables: _Tables) -> str:
     )
 
 
-def _notes(tables: _Tables, views: Sequence[Viewed]) -> Iterator[str]:
+def _notes(tables: _GpuTables, views: Sequence[Viewed]) -> Iterator[str]:
     """What is not in the figures, a sentence each."""
     if tables.asked.inflate is not None:
         return

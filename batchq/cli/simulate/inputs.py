@@ -126,7 +126,7 @@ _FIELDS_OF_SWF = 18
 _HEADING_OF_PODS = b"name,cpu_milli,"
 
 
-class Kind(Enum):
+class InputKind(Enum):
     """What can be simulated."""
 
     WORLD = "a world"
@@ -136,20 +136,20 @@ class Kind(Enum):
 
 #: Ends of names, in lower case, that say what is in a file.
 _NAMES = {
-    ".swf": Kind.SWF,
-    ".swf.gz": Kind.SWF,
-    ".csv": Kind.PODS,
-    ".csv.gz": Kind.PODS,
-    ".yaml": Kind.WORLD,
-    ".yml": Kind.WORLD,
-    ".json": Kind.WORLD,
+    ".swf": InputKind.SWF,
+    ".swf.gz": InputKind.SWF,
+    ".csv": InputKind.PODS,
+    ".csv.gz": InputKind.PODS,
+    ".yaml": InputKind.WORLD,
+    ".yml": InputKind.WORLD,
+    ".json": InputKind.WORLD,
 }
 
 
 class Given(NamedTuple):
     """The argument: `source` is what messages call it; `content` is there of a world only."""
 
-    kind: Kind
+    kind: InputKind
     source: str
     path: Path
     content: bytes = b""
@@ -163,24 +163,24 @@ def given(word: str) -> Given:
     """
     if word == STDIN:
         text = sys.stdin.buffer.read(MOST_BYTES + 1)
-        if text[:2] == _GZIP or _kind_of_lines(text[:_LOOKED_AT_BYTES]) is not Kind.WORLD:
+        if text[:2] == _GZIP or _kind_of_lines(text[:_LOOKED_AT_BYTES]) is not InputKind.WORLD:
             raise UsageError(
                 "standard input is a log, and a log is read from a file",
                 hint="give the file's name: batchq simulate TRACE.swf.gz",
             )
-        return Given(Kind.WORLD, "standard input", Path(word), text)
+        return Given(InputKind.WORLD, "standard input", Path(word), text)
     path = Path(word)
     try:
         kind = _kind_by_name(path.name) or _kind_of_lines(_beginning(path))
-        content = read_bounded(path) if kind is Kind.WORLD else b""
+        content = read_bounded(path) if kind is InputKind.WORLD else b""
     except OSError as error:
-        named = _kind_by_name(path.name) or Kind.WORLD
-        noun = "world" if named is Kind.WORLD else "log"
+        named = _kind_by_name(path.name) or InputKind.WORLD
+        noun = "world" if named is InputKind.WORLD else "log"
         raise InvalidInput(f"{word}: the {noun} cannot be read: {error.strerror}") from None
     return Given(kind, word, path, content)
 
 
-def _kind_by_name(name: str) -> Kind | None:
+def _kind_by_name(name: str) -> InputKind | None:
     lowered = name.lower()
     return next((kind for end, kind in _NAMES.items() if lowered.endswith(end)), None)
 
@@ -201,11 +201,11 @@ def _beginning(path: Path) -> bytes:
         raise InvalidInput(f"{path}: this gzip file is damaged: {error}") from None
 
 
-def _kind_of_lines(beginning: bytes) -> Kind:
+def _kind_of_lines(beginning: bytes) -> InputKind:
     """By the first line that says something; what is nothing else is taken for a world."""
     first = next((line for line in beginning.splitlines() if line.strip()), b"").strip()
     if first.startswith(_HEADING_OF_PODS):
-        return Kind.PODS
+        return InputKind.PODS
     words = first.split()
     numbers = len(words) == _FIELDS_OF_SWF and all(_NUMBER.fullmatch(word) for word in words)
-    return Kind.SWF if first.startswith(b";") or numbers else Kind.WORLD
+    return InputKind.SWF if first.startswith(b";") or numbers else InputKind.WORLD

@@ -24,13 +24,13 @@ from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import on_interrupt
 from batchq.cli.simulate.inputs import check_output, write_whole
-from batchq.cli.simulate.logs import Lines
+from batchq.cli.simulate.logs import ProgressLines
 from batchq.errors import UsageError
 from batchq.lab.whatif.future import (
     ALL,
     Eviction,
-    Fate,
     Future,
+    GroupFate,
     GroupFuture,
     Lasting,
     Present,
@@ -215,7 +215,7 @@ def _configuration(name: str, future: Future) -> dict[str, object]:
     }
 
 
-def _group(found: WhatIf, fate: Fate) -> dict[str, object]:
+def _group(found: WhatIf, fate: GroupFate) -> dict[str, object]:
     present = fate.present
     namespace, _, name = present.key.partition("/")
     return {
@@ -346,7 +346,7 @@ def _stopped(future: Future) -> str:
 # --- groups -----------------------------------------------------------------------------------
 
 
-def _groups(found: WhatIf, fates: Sequence[Fate]) -> Table:
+def _groups(found: WhatIf, fates: Sequence[GroupFate]) -> Table:
     alone = len(found.names) == 1
     titles = ["POD GROUP", "QUEUE", "NOW"]
     titles += ["STARTS", "ENDS"] if alone else [f"STARTS ({found.names[0]})"]
@@ -356,7 +356,7 @@ def _groups(found: WhatIf, fates: Sequence[Fate]) -> Table:
     return Table(tuple(titles), tuple(_row(found, fate, alone=alone) for fate in in_order))
 
 
-def _by_start(fate: Fate) -> tuple[int, int, str]:
+def _by_start(fate: GroupFate) -> tuple[int, int, str]:
     """Those that run, those that start, those that do not."""
     present, first = fate.present, fate.futures[0]
     if not present.waits:
@@ -366,7 +366,7 @@ def _by_start(fate: Fate) -> tuple[int, int, str]:
     return (1, first.starts_at, present.key)
 
 
-def _row(found: WhatIf, fate: Fate, *, alone: bool) -> tuple[str, ...]:
+def _row(found: WhatIf, fate: GroupFate, *, alone: bool) -> tuple[str, ...]:
     present, first = fate.present, fate.futures[0]
     cells = [present.key, present.queue, str(present.phase), _start(found, present, first)]
     if alone:
@@ -454,7 +454,7 @@ def _by(eviction: Eviction) -> str:
     return f"{eviction.by} ({eviction.action})" if eviction.by else eviction.reason
 
 
-def _held_back(found: WhatIf, fates: Sequence[Fate]) -> list[tuple[str, ...]]:
+def _held_back(found: WhatIf, fates: Sequence[GroupFate]) -> list[tuple[str, ...]]:
     """Who does not start, and why: one line where that is the same under all configurations."""
     rows: list[tuple[str, ...]] = []
     for fate in fates:
@@ -617,7 +617,7 @@ def _progress(deciding: Deciding, shared: Globals) -> Iterator[Callable[[str], T
     """
     groups = [one for one in deciding.snapshot.groups if one.status.phase not in TERMINAL]
     if not sys.stderr.isatty():
-        say = Lines(monotonic, lambda line: echo(line, err=True), "groups")
+        say = ProgressLines(monotonic, lambda line: echo(line, err=True), "groups")
         yield lambda name: lambda ended, now_ms: say(name, ended, len(groups))
         return
     from rich.console import Console

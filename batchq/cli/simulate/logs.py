@@ -28,7 +28,14 @@ from batchq.cli.objects import read_objects
 from batchq.cli.output.output import aligned, one_line, show_data
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import Interrupted
-from batchq.cli.simulate.inputs import STDIN, Given, Kind, check_output, check_plot, write_whole
+from batchq.cli.simulate.inputs import (
+    STDIN,
+    Given,
+    InputKind,
+    check_output,
+    check_plot,
+    write_whole,
+)
 from batchq.config.model import SchedulerConfig
 from batchq.errors import InvalidInput, UsageError
 from batchq.lab.traces import Trace, read_swf
@@ -81,7 +88,7 @@ def asked_runs(context: click.Context) -> tuple[Asked, ...]:
 
 def refuse_for(given: Given, parameters: Mapping[str, object]) -> None:
     """Raise UsageError for an option that means nothing for what is given."""
-    is_world = given.kind is Kind.WORLD
+    is_world = given.kind is InputKind.WORLD
     foreign, whose = (_OF_LOGS, "a log") if is_world else (_OF_WORLDS, "a world")
     for name, option in foreign.items():
         if parameters[name] not in (None, ()):
@@ -191,7 +198,7 @@ def progress(
 ) -> Iterator[Callable[[str, int, int], None]]:
     """Something to tell: run, jobs (or what `noun` says) that have finished, jobs in all."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield Lines(monotonic, lambda line: echo(line, err=True), noun)
+        yield ProgressLines(monotonic, lambda line: echo(line, err=True), noun)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -220,7 +227,7 @@ def progress(
         yield tell
 
 
-class Lines:
+class ProgressLines:
     """A line after some seconds, then ever fewer; owns when the next one is due."""
 
     def __init__(
@@ -242,7 +249,7 @@ class Lines:
         self._due = now + self._between
 
 
-class Result(NamedTuple):
+class LogResult(NamedTuple):
     """One run's figures. `tenants` and `fairness` only where tenants were asked for."""
 
     name: str
@@ -251,22 +258,22 @@ class Result(NamedTuple):
     fairness: float | None = None
 
 
-def result_of(schedule: Schedule, *, by_tenant: bool) -> Result:
+def result_of(schedule: Schedule, *, by_tenant: bool) -> LogResult:
     """The figures of one run."""
     if not by_tenant:
-        return Result(schedule.name, figures_of(schedule))
+        return LogResult(schedule.name, figures_of(schedule))
     tenants = tenants_of(schedule)
-    return Result(schedule.name, figures_of(schedule), tenants, fairness_of(tenants))
+    return LogResult(schedule.name, figures_of(schedule), tenants, fairness_of(tenants))
 
 
-def as_data(results: Sequence[Result]) -> dict[str, object]:
+def as_data(results: Sequence[LogResult]) -> dict[str, object]:
     """What `-o json` prints: one run's figures, or those of all under `runs`."""
     if len(results) == 1:
         return _row(results[0], whole=True)
     return {"runs": [{"name": one.name, **_row(one, whole=True)} for one in results]}
 
 
-def as_csv(results: Sequence[Result]) -> str:
+def as_csv(results: Sequence[LogResult]) -> str:
     """A row for each run; a figure that does not exist is an empty cell."""
     rows = [{"run": one.name, **_row(one, whole=False)} for one in results]
     return _written(rows[0], (row.values() for row in rows))
@@ -288,7 +295,7 @@ def _start(one: Ran, run: str) -> tuple[object, ...]:
     return (run, one.number, one.submit_s, one.start_s)
 
 
-def _row(result: Result, *, whole: bool) -> dict[str, object]:
+def _row(result: LogResult, *, whole: bool) -> dict[str, object]:
     row: dict[str, object] = msgspec.to_builtins(result.figures)
     if result.tenants is not None:
         row["fairness"] = result.fairness
@@ -316,16 +323,16 @@ _BEST = "*"
 Value: TypeAlias = float | None
 
 
-class _Line(NamedTuple):
+class _FigureLine(NamedTuple):
     """One figure: how it is read off a result, written, and which value of several is the best."""
 
     title: str
-    value: Callable[[Result], Value]
+    value: Callable[[LogResult], Value]
     text: Callable[[float], str]
     best: Callable[[Sequence[float]], float] | None
 
 
-class Row(NamedTuple):
+class ComparisonRow(NamedTuple):
     """One figure of every run, in the order of the runs; `text` and `best` as above."""
 
     title: str
@@ -334,16 +341,18 @@ class Row(NamedTuple):
     best: Callable[[Sequence[float]], float] | None
 
 
-def comparison(results: Sequence[Result], *, width: int = WIDTH) -> Iterator[str]:
+def comparison(results: Sequence[LogResult], *, width: int = WIDTH) -> Iterator[str]:
     """The table's lines; a star marks the best of a line, where they are not all alike."""
     rows = [
-        Row(line.title, [line.value(one) for one in results], line.text, line.best)
+        ComparisonRow(line.title, [line.value(one) for one in results], line.text, line.best)
         for line in _lines(results)
     ]
     yield from side_by_side([one.name for one in results], rows, width=width)
 
 
-def side_by_side(names: Sequence[str], rows: Sequence[Row], *, width: int = WIDTH) -> Iterator[str]:
+def side_by_side(
+    names: Sequence[str], rows: Sequence[ComparisonRow], *, width: int = WIDTH
+) -> Iterator[str]:
     """A column for each of the names, a line for each of the rows."""
     titles = ["", *(row.title for row in rows)]
     columns = _columns(names, rows)
@@ -360,7 +369,7 @@ def side_by_side(names: Sequence[str], rows: Sequence[Row], *, width: int = WIDT
         yield f"{_BEST} the best of its line"
 
 
-def tenants_table(result: Result) -> Iterator[str]:
+def tenants_table(result: LogResult) -> Iterator[str]:
     """One run's tenants, those first who used the most; the many small ones are summed up."""
     found = sorted(result.tenants or (), key=lambda one: (-(one.used or 0.0), one.tenant))
     # One that is summed up takes a line as well, and might as well have its own.
@@ -383,23 +392,25 @@ def span(seconds: float) -> str:
 # --- figures as lines -----------------------------------------------------------------------
 
 
-def _lines(results: Sequence[Result]) -> Iterator[_Line]:
-    yield _Line("Jobs", lambda one: one.figures.jobs, _count, None)
-    yield _Line("Finished", lambda one: one.figures.finished, _count, max)
-    yield _Line("Wait, mean", lambda one: one.figures.mean_wait_s, span, min)
-    yield _Line("Wait, median", lambda one: one.figures.median_wait_s, span, min)
-    yield _Line("Wait, 95 % within", lambda one: one.figures.p95_wait_s, span, min)
-    yield _Line("Wait, longest", lambda one: one.figures.max_wait_s, span, min)
+def _lines(results: Sequence[LogResult]) -> Iterator[_FigureLine]:
+    yield _FigureLine("Jobs", lambda one: one.figures.jobs, _count, None)
+    yield _FigureLine("Finished", lambda one: one.figures.finished, _count, max)
+    yield _FigureLine("Wait, mean", lambda one: one.figures.mean_wait_s, span, min)
+    yield _FigureLine("Wait, median", lambda one: one.figures.median_wait_s, span, min)
+    yield _FigureLine("Wait, 95 % within", lambda one: one.figures.p95_wait_s, span, min)
+    yield _FigureLine("Wait, longest", lambda one: one.figures.max_wait_s, span, min)
     slowdown = "Bounded slowdown, mean"
-    yield _Line(slowdown, lambda one: one.figures.mean_bounded_slowdown, _decimal, min)
-    yield _Line("Utilisation", lambda one: one.figures.utilization, _percent, max)
-    yield _Line("Makespan", lambda one: one.figures.makespan_s, span, min)
-    yield _Line("Evictions", lambda one: one.figures.evictions, _count, min)
+    yield _FigureLine(slowdown, lambda one: one.figures.mean_bounded_slowdown, _decimal, min)
+    yield _FigureLine("Utilisation", lambda one: one.figures.utilization, _percent, max)
+    yield _FigureLine("Makespan", lambda one: one.figures.makespan_s, span, min)
+    yield _FigureLine("Evictions", lambda one: one.figures.evictions, _count, min)
     if any(one.tenants is not None for one in results):
-        yield _Line("Fairness (Jain)", lambda one: one.fairness, lambda value: f"{value:.3f}", max)
+        yield _FigureLine(
+            "Fairness (Jain)", lambda one: one.fairness, lambda value: f"{value:.3f}", max
+        )
 
 
-def _columns(names: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
+def _columns(names: Sequence[str], rows: Sequence[ComparisonRow]) -> list[list[str]]:
     """A column for each run, its name on top; where a column has a star, cells keep room for it."""
     marked = [_marked(row) for row in rows]
     columns = []
@@ -413,7 +424,7 @@ def _columns(names: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
     return columns
 
 
-def _marked(row: Row) -> list[str]:
+def _marked(row: ComparisonRow) -> list[str]:
     there = [value for value in row.values if value is not None]
     best = row.best(there) if row.best and there and len(set(row.values)) > 1 else None
     return [
@@ -478,7 +489,7 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-class Wish(NamedTuple):
+class LogRequest(NamedTuple):
     """What the command line asks for; fields are its options."""
 
     asked: tuple[Asked, ...]
@@ -492,7 +503,7 @@ class Wish(NamedTuple):
     plot: Path | None
 
 
-def simulate_log(log: Given, wish: Wish, *, color: bool) -> None:
+def simulate_log(log: Given, wish: LogRequest, *, color: bool) -> None:
     """Play it, print what it came to, and write the files that are asked for.
 
     Whatever can be wrong is looked at before the first run. Raises InvalidInput, UsageError;
@@ -521,7 +532,7 @@ def simulate_log(log: Given, wish: Wish, *, color: bool) -> None:
 # --- before ---------------------------------------------------------------------------------
 
 
-def _check_files(log: Given, wish: Wish) -> None:
+def _check_files(log: Given, wish: LogRequest) -> None:
     configs = [Path(one.value) for one in wish.asked if one.option == "--config"]
     inputs = [log.path, *configs, *([wish.queues] if wish.queues else [])]
     if wish.starts is not None and str(wish.starts) == STDIN:
@@ -572,7 +583,7 @@ def _play(
 # --- afterwards -----------------------------------------------------------------------------
 
 
-def _write_files(wish: Wish, starts: str, schedules: Sequence[Schedule]) -> None:
+def _write_files(wish: LogRequest, starts: str, schedules: Sequence[Schedule]) -> None:
     if wish.starts is not None and str(wish.starts) != STDIN:
         write_whole(wish.starts, starts.encode(), "--starts")
     if wish.plot is not None:
@@ -583,7 +594,9 @@ def _write_files(wish: Wish, starts: str, schedules: Sequence[Schedule]) -> None
         write_whole(wish.plot, drawn(picture, wish.plot.suffix[1:].lower()), "--plot")
 
 
-def _show(wish: Wish, log: Given, trace: Trace, results: Sequence[Result], starts: str) -> None:
+def _show(
+    wish: LogRequest, log: Given, trace: Trace, results: Sequence[LogResult], starts: str
+) -> None:
     if wish.starts is not None and str(wish.starts) == STDIN:
         echo(starts, nl=False)
     elif wish.output == "json":
@@ -597,7 +610,9 @@ def _show(wish: Wish, log: Given, trace: Trace, results: Sequence[Result], start
         echo(note, err=True)
 
 
-def _report(wish: Wish, log: Given, trace: Trace, results: Sequence[Result]) -> Iterator[str]:
+def _report(
+    wish: LogRequest, log: Given, trace: Trace, results: Sequence[LogResult]
+) -> Iterator[str]:
     pass_ = "one session per event" if wish.per_event else "one session per instant"
     jobs, machine = _number(len(trace.jobs), "job"), _number(trace.processors, "processor")
     yield f"{log.path.name}: {jobs} on {machine}, {pass_}"
@@ -612,7 +627,7 @@ def _report(wish: Wish, log: Given, trace: Trace, results: Sequence[Result]) -> 
             yield from tenants_table(one)
 
 
-def _notes(trace: Trace, results: Sequence[Result]) -> Iterator[str]:
+def _notes(trace: Trace, results: Sequence[LogResult]) -> Iterator[str]:
     """What is not in the figures, a sentence each."""
     if trace.dropped:
         were = "was" if trace.dropped == 1 else "were"

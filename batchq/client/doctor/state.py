@@ -25,8 +25,8 @@ from batchq.errors import StoreUnavailable
 from batchq.paths import Home, default_url, find_home
 from batchq.store.inspection import (
     Books,
-    Posted,
     ServerFacts,
+    WaitingReports,
     look_at_server,
     open_for_inspection,
     permitted,
@@ -280,7 +280,7 @@ def _nodes(books: Books | None) -> list[Node]:
     return [node for node in found.values() if isinstance(node, Node)]
 
 
-def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
+def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
     """What lay in the inboxes and still does after a while; at once if there is nothing."""
     first = lying = posted_by(store, nodes)
     deadline = monotonic() + FOLDED_WITHIN_S
@@ -291,7 +291,9 @@ def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[Posted]:
     return lying
 
 
-def _contested(nodes: Sequence[Node], posted: Sequence[Posted]) -> list[tuple[str, str, str]]:
+def _contested(
+    nodes: Sequence[Node], posted: Sequence[WaitingReports]
+) -> list[tuple[str, str, str]]:
     served: Mapping[str, str] = {
         node.metadata.name: node.metadata.annotations.get(AGENT_ANNOTATION, "") for node in nodes
     }
@@ -302,7 +304,7 @@ def _contested(nodes: Sequence[Node], posted: Sequence[Posted]) -> list[tuple[st
     ]
 
 
-def _places(posted: Sequence[Posted] | None) -> tuple[tuple[str, str], ...] | None:
+def _places(posted: Sequence[WaitingReports] | None) -> tuple[tuple[str, str], ...] | None:
     return None if posted is None else tuple((one.node, one.subject) for one in posted)
 
 

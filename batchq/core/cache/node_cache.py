@@ -39,7 +39,7 @@ class EmptyNodes:
         self.why_not: dict[tuple[object, ...], str] = {}
 
 
-class Machines:
+class NodeCache:
     """Every node by name, in order. Owned by a Carryover."""
 
     def __init__(self, version: int = 0) -> None:

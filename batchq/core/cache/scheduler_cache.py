@@ -37,50 +37,50 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
 from batchq.core.cache.chunks import Ordered
-from batchq.core.cache.node_cache import Machines
-from batchq.core.extension.registry import Panel
-from batchq.core.pending.equivalence import Watches
+from batchq.core.cache.node_cache import NodeCache
+from batchq.core.extension.registry import PluginRegistry
+from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.placement.node_refusals import NODE_REFUSALS, NodeRefusals
 from batchq.core.preemption.pledges import note_pledge, owed_to
-from batchq.core.quota.fair_shares import ENDED, Ended
+from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree, scopes_in
 from batchq.core.session.settings import Instrument
 from batchq.core.session.snapshot import Snapshot, groups_changed, pods_changed
 from batchq.core.session.specs import GroupShape, Shapes
-from batchq.core.session.state import GroupState, Line, QueueState
+from batchq.core.session.state import GroupState, PendingQueue, QueueState
 
 if TYPE_CHECKING:
-    from batchq.core.extension.points import Standing
-    from batchq.core.pending.inadmissible import LiftedBy, Parking
+    from batchq.core.extension.points import PluginPlaces
+    from batchq.core.pending.inadmissible import InadmissibleGroups, LiftedBy
     from batchq.core.session.session import Session
 
 #: Of so many namespaces and queues it is remembered where their groups are summed.
 _MOST_SCOPES = 10_000
 
 
-class Carryover:
+class SchedulerCache:
     """Owner of the last session's states; belongs to one scheduler. A session's states are good
     until the next one begins.
     """
 
     def __init__(self) -> None:
-        self._panel: Panel | None = None
-        self.machines = Machines()
+        self._panel: PluginRegistry | None = None
+        self.machines = NodeCache()
         self.forget()
 
     def forget(self) -> None:
         """Begin from nothing."""
         # Groups that sleep until nodes change notice that nothing is known of these any more.
-        self.machines = Machines(self.machines.version + 1)
+        self.machines = NodeCache(self.machines.version + 1)
         self.tree = QueueTree(())
         self.groups: dict[str, GroupState] = {}
         self.by_key: dict[str, GroupState] = {}
         self.queues: dict[str, QueueState] = {}
         #: Those of queues that there are not.
-        self.strayed = Line()
+        self.strayed = PendingQueue()
         self.busy: Ordered[GroupState] = Ordered()
-        self.watches = Watches()
+        self.watches = WakeUpIndex()
         self.node_refusals = NodeRefusals()
         #: By uid: groups whose records say which places are kept for them; and those that wait for
         #: nodes alone and say since when.
@@ -90,7 +90,7 @@ class Carryover:
         self.heads_on_nodes: dict[str, GroupState] = {}
         self.ledger = LedgerView({})
         #: What groups that are over have used.
-        self.ended = Ended()
+        self.ended = EndedUsage()
         #: Uid -> those that depend on it, by uid.
         self.dependents: dict[str, dict[str, None]] = {}
         self._seen = Snapshot()
@@ -121,17 +121,17 @@ class Carryover:
 
     def panel(
         self,
-        plugins: Standing,
+        plugins: PluginPlaces,
         instrument: Instrument | None,
         of_session: Mapping[str, LiftedBy],
-    ) -> Panel:
+    ) -> PluginRegistry:
         """The plugins in their places: the same for every session of the same plugins."""
         if self._panel is None or not self._panel.is_of(plugins, instrument):
-            self._panel = Panel(plugins, instrument, of_session)
+            self._panel = PluginRegistry(plugins, instrument, of_session)
         self._panel.failures.clear()
         return self._panel
 
-    def take_up(self, session: Session, parking: Parking) -> None:
+    def take_up(self, session: Session, parking: InadmissibleGroups) -> None:
         """Put everything right for a session that begins."""
         if self._torn:
             self.forget()
@@ -156,7 +156,9 @@ class Carryover:
         self._begin_ledger(session, entered)
         self._part_who_owes(session)
 
-    def _put_right(self, session: Session, parking: Parking) -> tuple[list[GroupState], list[str]]:
+    def _put_right(
+        self, session: Session, parking: InadmissibleGroups
+    ) -> tuple[list[GroupState], list[str]]:
         """Let the states follow what has changed: the states that were built, and the uids of
         groups whose records or pods are others.
         """
@@ -176,7 +178,7 @@ class Carryover:
         return entered, [uid for uid, _ in changed]
 
     def _take_in(
-        self, session: Session, parking: Parking
+        self, session: Session, parking: InadmissibleGroups
     ) -> tuple[list[GroupState], Iterable[str]]:
         """Build every state. They may be a million: nothing is kept beside them, and of those that
         are nothing but records that wait, nothing is told.
@@ -203,7 +205,7 @@ class Carryover:
         """The session has come to its end: what it leaves can be taken up."""
         self._torn = False
 
-    def next_at(self, parking: Parking) -> int | None:
+    def next_at(self, parking: InadmissibleGroups) -> int | None:
         """When something is due of those that are over or asleep."""
         while self._over and not self._is_over(self._over[0][1]):
             heapq.heappop(self._over)
@@ -258,7 +260,7 @@ class Carryover:
             if name in self.queues:
                 self.queues[name].record = record
             else:
-                self.queues[name] = QueueState(record, Line())
+                self.queues[name] = QueueState(record, PendingQueue())
 
     def _changed(self, snapshot: Snapshot) -> Iterator[tuple[str, PodGroup | None]]:
         """Uid -> record of each group that is not as the states have it; None: it is gone.
@@ -367,7 +369,7 @@ class Carryover:
 
     # --- where a group is kept ----------------------------------------------------------------
 
-    def _place(self, session: Session, parking: Parking, group: GroupState) -> None:
+    def _place(self, session: Session, parking: InadmissibleGroups, group: GroupState) -> None:
         if group.is_over:
             self.ended.add(group)
             heapq.heappush(self._over, (_forgotten_at(group), group.uid))
@@ -435,7 +437,7 @@ class Carryover:
             and group.given_shape.is_sound
         )
 
-    def _line_of(self, group: GroupState) -> Line:
+    def _line_of(self, group: GroupState) -> PendingQueue:
         queue = self.queues.get(group.queue)
         return self.strayed if queue is None else queue.line
 

@@ -42,7 +42,7 @@ class Plugin(Protocol):
 
 
 #: point -> who is asked there, in this order, each with its weight.
-Standing: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
+PluginPlaces: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def implemented(plugin: Plugin) -> tuple[str, ...]:
     )
 
 
-def everywhere(plugins: Iterable[tuple[Plugin, int]]) -> Standing:
+def everywhere(plugins: Iterable[tuple[Plugin, int]]) -> PluginPlaces:
     """Each plugin at every point that it implements, in the order given."""
     all_of_them = tuple(plugins)
     return {

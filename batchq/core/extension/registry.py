@@ -11,7 +11,7 @@ from batchq.core.extension.points import (
     POINTS,
     ExtensionPoint,
     Plugin,
-    Standing,
+    PluginPlaces,
     guarded,
     guarded_clock,
     is_of_others,
@@ -29,13 +29,16 @@ GATES = "gates"
 CAPACITY = "capacity"
 
 
-class Panel:
+class PluginRegistry:
     """The plugins in their places. Who stands at any point at all has a clock, and may want to be
     asked about each group.
     """
 
     def __init__(
-        self, plugins: Standing, instrument: Instrument | None, of_session: Mapping[str, LiftedBy]
+        self,
+        plugins: PluginPlaces,
+        instrument: Instrument | None,
+        of_session: Mapping[str, LiftedBy],
     ) -> None:
         self._of = (plugins, instrument)
         self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
@@ -72,11 +75,13 @@ class Panel:
         #: Whether nothing is refused but what never fits, and what a limit has no room for.
         self.limits_decide = self.goes_by_requests and _all(plugins, "admissible", "adds_no_limit")
 
-    def is_of(self, plugins: Standing, instrument: Instrument | None) -> bool:
+    def is_of(self, plugins: PluginPlaces, instrument: Instrument | None) -> bool:
         """Whether it is made of these."""
         return self._of[0] is plugins and self._of[1] is instrument
 
-    def _registered(self, plugins: Standing, instrument: Instrument | None) -> dict[str, Plugin]:
+    def _registered(
+        self, plugins: PluginPlaces, instrument: Instrument | None
+    ) -> dict[str, Plugin]:
         on: dict[str, Plugin] = {}
         for name, standing in plugins.items():
             point = self.points[name]
@@ -91,6 +96,6 @@ class Panel:
         return on
 
 
-def _all(plugins: Standing, point: str, attribute: str) -> bool:
+def _all(plugins: PluginPlaces, point: str, attribute: str) -> bool:
     """Whether each plugin at a point says this of itself."""
     return all(getattr(plugin, attribute, False) for plugin, _ in plugins.get(point, ()))

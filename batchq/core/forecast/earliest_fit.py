@@ -40,7 +40,7 @@ PASSES = frozenset(
 UNKNOWN_VICTIMS = "it waits for victims of which nobody knows when they end"
 
 
-class End(Struct, frozen=True):
+class ExpectedEnd(Struct, frozen=True):
     """What is gone from `at` on: pods of a group, or with `whole` all that it is charged.
 
     Pods that were told to stop end by themselves, and are not part of a whole.
@@ -59,14 +59,14 @@ class Forecast:
     """
 
     at: int | None
-    ends: tuple[End, ...] = ()
+    ends: tuple[ExpectedEnd, ...] = ()
     why: str = ""
 
 
-def ends(session: Session) -> list[End]:
+def ends(session: Session) -> list[ExpectedEnd]:
     """Every end that is known of, the first to come first; later ones of one instant by uid."""
     charged = (group for groups in session.ledger.holding.values() for group in groups.values())
-    found: list[End] = []
+    found: list[ExpectedEnd] = []
     for group in charged:
         if (end := _of_one_that_runs(session, group)) is not None:
             found.append(end)
@@ -77,7 +77,7 @@ def ends(session: Session) -> list[End]:
 
 
 def earliest_start(
-    session: Session, group: GroupState, known: Sequence[End] | None = None
+    session: Session, group: GroupState, known: Sequence[ExpectedEnd] | None = None
 ) -> int | None:
     """The earliest instant (in milliseconds) at which rules 2 to 4 hold for a group; None if no end
     that is known of leads there. `known`: the ends, where they have been worked out already.
@@ -85,7 +85,9 @@ def earliest_start(
     return forecast(session, group, known).at
 
 
-def forecast(session: Session, group: GroupState, known: Sequence[End] | None = None) -> Forecast:
+def forecast(
+    session: Session, group: GroupState, known: Sequence[ExpectedEnd] | None = None
+) -> Forecast:
     """The same with its reasons. Costs a look at the limits for each instant at which one ends;
     leaves no trace in the session.
     """
@@ -149,7 +151,7 @@ def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None
 # --- Whose charge goes when ---------------------------------------------------------------------
 
 
-def _of_one_that_runs(session: Session, group: GroupState) -> End | None:
+def _of_one_that_runs(session: Session, group: GroupState) -> ExpectedEnd | None:
     """The end of a group that runs, has a walltime and is told to stop nothing: the usual case."""
     started_at, walltime = group.status.started_at, group.record.spec.walltime
     if (
@@ -164,26 +166,26 @@ def _of_one_that_runs(session: Session, group: GroupState) -> End | None:
     for pod in group.pods.values():
         if pod.status.terminating:
             return None
-    return End(_later(session, started_at + walltime), group, (), True)
+    return ExpectedEnd(_later(session, started_at + walltime), group, (), True)
 
 
-def _ends_of(session: Session, group: GroupState) -> Iterator[End]:
+def _ends_of(session: Session, group: GroupState) -> Iterator[ExpectedEnd]:
     stopping = [pod for pod in group.pods.values() if _is_to_stop(group, pod)]
     for pod in stopping:
-        yield End(_stops_at(session, pod), group, (pod,), whole=False)
+        yield ExpectedEnd(_stops_at(session, pod), group, (pod,), whole=False)
     claim = group.status.claim
     if group.is_external and claim.is_open and not group.reserved:
         if claim.over_at is not None:
-            yield End(_later(session, claim.over_at), group, (), whole=True)
+            yield ExpectedEnd(_later(session, claim.over_at), group, (), whole=True)
     elif group.reserved and group.record.spec.walltime is not None:
         yield from _by_walltime(session, group, group.record.spec.walltime)
 
 
-def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Iterator[End]:
+def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Iterator[ExpectedEnd]:
     if not group.is_array or group.is_external:
         started_at = group.status.started_at
         begins_at = session.now_ms if started_at is None else started_at
-        yield End(_later(session, begins_at + walltime_ms), group, (), whole=True)
+        yield ExpectedEnd(_later(session, begins_at + walltime_ms), group, (), whole=True)
         return
     last_at = session.now_ms
     runs = [pod for pod in group.current() if pod.status.phase in ON_NODE]
@@ -194,10 +196,10 @@ def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Itera
         begins_at = (pod.status.started_at or 0) if is_running else session.now_ms
         at = _later(session, begins_at + walltime_ms)
         last_at = max(last_at, at)
-        yield End(at, group, (pod,), whole=False)
+        yield ExpectedEnd(at, group, (pod,), whole=False)
     # With pods yet to be started, it keeps what it has reserved for them.
     if runs and sum(group.unfinished()) == len(runs) and not _any_stops(runs):
-        yield End(last_at, group, (), whole=True)
+        yield ExpectedEnd(last_at, group, (), whole=True)
 
 
 def _any_stops(pods: Sequence[Pod]) -> bool:
@@ -224,8 +226,8 @@ def _later(session: Session, at: int) -> int:
 # --- From when on there is room -----------------------------------------------------------------
 
 
-def _when_room(session: Session, group: GroupState, known: Sequence[End]) -> Forecast:
-    needed: list[End] = []
+def _when_room(session: Session, group: GroupState, known: Sequence[ExpectedEnd]) -> Forecast:
+    needed: list[ExpectedEnd] = []
     with Statement(session) as trial:
         # What it holds still and has to leave is owed to its claimant, which will hold it then.
         for pod in [pod for pod in group.pods.values() if _is_to_stop(group, pod)]:
@@ -253,7 +255,7 @@ def _when_room(session: Session, group: GroupState, known: Sequence[End]) -> For
     return Forecast(at=None, why=f"{why}: {still}it {at_last}")
 
 
-def _happens(trial: Statement, end: End, lacking: set[str], subjects: set[str]) -> bool:
+def _happens(trial: Statement, end: ExpectedEnd, lacking: set[str], subjects: set[str]) -> bool:
     """Let an end happen; whether it left anything of what is lacking, where it is."""
     group, ledger = end.group, trial.session.ledger
     before = ledger.charged(group)
@@ -263,7 +265,7 @@ def _happens(trial: Statement, end: End, lacking: set[str], subjects: set[str]) 
     return freed and any(title_of(scope) in subjects for scope in group.scopes)
 
 
-def carry_out(trial: Statement, end: End) -> None:
+def carry_out(trial: Statement, end: ExpectedEnd) -> None:
     """Let an end happen."""
     if end.whole:
         _leave(trial, end.group)

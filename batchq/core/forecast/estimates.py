@@ -30,7 +30,7 @@ from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
 from batchq.core.forecast.earliest_fit import PASSES, UNKNOWN_VICTIMS, ends, not_before_of
-from batchq.core.forecast.timeline import Timetable
+from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.queue import blockers, standing_aside, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
 from batchq.core.placement.placement import gang_of
@@ -39,7 +39,7 @@ from batchq.core.quota.fair_shares import fair_shares
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limits import claim_of
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
@@ -117,7 +117,7 @@ class _Closed:
 
 
 @dataclass(slots=True)
-class _Line:
+class _WaitingLine:
     """Those of one queue (or of all) so far: what they forbid to those behind, and their last."""
 
     last: int
@@ -156,7 +156,7 @@ class _Plan:
         known = ends(session)
         self._session = session
         self._most = most
-        self._table = Timetable(session, known)
+        self._table = LedgerTimeline(session, known)
         #: Instant -> the groups that end then, as far as is known or planned.
         self._ending: dict[int, list[GroupState]] = {}
         for end in known:
@@ -166,7 +166,7 @@ class _Plan:
 
     # In which order ---------------------------------------------------------------------------
 
-    def in_turn(self) -> Iterator[tuple[_Line, GroupState]]:
+    def in_turn(self) -> Iterator[tuple[_WaitingLine, GroupState]]:
         """Every Pending group with its line: the queue with the lowest share first, by what it
         holds and what of it was planned; those of queues that there are not come last.
         """
@@ -176,14 +176,14 @@ class _Plan:
             where = group.queue if session.points["queueOrder"] else ROOT
             waiting.setdefault(where, []).append(group)
         if not session.points["queueOrder"]:
-            line = _Line(last=now_ms)
+            line = _WaitingLine(last=now_ms)
             yield from ((line, group) for group in waiting.get(ROOT, ()))
             return
         fair_shares(session)
-        lines = {name: _Line(last=now_ms) for name in waiting}
+        lines = {name: _WaitingLine(last=now_ms) for name in waiting}
         comes = {name: iter(waiting[name]) for name in sorted(waiting) if name in session.queues}
         with self._by_what_is_planned():
-            turns = Turns(session, comes)
+            turns = FairShareSelector(session, comes)
         while (name := self._next(turns)) is not None:
             if (one := next(comes[name], None)) is None:
                 turns.drop(name)
@@ -192,7 +192,7 @@ class _Plan:
         for lost in sorted(waiting.keys() - session.queues.keys()):
             yield from ((lines[lost], group) for group in waiting[lost])
 
-    def _next(self, turns: Turns) -> str | None:
+    def _next(self, turns: FairShareSelector) -> str | None:
         with self._by_what_is_planned():
             return turns.next()
 
@@ -208,7 +208,7 @@ class _Plan:
 
     # When -------------------------------------------------------------------------------------
 
-    def expect(self, line: _Line, group: GroupState) -> Expected:
+    def expect(self, line: _WaitingLine, group: GroupState) -> Expected:
         """When a group starts, beside all that was planned before; it is planned then."""
         session = self._session
         never = self._out_of_line(group)
@@ -238,7 +238,7 @@ class _Plan:
                 return verdict
         return None
 
-    def _planned(self, line: _Line, group: GroupState, not_before: int) -> Expected:
+    def _planned(self, line: _WaitingLine, group: GroupState, not_before: int) -> Expected:
         session, now_ms = self._session, self._session.now_ms
         checks = [] if group.reserved else session.refusals_at("permit", group)
         length = None if checks or group.is_array else group.record.spec.walltime
@@ -262,7 +262,7 @@ class _Plan:
             return Expected(None, why=why)
         return told
 
-    def _told(self, line: _Line, group: GroupState, not_before: int, at: int) -> Expected:
+    def _told(self, line: _WaitingLine, group: GroupState, not_before: int, at: int) -> Expected:
         """What a start waits for."""
         session = self._session
         by_itself = _by_itself(session, group) if at == not_before > session.now_ms else ""
@@ -270,7 +270,7 @@ class _Plan:
         return Expected(at, why=by_itself, ended=self._ended_at(group, at), behind=held)
 
     def _slot(
-        self, line: _Line, group: GroupState, length: int | None, earliest: int | None
+        self, line: _WaitingLine, group: GroupState, length: int | None, earliest: int | None
     ) -> int | None:
         """The first slot that nobody ahead forbids."""
         is_strict = _strategy(self._session, group) == "StrictFIFO"
@@ -286,14 +286,16 @@ class _Plan:
             earliest = at
         return None
 
-    def _unknown(self, line: _Line, group: GroupState) -> Expected:
+    def _unknown(self, line: _WaitingLine, group: GroupState) -> Expected:
         """Why there is no slot: for one ahead, or for want of ends."""
         strict = _strategy(self._session, group) == "StrictFIFO"
         if (key := line.closed_for_ever_by(is_strict=strict)) is not None:
             return Expected(None, why="nobody knows when the one ahead of it starts", behind=key)
         return Expected(None, why="no walltime says when there will be room for it")
 
-    def _close(self, line: _Line, group: GroupState, not_before: int, at: int | None) -> None:
+    def _close(
+        self, line: _WaitingLine, group: GroupState, not_before: int, at: int | None
+    ) -> None:
         """What those behind may not do for this one."""
         refused = blockers(self._session, group)
         since = self._session.now_ms

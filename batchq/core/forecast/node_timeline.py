@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
-from batchq.core.forecast.earliest_fit import End
+from batchq.core.forecast.earliest_fit import ExpectedEnd
 from batchq.core.placement.placement import place_largest_first, usable_nodes
 from batchq.core.placement.ranking import Judge
 from batchq.core.preemption.pledges import kept_room, standing_pledges, victims_left
@@ -24,7 +24,7 @@ from batchq.core.session.settings import Settings
 from batchq.core.session.specs import TaskShape
 
 
-class Kind(NamedTuple):
+class PodKind(NamedTuple):
     """Shapes that ask for the same: their number in a session, and what each asks for."""
 
     number: int
@@ -67,7 +67,7 @@ class Profile:
                     least[name] = units
         return least
 
-    def slots(self, kind: Kind, start: int, end: int | None) -> int:
+    def slots(self, kind: PodKind, start: int, end: int | None) -> int:
         """Return how many pods of a kind have room during all of an interval."""
         counts = self._counts.get(kind.number)
         if counts is None:
@@ -137,10 +137,10 @@ def is_one_machine(session: Session) -> bool:
     return len(ready) == 1 and ready[0].open
 
 
-class NodeTimetable:
+class NodeTimeline:
     """The profiles of all open nodes; owned by the Timetable that made it."""
 
-    def __init__(self, session: Session, known: Sequence[End]) -> None:
+    def __init__(self, session: Session, known: Sequence[ExpectedEnd]) -> None:
         self._session = session
         self._now = session.now_ms
         owed = _Owed(session)
@@ -173,14 +173,14 @@ class NodeTimetable:
         #: Of this session, for all tables that share it: see `_Trials`.
         self._trials = _Trials(session)
         self._suits: dict[object, tuple[str, ...]] = {}
-        self._kinds: dict[object, Kind] = {}
+        self._kinds: dict[object, PodKind] = {}
         #: Of the last search for a gang of one shape: the gang, the window that was found, and how
         #: many pods each node takes in it.
         self._found: tuple[Gang, int, int | None, dict[str, int]] | None = None
 
-    def beside(self) -> NodeTimetable:
+    def beside(self) -> NodeTimeline:
         """Another one that starts out like this: what is booked there is not booked here."""
-        other = object.__new__(NodeTimetable)
+        other = object.__new__(NodeTimeline)
         other._session, other._now = self._session, self._now
         other._profiles, other._instants = dict(self._profiles), list(self._instants)
         other._changed_at = dict(self._changed_at)
@@ -389,10 +389,10 @@ class NodeTimetable:
             found[name] = least
         return found
 
-    def _kind(self, shape: TaskShape) -> Kind:
+    def _kind(self, shape: TaskShape) -> PodKind:
         kind = self._kinds.get(shape.shape)
         if kind is None:
-            kind = self._kinds[shape.shape] = Kind(len(self._kinds), shape.requests)
+            kind = self._kinds[shape.shape] = PodKind(len(self._kinds), shape.requests)
         return kind
 
 
@@ -400,7 +400,7 @@ class _Tally:
     """How many pods of one shape have room in a window that moves; owned by one search."""
 
     def __init__(
-        self, table: NodeTimetable, shape: TaskShape, count: int, start: int, length: int | None
+        self, table: NodeTimeline, shape: TaskShape, count: int, start: int, length: int | None
     ) -> None:
         self._table, self._shape, self._count, self._length = table, shape, count, length
         end = None if length is None else start + length
@@ -423,7 +423,7 @@ class _Tally:
 # --- What changes when ----------------------------------------------------------------------------
 
 
-def _changes(owed: _Owed, known: Sequence[End]) -> Iterator[tuple[int, str, Amounts]]:
+def _changes(owed: _Owed, known: Sequence[ExpectedEnd]) -> Iterator[tuple[int, str, Amounts]]:
     """When how much more is free on which node, by the ends that are known, less what a victim
     leaves to its claimant.
     """
@@ -442,7 +442,7 @@ def _changes(owed: _Owed, known: Sequence[End]) -> Iterator[tuple[int, str, Amou
                 yield end.at, name, kept
 
 
-def _pods_of(end: End) -> Iterator[Pod]:
+def _pods_of(end: ExpectedEnd) -> Iterator[Pod]:
     """The pods that are gone with an end."""
     yield from end.pods
     if end.whole:

@@ -23,10 +23,10 @@ from typing import TypeAlias
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.resources import Amounts, minus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
-from batchq.core.forecast.earliest_fit import End, carry_out, ends
+from batchq.core.forecast.earliest_fit import ExpectedEnd, carry_out, ends
 from batchq.core.forecast.node_timeline import (
     Gang,
-    NodeTimetable,
+    NodeTimeline,
     Room,
     is_one_machine,
     nodes_decide,
@@ -47,13 +47,13 @@ _Move: TypeAlias = tuple[int, str, tuple[str, ...], Amounts]
 _Limits: TypeAlias = list[tuple[list[int], int]]
 
 
-class Timetable:
+class LedgerTimeline:
     """The sums of a session's ledger over the time ahead; owned by one action.
 
     Instants are milliseconds. `started` has to be told of every group that starts meanwhile.
     """
 
-    def __init__(self, session: Session, known: Sequence[End] | None = None) -> None:
+    def __init__(self, session: Session, known: Sequence[ExpectedEnd] | None = None) -> None:
         self._session = session
         #: Of now; asked even while another one stands in the session for a moment.
         self._ledger = session.ledger
@@ -67,14 +67,14 @@ class Timetable:
         self._own = _of_who_waits(session, self._moves)
         #: What nodes say; None where the sums say the same. Who is charged still while it waits is
         #: left out of the sums, and its pods are on nodes all the same.
-        self._nodes: NodeTimetable | None = None
+        self._nodes: NodeTimeline | None = None
         if nodes_decide(session) and (self._own or not is_one_machine(session)):
-            self._nodes = NodeTimetable(session, known)
+            self._nodes = NodeTimeline(session, known)
         self._gangs: dict[tuple[object, ...], Gang] = {}
 
-    def beside(self) -> Timetable:
+    def beside(self) -> LedgerTimeline:
         """Another one that starts out like this: what is booked there is not booked here."""
-        other = object.__new__(Timetable)
+        other = object.__new__(LedgerTimeline)
         other._session, other._ledger = self._session, self._ledger
         other._moves = list(self._moves)
         other._at = list(self._at)
@@ -397,16 +397,16 @@ class Timetable:
                 column[step] += max(0, stated - now) - max(0, stated - now + units)
 
 
-def timetable_of(session: Session) -> Timetable:
+def timeline_of(session: Session) -> LedgerTimeline:
     """What is charged when, as things are now: the same one until the ledger moves. For questions
     only; nothing may be booked there.
     """
-    known = session.peek(TIMETABLE)
+    known = session.peek(LEDGER_TIMELINE)
     if known is None or known[0] != len(session.ledger.moved):
-        table = Timetable(session)
+        table = LedgerTimeline(session)
         # Working it out moves the ledger, and moves it back.
         known = (len(session.ledger.moved), table)
-        session.put(TIMETABLE, known)
+        session.put(LEDGER_TIMELINE, known)
     return known[1]
 
 
@@ -414,7 +414,7 @@ class _LedgerThen(LedgerView):
     """The ledger at one step of a timetable, of which a group holds so much itself."""
 
     def __init__(
-        self, now: LedgerView, table: Timetable, step: int, group: GroupState, held: Amounts
+        self, now: LedgerView, table: LedgerTimeline, step: int, group: GroupState, held: Amounts
     ) -> None:
         self.limits, self.tree, self.unused, self.aside = now.limits, now.tree, now.unused, {}
         self._table, self._step = table, step
@@ -427,7 +427,7 @@ class _LedgerThen(LedgerView):
         return self._table.unused_at(parent, resource, self._step)
 
 
-def _falls(session: Session, known: Sequence[End]) -> Iterator[_Move]:
+def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
     """By how much the sums fall at each end.
 
     What a group that is whole and nobody's victim is charged goes with its end. Anything else is
@@ -455,7 +455,7 @@ def _falls(session: Session, known: Sequence[End]) -> Iterator[_Move]:
                 yield end.at, "", (scope,), {name: one for name, one in rise.items() if one}
 
 
-def _moved_by(session: Session, end: End) -> list[str]:
+def _moved_by(session: Session, end: ExpectedEnd) -> list[str]:
     """The scopes whose sums may follow: the group's own, and its claimants'."""
     claimants = session.ledger.claimants.get(end.group.uid, {}).values()
     return list(dict.fromkeys(scope for one in (end.group, *claimants) for scope in one.scopes))
@@ -483,6 +483,6 @@ def _less(amounts: Amounts) -> Amounts:
 
 
 #: How far the ledger had moved, and what is charged when from there.
-TIMETABLE: StateKey[tuple[int, Timetable]] = StateKey(
-    "timetable", lambda session: (len(session.ledger.moved), Timetable(session))
+LEDGER_TIMELINE: StateKey[tuple[int, LedgerTimeline]] = StateKey(
+    "timetable", lambda session: (len(session.ledger.moved), LedgerTimeline(session))
 )

@@ -16,22 +16,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from batchq.core.cache.chunks import Ordered
-from batchq.core.session.state import Crowd, GroupState, Key
+from batchq.core.session.state import EquivalenceClass, GroupState, Key
 
-_Shown: TypeAlias = tuple[Key, int, GroupState, Crowd | None, int]
+_Shown: TypeAlias = tuple[Key, int, GroupState, EquivalenceClass | None, int]
 
 
-class Walk:
+class PendingIterator:
     """One pass along a line, from the front. A crowd can be passed over from where it has come to,
     and taken up again there. Nobody joins or leaves a crowd meanwhile.
     """
 
     def __init__(
         self,
-        crowds: Iterable[Crowd],
+        crowds: Iterable[EquivalenceClass],
         singles: Iterable[GroupState],
         key: Callable[[GroupState], Key],
-        passed: Iterable[Crowd] = (),
+        passed: Iterable[EquivalenceClass] = (),
     ) -> None:
         """`passed`: crowds that are passed over from the start."""
         #: Key, 0 for a group that stands for itself and 1 for one of a crowd, group, crowd and its
@@ -42,12 +42,14 @@ class Walk:
             if (first := crowd.members.at(place)) is not None:
                 self._heap.append((first[0], 1, first[1], crowd, place))
         heapq.heapify(self._heap)
-        self._passed: dict[Key, Crowd] = {(crowd.queue, crowd.asks): crowd for crowd in passed}
+        self._passed: dict[Key, EquivalenceClass] = {
+            (crowd.queue, crowd.asks): crowd for crowd in passed
+        }
         #: The group that was shown last: its key, and its place in its crowd.
         self._last: Key = ()
         self._place = 0
         #: Its crowd, if it was shown as one of that, and more of it is to come.
-        self.crowd: Crowd | None = None
+        self.crowd: EquivalenceClass | None = None
 
     def next(self) -> GroupState | None:
         """The next group; None at the end."""
@@ -83,17 +85,17 @@ class Walk:
         self._passed = {}
 
 
-class Watches:
+class WakeUpIndex:
     """Which crowds sleep on which number: (scope, resource) -> those that watch it, the one that
     asks for least last.
     """
 
     def __init__(self) -> None:
-        self._watching: dict[tuple[str, str], Ordered[Crowd]] = {}
+        self._watching: dict[tuple[str, str], Ordered[EquivalenceClass]] = {}
         #: Their places are found by how much they leave, and among equals by when they came.
-        self._places: dict[Crowd, tuple[tuple[str, str], tuple[int, int]]] = {}
+        self._places: dict[EquivalenceClass, tuple[tuple[str, str], tuple[int, int]]] = {}
         #: Those that are not in their places yet: many at once are sorted before that.
-        self._unplaced: list[Crowd] = []
+        self._unplaced: list[EquivalenceClass] = []
         self._count = 0
 
     def clear(self) -> None:
@@ -102,23 +104,23 @@ class Watches:
         self._places.clear()
         self._unplaced.clear()
 
-    def add(self, crowd: Crowd, watches: tuple[str, str], most: int) -> None:
+    def add(self, crowd: EquivalenceClass, watches: tuple[str, str], most: int) -> None:
         """It sleeps as long as that sum is above `most`."""
         self._count += 1
         self._places[crowd] = (watches, (most, self._count))
         self._unplaced.append(crowd)
 
-    def remove(self, crowd: Crowd) -> None:
+    def remove(self, crowd: EquivalenceClass) -> None:
         """It does not any more; nothing happens if it did not."""
         if crowd in self._places:
             self._put_in_place()
             watches, place = self._places.pop(crowd)
             self._watching[watches].remove(place)
 
-    def freed(self, sums: Mapping[str, Mapping[str, int]]) -> list[Crowd]:
+    def freed(self, sums: Mapping[str, Mapping[str, int]]) -> list[EquivalenceClass]:
         """Those whose sum has come down far enough, in the order in which they began to watch."""
         self._put_in_place()
-        found: list[tuple[int, Crowd]] = []
+        found: list[tuple[int, EquivalenceClass]] = []
         for (scope, resource), watching in self._watching.items():
             used = sums.get(scope, {}).get(resource, 0)
             for (most, count), crowd in watching.pairs_backwards():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from batchq.core.session.session import Session
 
 
-class Change(StrEnum):
+class LiftingChange(StrEnum):
     """What can lift a refusal, beside a change of the group's own record.
 
     A change of queues, quotas, nodes or priority classes wakes everybody: it is rare.
@@ -42,7 +42,7 @@ class Change(StrEnum):
 
 
 #: Reason -> the changes that can lift a refusal for it.
-LiftedBy: TypeAlias = Mapping[Waiting, frozenset[Change]]
+LiftedBy: TypeAlias = Mapping[Waiting, frozenset[LiftingChange]]
 
 #: For what the session itself finds (batchq.core.pending.eligibility).
 OF_SESSION: LiftedBy = {
@@ -50,7 +50,7 @@ OF_SESSION: LiftedBy = {
     Waiting.QUEUE_NOT_FOUND: frozenset(),
     Waiting.QUEUE_STOPPED: frozenset(),
     Waiting.SUSPENDED: frozenset(),
-    Waiting.BACKING_OFF: frozenset({Change.CLOCK}),
+    Waiting.BACKING_OFF: frozenset({LiftingChange.CLOCK}),
 }
 
 
@@ -66,7 +66,7 @@ class Asleep:
     verdicts: tuple[Verdict, ...]
 
 
-class Parking:
+class InadmissibleGroups:
     """Owner of what is known of sleeping groups, by uid; belongs to one scheduler."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Parking:
         uid = group.uid
         self._entries[uid] = Asleep(record=group.record, verdicts=verdicts)
         self.asleep[uid] = verdicts
-        if Change.CHECKS in changes:
+        if LiftingChange.CHECKS in changes:
             self._by_checks[uid] = None
         for other in group.record.spec.depends_on:
             self._waiting_for.setdefault(other.uid, {})[uid] = None
@@ -239,9 +239,9 @@ def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:
     )
 
 
-def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[Change] | None:
+def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[LiftingChange] | None:
     """What can lift the refusals that put a group out of line; None if nobody has said so."""
-    found: set[Change] = set()
+    found: set[LiftingChange] = set()
     known = False
     for verdict in verdicts:
         if verdict.in_line or verdict.reason == Waiting.WAITING_FOR_QUOTA:

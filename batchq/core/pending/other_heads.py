@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from batchq.api.resources import larger, plus
 from batchq.core.forecast.node_timeline import Room
-from batchq.core.forecast.timeline import Timetable
+from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.quota.head_reservation import HeadPlace, length_of, place_heads
 from batchq.core.session.session import Session
 
@@ -22,19 +22,19 @@ class OtherHeads:
     its reservation. Owned by one turn of an action, which says when anybody has started.
     """
 
-    def __init__(self, session: Session, known: Timetable) -> None:
+    def __init__(self, session: Session, known: LedgerTimeline) -> None:
         self._session = session
         self._known = known
         self._places: Mapping[str, HeadPlace] | None = None
         #: Head's uid -> its plan; None of one without a finite start.
-        self._plans: dict[str, Timetable | None] = {}
+        self._plans: dict[str, LedgerTimeline | None] = {}
 
     def somebody_started(self) -> None:
         """What is known has changed."""
         self._places = None
         self._plans.clear()
 
-    def before(self, queue: str) -> Timetable:
+    def before(self, queue: str) -> LedgerTimeline:
         """What is known, with the reservations of heads of other queues that come before the head
         of this one: of the queues that were tried before it.
         """
@@ -44,7 +44,7 @@ class OtherHeads:
             self._book(asides[name].head, table)
         return table
 
-    def in_the_way(self, queue: str, fits: Callable[[Timetable], bool]) -> frozenset[str]:
+    def in_the_way(self, queue: str, fits: Callable[[LedgerTimeline], bool]) -> frozenset[str]:
         """The uids of heads of other queues that a group would delay, if it `fits` beside none of
         what is planned for them: what is set aside for these binds.
         """
@@ -73,7 +73,7 @@ class OtherHeads:
             found[node] = plus(found.get(node, {}), room)
         return found
 
-    def _plan(self, uid: str) -> Timetable | None:
+    def _plan(self, uid: str) -> LedgerTimeline | None:
         if uid not in self._plans:
             is_known = self._place(uid).start is not None
             plan = self._plans[uid] = self._known.beside() if is_known else None
@@ -81,7 +81,7 @@ class OtherHeads:
                 self._book(uid, plan)
         return self._plans[uid]
 
-    def _book(self, uid: str, table: Timetable) -> None:
+    def _book(self, uid: str, table: LedgerTimeline) -> None:
         """Book a head's reservation; nothing happens if nobody knows when it starts."""
         start, room = self._place(uid)
         if start is not None:

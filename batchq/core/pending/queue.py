@@ -13,7 +13,7 @@ from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limits import claim_of, over_any_limit
 from batchq.core.session.node_state import Wanted
 from batchq.core.session.session import Session
-from batchq.core.session.state import Bounds, Crowd, GroupState, Line
+from batchq.core.session.state import EquivalenceClass, GroupState, Headroom, PendingQueue
 
 #: At no version of the ledger, nothing.
 _NOT_TOLD: tuple[int, tuple[Verdict, ...]] = (-1, ())
@@ -40,7 +40,7 @@ def is_of_crowd(group: GroupState) -> bool:
     return group.crowd is not None and group.status is group.record.status
 
 
-def _of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdict, ...]:
+def _of_crowd(session: Session, crowd: EquivalenceClass, group: GroupState) -> tuple[Verdict, ...]:
     if crowd.sleeps and crowd.verdicts is not None and is_kept_out(session, crowd):
         return crowd.verdicts
     aside = _crowd_aside(session, crowd, group)
@@ -54,7 +54,9 @@ def _of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdic
     return verdicts
 
 
-def _ask_of_crowd(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdict, ...]:
+def _ask_of_crowd(
+    session: Session, crowd: EquivalenceClass, group: GroupState
+) -> tuple[Verdict, ...]:
     verdicts = _refused_alike(session, group)
     if all(_passes(verdict) for verdict in verdicts):
         crowd.could_in = session.world
@@ -70,7 +72,7 @@ def _passes(verdict: Verdict) -> bool:
     return verdict.reason == Waiting.WAITING_FOR_QUOTA
 
 
-def _fits(session: Session, crowd: Crowd, group: GroupState) -> bool:
+def _fits(session: Session, crowd: EquivalenceClass, group: GroupState) -> bool:
     """Whether every limit has room for one of a crowd, and nothing else could be said against it.
 
     It is what `admissible` comes to, without asking anybody: many are let in one after the other.
@@ -91,7 +93,7 @@ def _fits(session: Session, crowd: Crowd, group: GroupState) -> bool:
     return crowd.bounds.are_all
 
 
-def _bounds_for(ledger: LedgerView, group: GroupState) -> Bounds:
+def _bounds_for(ledger: LedgerView, group: GroupState) -> Headroom:
     """What the sums of its scopes may come to, so that there is room for one like this."""
     most: list[tuple[dict[str, int], str, int]] = []
     are_all = True
@@ -109,7 +111,7 @@ def _bounds_for(ledger: LedgerView, group: GroupState) -> Bounds:
                 most.append((sums, resource, limit - need))
             else:
                 are_all = are_all and scope != CLUSTER
-    return Bounds(ledger.limits, most, are_all)
+    return Headroom(ledger.limits, most, are_all)
 
 
 def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
@@ -147,7 +149,9 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     return verdicts
 
 
-def _crowd_aside(session: Session, crowd: Crowd, group: GroupState) -> tuple[Verdict, ...]:
+def _crowd_aside(
+    session: Session, crowd: EquivalenceClass, group: GroupState
+) -> tuple[Verdict, ...]:
     if crowd.asides_in != session.world:
         session.evaluated += 1
         found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
@@ -209,7 +213,7 @@ def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
 # --- Crowds ---------------------------------------------------------------------------------------
 
 
-def is_kept_out(session: Session, crowd: Crowd) -> bool:
+def is_kept_out(session: Session, crowd: EquivalenceClass) -> bool:
     """Whether what a sleeping crowd was refused for has not changed."""
     if not crowd.sleeps:
         return False
@@ -260,7 +264,11 @@ def wake_crowd(session: Session, group: GroupState) -> None:
 
 
 def _fall_asleep(
-    session: Session, crowd: Crowd, group: GroupState, verdicts: Blockers, wanted: Wanted | None
+    session: Session,
+    crowd: EquivalenceClass,
+    group: GroupState,
+    verdicts: Blockers,
+    wanted: Wanted | None,
 ) -> None:
     session.watches.remove(crowd)
     session.get(NODE_REFUSALS).wake(crowd)
@@ -288,6 +296,6 @@ def _fall_asleep(
                 return
 
 
-def _line_of(session: Session, group: GroupState) -> Line:
+def _line_of(session: Session, group: GroupState) -> PendingQueue:
     queue = session.queues.get(group.queue)
     return session.strayed if queue is None else queue.line

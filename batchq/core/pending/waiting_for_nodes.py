@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.core.forecast.timeline import timetable_of
+from batchq.core.forecast.timeline import timeline_of
 from batchq.core.pending.queue import is_of_crowd, standing_aside, waits_in_line, wake_crowd
 from batchq.core.placement.feasibility import fits_when_empty
 from batchq.core.placement.node_refusals import NODE_REFUSALS
@@ -20,7 +20,7 @@ from batchq.core.placement.trial import PLUGIN, hold, seek, seek_for_admitted
 from batchq.core.quota.head_reservation import length_of
 from batchq.core.quota.limits import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import KeptPlaces
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
@@ -63,7 +63,7 @@ def _promised(session: Session) -> Iterator[GroupState]:
     for group in sorted(groups, key=session.group_key):
         queue = group.queue if session.points["queueOrder"] else ROOT
         lines.setdefault(queue, deque()).append(group)
-    turns = Turns(session, lines)
+    turns = FairShareSelector(session, lines)
     while (name := turns.next()) is not None:
         if lines[name]:
             yield lines[name].popleft()
@@ -110,7 +110,7 @@ def _has_reservation(session: Session, group: GroupState) -> bool:
     strategy = session.queues[group.queue].record.spec.strategy.type
     if is_admitted(group) or strategy != "Backfill" or "backfill" not in session.actions:
         return False
-    return timetable_of(session).slot(group, length_of(session, group)) is not None
+    return timeline_of(session).slot(group, length_of(session, group)) is not None
 
 
 def note_first_waiting(session: Session) -> None:

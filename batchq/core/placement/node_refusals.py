@@ -19,7 +19,7 @@ from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:
     from batchq.core.session.session import Session
-    from batchq.core.session.state import Crowd
+    from batchq.core.session.state import EquivalenceClass
 
 
 #: So many refused shapes of one kind are compared with others.
@@ -51,8 +51,8 @@ class NodeRefusals:
         self._known: dict[Wanted, _Refused] = {}
         #: By all that makes a pod's shape but its amounts: the gangs of one shape.
         self._alike: dict[tuple[Any, ...], dict[Wanted, None]] = {}
-        self._asleep: dict[Wanted, dict[Crowd, None]] = {}
-        self._wants: dict[Crowd, Wanted] = {}
+        self._asleep: dict[Wanted, dict[EquivalenceClass, None]] = {}
+        self._wants: dict[EquivalenceClass, Wanted] = {}
         self._version = -1
 
     def __bool__(self) -> bool:
@@ -107,12 +107,12 @@ class NodeRefusals:
 
     # Crowds that sleep for want of nodes ----------------------------------------------------------
 
-    def sleep(self, crowd: Crowd, wanted: Wanted) -> None:
+    def sleep(self, crowd: EquivalenceClass, wanted: Wanted) -> None:
         """Let a crowd sleep until nodes may take its gangs."""
         self._asleep.setdefault(wanted, {})[crowd] = None
         self._wants[crowd] = wanted
 
-    def wake(self, crowd: Crowd) -> None:
+    def wake(self, crowd: EquivalenceClass) -> None:
         """Wake a crowd; nothing happens if it does not sleep here."""
         wanted = self._wants.pop(crowd, None)
         if wanted is not None:
@@ -125,20 +125,20 @@ class NodeRefusals:
         self._asleep.clear()
         self._wants.clear()
 
-    def holds(self, crowd: Crowd) -> bool:
+    def holds(self, crowd: EquivalenceClass) -> bool:
         """Return whether a crowd sleeps here."""
         return crowd in self._wants
 
-    def keeps_out(self, session: Session, crowd: Crowd) -> bool:
+    def keeps_out(self, session: Session, crowd: EquivalenceClass) -> bool:
         """Return whether a crowd that sleeps here would still find no nodes."""
         wanted = self._wants.get(crowd)
         return wanted is not None and self.find(session, wanted) is not None
 
-    def sleepers(self) -> Iterable[Crowd]:
+    def sleepers(self) -> Iterable[EquivalenceClass]:
         """The crowds that sleep here."""
         return self._wants.keys()
 
-    def freed(self, session: Session) -> list[Crowd]:
+    def freed(self, session: Session) -> list[EquivalenceClass]:
         """Return the crowds that nodes may take now, in the order in which they fell asleep."""
         return [
             crowd

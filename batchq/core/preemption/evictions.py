@@ -23,7 +23,14 @@ from batchq.core.pending.eligibility import holds_off
 from batchq.core.placement.elastic import start_extras
 from batchq.core.preemption.pledges import counts_on_others, make_pledge
 from batchq.core.preemption.requests import ExtraClaim, GangClaim, start_gang
-from batchq.core.preemption.search import Claim, Decision, Taken, lose_pledge, put_back, unbind
+from batchq.core.preemption.search import (
+    Decision,
+    PreemptionRequest,
+    Taken,
+    lose_pledge,
+    put_back,
+    unbind,
+)
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 from batchq.core.session.statement import Statement
@@ -39,7 +46,7 @@ def action_against(claimant: GroupState, victim: GroupState) -> str:
     return "preempt" if victim.queue == claimant.queue else "reclaim"
 
 
-def carry_out(session: Session, claim: Claim, decision: Decision, action: str) -> bool:
+def carry_out(session: Session, claim: PreemptionRequest, decision: Decision, action: str) -> bool:
     """Let it happen; return whether it has.
 
     What is promised at once may be more than what victims have given when they end: two claimants
@@ -277,7 +284,7 @@ def _holding_no_node(decision: Decision) -> list[GroupState]:
 
 def _promise(
     statement: Statement,
-    claim: Claim,
+    claim: PreemptionRequest,
     decision: Decision,
     left: list[tuple[GroupState, Pod]],
     action: str,
@@ -321,7 +328,7 @@ def _has_leave(session: Session, group: GroupState) -> bool:
     return group.phase != PodGroupPhase.PENDING or not session.refusals_at("permit", group)
 
 
-def _extra(claim: Claim, decision: Decision) -> Amounts:
+def _extra(claim: PreemptionRequest, decision: Decision) -> Amounts:
     """What pods beyond minMember are to take beyond what the reservation promises already, once
     pods of the claimant itself that they wait for have ended.
     """
@@ -335,7 +342,7 @@ def _extra(claim: Claim, decision: Decision) -> Amounts:
     return minus(grown, group.charge_holding(held)) or {PODS: 0}
 
 
-def _start(statement: Statement, claim: Claim) -> None:
+def _start(statement: Statement, claim: PreemptionRequest) -> None:
     """Nothing has to end first."""
     match claim:
         case ExtraClaim(claimant=group, count=count):

@@ -18,7 +18,7 @@ from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe_quantity
 from batchq.api.times import format_instant
 from batchq.core.pending.eligibility import evicts_late, holds_off, stops_of
-from batchq.core.pending.equivalence import Walk
+from batchq.core.pending.equivalence import PendingIterator
 from batchq.core.pending.queue import blockers, is_of_crowd, standing_aside
 from batchq.core.preemption.candidates import DECIDED, rank_of, sparing_pledges
 from batchq.core.preemption.evictions import carry_out, evicted_recently, exceeds_budget, forget
@@ -39,13 +39,19 @@ from batchq.core.preemption.requests import (
     waits_for_more_than_room,
 )
 from batchq.core.preemption.scopes import POINTS, propose
-from batchq.core.preemption.search import Claim, Decision, find_victims, lose_pledge, send_off
+from batchq.core.preemption.search import (
+    Decision,
+    PreemptionRequest,
+    find_victims,
+    lose_pledge,
+    send_off,
+)
 from batchq.core.quota.fair_shares import deserved_of_queues, note_admission
 from batchq.core.quota.limits import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.quota.selector import Turns
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
-from batchq.core.session.state import Crowd, GroupState, Victim
+from batchq.core.session.state import EquivalenceClass, GroupState, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
 
@@ -93,7 +99,7 @@ def serve_claimants(
     deserved_of_queues(session)
     session.undoable = session.standing_by_rank = None
     failed: set[Any] = set()
-    turns = Turns(session, walks)
+    turns = FairShareSelector(session, walks)
     # Those along which somebody was passed over.
     halted = dict(walks)
     while (name := turns.next()) is not None:
@@ -121,11 +127,11 @@ def serve_claimants(
         halted[name] = walks[name]
 
 
-def _walks(session: Session, claimants: Claimants) -> dict[str, Walk]:
+def _walks(session: Session, claimants: Claimants) -> dict[str, PendingIterator]:
     """The claimants of each queue, or of all where none comes before another."""
     groups: dict[str, list[GroupState]] = {}
-    crowds: dict[str, list[Crowd]] = {}
-    hopeless: dict[str, list[Crowd]] = {}
+    crowds: dict[str, list[EquivalenceClass]] = {}
+    hopeless: dict[str, list[EquivalenceClass]] = {}
     in_queues = bool(session.points["queueOrder"])
     for group in claimants.groups:
         groups.setdefault(group.queue if in_queues else ROOT, []).append(group)
@@ -134,7 +140,7 @@ def _walks(session: Session, claimants: Claimants) -> dict[str, Walk]:
     for crowd in claimants.hopeless:
         hopeless.setdefault(crowd.queue if in_queues else ROOT, []).append(crowd)
     return {
-        name: Walk(
+        name: PendingIterator(
             crowds.get(name, ()), groups.get(name, ()), session.group_key, hopeless.get(name, ())
         )
         for name in dict.fromkeys((*groups, *crowds))
@@ -370,13 +376,17 @@ def _is_no_news(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
             return False
 
 
-def try_claim(session: Session, claim: Claim, queues: list[str], *, action: str) -> bool:
+def try_claim(
+    session: Session, claim: PreemptionRequest, queues: list[str], *, action: str
+) -> bool:
     """Find victims in these queues and let it happen; whether it did."""
     decision = find_victims(session, claim, queues)
     return decision is not None and let_happen(session, claim, decision, action=action)
 
 
-def let_happen(session: Session, claim: Claim, decision: Decision, *, action: str) -> bool:
+def let_happen(
+    session: Session, claim: PreemptionRequest, decision: Decision, *, action: str
+) -> bool:
     """Carry a decision out, unless the eviction budget or a limit is against it; return whether it
     was.
     """
@@ -475,7 +485,9 @@ def claims_nothing(session: Session, group: GroupState) -> str:
     return ""
 
 
-def why_spared(session: Session, claim: Claim, point: str, queues: Sequence[str]) -> list[str]:
+def why_spared(
+    session: Session, claim: PreemptionRequest, point: str, queues: Sequence[str]
+) -> list[str]:
     """What speaks for the groups of these queues that a claim does not take."""
     groups = _holders(session, claim.claimant, queues)
     if not groups:
@@ -508,7 +520,9 @@ def _stoppable(group: GroupState) -> tuple[Pod, ...]:
     )
 
 
-def _refusals(session: Session, point: str, claim: Claim, spared: list[Victim]) -> list[str]:
+def _refusals(
+    session: Session, point: str, claim: PreemptionRequest, spared: list[Victim]
+) -> list[str]:
     why = Counter(_why(session, point, claim.claimant, victim) for victim in spared)
     return [
         f"{counted(count, 'group')} {'is' if count == 1 else 'are'} {words}"
@@ -536,7 +550,7 @@ def _protection(session: Session, victim: Victim, point: str) -> str:
 
 
 def _why_not_enough(
-    session: Session, claim: Claim, may: list[Victim], queues: list[str]
+    session: Session, claim: PreemptionRequest, may: list[Victim], queues: list[str]
 ) -> list[str]:
     """Of those that could go: why they do not."""
     if not may:

@@ -54,7 +54,7 @@ def note_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
         session.ledger.claimants.setdefault(uid, {})[claimant.uid] = claimant
     for uid in pledge.holds:
         session.pledged[uid] = claimant.uid
-    session.get(DEBTS).note(claimant, pledge)
+    session.get(PLEDGED_ROOM).note(claimant, pledge)
     session.ledger.stirred.append(claimant)
 
 
@@ -65,7 +65,7 @@ def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> Non
     for uid in pledge.holds:
         if session.pledged.get(uid) == claimant.uid:
             del session.pledged[uid]
-    session.get(DEBTS).forget(claimant, pledge)
+    session.get(PLEDGED_ROOM).forget(claimant, pledge)
     session.ledger.stirred.append(claimant)
 
 
@@ -340,7 +340,7 @@ class _Part(NamedTuple):
     owed: ByScope
 
 
-class Debts:
+class PledgedRoom:
     """Owned by a session. It follows when it is asked: sums that were handed out stay as they are
     until then, whatever a trial does.
     """
@@ -458,4 +458,4 @@ class Debts:
 
 
 #: What victims owe to claimants in a session.
-DEBTS = StateKey("debts", lambda _: Debts())
+PLEDGED_ROOM = StateKey("debts", lambda _: PledgedRoom())

@@ -31,7 +31,7 @@ from batchq.core.quota.head_reservation import keeping_off, room_against_gang
 from batchq.core.quota.limits import over_any_limit
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
-from batchq.core.session.state import Crowd, GroupState, Victim, is_admitted
+from batchq.core.session.state import EquivalenceClass, GroupState, Victim, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
 
@@ -46,11 +46,11 @@ class Claimants:
     """
 
     groups: list[GroupState]
-    crowds: list[Crowd] = field(default_factory=list)
-    hopeless: list[Crowd] = field(default_factory=list)
+    crowds: list[EquivalenceClass] = field(default_factory=list)
+    hopeless: list[EquivalenceClass] = field(default_factory=list)
 
 
-class Wish(NamedTuple):
+class PodRequest(NamedTuple):
     """What all claimants of one kind (`kind_of`) have in common."""
 
     priority: int
@@ -61,7 +61,7 @@ class Wish(NamedTuple):
 
 #: Queue -> whether what is wished for in it could be had as things stand, as far as a glance tells;
 #: None: nothing at all.
-Hopes: TypeAlias = Callable[[str], Callable[[Wish], bool] | None]
+Hopes: TypeAlias = Callable[[str], Callable[[PodRequest], bool] | None]
 
 
 def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
@@ -93,17 +93,19 @@ def may_claim(session: Session, group: GroupState) -> bool:
     return may_evict(session, group) and not stops_of(session, group)
 
 
-def _crowds(session: Session, hopes: Hopes) -> tuple[list[Crowd], list[Crowd]]:
+def _crowds(
+    session: Session, hopes: Hopes
+) -> tuple[list[EquivalenceClass], list[EquivalenceClass]]:
     """Those that hope, and the others of the same queues; crowds are many, and their kinds few."""
-    hopeful: list[Crowd] = []
-    hopeless: list[Crowd] = []
+    hopeful: list[EquivalenceClass] = []
+    hopeless: list[EquivalenceClass] = []
     for name, queue in session.queues.items():
         kinds = queue.line.kinds
         could_have = hopes(name) if kinds else None
         if could_have is None:
             continue
-        hoping: list[tuple[Wish, Mapping[Any, Crowd]]] = []
-        others: list[tuple[Wish, Mapping[Any, Crowd]]] = []
+        hoping: list[tuple[PodRequest, Mapping[Any, EquivalenceClass]]] = []
+        others: list[tuple[PodRequest, Mapping[Any, EquivalenceClass]]] = []
         for alike in kinds.values():
             wish = _wish_of(session, next(iter(alike.values())).first)
             (hoping if could_have(wish) else others).append((wish, alike))
@@ -113,11 +115,13 @@ def _crowds(session: Session, hopes: Hopes) -> tuple[list[Crowd], list[Crowd]]:
     return hopeful, hopeless
 
 
-def _wish_of(session: Session, group: GroupState) -> Wish:
-    return Wish(group.priority, group.reservation, may_evict(session, group))
+def _wish_of(session: Session, group: GroupState) -> PodRequest:
+    return PodRequest(group.priority, group.reservation, may_evict(session, group))
 
 
-def _that_lack_room(kinds: Iterable[tuple[Wish, Mapping[Any, Crowd]]]) -> list[Crowd]:
+def _that_lack_room(
+    kinds: Iterable[tuple[PodRequest, Mapping[Any, EquivalenceClass]]],
+) -> list[EquivalenceClass]:
     return [
         one
         for wish, alike in kinds

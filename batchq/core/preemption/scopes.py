@@ -17,7 +17,7 @@ from batchq.core.pending.eligibility import holds_off
 from batchq.core.preemption.candidates import pledged_below
 from batchq.core.preemption.protection import vote
 from batchq.core.preemption.requests import ExtraClaim, GangClaim
-from batchq.core.preemption.search import Claim, Decision, find_victims
+from batchq.core.preemption.search import Decision, PreemptionRequest, find_victims
 from batchq.core.quota.fair_shares import (
     FAIR_SHARES,
     ask_for,
@@ -34,7 +34,9 @@ PREEMPT, RECLAIM = "preempt", "reclaim"
 POINTS = {PREEMPT: "preemptable", RECLAIM: "reclaimable"}
 
 
-def propose(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
+def propose(
+    session: Session, group: GroupState, action: str
+) -> tuple[PreemptionRequest, Decision] | None:
     """What an action would do for a gang; None if nothing.
 
     A group's request is part of the demand once it has reserved. One that is out of line is tried
@@ -54,7 +56,9 @@ def propose(session: Session, group: GroupState, action: str) -> tuple[Claim, De
     return found
 
 
-def _proposed(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
+def _proposed(
+    session: Session, group: GroupState, action: str
+) -> tuple[PreemptionRequest, Decision] | None:
     claim = within_queue(session, group) if action == PREEMPT else from_others(session, group)
     if claim is not None:
         queues = _victims_queues(session, group, action)
@@ -93,7 +97,9 @@ def fits_in_what_is_set_aside(session: Session, claim: GangClaim | ExtraClaim) -
         return claim.fit(session).fits
 
 
-def _by_both(session: Session, group: GroupState, action: str) -> tuple[Claim, Decision] | None:
+def _by_both(
+    session: Session, group: GroupState, action: str
+) -> tuple[PreemptionRequest, Decision] | None:
     """Its own victims completed by those of the other action."""
     order = [name for name in session.actions if name in POINTS]
     if set(order) != set(POINTS) or order[0] != action:
@@ -231,7 +237,12 @@ def _agrees(session: Session, claimant: GroupState, victim: Victim) -> bool:
 
 
 def _may_take_over(
-    session: Session, claim: Claim, other: GroupState, told: list[Victim], *, have_ended: bool
+    session: Session,
+    claim: PreemptionRequest,
+    other: GroupState,
+    told: list[Victim],
+    *,
+    have_ended: bool,
 ) -> bool:
     """What victims leave to a claimant of another queue counts as lent, not as idle: then the
     claimant's own queue has to end within what it deserves, or it would have to give it back.
@@ -242,7 +253,7 @@ def _may_take_over(
     return _may_take_what_ends(session, claim, told)
 
 
-def _may_take_what_ends(session: Session, claim: Claim, told: list[Victim]) -> bool:
+def _may_take_what_ends(session: Session, claim: PreemptionRequest, told: list[Victim]) -> bool:
     """One that may not have others evicted yet leaves these to the claimant that has."""
     if told and holds_off(session, claim.claimant):
         return False

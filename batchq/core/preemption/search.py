@@ -24,7 +24,7 @@ from batchq.api.transaction import POD_GROUPS
 from batchq.core.placement.kept_places import keep_again, release
 from batchq.core.preemption.candidates import Pool, ending, outranked_by, told_and_untold, undoable
 from batchq.core.preemption.pledges import (
-    DEBTS,
+    PLEDGED_ROOM,
     end_pledge,
     keep_room_anew,
     leaves_whole,
@@ -65,7 +65,7 @@ class Fit:
     lacking: frozenset[str] = frozenset()
 
 
-class Claim(Protocol):
+class PreemptionRequest(Protocol):
     """What a claimant wants, and from whom an action may take it."""
 
     @property
@@ -112,7 +112,10 @@ class Decision:
 
 
 def find_victims(
-    session: Session, claim: Claim, queues: list[str], completing: list[str] | None = None
+    session: Session,
+    claim: PreemptionRequest,
+    queues: list[str],
+    completing: list[str] | None = None,
 ) -> Decision | None:
     """The victims in these queues that let the claimant have what it claims, completed by others
     of the queues `completing`; None if they would not suffice, or if what stops anyway will.
@@ -120,10 +123,10 @@ def find_victims(
     """
     if claim.needs_nobody(session):
         return Decision(room={}, plan={}, undone=[], ending=[], victims=[])
-    session.leaving = session.get(DEBTS).leaving(session)
+    session.leaving = session.get(PLEDGED_ROOM).leaving(session)
     try:
         with Statement(session) as trial:
-            decision = _Trial(session, trial, claim).run([queues, completing or []])
+            decision = _SearchTrial(session, trial, claim).run([queues, completing or []])
         session.leaving = {}
         takes = decision is not None and (decision.victims or decision.outranked)
         return None if takes and _fits_when_victims_end(session, claim) else decision
@@ -131,16 +134,16 @@ def find_victims(
         session.lacking, session.leaving = frozenset(), {}
 
 
-def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
+def _fits_when_victims_end(session: Session, claim: PreemptionRequest) -> bool:
     """Whether the victims of others leave more than is pledged, and enough for this claim, too.
 
     Several small claimants would each take a large victim otherwise, where one is enough for all.
     A claimant that had victims keeps to those: it would lose its reservation, and claim again as
     soon as others had taken what was left. Should it fit before these are told, they are spared.
     """
-    if session.chooses_again or not session.get(DEBTS).is_more_than_needed(session):
+    if session.chooses_again or not session.get(PLEDGED_ROOM).is_more_than_needed(session):
         return False
-    claimants = session.get(DEBTS).with_more_than_they_need(session)
+    claimants = session.get(PLEDGED_ROOM).with_more_than_they_need(session)
     with Statement(session) as trial:
         for claimant in claimants:
             pledge = claimant.status.pledge
@@ -159,10 +162,10 @@ def _fits_when_victims_end(session: Session, claim: Claim) -> bool:
             return claim.fit(session).fits and claim.ends_well(session, [])
 
 
-class _Trial:
+class _SearchTrial:
     """Owns the victims chosen so far; everything that it does is undone by its caller."""
 
-    def __init__(self, session: Session, statement: Statement, claim: Claim) -> None:
+    def __init__(self, session: Session, statement: Statement, claim: PreemptionRequest) -> None:
         self._session = session
         self._statement = statement
         self._claim = claim
@@ -231,7 +234,7 @@ class _Trial:
         taken = Taken("pledge", Victim(other, (), whole=True), (other.status, dict(other.pods)))
         with Statement(session) as attempt:
             lose_pledge(attempt, other)
-            session.leaving = session.get(DEBTS).leaving(session)
+            session.leaving = session.get(PLEDGED_ROOM).leaving(session)
             told, untold = told_and_untold(session, pledge)
             have_ended = not told and not untold
             if self._claim.may_take_over(session, other, told, have_ended=have_ended) and all(
@@ -240,7 +243,7 @@ class _Trial:
                 self._taken.append(taken)
                 attempt.keep_in(self._statement)
                 return True
-        session.leaving = session.get(DEBTS).leaving(session)
+        session.leaving = session.get(PLEDGED_ROOM).leaving(session)
         return False
 
     def _pledges_ended(self) -> int:

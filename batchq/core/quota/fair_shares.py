@@ -33,7 +33,7 @@ from batchq.core.preemption.pledges import (
 )
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session, StateKey
-from batchq.core.session.state import Crowd, GroupState, QueueState, is_admitted
+from batchq.core.session.state import EquivalenceClass, GroupState, QueueState, is_admitted
 
 #: What no share counts: the number of pods (unless a queue says so), and that of groups.
 APART = frozenset({PODS, POD_GROUPS})
@@ -91,7 +91,7 @@ def share_of(
     return Share(*largest) if largest is not None else Share(1, 1)
 
 
-class Part(NamedTuple):
+class QueuePart(NamedTuple):
     """One of those among whom water is shared: max(floor, min(cap, weight x level)) is its own."""
 
     weight: int
@@ -99,7 +99,7 @@ class Part(NamedTuple):
     cap: int
 
 
-def water_fill(amount: int, parts: Sequence[Part]) -> tuple[list[int], int | None]:
+def water_fill(amount: int, parts: Sequence[QueuePart]) -> tuple[list[int], int | None]:
     """What each part gets of an amount, rounded down, and what nobody wants; None if all is wanted.
 
     The level is the highest at which all parts together are within the amount, an exact fraction.
@@ -123,7 +123,7 @@ def water_fill(amount: int, parts: Sequence[Part]) -> tuple[list[int], int | Non
     return [max(floor, min(cap, weight * rest // slope)) for weight, floor, cap in parts], None
 
 
-def _bends(parts: Sequence[Part]) -> list[tuple[int, int, int]]:
+def _bends(parts: Sequence[QueuePart]) -> list[tuple[int, int, int]]:
     """Where a part starts or stops to rise, lowest level first: (n, w, change of the flat sum).
 
     The level is n / w. Two different fractions with denominators up to W are at least 1 / W² apart,
@@ -265,8 +265,8 @@ class FairShares:
         demand = self.demands[queue]
         return {name: min(units, limits.get(name, LARGEST)) for name, units in demand.items()}
 
-    def _part(self, queue: str, resource: str) -> Part:
-        return Part(
+    def _part(self, queue: str, resource: str) -> QueuePart:
+        return QueuePart(
             self._session.queues[queue].record.spec.weight,
             self._session.tree.guarantee(queue).get(resource, 0),
             self._wanted[queue].get(resource, 0),
@@ -275,7 +275,7 @@ class FairShares:
     def _fill(self, parent: str, resource: str) -> list[str]:
         """Share what a queue deserves of a resource out to its children; for whom it changed."""
         rest = self.deserved[parent].get(resource, 0)
-        parts: dict[str, Part] = {}
+        parts: dict[str, QueuePart] = {}
         new: dict[str, int] = {}
         for child in self._children[parent]:
             stated = self._session.queues[child].record.spec.deserved.get(resource)
@@ -408,7 +408,7 @@ def _asked_by_crowds(session: Session, queue: QueueState) -> Amounts:
     return line.asked
 
 
-def _is_kept_by_shared_limits_alone(session: Session, crowd: Crowd) -> bool:
+def _is_kept_by_shared_limits_alone(session: Session, crowd: EquivalenceClass) -> bool:
     """Whether it stands in line whatever is full by now: it has been found that it could fit, and
     that nothing puts it out of line; nor does its namespace, which has no limits.
     """
@@ -492,7 +492,7 @@ def weight(age_ms: int, half_life_ms: int) -> int:
     return 0 if halves >= HALF_LIVES else _WEIGHTS[step] >> halves
 
 
-class Ended:
+class EndedUsage:
     """What the groups that have ended used, by scope and bucket. Owned by a Carryover."""
 
     def __init__(self) -> None:
@@ -587,4 +587,4 @@ def _count(sums: dict[str, int], amounts: Amounts, times: int) -> None:
 #: What queues ask for and deserve in a session.
 FAIR_SHARES: StateKey[FairShares] = StateKey("fair shares", FairShares)
 #: What groups that are over have used; the scheduler cache puts it there.
-ENDED: StateKey[Ended] = StateKey("ended", lambda _: Ended())
+ENDED: StateKey[EndedUsage] = StateKey("ended", lambda _: EndedUsage())

@@ -24,7 +24,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import LARGEST, Amounts, plus
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.core.forecast.node_timeline import Room, is_one_machine, nodes_decide
-from batchq.core.forecast.timeline import Timetable, timetable_of
+from batchq.core.forecast.timeline import LedgerTimeline, timeline_of
 from batchq.core.preemption.protection import everybody_may_evict, is_protected, may_evict
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues, used_share
 from batchq.core.quota.ledger import title_of
@@ -153,7 +153,7 @@ def _stays_within_deserved(session: Session, head: GroupState) -> bool:
     if all(session.ledger.used(scope, name) <= units for name, units in bounds.items()):
         return True
     # Its own groups may end before it starts: by their walltimes, or as it does not start before.
-    table = timetable_of(session)
+    table = timeline_of(session)
     start = table.slot(head, None)
     return all(
         min(table.sum_then(scope, name, start), _left_beside(session, head, name)) <= units
@@ -319,13 +319,13 @@ def length_of_pods(session: Session, group: GroupState) -> int | None:
     return max(0, started_at + walltime - now_ms)
 
 
-def place_heads(session: Session, known: Timetable) -> dict[str, HeadPlace]:
+def place_heads(session: Session, known: LedgerTimeline) -> dict[str, HeadPlace]:
     """Return the places of all heads by uid, each beside those before it, as things are known."""
     return _place_others(session, known, {})
 
 
 def _place_others(
-    session: Session, known: Timetable, placed: Mapping[str, HeadPlace]
+    session: Session, known: LedgerTimeline, placed: Mapping[str, HeadPlace]
 ) -> dict[str, HeadPlace]:
     """The places of all heads, where those of some stand."""
     found: dict[str, HeadPlace] = {}
@@ -337,7 +337,7 @@ def _place_others(
 
 
 def _booked(
-    session: Session, head: GroupState, table: Timetable, place: HeadPlace | None = None
+    session: Session, head: GroupState, table: LedgerTimeline, place: HeadPlace | None = None
 ) -> HeadPlace:
     """Where a head stands, which is booked there."""
     place = place or place_of(session, head, table)
@@ -346,7 +346,7 @@ def _booked(
     return place
 
 
-def place_of(session: Session, head: GroupState, table: Timetable) -> HeadPlace:
+def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadPlace:
     """Return where a head stands beside what is known and planned: where it has stood, unless it
     could start sooner elsewhere. One for which nodes are held stays there.
     """
@@ -413,7 +413,7 @@ def _heads_to_come(session: Session) -> list[tuple[GroupState, HeadPlace]]:
 
 
 def _find_heads_to_come(session: Session) -> Iterator[tuple[GroupState, HeadPlace]]:
-    table: Timetable | None = None
+    table: LedgerTimeline | None = None
     for name, queue in session.queues.items():
         if queue.record.spec.strategy.type == "BestEffortFIFO" or name in session.ledger.aside:
             continue
@@ -424,7 +424,7 @@ def _find_heads_to_come(session: Session) -> Iterator[tuple[GroupState, HeadPlac
         if head.status.set_aside_on:
             yield head, HeadPlace(None, head.status.set_aside_on)
         elif keeps_all(session, head):
-            table = table or timetable_of(session).beside()
+            table = table or timeline_of(session).beside()
             yield head, _booked(session, head, table)
 
 
@@ -443,7 +443,7 @@ def _places_of(session: Session) -> Mapping[str, HeadPlace]:
     if not nodes_matter(session):
         return defaultdict(lambda: HeadPlace(None, {}))
     if any(one.head not in places for one in session.ledger.aside.values()):
-        places |= _place_others(session, timetable_of(session), places)
+        places |= _place_others(session, timeline_of(session), places)
     return places
 
 

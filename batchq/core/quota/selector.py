@@ -24,7 +24,7 @@ from batchq.core.session.session import Key, Session, StateKey
 _NOTHING: Amounts = {}
 
 
-class Turns:
+class FairShareSelector:
     """The queues that have a turn left; owned by one action.
 
     A queue above others that has turns itself comes before these. The root may have some, too: it

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from batchq.core.cache.scheduler_cache import Carryover
-from batchq.core.extension.points import Standing
-from batchq.core.pending.inadmissible import OF_NODES, OF_SESSION, Parking
+from batchq.core.cache.scheduler_cache import SchedulerCache
+from batchq.core.extension.points import PluginPlaces
+from batchq.core.pending.inadmissible import OF_NODES, OF_SESSION, InadmissibleGroups
 from batchq.core.placement.node_contact import refusal_to_bind
 from batchq.core.session.session import SESSION, Session
 from batchq.core.session.settings import Instrument, Settings
@@ -16,19 +16,19 @@ def open_session(
     *,
     now_ms: int,
     settings: Settings,
-    plugins: Standing,
+    plugins: PluginPlaces,
     actions: tuple[str, ...] = (),
-    carried: Carryover | None = None,
+    carried: SchedulerCache | None = None,
     instrument: Instrument | None = None,
-    parking: Parking | None = None,
+    parking: InadmissibleGroups | None = None,
 ) -> Session:
     """Return a session on a snapshot that has decided nothing yet.
 
     `carried` and `parking` are what the scheduler keeps from session to session; without them
     everything is built anew, and every group is asked about.
     """
-    carried = carried or Carryover()
-    parking = parking or Parking()
+    carried = carried or SchedulerCache()
+    parking = parking or InadmissibleGroups()
     table = carried.panel(plugins, instrument, {SESSION: OF_SESSION, "nodes": OF_NODES})
     session = Session(
         snapshot,

@@ -21,16 +21,16 @@ from batchq.api.objects import Condition, Pod, PodGroupStatus
 from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, minus, plus
 from batchq.core.cache.chunks import Ordered, uid_order
-from batchq.core.cache.node_cache import Machines
+from batchq.core.cache.node_cache import NodeCache
 from batchq.core.extension.points import ExtensionPoint
-from batchq.core.pending.equivalence import Watches
+from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
 from batchq.core.session.node_state import KeptPlaces, NodeState
 from batchq.core.session.settings import Settings
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.specs import TaskShape
-from batchq.core.session.state import GroupState, Line, QueueState
+from batchq.core.session.state import GroupState, PendingQueue, QueueState
 
 Key = tuple[Any, ...]
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Ranking(Protocol):
         """Let up to `count` pods each take the best node as it is then; append these."""
 
 
-class PluginTable(Protocol):
+class RegisteredPlugins(Protocol):
     """Which functions of plugins are called where (batchq.core.extension.registry)."""
 
     gates_hold: bool
@@ -93,18 +93,18 @@ class PluginTable(Protocol):
         """What plugins of others raised in this session."""
 
 
-class SchedulerCache(Protocol):
+class CarriedState(Protocol):
     """What lasts from one session to the next (batchq.core.cache.scheduler_cache)."""
 
-    machines: Machines
+    machines: NodeCache
     tree: QueueTree
     groups: dict[str, GroupState]
     by_key: dict[str, GroupState]
     queues: dict[str, QueueState]
-    strayed: Line
+    strayed: PendingQueue
     busy: Ordered[GroupState]
     ledger: LedgerView
-    watches: Watches
+    watches: WakeUpIndex
     dependents: dict[str, dict[str, None]]
     placed: dict[str, GroupState]
     waits_for_nodes: dict[str, GroupState]
@@ -124,7 +124,7 @@ class SchedulerCache(Protocol):
         """A group sleeps from now on."""
 
 
-class InadmissibleSet(Protocol):
+class Inadmissible(Protocol):
     """The groups that sleep (batchq.core.pending.inadmissible)."""
 
     asleep: dict[str, tuple[Verdict, ...]]
@@ -163,9 +163,9 @@ class Session:
         *,
         now_ms: int,
         settings: Settings,
-        plugins: PluginTable,
-        cache: SchedulerCache,
-        inadmissible: InadmissibleSet,
+        plugins: RegisteredPlugins,
+        cache: CarriedState,
+        inadmissible: Inadmissible,
         actions: tuple[str, ...] = (),
     ) -> None:
         self._parts: dict[StateKey[Any], Any] = {}
@@ -297,7 +297,7 @@ class Session:
         else:
             self._parts[key] = part
 
-    def adopt(self, carried: SchedulerCache) -> None:
+    def adopt(self, carried: CarriedState) -> None:
         """Take over what the session before has left, put right; for the cache."""
         machines = carried.machines
         self.machines = machines
@@ -455,7 +455,7 @@ class Session:
         """Every group, by key; that is a look at each, so only for those who want all of them."""
         return sorted(self.groups.values(), key=lambda group: group.key)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[PendingQueue]:
         """The line of every queue, and of those that there are not."""
         for queue in self.queues.values():
             yield queue.line

@@ -19,7 +19,7 @@ from batchq.api.resources import Amounts
 from batchq.core.cache.chunks import ByUid, Rows
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class ContactStanding(Struct, frozen=True, kw_only=True):
     """How the reader of a snapshot stands with its server. Instants are milliseconds of its clock.
 
     `generation`: in which attempts are numbered (`batchq.api.leases`). `contact_since`: the reader
@@ -93,7 +93,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     #: Scope -> the limits under which a described world states more than fits: those who hold it
     #: stay until a limit falls below that. A store never over-admits, so there it is empty.
     overbooked: Mapping[str, Amounts] = {}
-    standing: Standing = Standing()
+    standing: ContactStanding = ContactStanding()
 
 
 def groups_changed(

@@ -142,7 +142,7 @@ class GroupState:
         #: Its next pod, while it runs and stands in line with nothing but that.
         self.next_pod: TaskShape | None = None
         #: Those who wait as it does, if it is one of them (batchq.core.pending.equivalence).
-        self.crowd: Crowd | None = None
+        self.crowd: EquivalenceClass | None = None
         #: The state of the world in which it was found settled, and until when.
         self.settled_until: tuple[object, int] | None = None
         self._charged: tuple[PodGroupStatus, Amounts, Amounts, Amounts] | None = None
@@ -488,7 +488,7 @@ def _counts(pod: Pod) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Headroom:
     """Where there is room for one more of a crowd: as long as none of these sums is above what
     stands beside its resource. `are_all`: nothing else bounds them; if not, there never is.
 
@@ -500,7 +500,7 @@ class Bounds:
     are_all: bool
 
 
-class Crowd:
+class EquivalenceClass:
     """Members in their order, and how they fare. Changed by its owner, the Backlog, and by
     sessions, who note what they have found.
     """
@@ -544,7 +544,7 @@ class Crowd:
         #: The state of the world in which it was found that it could fit some time.
         self.could_in: object = None
         #: What the limits ask of each member, once worked out.
-        self.bounds: Bounds | None = None
+        self.bounds: Headroom | None = None
         #: While it sleeps, the limit that keeps it out is full as long as the sum of this scope and
         #: resource is above `most`; None: it is not the limits that keep it out.
         self.sleeps = False
@@ -575,7 +575,7 @@ class Crowd:
         return former is not told and (former.causes, former.turn) != (told.causes, told.turn)
 
 
-def said_by(group: GroupState) -> Said:
+def reasons_said_by(group: GroupState) -> Said:
     """What a group's record says, worked out once."""
     if group.told is None:
         reasons = group.record.status.reasons
@@ -586,19 +586,19 @@ def said_by(group: GroupState) -> Said:
 _NOTHING: Said = ((), "")
 
 
-class Line:
+class PendingQueue:
     """The groups of one queue that wait, in their order: crowds, and others one by one."""
 
     __slots__ = ("_key", "_sorted", "asked", "crowds", "kinds", "restless", "singles", "unread")
 
     def __init__(self) -> None:
-        self.crowds: dict[Key, Crowd] = {}
+        self.crowds: dict[Key, EquivalenceClass] = {}
         #: The same by what they claim and who they are to claim it: priority, class, reservation.
-        self.kinds: dict[Key, dict[Key, Crowd]] = {}
+        self.kinds: dict[Key, dict[Key, EquivalenceClass]] = {}
         #: Those of them that do not sleep.
-        self.restless: dict[Key, Crowd] = {}
+        self.restless: dict[Key, EquivalenceClass] = {}
         #: Those of which some members' records may not say what the crowd was told.
-        self.unread: dict[Key, Crowd] = {}
+        self.unread: dict[Key, EquivalenceClass] = {}
         #: By uid; in no order.
         self.singles: dict[str, GroupState] = {}
         #: What the crowds that stand in line ask for.
@@ -639,10 +639,10 @@ class Line:
 
     def join(self, group: GroupState, line_key: Key) -> None:
         """Let a group wait with those that ask for the same."""
-        key = crowd_key(group)
+        key = equivalence_of(group)
         crowd = self.crowds.get(key)
         if crowd is None:
-            crowd = self.crowds[key] = self.restless[key] = Crowd(key, group.queue)
+            crowd = self.crowds[key] = self.restless[key] = EquivalenceClass(key, group.queue)
             self.kinds.setdefault(kind_of(group), {})[key] = crowd
         group.crowd, group.line_key = crowd, line_key
         crowd.members.add(line_key, group)
@@ -651,7 +651,7 @@ class Line:
             # Most say what the one before says, in the very same words.
             group.told = said
         else:
-            said = said_by(group)
+            said = reasons_said_by(group)
             members = crowd.said.setdefault(said, {})
             crowd.heard = (reasons, said, members)
         members[group.uid] = group
@@ -664,10 +664,10 @@ class Line:
         crowd = group.crowd
         assert crowd is not None
         crowd.members.remove(group.line_key)
-        of_it = crowd.said[said_by(group)]
+        of_it = crowd.said[reasons_said_by(group)]
         del of_it[group.uid]
         if not of_it:
-            del crowd.said[said_by(group)]
+            del crowd.said[reasons_said_by(group)]
             crowd.heard = (None, _NOTHING, {})
         if crowd.counted:
             self._ask_for(group.reservation, -1)
@@ -675,14 +675,14 @@ class Line:
         if not len(crowd):
             self._forget(crowd, kind_of(group))
 
-    def _forget(self, crowd: Crowd, kind: Key) -> None:
+    def _forget(self, crowd: EquivalenceClass, kind: Key) -> None:
         """A crowd that is empty."""
         for crowds in (self.crowds, self.restless, self.unread, self.kinds[kind]):
             crowds.pop(crowd.asks, None)
         if not self.kinds[kind]:
             del self.kinds[kind]
 
-    def count(self, crowd: Crowd, *, counts: bool) -> None:
+    def count(self, crowd: EquivalenceClass, *, counts: bool) -> None:
         """Whether what a crowd asks for counts in the demand from now on."""
         if crowd.counted != counts:
             crowd.counted = counts
@@ -693,7 +693,7 @@ class Line:
             self.asked[name] = self.asked.get(name, 0) + units
 
 
-def crowd_key(group: GroupState) -> Key:
+def equivalence_of(group: GroupState) -> Key:
     """Equal for groups that the limits and the policies cannot tell apart, but for their turn."""
     spec = group.record.spec
     return (group.namespace, group.priority, spec.priority_class_name, group.shape.alike)
@@ -729,7 +729,7 @@ class QueueState:
     """A queue, and its Pending groups in line."""
 
     record: Queue
-    line: Line
+    line: PendingQueue
 
     @property
     def name(self) -> str:

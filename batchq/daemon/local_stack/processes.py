@@ -42,7 +42,7 @@ class Record(Struct, frozen=True, kw_only=True):
     notes: dict[str, str] = {}
 
 
-class Fate(StrEnum):
+class ProcessFate(StrEnum):
     """What became of a process that was to end."""
 
     ENDED = "ended"
@@ -146,7 +146,7 @@ def is_running(record: Record) -> bool:
     return birth_of(record.pid) == record.birth
 
 
-def end(record: Record, *, patience_s: float, ask: signal.Signals = signal.SIGTERM) -> Fate:
+def end(record: Record, *, patience_s: float, ask: signal.Signals = signal.SIGTERM) -> ProcessFate:
     """Ask the process to end, wait for `patience_s`, then kill it."""
     return end_all([record], patience_s=patience_s, ask=lambda one: send(one, ask))[0]
 
@@ -157,17 +157,17 @@ def end_all(
     patience_s: float,
     ask: Callable[[Record], bool] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
-) -> list[Fate]:
+) -> list[ProcessFate]:
     """The same for several at once: they share one patience.
 
     `ask` says whether there is anybody to end; None sends SIGTERM. `meanwhile` is called often.
     """
     ask = ask or (lambda record: send(record, signal.SIGTERM))
-    fates = [Fate.ENDED if ask(record) else Fate.ABSENT for record in records]
+    fates = [ProcessFate.ENDED if ask(record) else ProcessFate.ABSENT for record in records]
     await_end(records, patience_s=patience_s, meanwhile=meanwhile)
     for place, record in enumerate(records):
-        if fates[place] is not Fate.ABSENT and send(record, signal.SIGKILL):
-            fates[place] = Fate.KILLED
+        if fates[place] is not ProcessFate.ABSENT and send(record, signal.SIGKILL):
+            fates[place] = ProcessFate.KILLED
     await_end(records, patience_s=patience_s)
     return fates
 

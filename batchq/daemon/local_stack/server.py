@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from batchq.daemon.local_stack import processes
 from batchq.daemon.local_stack import processes as locks
-from batchq.daemon.local_stack.processes import Fate, Record
+from batchq.daemon.local_stack.processes import ProcessFate, Record
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url, read_password
 
@@ -162,7 +162,7 @@ def holds_data(home: Home) -> bool:
     return _written_by(home) is not None
 
 
-def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> Fate:
+def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFate:
     """Ask the server to write everything down and end; the data stays.
 
     Where it does not obey in time it is killed, by its recorded pid, if that is still it.
@@ -170,15 +170,15 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> Fate:
     Raises StoreUnavailable when it lives on after all.
     """
     if not home.is_made() or not home.data.is_dir():
-        return Fate.ABSENT
+        return ProcessFate.ABSENT
     with locks.exclusive(_turn(home), wait_s=within_s, doing="stop the embedded server"):
         record = processes.read_record(record_path(home))
         # A process that was killed lets go of its files a moment after it counts as dead.
         dead = record is not None and not processes.is_running(record)
         if _await_free(home, _DYING_S if dead else 0.0):
             record_path(home).unlink(missing_ok=True)
-            return Fate.ABSENT
-        fate = Fate.ENDED
+            return ProcessFate.ABSENT
+        fate = ProcessFate.ENDED
         # Where it stays deaf, signals follow.
         if not _shut_down(home, within_s) and record is not None:
             fate = processes.end(record, patience_s=_DYING_S)

@@ -28,9 +28,9 @@ from batchq.daemon.local_stack import agents as shares
 from batchq.daemon.local_stack import processes
 from batchq.daemon.local_stack import processes as locks
 from batchq.daemon.local_stack import server as embedded
-from batchq.daemon.local_stack.processes import Fate, Record
+from batchq.daemon.local_stack.processes import ProcessFate, Record
 from batchq.daemon.observability.server import check_address
-from batchq.daemon.services import Ending, on_hangup
+from batchq.daemon.services import Termination, on_hangup
 from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url
 from batchq.store.connect import open_store
@@ -60,7 +60,7 @@ def end_agents(
     now: bool = False,
     patience_s: float = DRAINED_WITHIN_S,
     say: Say = lambda _: None,
-) -> list[Fate]:
+) -> list[ProcessFate]:
     """End agents, by the names of their nodes, whose folders are under `run`.
 
     `now`: their pods are killed at once. Agents that drain already are not asked again, for a
@@ -72,7 +72,7 @@ def end_agents(
 
     asked_at = [float(one.notes.get(_ASKED_AT, "inf")) for one in running().values()]
     since = min([time.monotonic(), *asked_at])
-    progress = Progress(
+    progress = StackProgress(
         lambda: {name: pods_of(run, name) for name in running()},
         since=since,
         patience_s=patience_s,
@@ -110,7 +110,7 @@ def pods_of(run: Path, node: str) -> int:
     return sum(one.outcome is None for one in RunFiles(run / node).all())
 
 
-class Progress:
+class StackProgress:
     """Says what is waited for, at first and every few seconds."""
 
     def __init__(
@@ -184,7 +184,7 @@ _SCHEDULER = "scheduler"
 _AGENT = "agent-"
 
 
-class State(StrEnum):
+class PartState(StrEnum):
     """What became of a part, or how it was found."""
 
     STARTED = "started"
@@ -200,7 +200,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """One process of the stack. `name` is `server`, `scheduler` or the node's name."""
 
     name: str
-    state: State
+    state: PartState
     pid: int | None = None
     log: str = ""
     #: What an agent offers, or the server's version.
@@ -218,7 +218,7 @@ class StackReport(Struct, frozen=True, kw_only=True):
     @property
     def running(self) -> bool:
         """Whether any part runs."""
-        return any(part.state in (State.STARTED, State.RUNNING) for part in self.parts)
+        return any(part.state in (PartState.STARTED, PartState.RUNNING) for part in self.parts)
 
 
 class UpOptions(Struct, frozen=True, kw_only=True):
@@ -282,9 +282,9 @@ def status(home: Home, *, url: str | None = None) -> StackReport:
         parts.append(_server_part(home))
     records = _records(home)
     if not any(record.name == _SCHEDULER for record in records):
-        parts.append(Part(name=_SCHEDULER, state=State.ABSENT))
+        parts.append(Part(name=_SCHEDULER, state=PartState.ABSENT))
     for record in records:
-        state = State.RUNNING if processes.is_running(record) else State.DEAD
+        state = PartState.RUNNING if processes.is_running(record) else PartState.DEAD
         parts.append(_part(record, state))
     return StackReport(home=str(home.root), url=shown(target), parts=tuple(parts))
 
@@ -308,7 +308,7 @@ def down(
     keep_server = keep_server or (url is not None and url != default_url(home))
     asked_for, url = url, url or default_url(home)
     if not home.is_made():
-        absent = tuple(Part(name=name, state=State.ABSENT) for name in ("server", _SCHEDULER))
+        absent = tuple(Part(name=name, state=PartState.ABSENT) for name in ("server", _SCHEDULER))
         return StackReport(home=str(home.root), url=shown(url), parts=absent)
     with _turn(home):
         records = _records(home)
@@ -320,7 +320,7 @@ def down(
         agent_parts = _ended(home, list(agents.values()), fates)
         scheduler_parts = _end(home, schedulers, SCHEDULER_ENDS_WITHIN_S)
         server = _server_part(home) if keep_server else _down_server(home)
-    first = scheduler_parts or [Part(name=_SCHEDULER, state=State.ABSENT)]
+    first = scheduler_parts or [Part(name=_SCHEDULER, state=PartState.ABSENT)]
     return StackReport(home=str(home.root), url=shown(url), parts=(server, *first, *agent_parts))
 
 
@@ -330,14 +330,16 @@ def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> Stack
     SIGHUP is passed on to the scheduler. Main thread only. Raises BatchqError, after all has ended,
     when a part has died.
     """
-    ending = Ending()
+    ending = Termination()
     ending.on_signals(signal.SIGINT, signal.SIGTERM)
     on_hangup(lambda: _pass_on(home, signal.SIGHUP))
     lost: list[Part] = []
     expected = {part.name for part in report.parts}
     while ending.wait(_WATCH_S) is None and not lost:
         now = status(home, url=None).parts
-        lost = [part for part in now if part.name in expected and part.state is not State.RUNNING]
+        lost = [
+            part for part in now if part.name in expected and part.state is not PartState.RUNNING
+        ]
     say("Stopping")
     result = down(home, say=say)
     if lost and not ending.asked:
@@ -389,7 +391,7 @@ class _Launch:
 
     def await_ready(self, parts: Sequence[Part], names: Sequence[str], within_s: float) -> None:
         """Wait until somebody leads and every node of `names` has been heard of."""
-        started = {part.name for part in parts if part.state is State.STARTED}
+        started = {part.name for part in parts if part.state is PartState.STARTED}
         deadline = time.monotonic() + within_s
         while waited_for := self._missing(names, started):
             for record in self._started:
@@ -421,7 +423,7 @@ class _Launch:
     def _find_or_start(self, name: str, arguments: list[str], notes: dict[str, str]) -> Part:
         record = processes.read_record(_record_path(self._home, name))
         if record is not None and processes.is_running(record):
-            return _part(record, State.RUNNING)
+            return _part(record, PartState.RUNNING)
         self._say(f"Starting {_shown(name)}")
         log = self._home.logs / f"{name}.log"
         self._since[name] = processes.size_of(log)
@@ -451,7 +453,7 @@ class _Launch:
             # What it offered is to be found again.
             self._undo.callback(processes.write_record, _record_path(self._home, name), former)
         self._undo.callback(_end, self._home, [record], patience_s)
-        return _part(record, State.STARTED)
+        return _part(record, PartState.STARTED)
 
     def _died_at_start(self, record: Record, exit_code: int | None) -> BatchqError:
         how = "died" if exit_code is None else f"ended with {processes.in_words(exit_code)}"
@@ -520,7 +522,7 @@ def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Par
         say("It does not encrypt what it says: come through ssh from other machines")
     return Part(
         name="server",
-        state=State.STARTED if server.started else State.RUNNING,
+        state=PartState.STARTED if server.started else PartState.RUNNING,
         pid=server.pid,
         log=str(embedded.log_path(home)),
         detail=server.version,
@@ -544,17 +546,19 @@ def _server_part(home: Home) -> Part:
     server = embedded.running_server(home)
     if server is not None:
         return Part(
-            name="server", state=State.RUNNING, pid=server.pid, log=log, detail=server.version
+            name="server", state=PartState.RUNNING, pid=server.pid, log=log, detail=server.version
         )
     record = processes.read_record(embedded.record_path(home))
-    return Part(name="server", state=State.ABSENT if record is None else State.DEAD, log=log)
+    return Part(
+        name="server", state=PartState.ABSENT if record is None else PartState.DEAD, log=log
+    )
 
 
 def _end(home: Home, records: Sequence[Record], patience_s: float) -> list[Part]:
     return _ended(home, records, processes.end_all(records, patience_s=patience_s))
 
 
-def _ended(home: Home, records: Sequence[Record], fates: Sequence[Fate]) -> list[Part]:
+def _ended(home: Home, records: Sequence[Record], fates: Sequence[ProcessFate]) -> list[Part]:
     for record in records:
         _record_path(home, record.name).unlink(missing_ok=True)
     return [_part(record, _state(fate)) for record, fate in zip(records, fates, strict=True)]
@@ -595,8 +599,8 @@ def _by_number(name: str) -> tuple[str, int]:
     return (stem, int(number)) if number.isdigit() else (name, 0)
 
 
-def _part(record: Record, state: State) -> Part:
-    alive = state in (State.STARTED, State.RUNNING)
+def _part(record: Record, state: PartState) -> Part:
+    alive = state in (PartState.STARTED, PartState.RUNNING)
     return Part(
         name=_node_of(record),
         state=state,
@@ -606,14 +610,14 @@ def _part(record: Record, state: State) -> Part:
     )
 
 
-def _state(fate: Fate) -> State:
+def _state(fate: ProcessFate) -> PartState:
     match fate:
-        case Fate.ENDED:
-            return State.ENDED
-        case Fate.KILLED:
-            return State.KILLED
-        case Fate.ABSENT:
-            return State.ABSENT
+        case ProcessFate.ENDED:
+            return PartState.ENDED
+        case ProcessFate.KILLED:
+            return PartState.KILLED
+        case ProcessFate.ABSENT:
+            return PartState.ABSENT
 
 
 def _shown(name: str) -> str:

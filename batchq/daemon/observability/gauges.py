@@ -22,7 +22,7 @@ from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, s
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
-from batchq.core.session.state import Crowd, GroupState
+from batchq.core.session.state import EquivalenceClass, GroupState
 
 #: Stands for every queue that does not exist: such a name is whatever somebody has typed.
 NO_QUEUE = ""
@@ -80,7 +80,7 @@ def levels_of(session: Session) -> Levels:
     for group in _one_by_one(session):
         if group.status.phase not in TERMINAL and group.uid not in session.expired:
             counts.get(group.record.spec.queue, nowhere).add(group)
-    moved: dict[Crowd, set[str]] = {}
+    moved: dict[EquivalenceClass, set[str]] = {}
     for group in session.touched.values():
         if group.crowd is not None:
             moved.setdefault(group.crowd, set()).add(group.uid)
@@ -163,7 +163,7 @@ class _OfQueue:
         if is_pending:
             self._add_pending(group, first)
 
-    def add_crowd(self, crowd: Crowd, moved: set[str]) -> None:
+    def add_crowd(self, crowd: EquivalenceClass, moved: set[str]) -> None:
         """Count those of a crowd that have not been moved, without a look at each."""
         # They are alike but for their turn, so the first of them has waited for longest.
         oldest = next((group for group in crowd.members if group.uid not in moved), None)

@@ -100,7 +100,7 @@ _REASONS = _LEAVING | frozenset(Finish)
 _ACTIONS = frozenset({"preempt", "reclaim"})
 
 
-class Tally:
+class SessionTally:
     """Sums for counters, and single waits for histograms."""
 
     def __init__(self) -> None:
@@ -118,9 +118,9 @@ class Tally:
             self.waits.append((measure, (label,), max(0, until - since) / 1000))
 
 
-def tally_of(report: CycleReport) -> Tally:
+def tally_of(report: CycleReport) -> SessionTally:
     """Count what a cycle has decided."""
-    tally, session = Tally(), report.session
+    tally, session = SessionTally(), report.session
     tally.add(definitions.TRANSACTIONS, (Word.OK.value,), len(report.commit.applied))
     for refusal in report.commit.refused:
         tally.add(definitions.TRANSACTIONS, (refusal.answer.word.value,))
@@ -150,7 +150,7 @@ def _kind(intent: Intent) -> str:
     return type(intent).__name__
 
 
-def _tell(tally: Tally, session: Session, group: GroupState, intent: Intent) -> None:
+def _tell(tally: SessionTally, session: Session, group: GroupState, intent: Intent) -> None:
     queue = _queue_of(session, group)
     match intent:
         case intents.AdmitGroup():
@@ -174,7 +174,7 @@ def _tell(tally: Tally, session: Session, group: GroupState, intent: Intent) -> 
             pass
 
 
-def _tell_admission(tally: Tally, session: Session, group: GroupState, queue: str) -> None:
+def _tell_admission(tally: SessionTally, session: Session, group: GroupState, queue: str) -> None:
     """How long it stood in line, and of that, how long its checks took."""
     before, now_ms = group.record.status, session.now_ms
     tally.wait(definitions.ADMISSION_WAIT, queue, _in_line_since(group), now_ms)
@@ -206,7 +206,7 @@ def _was_stopping(session: Session, group: GroupState, uid: str) -> bool:
     )
 
 
-def _count_losses(tally: Tally, session: Session, refused: set[str]) -> None:
+def _count_losses(tally: SessionTally, session: Session, refused: set[str]) -> None:
     named: set[str] | None = None
     for group in session.touched.values():
         before, after = group.record.status.evictions.lost, group.status.evictions.lost
@@ -341,7 +341,7 @@ class Metrics:
         self._session_at = time.time()
         self._look(report)
 
-    def _count(self, tally: Tally) -> None:
+    def _count(self, tally: SessionTally) -> None:
         for measure, counts in tally.counts.items():
             self._add(measure, counts)
         for measure, labels, seconds in tally.waits:

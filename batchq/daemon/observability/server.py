@@ -44,7 +44,7 @@ _LOOK_EVERY_S = 0.25
 PLAIN = "text/plain; charset=utf-8"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class HttpAnswer(Struct, frozen=True, kw_only=True):
     """What is sent for a path."""
 
     status: HTTPStatus
@@ -53,7 +53,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 #: Path -> what answers it, from the value of the request's Accept header.
-Pages = Mapping[str, Callable[[str], Answer]]
+Pages = Mapping[str, Callable[[str], HttpAnswer]]
 
 
 class Address(NamedTuple):
@@ -306,7 +306,7 @@ class Health:
 WRITTEN_A_SESSION = 1_000
 
 
-class Lookout:
+class MetricsServer:
     """Metrics, health, and the service that tells of both; a service itself.
 
     `address` is `[HOST:]PORT`, or None. Raises InvalidInput if nothing can listen there: the
@@ -399,14 +399,14 @@ class Lookout:
                 outage=outage,
             )
 
-    def _metrics_page(self, accept: str) -> Answer:
+    def _metrics_page(self, accept: str) -> HttpAnswer:
         assert self.metrics is not None
         encode, content_type = choose_encoder(accept)
         body = encode(self.metrics.registry)
-        return Answer(status=HTTPStatus.OK, body=body, content_type=content_type)
+        return HttpAnswer(status=HTTPStatus.OK, body=body, content_type=content_type)
 
 
-def _verdict(why_not: str) -> Answer:
+def _verdict(why_not: str) -> HttpAnswer:
     if why_not:
-        return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=f"{why_not}\n".encode())
-    return Answer(status=HTTPStatus.OK, body=b"ok\n")
+        return HttpAnswer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=f"{why_not}\n".encode())
+    return HttpAnswer(status=HTTPStatus.OK, body=b"ok\n")

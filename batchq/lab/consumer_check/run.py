@@ -43,7 +43,7 @@ class Broken(Exception):
     """A promise is not kept; the text says in what."""
 
 
-class Stage:
+class CheckStage:
     """One temporary stack with its consumers; owns the processes of the consumers."""
 
     def __init__(
@@ -243,7 +243,7 @@ _ALONE_S = 2.0
 _SHARED = tuple(f"shared-{number}" for number in range(6))
 
 
-def completes(stage: Stage) -> None:
+def completes(stage: CheckStage) -> None:
     """A group is claimed, its work run once, and its success reported."""
     stage.submit("plain")
     stage.hire(1)
@@ -252,7 +252,7 @@ def completes(stage: Stage) -> None:
         raise Broken(f"the work of plain was started {stage.starts('plain')} times, not once")
 
 
-def reports_running(stage: Stage) -> None:
+def reports_running(stage: CheckStage) -> None:
     """While the work runs, the group is Running."""
     stage.submit("runs", gated=True)
     stage.hire(1)
@@ -262,7 +262,7 @@ def reports_running(stage: Stage) -> None:
     stage.await_phase("runs", _COMPLETED)
 
 
-def reports_failure(stage: Stage) -> None:
+def reports_failure(stage: CheckStage) -> None:
     """Work that fails is reported as failed, and only then."""
     stage.submit("fails", exit_code=3)
     stage.hire(1)
@@ -272,7 +272,7 @@ def reports_failure(stage: Stage) -> None:
         raise Broken(f"work that ended with exit code 3 has left the group {phase}, not Failed")
 
 
-def renews(stage: Stage) -> None:
+def renews(stage: CheckStage) -> None:
     """Work that takes longer than the time to live keeps its claim."""
     stage.submit("long", gated=True)
     stage.hire(1)
@@ -288,7 +288,7 @@ def renews(stage: Stage) -> None:
         raise Broken(f"its claim lapsed while the work ran for {longer_s:.0f} s")
 
 
-def stops(stage: Stage) -> None:
+def stops(stage: CheckStage) -> None:
     """Told to stop, it stops the work and reports it as evicted; then the group can run again."""
     stage.submit("held", gated=True)
     stage.hire(1)
@@ -310,7 +310,7 @@ def stops(stage: Stage) -> None:
     stage.await_phase("held", _COMPLETED)
 
 
-def shares(stage: Stage) -> None:
+def shares(stage: CheckStage) -> None:
     """Two of them never run one group at once, and all groups are run."""
     for name in _SHARED:
         stage.submit(name, gated=True)
@@ -327,7 +327,7 @@ def shares(stage: Stage) -> None:
             raise Broken(f"the work of {name} was started {stage.starts(name)} times, not once")
 
 
-def dies_with_its_work(stage: Stage) -> None:
+def dies_with_its_work(stage: CheckStage) -> None:
     """Killed in the middle, its work ends too, before anybody else may start it again."""
     stage.submit("killed", gated=True)
     stage.hire(1)
@@ -338,7 +338,7 @@ def dies_with_its_work(stage: Stage) -> None:
         raise Broken("its work ran on when its claim had lapsed: another would have run it twice")
 
 
-def is_replaced(stage: Stage) -> None:
+def is_replaced(stage: CheckStage) -> None:
     """Killed in the middle, its claim lapses, and another instance finishes the group."""
     stage.submit("taken-over", gated=True)
     stage.hire(1)
@@ -350,7 +350,7 @@ def is_replaced(stage: Stage) -> None:
     stage.await_phase("taken-over", _COMPLETED)
 
 
-def keeps_to_its_queue(stage: Stage) -> None:
+def keeps_to_its_queue(stage: CheckStage) -> None:
     """Groups of other queues, and those that batchq runs itself, are left alone."""
     stage.submit("not-yours", queue=OTHERS)
     stage.submit_ours("batchqs-own")
@@ -367,7 +367,7 @@ def keeps_to_its_queue(stage: Stage) -> None:
 
 
 #: What is said of each, what it is, and the groups that it leaves behind.
-PROMISES: tuple[tuple[str, Callable[[Stage], None], tuple[str, ...]], ...] = (
+PROMISES: tuple[tuple[str, Callable[[CheckStage], None], tuple[str, ...]], ...] = (
     ("claims a group, runs it once and reports its success", completes, ("plain",)),
     ("reports running while the work runs", reports_running, ("runs",)),
     ("reports failed work as failed", reports_failure, ("fails",)),
@@ -388,7 +388,7 @@ PROMISES: tuple[tuple[str, Callable[[Stage], None], tuple[str, ...]], ...] = (
 _CONFIG = "backoffFirst: 1s\nschedulePeriod: 200ms\n"
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class PromiseFinding(Struct, frozen=True, kw_only=True):
     """Whether one promise is kept; `why` says what was seen where it is not."""
 
     promise: str
@@ -405,10 +405,10 @@ class Finding(Struct, frozen=True, kw_only=True):
 def check_consumer(
     command: Sequence[str],
     *,
-    tell: Callable[[Finding], None],
+    tell: Callable[[PromiseFinding], None],
     patience_s: float = USUAL_PATIENCE_S,
     only: Sequence[str] = (),
-) -> list[Finding]:
+) -> list[PromiseFinding]:
     """Go through the promises (`only` those of these names), and tell of each as it is judged.
 
     `patience_s` is how long anything may take that nothing keeps from happening.
@@ -431,13 +431,15 @@ def check_consumer(
             with Client(url) as client:
                 client.apply([Queue(metadata=Metadata(name=name)) for name in (SERVED, OTHERS)])
                 words = (program, *command[1:])
-                stage = Stage(client, url, folder, words, patience_s=patience_s)
+                stage = CheckStage(client, url, folder, words, patience_s=patience_s)
                 return _findings(stage, tell, only)
         finally:
             stack.down(home, url=url)
 
 
-def _findings(stage: Stage, tell: Callable[[Finding], None], only: Sequence[str]) -> list[Finding]:
+def _findings(
+    stage: CheckStage, tell: Callable[[PromiseFinding], None], only: Sequence[str]
+) -> list[PromiseFinding]:
     findings = []
     for promise, judge, names in PROMISES:
         if only and judge.__name__ not in only:
@@ -445,13 +447,15 @@ def _findings(stage: Stage, tell: Callable[[Finding], None], only: Sequence[str]
         started = time.monotonic()
         why = _judge(stage, judge)
         stage.clear(names)
-        finding = Finding(promise=promise, ok=not why, why=why, seconds=time.monotonic() - started)
+        finding = PromiseFinding(
+            promise=promise, ok=not why, why=why, seconds=time.monotonic() - started
+        )
         findings.append(finding)
         tell(finding)
     return findings
 
 
-def _judge(stage: Stage, judge: Callable[[Stage], None]) -> str:
+def _judge(stage: CheckStage, judge: Callable[[CheckStage], None]) -> str:
     """Empty where the promise is kept."""
     try:
         judge(stage)

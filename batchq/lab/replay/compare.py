@@ -33,8 +33,8 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
-from batchq.lab.replay.plan import LABEL, Plan, group_of, queue_of, walltime_ms
-from batchq.lab.replay.report import Ending, Replayed, log_second
+from batchq.lab.replay.plan import LABEL, ReplayPlan, group_of, queue_of, walltime_ms
+from batchq.lab.replay.report import Replayed, ReplayEnding, log_second
 from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.initial_state import found
 from batchq.lab.simulation.world import DescribedPod, World
@@ -61,7 +61,7 @@ class DecidedAgain:
     """Sessions over one replay's past, of which nothing is changed; owns what it has decided."""
 
     def __init__(
-        self, plan: Plan, jobs: Sequence[Replayed], config: SchedulerConfig, latency_ms: int
+        self, plan: ReplayPlan, jobs: Sequence[Replayed], config: SchedulerConfig, latency_ms: int
     ) -> None:
         self._plan = plan
         self._jobs = jobs
@@ -130,7 +130,7 @@ def _happenings(one: Replayed, place: int) -> Iterator[_Happening]:
             yield _Happening(at, what, place)
 
 
-def _group(plan: Plan, one: Replayed, place: int) -> PodGroup:
+def _group(plan: ReplayPlan, one: Replayed, place: int) -> PodGroup:
     """The group as it was submitted; of one millisecond, in the order of the submits."""
     group = group_of(plan, one.job)
     meta = replace(group.metadata, uid=f"{place:08}", creation_timestamp=one.submitted_at)
@@ -145,7 +145,7 @@ def _group_status(one: Replayed, *, runs: bool) -> PodGroupStatus:
     )
 
 
-def _pod(plan: Plan, group: PodGroup, one: Replayed, *, runs: bool) -> DescribedPod:
+def _pod(plan: ReplayPlan, group: PodGroup, one: Replayed, *, runs: bool) -> DescribedPod:
     """The group's one pod, on the node where it was."""
     [task] = group.spec.tasks
     meta = Metadata(name=f"{group.metadata.name}-{task.name}-0", namespace=plan.name)
@@ -161,7 +161,7 @@ def _pod(plan: Plan, group: PodGroup, one: Replayed, *, runs: bool) -> Described
     )
 
 
-def _nodes(plan: Plan) -> Iterator[Node]:
+def _nodes(plan: ReplayPlan) -> Iterator[Node]:
     for name in plan.node_names():
         yield Node(
             metadata=Metadata(name=name, uid=name, labels={LABEL: plan.name}),
@@ -216,7 +216,7 @@ class Comparison(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.causes[OPEN] == 0
 
 
-def check_comparable(plan: Plan) -> None:
+def check_comparable(plan: ReplayPlan) -> None:
     """Raise UsageError where so many jobs are replayed that comparing them takes too long."""
     if len(plan.trace.jobs) > MOST_COMPARED:
         raise UsageError(
@@ -226,7 +226,7 @@ def check_comparable(plan: Plan) -> None:
         )
 
 
-def compare(plan: Plan, ending: Ending, config: SchedulerConfig) -> Comparison:
+def compare(plan: ReplayPlan, ending: ReplayEnding, config: SchedulerConfig) -> Comparison:
     """Play what was replayed in virtual time, under `config`, and hold the starts together.
 
     Raises UsageError for more than MOST_COMPARED jobs.
@@ -272,7 +272,7 @@ def _comparison(
     )
 
 
-def simulated_starts(plan: Plan, trace: Trace, config: SchedulerConfig) -> Starts:
+def simulated_starts(plan: ReplayPlan, trace: Trace, config: SchedulerConfig) -> Starts:
     """When each job starts, in the trace's unit, on a machine of the replay's shape."""
     load = swf_load(trace, strategy=plan.strategy)
     [machine] = load.nodes
@@ -305,7 +305,7 @@ def _held_together(simulated: Starts, live: Starts) -> tuple[int, list[tuple[int
 class _Causes:
     """Why pairs differ: the log is simulated once more for it, and decisions are made again."""
 
-    def __init__(self, plan: Plan, ending: Ending, config: SchedulerConfig) -> None:
+    def __init__(self, plan: ReplayPlan, ending: ReplayEnding, config: SchedulerConfig) -> None:
         latency_ms = _latency_ms(plan, ending)
         self._placed = {one.job.number: one.bound_at or 0 for one in ending.outcomes}
         self._latency_s = latency_ms * plan.speed / SECOND
@@ -323,7 +323,7 @@ class _Causes:
         return "latency" if apart_s <= self._latency_s else "overhead"
 
 
-def _with_allowance(plan: Plan) -> Trace:
+def _with_allowance(plan: ReplayPlan) -> Trace:
     """The log with the requests that the replay's groups had."""
     jobs = [
         replace(job, request_s=round(walltime_ms(plan, job) * plan.speed / SECOND))
@@ -332,7 +332,7 @@ def _with_allowance(plan: Plan) -> Trace:
     return replace(plan.trace, jobs=tuple(jobs))
 
 
-def _latency_ms(plan: Plan, ending: Ending) -> int:
+def _latency_ms(plan: ReplayPlan, ending: ReplayEnding) -> int:
     """The slowest submit, or start of a process once its pod had a node."""
     lags = [0]
     for one in ending.outcomes:

@@ -31,7 +31,7 @@ from batchq.lab.traces import Trace, TraceJob
 SCRIPT = 'echo "start $1 $$" >> "$0" && sleep "$2" && echo "end $1 $$" >> "$0"'
 
 
-class Line(Struct, frozen=True):
+class JournalLine(Struct, frozen=True):
     """`word` is start or end; `pid` is the pod's process."""
 
     word: str
@@ -44,7 +44,7 @@ def command(journal: Path, job: int, sleep_s: float) -> tuple[str, ...]:
     return ("sh", "-c", SCRIPT, str(journal), str(job), f"{sleep_s:.6f}")
 
 
-def read_journal(path: Path) -> list[Line]:
+def read_journal(path: Path) -> list[JournalLine]:
     """Every line, in order; none if no pod has written yet. What is no such line is left out."""
     try:
         text = path.read_text()
@@ -54,11 +54,11 @@ def read_journal(path: Path) -> list[Line]:
     for row in text.splitlines():
         parts = row.split()
         if len(parts) == 3 and parts[0] in ("start", "end") and (parts[1] + parts[2]).isdigit():
-            lines.append(Line(parts[0], int(parts[1]), int(parts[2])))
+            lines.append(JournalLine(parts[0], int(parts[1]), int(parts[2])))
     return lines
 
 
-def not_exactly_once(lines: Sequence[Line], jobs: Iterable[int]) -> Mapping[int, str]:
+def not_exactly_once(lines: Sequence[JournalLine], jobs: Iterable[int]) -> Mapping[int, str]:
     """The jobs that did not start once and end once, each with what was found instead."""
     counts = Counter((line.word, line.job) for line in lines)
     found = {}
@@ -82,7 +82,7 @@ _CPU_MILLI = 1000
 ALLOWANCE_MS = 3 * SECOND
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class ReplayPlan(Struct, frozen=True, kw_only=True):
     """A replay. `name` is that of its namespace, label and nodes; `queue` may be the user's own.
 
     `speed` is how many seconds of the log pass in one; `strategy` is that of the replay's own
@@ -116,14 +116,14 @@ class Plan(Struct, frozen=True, kw_only=True):
         return (job.submit_s - self.first_submit_s) / self.speed
 
 
-def queue_of(plan: Plan) -> Queue:
+def queue_of(plan: ReplayPlan) -> Queue:
     """A queue that may hold what the replay's nodes have, and not what others have beside them."""
     capability = {"cpu": plan.processors * _CPU_MILLI}
     spec = QueueSpec(capability=capability, strategy=plan.strategy)
     return Queue(metadata=Metadata(name=plan.queue), spec=spec)
 
 
-def walltime_ms(plan: Plan, job: TraceJob) -> int:
+def walltime_ms(plan: ReplayPlan, job: TraceJob) -> int:
     """What the scheduler takes for the job's length: its request, scaled, and the allowance."""
     return ALLOWANCE_MS + round(SECOND * job.request_s / plan.speed)
 
@@ -133,7 +133,7 @@ def group_name(job: TraceJob) -> str:
     return f"job-{job.number}"
 
 
-def group_of(plan: Plan, job: TraceJob) -> PodGroup:
+def group_of(plan: ReplayPlan, job: TraceJob) -> PodGroup:
     """A group of one pod with the job's processors as cpus, which sleeps the scaled run time."""
     template = PodTemplate(
         command=command(plan.journal, job.number, job.run_s / plan.speed),

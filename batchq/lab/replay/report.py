@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from msgspec import Struct
 
-from batchq.lab.replay.plan import Plan, times
+from batchq.lab.replay.plan import ReplayPlan, times
 from batchq.lab.traces import TraceJob, bounded_slowdown, nearest_rank
 
 
@@ -63,7 +63,7 @@ class ReplayReport(Struct, frozen=True, kw_only=True, rename="camel"):
     real_s: float
 
 
-class Ending(Struct, frozen=True, kw_only=True):
+class ReplayEnding(Struct, frozen=True, kw_only=True):
     """A replay that came to its end: its figures, and each job in the order of the submits.
 
     `began_at`: when it started to play, by the server's clock.
@@ -74,7 +74,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     began_at: int
 
 
-def starts_csv(plan: Plan, ending: Ending) -> str:
+def starts_csv(plan: ReplayPlan, ending: ReplayEnding) -> str:
     """`job,submit,start` in the log's numbers and seconds, in the order of the submits.
 
     The submit is the log's, the start as measured (by the millisecond, which is some of the log's
@@ -88,7 +88,7 @@ def starts_csv(plan: Plan, ending: Ending) -> str:
     return "\n".join([*lines, ""])
 
 
-def log_second(plan: Plan, ending: Ending, at: int | None) -> float | None:
+def log_second(plan: ReplayPlan, ending: ReplayEnding, at: int | None) -> float | None:
     """An instant of the server's clock as seconds of the log."""
     if at is None:
         return None
@@ -96,7 +96,7 @@ def log_second(plan: Plan, ending: Ending, at: int | None) -> float | None:
 
 
 def report_of(
-    plan: Plan, outcomes: Sequence[Replayed], judged: Mapping[int, str], *, real_s: float
+    plan: ReplayPlan, outcomes: Sequence[Replayed], judged: Mapping[int, str], *, real_s: float
 ) -> ReplayReport:
     """The report. `judged` maps jobs that the journal knows not to have run exactly once."""
     problems = [text for one in outcomes if (text := _problem(one, judged))]

@@ -22,14 +22,14 @@ from batchq.daemon.local_stack.processes import Record
 from batchq.errors import Conflict, NotFound, WaitTimedOut
 from batchq.lab.replay.plan import (
     LABEL,
-    Plan,
+    ReplayPlan,
     group_name,
     group_of,
     not_exactly_once,
     queue_of,
     read_journal,
 )
-from batchq.lab.replay.report import Ending, Replayed, report_of
+from batchq.lab.replay.report import Replayed, ReplayEnding, report_of
 from batchq.lab.traces import TraceJob
 from batchq.paths import Home
 
@@ -43,7 +43,7 @@ _CANCELLED_WITHIN_S = 10.0
 _DELETED_AT_ONCE = 100
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class ReplayStanding(Struct, frozen=True, kw_only=True):
     """How far a replay is, in jobs; `next_in_s` is when the next is due, None after the last."""
 
     jobs: int
@@ -54,13 +54,13 @@ class Standing(Struct, frozen=True, kw_only=True):
     next_in_s: float | None
 
 
-Tell = Callable[[Standing], None]
+Tell = Callable[[ReplayStanding], None]
 
 
 class LiveReplay:
     """One replay on the stack that `client` talks to; `run` once, `clear` always."""
 
-    def __init__(self, client: Client, plan: Plan, *, own_queue: bool, tell: Tell) -> None:
+    def __init__(self, client: Client, plan: ReplayPlan, *, own_queue: bool, tell: Tell) -> None:
         self._client = client
         self._plan = plan
         self._own_queue = own_queue
@@ -83,7 +83,7 @@ class LiveReplay:
         """How many groups were cancelled because the replay did not come to its end."""
         return self._cancelled
 
-    def run(self, home: Home, url: str) -> Ending:
+    def run(self, home: Home, url: str) -> ReplayEnding:
         """Play the log to its end; if it does not come to that, the rest is cancelled.
 
         Raises BatchqError if an agent dies, WaitTimedOut if nothing moves any more, and what the
@@ -198,10 +198,10 @@ class LiveReplay:
 
     def _standing(
         self, phases: Counter[str], waiting: Sequence[TraceJob], passed_s: float
-    ) -> Standing:
+    ) -> ReplayStanding:
         finished = sum(phases[phase] for phase in TERMINAL)
         pending = phases[PodGroupPhase.PENDING] + phases[PodGroupPhase.IN_QUEUE]
-        return Standing(
+        return ReplayStanding(
             jobs=len(self._plan.trace.jobs),
             submitted=len(self._submitted),
             waiting=pending,
@@ -219,7 +219,7 @@ class LiveReplay:
 
     # --- what came of it --------------------------------------------------------------------
 
-    def _ending(self, began_at: int, real_s: float) -> Ending:
+    def _ending(self, began_at: int, real_s: float) -> ReplayEnding:
         groups = {group.metadata.name: group for group in self._groups()}
         pods: dict[str, list[Pod]] = {}
         for pod in self._pods():
@@ -231,7 +231,7 @@ class LiveReplay:
         numbers = [job.number for job in self._submitted]
         judged = not_exactly_once(read_journal(self._plan.journal), numbers)
         report = report_of(self._plan, outcomes, judged, real_s=real_s)
-        return Ending(report=report, outcomes=tuple(outcomes), began_at=began_at)
+        return ReplayEnding(report=report, outcomes=tuple(outcomes), began_at=began_at)
 
     def _groups(self) -> list[PodGroup]:
         found = self._client.list("PodGroup", namespace=self._plan.name)

@@ -46,7 +46,7 @@ from batchq.errors import InvalidInput
 from batchq.lab.simulation.clock import write
 from batchq.lab.simulation.world import DescribedPod, World
 from batchq.ports import IdSource
-from batchq.scheduler.progress import Progress, remaining_reservation
+from batchq.scheduler.progress import GroupProgress, remaining_reservation
 from batchq.store.memory import MemoryStore
 
 #: As a shell has it: ended by SIGTERM.
@@ -148,7 +148,7 @@ class Believed:
             reservation = state.reservation
             runs = group.status.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
             if runs and not state.is_external:
-                reservation = remaining_reservation(state, Progress.of(state))
+                reservation = remaining_reservation(state, GroupProgress.of(state))
             group = _with(group, structs.replace(group.status, reservation=reservation))
         group = _with(group, structs.replace(group.status, claim=_claim_of(group)))
         group = _with(group, structs.replace(group.status, pledge=self._pledge_of(group)))

@@ -17,11 +17,11 @@ from batchq.core.quota.ledger import charge_with_count, holders_in_store
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
-from batchq.scheduler.progress import Progress
+from batchq.scheduler.progress import GroupProgress
 from batchq.store.memory import MemoryStore
 
 
-class Watch:
+class InvariantWatch:
     """Looks at the store after each event; owns what it saw last."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -181,7 +181,7 @@ def check_charge(
 
 def check_gang(group: GroupState) -> None:
     """A Running group has as many pods as it needs. Raises InvariantBroken."""
-    progress = Progress.of(group)
+    progress = GroupProgress.of(group)
     if progress.running + progress.succeeded < group.min_member:
         raise InvariantBroken(
             f"{group.key} is Running with {progress.running} pods running and"

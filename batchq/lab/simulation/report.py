@@ -67,7 +67,7 @@ class CycleStory(Struct, frozen=True, kw_only=True):
     finished: list[str]
 
 
-class Reason(Struct, frozen=True):
+class WorldReason(Struct, frozen=True):
     reason: str
     message: str
 
@@ -78,7 +78,7 @@ class GroupOutcome(Struct, frozen=True, kw_only=True):
     phase: str
     shown: str
     position: int | None
-    reasons: list[Reason]
+    reasons: list[WorldReason]
     checks: dict[str, str]
 
 
@@ -91,7 +91,7 @@ class QueueOutcome(Struct, frozen=True, kw_only=True):
     share: float | str
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class WorldOutcome(Struct, frozen=True, kw_only=True):
     cycles: list[CycleStory]
     podgroups: dict[str, GroupOutcome]
     queues: dict[str, QueueOutcome]
@@ -163,13 +163,13 @@ def outcome_of(
     clock: Clock,
     stories: Sequence[CycleStory],
     last: CycleReport | None,
-) -> Outcome:
+) -> WorldOutcome:
     """The state of the store, judged by a session that is opened and decides nothing."""
     session = scheduler.open(store.snapshot(), clock.now_ms())
     positions = _positions(session)
     refusals = {} if last is None else _found_out(scheduler, last.session)
     groups = sorted(session.groups.values(), key=lambda group: group.key)
-    return Outcome(
+    return WorldOutcome(
         cycles=list(stories),
         podgroups={
             group.key: _group_outcome(session, group, refusals.get(group.uid), positions)
@@ -209,7 +209,7 @@ def _group_outcome(
 ) -> GroupOutcome:
     verdicts = _blockers(session, group, seen)
     gated = any(verdict.reason == Waiting.SCHEDULING_GATED for verdict in verdicts)
-    waits_for = [Reason(str(verdict.reason), verdict.message()) for verdict in verdicts]
+    waits_for = [WorldReason(str(verdict.reason), verdict.message()) for verdict in verdicts]
     return GroupOutcome(
         phase=str(group.phase),
         shown=str(Waiting.SCHEDULING_GATED) if gated else str(group.phase),
@@ -231,12 +231,12 @@ def _blockers(
     return ranked(list(found)) or (UNSEEN,)
 
 
-def _why_it_ended(group: GroupState) -> list[Reason]:
+def _why_it_ended(group: GroupState) -> list[WorldReason]:
     """The finish reason of a group that came to a bad end; success needs no reason."""
     if group.phase not in (PodGroupPhase.FAILED, PodGroupPhase.CANCELLED):
         return []
     return [
-        Reason(str(condition.reason), condition.message)
+        WorldReason(str(condition.reason), condition.message)
         for condition in group.status.conditions
         if condition.type == "Finished" and condition.reason
     ]
@@ -281,12 +281,12 @@ def _amounts(amounts: Amounts, dimensions: list[str]) -> dict[str, str]:
     return {name: format_quantity(name, amounts.get(name, 0)) for name in names}
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: WorldOutcome) -> str:
     """The outcome as `-o json` prints it; keys in the order of the structs."""
     return msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
 
 
-def as_table(outcome: Outcome) -> str:
+def as_table(outcome: WorldOutcome) -> str:
     """What happened, instant by instant; then the groups, then the queues."""
     happened = [(f"{cycle.time}s", *line) for cycle in outcome.cycles for line in _decisions(cycle)]
     groups = [_group_row(key, group) for key, group in outcome.podgroups.items()]

@@ -25,8 +25,8 @@ from batchq.core.session.state import GroupState
 from batchq.errors import BatchqError, Conflict, EndlessSessions, InvalidInput, NotFound, Rejected
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, runtime_of, whole_second, write
 from batchq.lab.simulation.initial_state import found, overbooked, still_overbooked
-from batchq.lab.simulation.invariants import Watch
-from batchq.lab.simulation.report import CycleStory, Outcome, outcome_of, story_of
+from batchq.lab.simulation.invariants import InvariantWatch
+from batchq.lab.simulation.report import CycleStory, WorldOutcome, outcome_of, story_of
 from batchq.lab.simulation.timeline import (
     Apply,
     Deed,
@@ -420,7 +420,7 @@ MOST_SESSIONS = 1_000
 MOST_SESSIONS_AT_ONCE = 10
 
 
-class Played(Struct, frozen=True, kw_only=True):
+class PlayedWorld(Struct, frozen=True, kw_only=True):
     """What became of a world.
 
     `exhausted`: the limit of sessions ended it, and more was due. `refused`: how many
@@ -428,7 +428,7 @@ class Played(Struct, frozen=True, kw_only=True):
     `refused_steps`: what of the Timeline the rules refused, a sentence each.
     """
 
-    outcome: Outcome
+    outcome: WorldOutcome
     exhausted: bool
     refused: int
     refused_steps: tuple[str, ...] = ()
@@ -436,7 +436,7 @@ class Played(Struct, frozen=True, kw_only=True):
 
 def play(
     text: str | bytes, source: str, *, config: SchedulerConfig, cycles: int | None = None
-) -> Played:
+) -> PlayedWorld:
     """Read a world, and let it run until nothing can change any more, or for `cycles` sessions.
 
     Raises InvalidInput for whatever is wrong with the file, in one sentence, and EndlessSessions
@@ -445,7 +445,7 @@ def play(
     scheduler = assemble(config)
     world = read_world(text, source)
     try:
-        stage = Stage(world, scheduler)
+        stage = WorldStage(world, scheduler)
     except InvalidInput:
         raise
     except BatchqError as problem:
@@ -454,7 +454,7 @@ def play(
     return stage.run(MOST_SESSIONS if cycles is None else cycles, bounded=cycles is None)
 
 
-class Stage:
+class WorldStage:
     """One world while it plays; owns its clock, its store and what is left of its Timeline."""
 
     #: More sessions at one instant are an error.
@@ -473,13 +473,13 @@ class Stage:
         self._execution = Execution(self.store, self._clock, requests)
         self._outside = Outside(self.store, self._clock, ids, requests, self._execution)
         self._cycle = Cycle(self.store, scheduler, self._clock, requests)
-        self._watch = Watch(self.store)
+        self._watch = InvariantWatch(self.store)
         self._stories: list[CycleStory] = []
         self._refused = 0
         self.store.overbooked = overbooked(scheduler.open(self.store.snapshot(), world.start_at))
         self._execution.start_bound()
 
-    def run(self, most: int, *, bounded: bool) -> Played:
+    def run(self, most: int, *, bounded: bool) -> PlayedWorld:
         """Play on until nothing is due any more, or for `most` sessions in all.
 
         Raises EndlessSessions where those at one instant do not come to an end.
@@ -492,7 +492,7 @@ class Stage:
             report = self._settle(most)
             due_at = self._next_due_at(report)
         unsettled = due_at is not None or bool(report and report.intents)
-        return Played(
+        return PlayedWorld(
             outcome=outcome_of(self._scheduler, self.store, self._clock, self._stories, report),
             exhausted=bounded and unsettled and len(self._stories) >= most,
             refused=self._refused,

@@ -109,7 +109,7 @@ class Stopped(StrEnum):
     TOO_FAR = "TooFar"
 
 
-class Reason(Struct, frozen=True):
+class FutureReason(Struct, frozen=True):
     reason: str
     message: str
 
@@ -162,7 +162,7 @@ class GroupFuture(Struct, frozen=True, kw_only=True):
     ends_at: int | None = None
     ending: str = ""
     evictions: int = 0
-    waits_for: tuple[Reason, ...] = ()
+    waits_for: tuple[FutureReason, ...] = ()
     unanswered: tuple[str, ...] = ()
 
     @property
@@ -213,7 +213,7 @@ def _stated(group: GroupState) -> bool:
 ALL = ""
 
 
-class Fate(Struct, frozen=True, kw_only=True):
+class GroupFate(Struct, frozen=True, kw_only=True):
     """A group as it stands, and what becomes of it under each configuration, in their order.
 
     `differs`: not the same under all of them.
@@ -250,7 +250,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     at: int
     names: tuple[str, ...]
     futures: tuple[Future, ...]
-    fates: tuple[Fate, ...]
+    fates: tuple[GroupFate, ...]
     figures: tuple[tuple[QueueFigures, ...], ...]
 
     @property
@@ -272,10 +272,10 @@ def compared(session: Session, futures: Mapping[str, Future]) -> WhatIf:
     )
 
 
-def _fate(present: Present, futures: Sequence[GroupFuture]) -> Fate:
+def _fate(present: Present, futures: Sequence[GroupFuture]) -> GroupFate:
     told = [(one.starts, one.ends_at, one.phase, one.evictions) for one in futures]
     differs = any(one != told[0] for one in told)
-    return Fate(present=present, futures=tuple(futures), differs=differs)
+    return GroupFate(present=present, futures=tuple(futures), differs=differs)
 
 
 def _figures(present: Sequence[Present], future: Future) -> tuple[QueueFigures, ...]:

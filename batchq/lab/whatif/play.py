@@ -29,14 +29,14 @@ from batchq.errors import InvariantBroken
 from batchq.lab.simulation import run
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.simulation.initial_state import stated
-from batchq.lab.simulation.report import Outcome, outcome_of
+from batchq.lab.simulation.report import WorldOutcome, outcome_of
 from batchq.lab.whatif.future import (
     Eviction,
     Future,
+    FutureReason,
     GroupFuture,
     Lasting,
     Present,
-    Reason,
     Stopped,
     pod_ends_at,
     present_groups,
@@ -326,7 +326,7 @@ class Chronicle:
             self._evicted(session.by_key[key], session, stopped.get(key, []), left.get(key))
         return changed
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: WorldOutcome) -> None:
         """Write down for what those wait that do not run in the end."""
         for key, group in outcome.podgroups.items():
             known = self.groups.get(key)
@@ -337,7 +337,7 @@ class Chronicle:
             self._set(
                 key,
                 phase=PodGroupPhase(group.phase),
-                waits_for=tuple(Reason(one.reason, one.message) for one in group.reasons),
+                waits_for=tuple(FutureReason(one.reason, one.message) for one in group.reasons),
                 unanswered=tuple(sorted(open_checks)),
             )
 

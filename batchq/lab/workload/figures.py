@@ -244,7 +244,7 @@ COARSER = 3
 MOST_TENANTS = 6
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class PlotLine(Struct, frozen=True, kw_only=True):
     """One run over time: `at_s` since the first submit, and a value at each."""
 
     run: str
@@ -282,8 +282,8 @@ class TenantShares(Struct, frozen=True, kw_only=True):
 
     tenant: str
     weight: int
-    held: tuple[Line, ...]
-    deserved: tuple[Line, ...]
+    held: tuple[PlotLine, ...]
+    deserved: tuple[PlotLine, ...]
 
 
 class Picture(Struct, frozen=True, kw_only=True):
@@ -292,8 +292,8 @@ class Picture(Struct, frozen=True, kw_only=True):
     load: str
     capacity: int
     runs: tuple[tuple[str, Figures], ...]
-    utilisation: tuple[Line, ...]
-    waiting: tuple[Line, ...]
+    utilisation: tuple[PlotLine, ...]
+    waiting: tuple[PlotLine, ...]
     sizes: tuple[SizeClass, ...]
     tenants: tuple[TenantShares, ...] = ()
 
@@ -307,7 +307,7 @@ def picture_of(
     """
     width = _width_s(schedules)
 
-    def lines(value: Callable[[Schedule, Sample], float]) -> tuple[Line, ...]:
+    def lines(value: Callable[[Schedule, Sample], float]) -> tuple[PlotLine, ...]:
         return tuple(_line(one, width, value) for one in schedules)
 
     first = schedules[0]
@@ -345,8 +345,8 @@ def _tenants(schedules: Sequence[Schedule], width: int, resource: str) -> tuple[
     )
 
 
-def _due(run: str, steps: Sequence[Mapping[str, float]], tenant: str, width: int) -> Line:
-    return Line(
+def _due(run: str, steps: Sequence[Mapping[str, float]], tenant: str, width: int) -> PlotLine:
+    return PlotLine(
         run=run,
         at_s=tuple((step + 0.5) * width for step in range(len(steps))),
         values=tuple(parts.get(tenant, 0.0) for parts in steps),
@@ -361,7 +361,7 @@ def _width_s(schedules: Sequence[Schedule]) -> int:
     return max(finest, ceil(max(spans, default=1) / MOST_STEPS))
 
 
-def _line(schedule: Schedule, width: int, value: Callable[[Schedule, Sample], float]) -> Line:
+def _line(schedule: Schedule, width: int, value: Callable[[Schedule, Sample], float]) -> PlotLine:
     """Means over steps of `width`; a sample belongs to the steps that it overlaps."""
     start = schedule.usage[0].at_s if schedule.usage else 0
     sums: dict[int, float] = {}
@@ -372,7 +372,7 @@ def _line(schedule: Schedule, width: int, value: Callable[[Schedule, Sample], fl
             sums[step] = sums.get(step, 0.0) + level * length
             lengths[step] = lengths.get(step, 0.0) + length
     steps = sorted(step for step, length in lengths.items() if length)
-    return Line(
+    return PlotLine(
         run=schedule.name,
         at_s=tuple((step + 0.5) * width for step in steps),
         values=tuple(sums[step] / lengths[step] for step in steps),

@@ -44,7 +44,7 @@ class Curve(Struct, frozen=True, kw_only=True):
     y: tuple[float, ...]
 
 
-class Picture(Struct, frozen=True, kw_only=True):
+class GpuPicture(Struct, frozen=True, kw_only=True):
     """One run: what its legend says, and its line in each panel.
 
     `along` is what x is. `ideal`: what had been asked for is drawn too, and where the cluster is
@@ -60,7 +60,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     ideal: bool = False
 
 
-def drawn(title: str, runs: Sequence[Picture], form: str) -> bytes:
+def drawn(title: str, runs: Sequence[GpuPicture], form: str) -> bytes:
     """The picture as `png`, `svg` or `pdf`. `runs` is not empty."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ def drawn(title: str, runs: Sequence[Picture], form: str) -> bytes:
     return written.getvalue()
 
 
-def _draw_head(figure: Figure, title: str, runs: Sequence[Picture]) -> None:
+def _draw_head(figure: Figure, title: str, runs: Sequence[GpuPicture]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
@@ -102,7 +102,7 @@ def _draw_head(figure: Figure, title: str, runs: Sequence[Picture]) -> None:
     )
 
 
-def _draw_allocation(figure: Figure, grid: GridSpec, runs: Sequence[Picture]) -> None:
+def _draw_allocation(figure: Figure, grid: GridSpec, runs: Sequence[GpuPicture]) -> None:
     ideal = runs[0].ideal
     whole = figure.add_subplot(grid[0, : _CROWDED_AT if ideal else _COLUMNS])
     _draw(whole, [one.allocation for one in runs])
@@ -114,7 +114,7 @@ def _draw_allocation(figure: Figure, grid: GridSpec, runs: Sequence[Picture]) ->
         _draw_crowded(figure.add_subplot(grid[0, _CROWDED_AT:]), runs)
 
 
-def _draw_crowded(axes: Axes, runs: Sequence[Picture]) -> None:
+def _draw_crowded(axes: Axes, runs: Sequence[GpuPicture]) -> None:
     """Allocation once more, where the placements differ."""
     _draw(axes, [one.allocation for one in runs])
     _describe(axes, runs, "… where the cluster is nearly full")
@@ -127,7 +127,7 @@ def _draw_crowded(axes: Axes, runs: Sequence[Picture]) -> None:
     axes.set_ylim(least, most + max(1.0, (most - least) * 0.15))
 
 
-def _draw_ideal(axes: Axes, runs: Sequence[Picture]) -> None:
+def _draw_ideal(axes: Axes, runs: Sequence[GpuPicture]) -> None:
     """What would be allocated if everything found a place."""
     last = max(one.allocation.x[-1] for one in runs)
     full = min(100.0, last)
@@ -146,7 +146,7 @@ def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
         )
 
 
-def _describe(axes: Axes, runs: Sequence[Picture], title: str) -> None:
+def _describe(axes: Axes, runs: Sequence[GpuPicture], title: str) -> None:
     axes.set_title(title)
     axes.set_xlabel(runs[0].along)
     axes.set_ylim(bottom=0)

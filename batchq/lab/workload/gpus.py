@@ -275,7 +275,7 @@ def typical_shapes(
     return tuple(found)
 
 
-class Meter:
+class GpuMeter:
     """Follows what is taken and given back on each node; owns the sums over all of them.
 
     A change costs a look at one node, so that a reading costs nothing.
@@ -370,7 +370,7 @@ _FRAGMENTED: Gauge = ("", "fragmented")
 _STRANDED: Gauge = ("", "stranded")
 
 
-class Level(Struct, frozen=True, kw_only=True):
+class GpuLevel(Struct, frozen=True, kw_only=True):
     """A quantity over time: its mean, its peak, and what it was when the last pod had come."""
 
     mean: float
@@ -388,10 +388,10 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
     name: str
     capacity: int
-    allocation: Level
-    fragmentation: Level
-    fragmentation_of_free: Level
-    stranded_nodes: Level
+    allocation: GpuLevel
+    fragmentation: GpuLevel
+    fragmentation_of_free: GpuLevel
+    stranded_nodes: GpuLevel
     over_time: tuple[Sample, ...] = ()
 
     def allocated(self, sample: Sample) -> float:
@@ -412,7 +412,7 @@ class GpuWatch:
     """Follows one play of a load; owns what has been added up so far."""
 
     def __init__(self, load: Load, workload: Sequence[Shape]) -> None:
-        self._meter = Meter(places_of(load.nodes), workload)
+        self._meter = GpuMeter(places_of(load.nodes), workload)
         self._start_s = load.arrivals[0].at_s if load.arrivals else 0
         self._last_s = load.arrivals[-1].at_s if load.arrivals else 0
         self._now_s = self._start_s
@@ -448,7 +448,7 @@ class GpuWatch:
             _part(self._stranded_s, long_s),
         )
         levels = [
-            Level(mean=mean, peak=peak, final=last)
+            GpuLevel(mean=mean, peak=peak, final=last)
             for mean, peak, last in zip(means, self._peaks, final, strict=True)
         ]
         return GpuUse(
@@ -599,7 +599,7 @@ class _Cluster:
         scheduler = assemble(config)
         self._cycle = Cycle(self._store, scheduler, VirtualClock(), self._requests)
         self._uids = map(str, count(1))
-        self._meter = Meter(places_of(load.nodes), [shape_of(pod) for pod in pods])
+        self._meter = GpuMeter(places_of(load.nodes), [shape_of(pod) for pod in pods])
         self._pods = self._placed = 0
         self.arrived = 0
         self.first_failed: int | None = None

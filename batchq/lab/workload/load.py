@@ -31,7 +31,7 @@ from batchq.api.objects import (
 )
 from batchq.api.times import SECOND
 from batchq.api.transaction import Charge, Transaction, Write
-from batchq.changes import Arrivals, create, first_contradiction, found_defaults
+from batchq.changes import NewGroups, create, first_contradiction, found_defaults
 from batchq.config.model import SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput, NotFound, Rejected
@@ -216,7 +216,7 @@ class Desk:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
-        self._arrivals = Arrivals(store)
+        self._arrivals = NewGroups(store)
         #: Namespace and identity of a spec -> the spec, kept so that no other takes its identity.
         self._accepted: dict[tuple[str, int], PodGroupSpec] = {}
 

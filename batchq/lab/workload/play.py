@@ -27,7 +27,7 @@ from batchq.core.session.settings import Settings
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation import run
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
-from batchq.lab.simulation.invariants import Watch
+from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.workload.load import Desk, Load, empty_cluster, forgotten
 from batchq.lab.workload.schedule import Look, Progress, Schedule
 from batchq.ports import Clock, IdSource
@@ -325,13 +325,13 @@ def play_load(
     a mistake of ours.
     """
     began = stopwatch() if stopwatch else 0.0
-    stage = Stage(load, config, watch=watch, look=look)
+    stage = LoadStage(load, config, watch=watch, look=look)
     stage.run(per_event=per_event, tell=tell)
     real_s = stopwatch() - began if stopwatch else 0.0
     return stage.schedule(name, real_s)
 
 
-class Stage:
+class LoadStage:
     """One load while it plays; owns its clock, its store and what is still to come."""
 
     def __init__(
@@ -348,7 +348,7 @@ class Stage:
         self._coming = deque(enumerate(load.arrivals))
         self._progress = Progress(load, start_s, look)
         self._running = Running(self.store, self._clock, self._requests, self._progress)
-        self._watch = Watch(self.store)
+        self._watch = InvariantWatch(self.store)
         self._looks_each_time = watch
         self._is_one_line_of_equals = is_one_line_of_equals(load, config)
         self._waits_for_room_alone = waits_for_room_alone(load, config)

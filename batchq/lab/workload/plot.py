@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchq.api.times import describe_age
-from batchq.lab.workload.figures import Figures, Line, Picture, SizeClass, TenantShares, Waits
+from batchq.lab.workload.figures import Figures, Picture, PlotLine, SizeClass, TenantShares, Waits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,7 +174,9 @@ def _draw_waiting(axes: Axes, picture: Picture) -> None:
     _over_time(axes, picture)
 
 
-def _draw_lines(axes: Axes, lines: Sequence[Line], picture: Picture, *, scale: float = 1.0) -> None:
+def _draw_lines(
+    axes: Axes, lines: Sequence[PlotLine], picture: Picture, *, scale: float = 1.0
+) -> None:
     unit, _ = _time_unit(picture)
     for place, line in enumerate(lines):
         axes.plot(

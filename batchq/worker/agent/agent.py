@@ -47,9 +47,9 @@ from batchq.worker.host.limits import Enforce, settle
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
 from batchq.worker.rq.delivery import PodAttempt, PodJob
 from batchq.worker.workhorse.guard import GuardPost
-from batchq.worker.workhorse.report import Desk, monotonic_ms
+from batchq.worker.workhorse.report import ReportSender, monotonic_ms
 from batchq.worker.workhorse.run import Harness
-from batchq.worker.workhorse.run_file import Outcome, RunFile, RunFiles, own_boot
+from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles, own_boot
 from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
 __all__ = ["Agent", "AgentSettings"]
@@ -78,7 +78,7 @@ _SPOILED_MS = 10 * SECOND
 #: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
 _END_MS = 90 * SECOND
 
-_UNSTARTED = Outcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
+_UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
 
 
 class Agent:
@@ -172,7 +172,7 @@ class Agent:
         )
         beat_ms = round(settings.beat_s * SECOND)
         self._member = Membership(self._store, offer, identity=self._identity, beat_ms=beat_ms)
-        self._desk = Desk(self._store, settings.node)
+        self._desk = ReportSender(self._store, settings.node)
         self._roll_call = RollCall(self._store, settings.node, self._files, agent=self._identity)
         self._settling = Settling(self._store, settings.node, self._files, author=self._identity)
         self._member.refuse_if_served()

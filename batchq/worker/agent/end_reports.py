@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import structlog
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
-from batchq.api.node_report import Claim, Ended, Outcome, Runs, subject_of_pod
+from batchq.api.node_report import Ended, PodOutcome, Runs, StartClaim, subject_of_pod
 from batchq.api.objects import Object, Pod
 from batchq.api.transaction import fence_of
 from batchq.store.liveness import leases_of
-from batchq.store.pod_attempts import Attempts, End
+from batchq.store.pod_attempts import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
 from batchq.worker.agent.start_claims import SAY_AGAIN_MS
 from batchq.worker.rq.delivery import PodAttempt
 from batchq.worker.workhorse.pod_output import send_kept
-from batchq.worker.workhorse.report import Desk, monotonic_ms
+from batchq.worker.workhorse.report import ReportSender, monotonic_ms
 from batchq.worker.workhorse.run import author_of
 from batchq.worker.workhorse.run_file import LOST, RunFile, RunFiles
 
@@ -39,14 +39,14 @@ class Settling:
     def __init__(self, store: RedisStore, node: str, files: RunFiles, *, author: str) -> None:
         self._store = store
         self._node = node
-        self._desk = Desk(store, node)
+        self._desk = ReportSender(store, node)
         self._attempts = Attempts(store, node)
         self._files = files
         self._author = author
         #: When each is to be told (again).
         self._due_at: dict[PodAttempt, int] = {}
         #: What was said in the place of work-horses that had left nothing to say.
-        self._said: dict[PodAttempt, Outcome] = {}
+        self._said: dict[PodAttempt, PodOutcome] = {}
         #: Those whose work-horses were children of this process, and were collected.
         self._seen_dead: set[PodAttempt] = set()
         #: Those of which nothing is left to send.
@@ -83,7 +83,7 @@ class Settling:
                 fact = Ended(
                     pod=run.pod, attempt=run.attempt, outcome=run.outcome, author=self._author
                 )
-                ends.append(End(fact=fact, result=run.result))
+                ends.append(AttemptEnd(fact=fact, result=run.result))
         if ends:
             self._attempts.end(ends)
         for run in runs:
@@ -144,7 +144,7 @@ class Settling:
             self._send_unsent(attempt, run)
             self.tell(attempt, outcome or _lost(pod), now_ms=now_ms)
 
-    def tell(self, attempt: PodAttempt, outcome: Outcome, *, now_ms: int) -> None:
+    def tell(self, attempt: PodAttempt, outcome: PodOutcome, *, now_ms: int) -> None:
         """Tell an end in the place of the work-horse, and again until it is seen."""
         self._desk.ended(attempt.pod, attempt.attempt, outcome, author=self._author)
         self._due_at[attempt] = now_ms + SAY_AGAIN_MS
@@ -172,7 +172,7 @@ class Settling:
             return False
         subject = subject_of_pod(pod.metadata.uid, pod.status.attempt)
         left = [fact for fact in self._desk.pending() if fact.subject == subject]
-        return not any(isinstance(fact, Claim | Ended) for fact in left)
+        return not any(isinstance(fact, StartClaim | Ended) for fact in left)
 
     def _leased_for_ms(self, pod: Pod) -> int:
         """How much longer somebody may run a pod of which nothing is known here.
@@ -204,9 +204,9 @@ class Settling:
             self._store.put_result(self._node, uid, number, run.result)
 
 
-def _lost(pod: Pod) -> Outcome:
+def _lost(pod: Pod) -> PodOutcome:
     if pod.status.phase == PodPhase.BOUND and pod.status.terminating:
-        return Outcome(stopped=pod.status.reason)
+        return PodOutcome(stopped=pod.status.reason)
     return LOST
 
 
@@ -216,7 +216,7 @@ class RollCall:
     def __init__(self, store: RedisStore, node: str, files: RunFiles, *, agent: str) -> None:
         self._store = store
         self._node = node
-        self._desk = Desk(store, node)
+        self._desk = ReportSender(store, node)
         self._files = files
         self._agent = agent
         #: The run of the server that knows of everything that runs here.

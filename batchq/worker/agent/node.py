@@ -20,7 +20,7 @@ import psutil
 import structlog
 from msgspec import Struct
 
-from batchq.api.node_report import AGENT_ANNOTATION, Fact, Leaves, Serves
+from batchq.api.node_report import AGENT_ANNOTATION, Leaves, NodeReport, Serves
 from batchq.api.objects import Node, Taint
 from batchq.api.times import describe_age
 from batchq.errors import Conflict, StoreUnavailable
@@ -127,7 +127,7 @@ class Membership:
     def _is_anothers(self, agent: str) -> bool:
         return agent not in ("", self._identity, self._former)
 
-    def _post(self, fact: Fact) -> None:
+    def _post(self, fact: NodeReport) -> None:
         self._store.inboxes.post(self._offer.name, fact)
 
     def _node(self) -> Node | None:

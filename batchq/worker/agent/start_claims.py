@@ -14,12 +14,12 @@ import structlog
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
-from batchq.api.node_report import Claim, Ended, Outcome
+from batchq.api.node_report import Ended, PodOutcome, StartClaim
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.store import codec
-from batchq.store.pod_attempts import Attempts, End
+from batchq.store.pod_attempts import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
 from batchq.worker.rq.delivery import PodAttempt
 from batchq.worker.workhorse.report import CHECK_MS
@@ -195,7 +195,7 @@ class Claims:
 
     def _end(self, attempt: PodAttempt, reason: str, message: str) -> Ended:
         """It takes the place of the claim, so that nothing is started for nobody."""
-        outcome = Outcome(stopped=reason, message=message)
+        outcome = PodOutcome(stopped=reason, message=message)
         return Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author=self._author)
 
     def _claim(
@@ -204,7 +204,7 @@ class Claims:
         """Take the leases and leave the claims; what is decided by that."""
         facts = [
             (
-                Claim(pod=one.attempt.pod, attempt=one.attempt.attempt, author=self._author),
+                StartClaim(pod=one.attempt.pod, attempt=one.attempt.attempt, author=self._author),
                 fence_of(pod),
             )
             for one, pod in fresh
@@ -254,12 +254,12 @@ class Claims:
             one.lease_from = now_ms
             if now_ms - (one.said_at or 0) >= SAY_AGAIN_MS:
                 one.said_at = now_ms
-                claim = Claim(pod=uid, attempt=number, author=self._author)
+                claim = StartClaim(pod=uid, attempt=number, author=self._author)
                 self._store.inboxes.post(self._node, claim)
 
     def _give_back(self, ends: Sequence[Ended]) -> None:
         if ends:
-            self._attempts.end([End(fact=fact) for fact in ends])
+            self._attempts.end([AttemptEnd(fact=fact) for fact in ends])
 
     def _note(self, attempt: PodAttempt) -> None:
         """From now on the next agent knows that nobody else runs it."""

@@ -13,7 +13,7 @@ import structlog
 from batchq.api.times import SECOND
 from batchq.errors import BatchqError, InvariantBroken, StoreUnavailable, UnreadableRecord
 from batchq.store.link import is_damaged
-from batchq.store.node_channels import Doorbell, Word
+from batchq.store.node_channels import WakeReason, WakeUpChannel
 from batchq.store.outage import Backoff, Outage
 
 #: Between two looks at an empty queue, should nobody have rung: a leader of before there was a
@@ -28,7 +28,7 @@ class Door:
     """
 
     def __init__(self, url: str, node: str, poll: select.poll) -> None:
-        self._bell = Doorbell(url, node)
+        self._bell = WakeUpChannel(url, node)
         self._poll = poll
         self._heard_on: int | None = None
         #: When there is something to look for, and how much may have come.
@@ -51,9 +51,9 @@ class Door:
         words = self._bell.hear()
         # It has another descriptor after each connection that broke.
         self._hear_on(self._bell.fileno())
-        if Word.PODS in words:
+        if WakeReason.PODS in words:
             self.look_at, self._may_be_many = 0, True
-        return Word.CLAIMS in words
+        return WakeReason.CLAIMS in words
 
     def most(self, room: int) -> int:
         """How many to look for, with so much room: one where nobody has said that there are any."""

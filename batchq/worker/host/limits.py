@@ -37,7 +37,7 @@ class Enforce(StrEnum):
     NONE = "none"
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class ProcessBounds(Struct, frozen=True, kw_only=True):
     """What one command is started within."""
 
     cgroup: PodCgroup | None = None
@@ -54,7 +54,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
         return f"killed: used more than its memory request of {request}"
 
 
-UNBOUNDED = Bounds()
+UNBOUNDED = ProcessBounds()
 
 
 class Enforcement(Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Enforcement(Struct, frozen=True, kw_only=True):
         """The cgroups of this agent's pods, leftovers included."""
         return [] if self.base is None else cgroup.pod_cgroups(self.base, self.mark)
 
-    def bounds(self, attempt: str, requests: Mapping[str, int]) -> Bounds:
+    def bounds(self, attempt: str, requests: Mapping[str, int]) -> ProcessBounds:
         """For the command of a pod's attempt; its cgroup is there afterwards.
 
         A cgroup that cannot be made is replaced by an rlimit, and that is logged.
@@ -90,7 +90,7 @@ class Enforcement(Struct, frozen=True, kw_only=True):
                 log.warning("cgroup not made", path=str(made.path), trouble=str(trouble))
                 made.end(0.0)
                 made = None
-        return Bounds(cgroup=made, memory_bytes=memory_bytes)
+        return ProcessBounds(cgroup=made, memory_bytes=memory_bytes)
 
 
 NOTHING_ENFORCED = Enforcement(kind=Enforce.NONE)

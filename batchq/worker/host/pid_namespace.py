@@ -48,7 +48,7 @@ _START, _COLLECT, _END, _END_OTHERS = b"start", b"collect", b"end", b"end others
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class StartOrder(Struct, frozen=True, kw_only=True):
     """What is to be started."""
 
     argv: Sequence[str]
@@ -60,7 +60,7 @@ class Order(Struct, frozen=True, kw_only=True):
     stays: bool = False
 
 
-class _Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Reply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the first process says: an error of the system's, of the order's, or a number."""
 
     errno: int = 0
@@ -94,7 +94,7 @@ class PidNamespace:
         """Whether it has ended, so that nothing can be started in it."""
         return os.waitid(os.P_PID, self.pid, _HAS_ENDED) is not None
 
-    def start(self, order: Order, descriptors: tuple[int, ...]) -> int:
+    def start(self, order: StartOrder, descriptors: tuple[int, ...]) -> int:
         """Start a process, in a session of its own; its pid as it is out here.
 
         `descriptors`: what it is to have as stdin, stdout and stderr, and a way into its cgroup if
@@ -168,12 +168,12 @@ class PidNamespace:
             return [self.pid]
         return [int(pid) for pid in text.split()] or [self.pid]
 
-    def _hear(self) -> tuple[_Answer, int | None]:
+    def _hear(self) -> tuple[_Reply, int | None]:
         """An answer, and the pidfd that came with it. Raises OSError if none comes."""
         words, descriptors, _, _ = socket.recv_fds(self._orders, _MOST_WORDS, 1)
         if not words:
             raise BrokenPipeError(errno.EPIPE, "the first process of its PID namespace has ended")
-        answer = msgspec.json.decode(words, type=_Answer)
+        answer = msgspec.json.decode(words, type=_Reply)
         return answer, descriptors[0] if descriptors else None
 
 
@@ -294,7 +294,7 @@ class _First:
             poll = select.poll()
             for descriptor in (self._orders.fileno(), signals.fileno()):
                 poll.register(descriptor, select.POLLIN)
-            self._say(_Answer())
+            self._say(_Reply())
             while True:
                 heard = {descriptor for descriptor, _ in poll.poll()}
                 if signals.fileno() in heard:
@@ -304,7 +304,7 @@ class _First:
                     self._obey()
         except OSError as trouble:
             with suppress(OSError):
-                self._say(_Answer(errno=trouble.errno or 1, trouble=str(trouble.strerror)))
+                self._say(_Reply(errno=trouble.errno or 1, trouble=str(trouble.strerror)))
         finally:
             # The kernel ends everything else.
             os._exit(0)
@@ -330,33 +330,33 @@ class _First:
         if words == _START:
             self._start(descriptors)
         elif words == _COLLECT:
-            self._say(_Answer(number=self._collect()))
+            self._say(_Reply(number=self._collect()))
         elif words:
             order, _, within_ms = words.rpartition(b" ")
             staying = self._staying if order == _END_OTHERS else None
-            self._say(_Answer(number=self._end(int(within_ms) / 1000, staying)))
+            self._say(_Reply(number=self._end(int(within_ms) / 1000, staying)))
         else:
             # The work-horse is gone.
             os._exit(0)
 
-    def _say(self, answer: _Answer, descriptors: Sequence[int] = ()) -> None:
+    def _say(self, answer: _Reply, descriptors: Sequence[int] = ()) -> None:
         socket.send_fds(self._orders, [msgspec.json.encode(answer)], descriptors)
 
     def _start(self, descriptors: Sequence[int]) -> None:
         try:
-            order = msgspec.json.decode(_content(descriptors[0]), type=Order)
+            order = msgspec.json.decode(_content(descriptors[0]), type=StartOrder)
             started = _popen(order, descriptors[1:])
         except OSError as trouble:
-            self._say(_Answer(errno=trouble.errno or errno.EIO, trouble=str(trouble.strerror)))
+            self._say(_Reply(errno=trouble.errno or errno.EIO, trouble=str(trouble.strerror)))
         except (ValueError, subprocess.SubprocessError) as trouble:
-            self._say(_Answer(trouble=str(trouble)))
+            self._say(_Reply(trouble=str(trouble)))
         else:
             if order.stays:
                 self._staying = started
             else:
                 self._command = started
             pidfd = os.pidfd_open(started.pid)
-            self._say(_Answer(), [pidfd])
+            self._say(_Reply(), [pidfd])
             os.close(pidfd)
         finally:
             for descriptor in descriptors:
@@ -398,7 +398,7 @@ def _kill_all_others() -> None:
             os.kill(-1, signal.SIGKILL)
 
 
-def _popen(order: Order, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _popen(order: StartOrder, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     stdin, stdout, stderr, *entrance = descriptors
     memory_bytes = order.memory_bytes
 

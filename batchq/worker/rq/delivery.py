@@ -25,7 +25,7 @@ from batchq.api.transaction import Delivery
 from batchq.errors import StoreUnavailable
 from batchq.store.keys import RQ_TTL_S, node_of_rq
 from batchq.store.link import is_forbidden, is_wrong_type
-from batchq.store.node_channels import Word, add_rings, add_taking_out, check_rung
+from batchq.store.node_channels import WakeReason, add_rings, add_taking_out, check_rung
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqConnection, RqLink
 
@@ -213,7 +213,7 @@ def enqueue_all(
         pipeline.expire(waiting, RQ_TTL_S)
     add_taking_out(pipeline, taken_out)
     handing_over = len(pipeline)
-    add_rings(pipeline, rings, Word.PODS)
+    add_rings(pipeline, rings, WakeReason.PODS)
     names = [str(options[0][1]) for options in pipeline.command_stack if len(options[0]) > 1]
     answers = pipeline.execute(raise_on_error=False)
     damaged = {

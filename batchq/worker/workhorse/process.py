@@ -26,12 +26,12 @@ from batchq.api.leases import count_of
 from batchq.api.objects import Pod, PodGroup, PodTemplate, Task
 from batchq.worker.host import processes
 from batchq.worker.host.containment import Enclosure
-from batchq.worker.host.limits import UNBOUNDED, Bounds, limit_data
-from batchq.worker.host.pid_namespace import Order, PidNamespace
+from batchq.worker.host.limits import UNBOUNDED, ProcessBounds, limit_data
+from batchq.worker.host.pid_namespace import PidNamespace, StartOrder
 from batchq.worker.host.processes import reap_orphans
 from batchq.worker.workhorse import callee
 from batchq.worker.workhorse.guard import Guard, GuardPost
-from batchq.worker.workhorse.run_file import NOT_EXECUTABLE, NOT_FOUND, Outcome
+from batchq.worker.workhorse.run_file import NOT_EXECUTABLE, NOT_FOUND, PodOutcome
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ _KILLED_WITHIN_S = 0.2
 class NotStarted(Exception):
     """The command could not be started; `outcome` says why."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: PodOutcome) -> None:
         super().__init__(outcome.message)
         self.outcome = outcome
 
@@ -66,7 +66,7 @@ class Started(Struct, frozen=True, kw_only=True):
 
 #: Starts a function's process in an environment, a folder and bounds: it is given what it is to
 #: have as stdin, stdout and stderr, and a way into its cgroup. None where it cannot.
-Starter = Callable[[Mapping[str, str], str, Bounds, tuple[int, ...]], "Fork | None"]
+Starter = Callable[[Mapping[str, str], str, ProcessBounds, tuple[int, ...]], "Fork | None"]
 
 
 class Fork(Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Command:
     """A running command; owned by the work-horse's supervision loop."""
 
     def __init__(
-        self, started: Started, guard: Guard, bounds: Bounds, enclosure: Enclosure
+        self, started: Started, guard: Guard, bounds: ProcessBounds, enclosure: Enclosure
     ) -> None:
         self._started = started
         self._guard = guard
@@ -173,7 +173,7 @@ def start(
     working_dir: str,
     *,
     stdin: int = subprocess.DEVNULL,
-    bounds: Bounds = UNBOUNDED,
+    bounds: ProcessBounds = UNBOUNDED,
     until_ms: int | None = None,
     post: GuardPost | None = None,
     starter: Starter | None = None,
@@ -187,9 +187,9 @@ def start(
     Raises NotStarted, with exit code 127 or 126 as a shell would have it; the cgroup is left then.
     """
     if not argv:
-        raise NotStarted(Outcome(exit_code=NOT_FOUND, message="the template names no command"))
+        raise NotStarted(PodOutcome(exit_code=NOT_FOUND, message="the template names no command"))
     if working_dir and (problem := _problem_of(working_dir)):
-        raise NotStarted(Outcome(exit_code=NOT_EXECUTABLE, message=problem))
+        raise NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=problem))
     enclosure = enclosure or Enclosure()
     guard: Guard | None = None
     entrance: int | None = None
@@ -218,7 +218,7 @@ def _started(
     environment: Mapping[str, str],
     working_dir: str,
     stdin: int,
-    bounds: Bounds,
+    bounds: ProcessBounds,
     entrance: int | None,
     starter: Starter | None,
     namespace: PidNamespace | None,
@@ -237,7 +237,7 @@ def _started(
                 kill_others=fork.kill_others,
             )
         if namespace is not None:
-            order = Order(
+            order = StartOrder(
                 argv=argv,
                 environment=environment,
                 folder=working_dir,
@@ -273,7 +273,7 @@ def _started(
 
 
 def _start_inside(
-    namespace: PidNamespace, order: Order, stdin: int, others: tuple[int, ...]
+    namespace: PidNamespace, order: StartOrder, stdin: int, others: tuple[int, ...]
 ) -> int:
     if stdin != subprocess.DEVNULL:
         return namespace.start(order, (stdin, *others))
@@ -284,7 +284,7 @@ def _start_inside(
         os.close(empty)
 
 
-def _preparation(bounds: Bounds, entrance: int | None) -> Callable[[], None] | None:
+def _preparation(bounds: ProcessBounds, entrance: int | None) -> Callable[[], None] | None:
     """What the child does between fork and exec; `entrance` leads into its cgroup.
 
     None where there is nothing to do: the child is then started without a copy of this process's
@@ -311,7 +311,7 @@ def _preparation(bounds: Bounds, entrance: int | None) -> Callable[[], None] | N
     return prepare
 
 
-def end_cgroup(bounds: Bounds, within_s: float = _KILLED_WITHIN_S) -> list[int]:
+def end_cgroup(bounds: ProcessBounds, within_s: float = _KILLED_WITHIN_S) -> list[int]:
     """Kill what is left in the cgroup, if there is one; the pids that have not ended yet."""
     return [] if bounds.cgroup is None else bounds.cgroup.end(within_s)
 
@@ -338,17 +338,17 @@ def _problem_of(working_dir: str) -> str:
     return ""
 
 
-def _not_started(program: str, trouble: Exception) -> Outcome:
+def _not_started(program: str, trouble: Exception) -> PodOutcome:
     match trouble:
         case FileNotFoundError():
-            return Outcome(exit_code=NOT_FOUND, message=f"command not found: {program}")
+            return PodOutcome(exit_code=NOT_FOUND, message=f"command not found: {program}")
         case OSError() if trouble.errno == errno.ENOEXEC:
             message = f"cannot run {program}: neither a program nor a script that names its shell"
         case OSError():
             message = f"cannot run {program}: {trouble.strerror}"
         case _:
             message = f"cannot run {program!r}: {trouble}"
-    return Outcome(exit_code=NOT_EXECUTABLE, message=message)
+    return PodOutcome(exit_code=NOT_EXECUTABLE, message=message)
 
 
 _OURS = ("BATCHQ_", "RQ_", "REDIS_", "VALKEY_")
@@ -431,7 +431,7 @@ class Program:
         self.argv: Sequence[str] = CALLEE if template.function else template.command
         self.stdin: int = _file_of(template) if template.function else subprocess.DEVNULL
 
-    def settled(self, outcome: Outcome) -> tuple[Outcome, bytes | None]:
+    def settled(self, outcome: PodOutcome) -> tuple[PodOutcome, bytes | None]:
         """Once it has ended: the outcome with what a function says of it, and its result as JSON.
 
         There is a result only of a process that ended with 0 and was not told to stop.
@@ -464,7 +464,7 @@ def _file_of(template: PodTemplate) -> int:
         os.pwrite(file, call, 0)
     except OSError as trouble:
         message = f"the call of {template.function} cannot be handed over: {trouble.strerror}"
-        raise NotStarted(Outcome(exit_code=NOT_EXECUTABLE, message=message)) from None
+        raise NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message)) from None
     return file
 
 
@@ -476,6 +476,6 @@ def _answer_in(file: int) -> _Answer:
         return _Answer()
 
 
-def _explained(outcome: Outcome, message: str) -> Outcome:
+def _explained(outcome: PodOutcome, message: str) -> PodOutcome:
     parts = (message, outcome.message)
     return structs.replace(outcome, message="; ".join(part for part in parts if part))

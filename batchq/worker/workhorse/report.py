@@ -19,7 +19,7 @@ from typing import Protocol
 import structlog
 from msgspec import Struct
 
-from batchq.api.node_report import Ended, Fact, Outcome
+from batchq.api.node_report import Ended, NodeReport, PodOutcome
 from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
@@ -35,7 +35,7 @@ _CHUNKS_PER_FLUSH = 8
 _AGAIN_MOST_MS = 1000
 
 
-class Renewal(Protocol):
+class LeaseRenewal(Protocol):
     """What the store says to a renewal: `ok`, `stop` (and why), or `fenced`."""
 
     @property
@@ -45,7 +45,7 @@ class Renewal(Protocol):
     def reason(self) -> str: ...
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ReportAnswer(Struct, frozen=True, kw_only=True):
     """A renewal that was answered, and when it had been asked for."""
 
     word: str
@@ -60,14 +60,14 @@ class Messenger:
         self,
         stream: LogStream,
         *,
-        renew: Callable[[], Renewal],
+        renew: Callable[[], LeaseRenewal],
         send: Callable[[str, bytes], None],
         outage: Outage,
     ) -> None:
         self._stream = stream
         self._renew = renew
         self._send = send
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._answers: SimpleQueue[ReportAnswer] = SimpleQueue()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._outage = outage
@@ -117,7 +117,7 @@ class Messenger:
         except BlockingIOError:
             return
 
-    def next_answer(self) -> Answer | None:
+    def next_answer(self) -> ReportAnswer | None:
         """The answers in the order in which they came."""
         try:
             return self._answers.get_nowait()
@@ -144,7 +144,7 @@ class Messenger:
             self._is_away(trouble)
             return
         self._is_back()
-        answer = Answer(word=str(renewal.word), reason=renewal.reason, asked_at=asked_at)
+        answer = ReportAnswer(word=str(renewal.word), reason=renewal.reason, asked_at=asked_at)
         self._answers.put(answer)
         os.eventfd_write(self._event, 1)
 
@@ -184,18 +184,18 @@ def monotonic_ms() -> int:
 log = structlog.get_logger(__name__)
 
 
-class Desk:
+class ReportSender:
     """The desk of one node. Every method raises StoreUnavailable."""
 
     def __init__(self, store: RedisStore, node: str) -> None:
         self._store = store
         self._node = node
 
-    def post(self, fact: Fact) -> None:
+    def post(self, fact: NodeReport) -> None:
         """Leave a fact in place of the last one on its subject."""
         self._store.inboxes.post(self._node, fact)
 
-    def pending(self) -> Sequence[Fact]:
+    def pending(self) -> Sequence[NodeReport]:
         """What has been left and is not folded yet."""
         return self._store.inboxes.own(self._node)
 
@@ -204,7 +204,7 @@ class Desk:
         pod = self._store.get_if_readable("Pod", uid)
         return pod if isinstance(pod, Pod) and pod.status.attempt == attempt else None
 
-    def ended(self, uid: str, attempt: int, outcome: Outcome, *, author: str) -> None:
+    def ended(self, uid: str, attempt: int, outcome: PodOutcome, *, author: str) -> None:
         """Tell the end of an attempt, of which no process is left. Twice is harmless."""
         self.post(Ended(pod=uid, attempt=attempt, outcome=outcome, author=author))
         self.end_lease(uid, attempt)

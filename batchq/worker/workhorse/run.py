@@ -40,10 +40,10 @@ from batchq.worker.workhorse import pod_output, process
 from batchq.worker.workhorse.guard import GuardPost
 from batchq.worker.workhorse.pod_output import LogFile, LogStream, PodLog
 from batchq.worker.workhorse.process import CALLEE, Program, base_environment, pod_environment
-from batchq.worker.workhorse.report import Desk, Messenger, monotonic_ms
+from batchq.worker.workhorse.report import Messenger, ReportSender, monotonic_ms
 from batchq.worker.workhorse.run_file import (
     NOT_FOUND,
-    Outcome,
+    PodOutcome,
     RunFile,
     RunFiles,
     own_boot,
@@ -99,7 +99,7 @@ class NotEnded(Exception):
     """
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class RunOrder(Struct, frozen=True, kw_only=True):
     """What is different from one pod to the next of the same agent."""
 
     claimed: Claimed
@@ -108,7 +108,7 @@ class Order(Struct, frozen=True, kw_only=True):
 
 def order_of(harness: Harness) -> bytes:
     """For a work-horse that is idle."""
-    return msgspec.json.encode(Order(claimed=harness.claimed, gpus=harness.gpus))
+    return msgspec.json.encode(RunOrder(claimed=harness.claimed, gpus=harness.gpus))
 
 
 def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
@@ -141,7 +141,7 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
         enclosure.close()
 
 
-def _next_order(signals: Signals, reins: socket.socket) -> Order | None:
+def _next_order(signals: Signals, reins: socket.socket) -> RunOrder | None:
     poll = select.poll()
     poll.register(reins.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
@@ -152,7 +152,7 @@ def _next_order(signals: Signals, reins: socket.socket) -> Order | None:
             heard = {descriptor for descriptor, _ in poll.poll()}
             if reins.fileno() in heard:
                 told = reins.recv(_MOST_ORDER_BYTES)
-                return msgspec.json.decode(told, type=Order) if told else None
+                return msgspec.json.decode(told, type=RunOrder) if told else None
             signals.clear()
     return None
 
@@ -240,8 +240,8 @@ class WorkHorse:
         return RedisStore(self._harness.url)
 
     @cached_property
-    def _desk(self) -> Desk:
-        return Desk(self._store, self._harness.node)
+    def _desk(self) -> ReportSender:
+        return ReportSender(self._store, self._harness.node)
 
     def _let_go(self) -> None:
         """The attempt is somebody else's, or over: leave nothing of it behind."""
@@ -249,14 +249,16 @@ class WorkHorse:
         with suppress(StoreUnavailable):
             self._desk.end_lease(self._uid, self._attempt)
 
-    def _outcome(self, pod: Pod, group: PodGroup) -> Outcome | None:
+    def _outcome(self, pod: Pod, group: PodGroup) -> PodOutcome | None:
         """Run the command; None if the attempt turns out to be superseded."""
         task = next((task for task in group.spec.tasks if task.name == pod.spec.task), None)
         if task is None:
-            return Outcome(exit_code=NOT_FOUND, message=f"its group has no task {pod.spec.task!r}")
+            return PodOutcome(
+                exit_code=NOT_FOUND, message=f"its group has no task {pod.spec.task!r}"
+            )
         lease = Lease(now_ms=self._lease_from, lease_ms=self._harness.lease_ms)
         if self._signals.count(KILL_SIGNAL) or lease.is_lost(monotonic_ms()):
-            return Outcome(stopped=Leaving.NODE_LOST, message="its node went away")
+            return PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
         self._bounds = self._harness.enforcement.bounds(
             f"{self._uid}-{self._attempt}", pod.spec.requests
         )
@@ -270,7 +272,7 @@ class WorkHorse:
         finally:
             program.close()
 
-    def _outcome_of(self, program: Program, task: Task, lease: Lease) -> Outcome | None:
+    def _outcome_of(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
         pod, group, functions = self._pod, self._group, self._harness.functions
         try:
             command = process.start(
@@ -297,7 +299,7 @@ class WorkHorse:
 
     def _supervise(
         self, command: process.Command, pod: Pod, group: PodGroup, lease: Lease
-    ) -> Outcome | None:
+    ) -> PodOutcome | None:
         stream = LogStream()
         path = log_path(self._harness.log_dir, self._uid, self._attempt)
         self._messenger = Messenger(
@@ -378,7 +380,7 @@ class WorkHorse:
         *,
         group: int = 0,
         started_at: int = 0,
-        outcome: Outcome | None = None,
+        outcome: PodOutcome | None = None,
         hands_over: bool = False,
     ) -> None:
         self._run = msgspec.structs.replace(
@@ -390,7 +392,7 @@ class WorkHorse:
         )
         self._files.write(self._run)
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: PodOutcome) -> None:
         """Report the end, patiently; what cannot be reported is left in the run file."""
         if self._may_hand_over():
             if self._messenger is not None and self._messenger.rest():
@@ -426,7 +428,7 @@ class WorkHorse:
         size = sum(len(data) for _, data in self._messenger.rest())
         return not self._messenger.has_started and size <= _HANDED_OVER_MOST_BYTES
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: PodOutcome) -> None:
         """Output and result first: whoever sees the end may read all of them.
 
         The run file stays: the agent lets go of it when it sees the end, and says it again until

@@ -13,11 +13,11 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from batchq.api.node_report import Outcome
+from batchq.api.node_report import PodOutcome
 from batchq.api.reasons import Leaving
 from batchq.errors import Conflict, InvalidInput
 
-__all__ = ["LOST", "NOT_EXECUTABLE", "NOT_FOUND", "Outcome", "outcome_of"]
+__all__ = ["LOST", "NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -25,17 +25,17 @@ NOT_EXECUTABLE = 126
 _SIGNAL_BASE = 128
 
 #: What the agent says of a pod whose work-horse died.
-LOST = Outcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
+LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
 
 
-def outcome_of(wait_status: int, *, stopped: str, message: str = "") -> Outcome:
+def outcome_of(wait_status: int, *, stopped: str, message: str = "") -> PodOutcome:
     """The outcome behind a status of waitpid."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         how = f"exited with {code}"
-        return Outcome(exit_code=code, stopped=stopped, how=how, message=message)
+        return PodOutcome(exit_code=code, stopped=stopped, how=how, message=message)
     how = f"killed by signal {-code} ({_signal_name(-code)})"
-    return Outcome(
+    return PodOutcome(
         exit_code=_SIGNAL_BASE - code, signal=-code, stopped=stopped, how=how, message=message
     )
 
@@ -68,7 +68,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     group: int = 0
     #: When the pod began to run, in the server's milliseconds.
     started_at: int = 0
-    outcome: Outcome | None = None
+    outcome: PodOutcome | None = None
     #: What the pod's function returned, as JSON; kept with the outcome until both are reported.
     result: bytes | None = None
     #: The agent is to report the outcome, and what is kept beside: the work-horse leaves it to it.

@@ -20,8 +20,8 @@ import msgspec
 import structlog
 
 from batchq.worker.host.containment import Enclosure
-from batchq.worker.host.limits import Bounds
-from batchq.worker.host.pid_namespace import Order, PidNamespace, pid_behind
+from batchq.worker.host.limits import ProcessBounds
+from batchq.worker.host.pid_namespace import PidNamespace, StartOrder, pid_behind
 from batchq.worker.host.processes import is_readable, kill_children
 from batchq.worker.workhorse.callee import ALONE, KILL_OTHERS
 from batchq.worker.workhorse.process import Fork
@@ -83,7 +83,7 @@ class Standby:
         self,
         environment: Mapping[str, str],
         folder: str,
-        bounds: Bounds,
+        bounds: ProcessBounds,
         descriptors: tuple[int, ...],
     ) -> Fork | None:
         """Fork a process; None where it has to be started instead.
@@ -159,7 +159,7 @@ class _Guest:
         orders: int,
     ) -> None:
         """Raises OSError."""
-        order = Order(argv=argv, environment=environment, folder="/", stays=True)
+        order = StartOrder(argv=argv, environment=environment, folder="/", stays=True)
         empty = os.open(os.devnull, os.O_RDWR)
         try:
             self.pid = namespace.start(order, (orders, empty, empty))
@@ -200,7 +200,7 @@ class Functions:
         self,
         environment: Mapping[str, str],
         folder: str,
-        bounds: Bounds,
+        bounds: ProcessBounds,
         descriptors: tuple[int, ...],
     ) -> Fork | None:
         """See `Standby.fork`."""

@@ -21,7 +21,7 @@ from batchq.worker.host.processes import Signals, is_readable
 from batchq.worker.workhorse.pod_output import PodLog
 from batchq.worker.workhorse.process import Command
 from batchq.worker.workhorse.report import FLUSH_MS, Messenger, monotonic_ms
-from batchq.worker.workhorse.run_file import Outcome, outcome_of
+from batchq.worker.workhorse.run_file import PodOutcome, outcome_of
 
 
 class Lease:
@@ -109,7 +109,7 @@ class Supervisor:
         for descriptor in (*own, *command.outputs):
             self._poll.register(descriptor, select.POLLIN)
 
-    def run(self) -> Outcome | None:
+    def run(self) -> PodOutcome | None:
         """Until the command has ended and nothing of it is left, or what is left will not end:
         then the command says so in `left`.
 
@@ -221,7 +221,7 @@ class Supervisor:
         """An end that came before an order to stop is the command's own."""
         return is_readable(self._command.pidfd, within_ms=0)
 
-    def _finish(self) -> Outcome | None:
+    def _finish(self) -> PodOutcome | None:
         wait_status = self._command.end()
         if self._is_of_the_guard(wait_status):
             self._stopped = Leaving.NODE_LOST

@@ -13,7 +13,7 @@ from batchq.api.transaction import Delivery, Event
 from batchq.client.cluster import Leading, Schedulers
 from batchq.client.doctor import CHECKS, Level, diagnose
 from batchq.client.doctor.state import Finding, Installed, State
-from batchq.core.session.snapshot import Standing
+from batchq.core.session.snapshot import ContactStanding
 from batchq.store.recount import sums_of
 from tests.builders import a_queue
 from tests.client.doctor.made import (
@@ -79,7 +79,7 @@ def with_limit(scope: str, units: int) -> State:
 def with_standing(**standing: object) -> State:
     books = a_state().books
     assert books is not None
-    return a_state(books=structs.replace(books, standing=Standing(**standing)))  # type: ignore[arg-type]
+    return a_state(books=structs.replace(books, standing=ContactStanding(**standing)))  # type: ignore[arg-type]
 
 
 def on_n1(**pod: object) -> State:

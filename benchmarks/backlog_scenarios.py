@@ -18,7 +18,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, PodOutcome
 from batchq.api.objects import Object, Pod, PodGroup, Queue, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
-from batchq.changes import records
+from batchq.changes import object_writes
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.ports import Clock, Store
@@ -153,7 +153,7 @@ class Stage:
             assert stored is not None
             event = Event(kind=kind_of(item), key=key_of(item), reason="Updated")
             expect = stored.metadata.revision
-            write(self.store, [records.put(self.store, item, expect=expect, event=event)])
+            write(self.store, [object_writes.put(self.store, item, expect=expect, event=event)])
 
     def _beat(self) -> None:
         """The node's agent lives, or the node would be taken for dead during a long session."""

@@ -27,7 +27,7 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
 from batchq.assembly import assemble
-from batchq.changes import records
+from batchq.changes import object_writes
 from batchq.config.model import SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.lab.simulation.initial_state import stated
@@ -146,7 +146,7 @@ def found(store: AnyStore, spec: Spec, now_ms: int) -> None:
     """Write everything but what waits into an empty store, ledger and limits included."""
     for item in furniture(spec):
         event = Event(kind=kind_of(item), key=item.metadata.name, reason="Created")
-        write(store, [records.put(store, item, expect=0, event=event)])
+        write(store, [object_writes.put(store, item, expect=0, event=event)])
     write(store, [stated(*running(spec, number, now_ms)) for number in range(CPUS)])
 
 

@@ -38,7 +38,7 @@ from batchq.assembly import assemble
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon import app
-from batchq.lab.workload.load import POLICY_CONFIG, Arrival, Load
+from batchq.lab.workload.jobs import POLICY_CONFIG, Arrival, Load
 from batchq.lab.workload.play import LoadStage
 from batchq.scheduler.scheduler import Scheduler
 from batchq_actions.backfill import reservations_of

@@ -36,8 +36,8 @@ from rq.utils import as_text
 
 from batchq.api.objects import Pod, PodGroup
 from batchq.client import Client, Request
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack import server as embedded
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack import embedded_server as embedded
 from benchmarks.noop import noop
 from benchmarks.table import report
 from tests.e2e.machine import Machine, until
@@ -129,7 +129,7 @@ def _drain_groups(pods: int, slots: int, what: dict[str, Any]) -> Drained:
         until(lambda: any(node.status.ready for node in client.nodes()), within_s=_WITHIN_S)
         client.cordon(_NODE)
         names = _submit(client, pods, what)
-        scheduler = processes.read_record(machine.home.run / "scheduler.json")
+        scheduler = detached.read_record(machine.home.run / "scheduler.json")
         assert scheduler is not None
         watched = _Watched(machine, scheduler.pid, agent.pid)
 
@@ -221,7 +221,7 @@ class _Watched:
     """From its making on: the CPU time of processes, with all below them, and of the server."""
 
     def __init__(self, machine: Machine, *pids: int) -> None:
-        server = processes.read_record(embedded.record_path(machine.home))
+        server = detached.read_record(embedded.record_path(machine.home))
         assert server is not None
         self._server = server.pid
         self._pids = pids

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
-from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack import detached
 from benchmarks.table import report
 from tests.builders import a_queue
 from tests.e2e.machine import Machine, until
@@ -138,9 +138,9 @@ def _is_told(client: Client, many: int) -> bool:
 
 def _restarted_s(machine: Machine, probe: Callable[[], float]) -> float:
     """From the start of another scheduler until a `true` starts that was waiting for it."""
-    scheduler = processes.read_record(machine.home.run / "scheduler.json")
+    scheduler = detached.read_record(machine.home.run / "scheduler.json")
     assert scheduler is not None
-    processes.end(scheduler, patience_s=60)
+    detached.end(scheduler, patience_s=60)
     machine.start("scheduler")
     return probe()
 

@@ -17,8 +17,8 @@ from typing import Any
 from batchq.api.intents import Bind
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.core.placement.node_order import rank_of
 from batchq.core.placement.placement import fill_nodes
-from batchq.core.placement.ranking import rank_of
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon import app

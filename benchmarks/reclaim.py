@@ -21,7 +21,7 @@ from batchq.api.objects import DEFAULT, Metadata, Queue, QueuePreemption, QueueS
 from batchq.daemon import app
 from batchq.lab.traces import read_swf
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.load import POLICY_CONFIG, strategy_of, swf_load
+from batchq.lab.workload.jobs import POLICY_CONFIG, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Ran, Schedule
 from benchmarks.table import report

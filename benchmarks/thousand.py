@@ -26,7 +26,7 @@ from batchq.api.node_report import AGENT_ANNOTATION
 from batchq.api.objects import Object, Pod, key_of, kind_of
 from batchq.api.transaction import Event, Transaction, fence_of
 from batchq.assembly import assemble
-from batchq.changes import records
+from batchq.changes import object_writes
 from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle
@@ -316,7 +316,7 @@ class Stage:
 
     def _put(self, item: Object) -> Transaction:
         event = Event(kind=kind_of(item), key=key_of(item), reason="Created")
-        return records.put(self._store, item, expect=0, event=event)
+        return object_writes.put(self._store, item, expect=0, event=event)
 
     def _write(self, parts: Sequence[Transaction]) -> None:
         commit = self._store.commit(parts, request_id=RandomIds().new_uid())

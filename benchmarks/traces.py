@@ -20,7 +20,7 @@ from pathlib import Path
 from batchq.daemon import app
 from batchq.lab.traces import read_swf
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.load import POLICY_CONFIG, strategy_of, swf_load
+from batchq.lab.workload.jobs import POLICY_CONFIG, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
 from benchmarks.table import report

@@ -36,7 +36,7 @@ from batchq.core.preemption.pledges import (
     room_of,
     standing_pledges,
 )
-from batchq.core.quota.limits import growth_with, over_limit_with
+from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import NodeState

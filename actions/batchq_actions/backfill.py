@@ -44,7 +44,7 @@ from batchq.core.quota.head_reservation import (
     place_of,
     still_waits,
 )
-from batchq.core.quota.limits import growth_with, over_limit_with
+from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.pods import shape_of_extra, wanted_ordinals

@@ -44,7 +44,7 @@ from batchq.core.quota.head_reservation import (
     set_aside_from_borrowers,
     store_head_places,
 )
-from batchq.core.quota.limits import exceeds_ready_beside_siblings, over_limit_with
+from batchq.core.quota.limit_checks import exceeds_ready_beside_siblings, over_limit_with
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import KeptPlaces, Wanted
 from batchq.core.session.pods import wanted_ordinals

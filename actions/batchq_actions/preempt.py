@@ -21,7 +21,7 @@ from batchq.core.preemption.order import (
     serve_gang,
     why_spared,
 )
-from batchq.core.preemption.requests import PodRequest, gang_claimants
+from batchq.core.preemption.preemptors import PodRequest, gang_claimants
 from batchq.core.preemption.scopes import POINTS, PREEMPT, WithinQueue, has_victims
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -30,7 +30,7 @@ from batchq.core.preemption.order import (
     serve_gang,
     why_spared,
 )
-from batchq.core.preemption.requests import (
+from batchq.core.preemption.preemptors import (
     ExtraClaim,
     GangClaim,
     PodRequest,

@@ -24,16 +24,16 @@ from batchq.changes.groups import (
     open_gate,
     rivals,
 )
-from batchq.changes.queue_tree import (
+from batchq.changes.object_writes import put_node
+from batchq.changes.queue_rules import (
     Overpromised,
     concerns,
     first_contradiction,
     overpromised,
     settled,
 )
-from batchq.changes.records import put_node
 from batchq.changes.refusals import explain_refusal
-from batchq.changes.requests import (
+from batchq.changes.verbs import (
     cancel,
     cordon,
     release_check,

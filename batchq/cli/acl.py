@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from batchq.cli.output.options import examples, output_option
-from batchq.cli.output.output import show_data
+from batchq.cli.output.render import show_data
 from batchq.cli.output.terminal import echo
 from batchq.errors import InvalidInput
 

@@ -20,7 +20,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.output import Table, report, show_data, show_fields, show_section, show_table
+from batchq.cli.output.render import Table, report, show_data, show_fields, show_section, show_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_duration, group_key, name_of_kind, seconds_of
 from batchq.client import Client

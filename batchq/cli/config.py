@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.output import show_data
+from batchq.cli.output.render import show_data
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import EXIT_ERROR
 from batchq.errors import InvalidInput, UsageError

@@ -42,7 +42,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.output import show_data, show_fields, show_section
+from batchq.cli.output.render import show_data, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
 from batchq.cli.queues import show_queue_page

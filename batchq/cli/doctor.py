@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.output import is_terminal, one_line, show_data
+from batchq.cli.output.render import is_terminal, one_line, show_data
 from batchq.cli.output.terminal import paint
 from batchq.cli.output.trouble import EXIT_ERROR, EXIT_WARNINGS
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup
-from batchq.cli.output.output import one_line
+from batchq.cli.output.render import one_line
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED
 from batchq.errors import NotFound, StoreUnavailable

@@ -16,7 +16,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.output import Table, one_line, show_data, show_table
+from batchq.cli.output.render import Table, one_line, show_data, show_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_duration, group_key, kind_of_word, seconds_of
 

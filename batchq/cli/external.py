@@ -22,7 +22,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.output import Table, show_data, show_table
+from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import on_interrupt
 from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of
@@ -247,7 +247,7 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
 
     Exit codes: 0 every promise is kept, 10 one is not.
     """
-    from batchq.lab.consumer_check.run import check_consumer
+    from batchq.lab.consumer_check.check import check_consumer
 
     def tell(finding: object) -> None:
         if output == "text":

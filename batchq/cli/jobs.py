@@ -26,7 +26,7 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.output import (
+from batchq.cli.output.render import (
     ListWriter,
     Table,
     TableWriter,
@@ -38,7 +38,7 @@ from batchq.cli.output.tables import groups_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import name_of_kind
 from batchq.client import Client
-from batchq.client.listing import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
+from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
 from batchq.client.overview import GATED, GroupView
 from batchq.client.position import Others
 from batchq.client.queues import ROOT

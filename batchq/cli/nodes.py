@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
-from batchq.cli.output.output import show_objects, show_table
+from batchq.cli.output.render import show_objects, show_table
 from batchq.cli.output.tables import nodes_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import on_interrupt

@@ -36,7 +36,7 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.output import (
+from batchq.cli.output.render import (
     ListWriter,
     Table,
     TableWriter,
@@ -55,7 +55,7 @@ from batchq.cli.output.values import (
     name_of_kind,
 )
 from batchq.client import Applied, Client, with_working_dir
-from batchq.client.listing import WHOLE_UP_TO, GroupPage, Page, token_of_object
+from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, Page, token_of_object
 from batchq.client.requests import leaves_stop_policy
 from batchq.config.documents import MOST_BYTES, Document, read_bounded, read_documents
 from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError

@@ -13,7 +13,7 @@ from batchq.api.resources import Amounts, describe, format_quantity
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
 from batchq.cli.endings import tell_nobody_leads
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.output import show_data, show_fields, show_section
+from batchq.cli.output.render import show_data, show_fields, show_section
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
 from batchq.cli.request_options import check_request, request_options, requested

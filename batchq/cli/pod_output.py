@@ -16,7 +16,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.output import Table, show_data, show_table
+from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import echo, raw_option
 from batchq.cli.output.trouble import on_interrupt
 from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of

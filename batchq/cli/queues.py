@@ -16,7 +16,7 @@ from batchq.cli.jobs import row_of
 from batchq.cli.objects import apply_content, read_content
 from batchq.cli.output import tables
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
-from batchq.cli.output.output import (
+from batchq.cli.output.render import (
     draws_lines,
     is_terminal,
     reference,

@@ -6,7 +6,7 @@ import click
 
 from batchq.api.notation import counted, label_problem
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
-from batchq.cli.output.output import show_objects, show_table
+from batchq.cli.output.render import show_objects, show_table
 from batchq.cli.output.tables import quotas_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_resources

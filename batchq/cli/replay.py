@@ -19,9 +19,9 @@ from batchq.errors import UsageError
 
 if TYPE_CHECKING:
     from batchq.lab.replay.compare import Comparison, Differing
-    from batchq.lab.replay.plan import ReplayPlan
-    from batchq.lab.replay.report import ReplayEnding, ReplayReport
-    from batchq.lab.replay.run import LiveReplay, ReplayStanding, Tell
+    from batchq.lab.replay.live import LiveReplay, ReplayStanding, Tell
+    from batchq.lab.replay.replay_plan import ReplayPlan
+    from batchq.lab.replay.replay_report import ReplayEnding, ReplayReport
     from batchq.lab.traces import Trace
 
 
@@ -116,7 +116,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-#: Those of `batchq.lab.workload.load`, which is not loaded for a --help.
+#: Those of `batchq.lab.workload.jobs`, which is not loaded for a --help.
 POLICY_NAMES = ("fcfs", "first-fit", "easy", "easy-sjf", "conservative")
 #: Without a terminal, progress is told so many times.
 _TOLD = 10
@@ -210,10 +210,10 @@ def replay(
     from batchq.client import Client
     from batchq.daemon.local_stack import stack
     from batchq.lab.replay.compare import check_comparable
-    from batchq.lab.replay.plan import ReplayPlan
-    from batchq.lab.replay.report import starts_csv
-    from batchq.lab.replay.run import LiveReplay
-    from batchq.lab.workload.load import DEFAULT_POLICY, strategy_of
+    from batchq.lab.replay.live import LiveReplay
+    from batchq.lab.replay.replay_plan import ReplayPlan
+    from batchq.lab.replay.replay_report import starts_csv
+    from batchq.lab.workload.jobs import DEFAULT_POLICY, strategy_of
     from batchq.paths import find_home, resolve_url
 
     _check_options(queue, policy, against)

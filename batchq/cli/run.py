@@ -22,7 +22,7 @@ from batchq.api.times import describe_age
 from batchq.cli.endings import ending_text
 from batchq.cli.objects import queues_to_keep_stopped, warn
 from batchq.cli.output.options import Globals, examples, pass_globals
-from batchq.cli.output.output import aligned, one_line
+from batchq.cli.output.render import aligned, one_line
 from batchq.cli.output.terminal import echo, raw_option
 from batchq.cli.output.trouble import (
     EXIT_GROUP_CANCELLED,

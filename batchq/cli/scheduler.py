@@ -9,7 +9,7 @@ import click
 
 from batchq.api.times import describe_age
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output.output import Table, show_data, show_table
+from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import echo
 from batchq.errors import UsageError
 

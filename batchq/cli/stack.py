@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output.output import Table, show_data, show_table
+from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import Interrupted, on_interrupt
 from batchq.daemon.local_stack.stack import Part, StackReport

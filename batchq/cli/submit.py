@@ -11,7 +11,7 @@ from batchq.api.objects import PodGroup, key_of
 from batchq.cli.endings import exit_code_of, goes_on, tell
 from batchq.cli.objects import warn
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.output import reference, show_objects
+from batchq.cli.output.render import reference, show_objects
 from batchq.cli.output.terminal import echo, raw_option
 from batchq.cli.output.trouble import on_interrupt
 from batchq.cli.output.values import as_duration

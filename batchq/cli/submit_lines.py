@@ -220,7 +220,7 @@ _BETWEEN_DRAWINGS_S = 0.1
 def progress(doing: str, lines: int, *, color: bool) -> Iterator[Tell]:
     """Something to tell; of `lines` in all."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        from batchq.cli.simulate.logs import ProgressLines
+        from batchq.cli.simulate.job_logs import ProgressLines
 
         said = ProgressLines(monotonic, lambda line: echo(line, err=True), "lines")
         yield lambda done: said(doing, done, lines)

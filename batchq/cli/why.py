@@ -20,7 +20,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.output import one_line, show_data, show_fields, show_section
+from batchq.cli.output.render import one_line, show_data, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
 from batchq.client.cluster import NO_LEADER

@@ -129,7 +129,7 @@ def worker(
     from batchq.worker.agent.agent import Agent, AgentSettings
     from batchq.worker.host.containment import Containment
     from batchq.worker.host.devices import parse_resources
-    from batchq.worker.host.limits import Enforce
+    from batchq.worker.host.memory_limits import Enforce
 
     logs.configure()
     home = find_home()

@@ -71,7 +71,7 @@ from batchq.ports import Reader
 if TYPE_CHECKING:
     from batchq.api.objects import Unreadable
     from batchq.client.cluster import Schedulers
-    from batchq.client.listing import GroupLook, GroupPages
+    from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview
     from batchq.client.queues import QueueView
@@ -292,7 +292,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         what is `unreadable` among them. `after` is `client.listing.token_of_object` of the last
         one of a list that was broken off.
         """
-        from batchq.client.listing import object_pages
+        from batchq.client.group_pages import object_pages
 
         return object_pages(self._store, kind, namespace=namespace, after=after, size=size)
 
@@ -314,7 +314,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         were submitted last. `after` is `client.listing.token_of_view` of the last one of a list
         that was broken off.
         """
-        from batchq.client.listing import GroupPages
+        from batchq.client.group_pages import GroupPages
 
         return GroupPages(
             self._store,
@@ -329,7 +329,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
 
     def look(self) -> GroupLook:
         """What shows some groups without looking at all the others."""
-        from batchq.client.listing import GroupLook
+        from batchq.client.group_pages import GroupLook
 
         return GroupLook(self._store)
 

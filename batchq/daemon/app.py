@@ -25,10 +25,10 @@ from batchq.api.transaction import Transaction, Write
 from batchq.daemon import leader
 from batchq.daemon.leader import Leadership
 from batchq.daemon.loop import Loop, TurnReport, watcher
-from batchq.daemon.mending import Mender, Quarantine
 from batchq.daemon.node_reports import clerk_service
-from batchq.daemon.observability.server import UNFIT_AFTER_PERIODS, MetricsServer
+from batchq.daemon.observability.http_server import UNFIT_AFTER_PERIODS, MetricsServer
 from batchq.daemon.reload import Effective, Reload, reload_service
+from batchq.daemon.repair import Mender, Quarantine
 from batchq.daemon.services import OWN_MISTAKE, Services, Termination, on_hangup
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url

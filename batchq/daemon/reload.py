@@ -30,7 +30,7 @@ from batchq.client.cluster import process_of
 from batchq.config.effect import what_changed
 from batchq.config.load import as_text, read_config, read_file
 from batchq.config.model import SchedulerConfig, unkept
-from batchq.daemon.local_stack import processes, stack
+from batchq.daemon.local_stack import detached, stack
 from batchq.daemon.services import ThreadService
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.paths import Home
@@ -280,7 +280,7 @@ def ask_to_reload(home: Home, client: Client, *, within_s: float = ANSWERS_WITHI
         )
     identity = _identity_of(record.pid, client)
     before = client.events(kind=SCHEDULER, key=identity, most=1)
-    processes.send(record, signal.SIGHUP)
+    detached.send(record, signal.SIGHUP)
     deadline = time.monotonic() + within_s
     while (latest := client.events(kind=SCHEDULER, key=identity, most=1)) == before:
         if time.monotonic() >= deadline:

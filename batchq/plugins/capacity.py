@@ -29,7 +29,7 @@ from batchq.core.forecast.node_timeline import nodes_decide
 from batchq.core.pending.inadmissible import LiftedBy
 from batchq.core.placement.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
 from batchq.core.placement.placement import gang_of
-from batchq.core.quota.limits import (
+from batchq.core.quota.limit_checks import (
     claim_of,
     exceeds_ready_beside_siblings,
     guaranteed_beside,

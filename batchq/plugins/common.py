@@ -8,7 +8,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, of_pod, total
 from batchq.api.transaction import POD_GROUPS
 from batchq.core.quota.ledger import charge_with_count, falls_by
-from batchq.core.quota.limits import claim_of
+from batchq.core.quota.limit_checks import claim_of
 from batchq.core.session.state import GroupState, Victim
 
 

@@ -32,7 +32,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, scaled
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.core.quota.ledger import title_of
-from batchq.core.quota.limits import claim_of
+from batchq.core.quota.limit_checks import claim_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.plugins.common import never_fits

@@ -12,7 +12,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import namespace_scope
 from batchq.core.pending.inadmissible import LiftedBy
 from batchq.core.quota.ledger import title_of
-from batchq.core.quota.limits import claim_of, over_limit
+from batchq.core.quota.limit_checks import claim_of, over_limit
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.plugins.common import never_fits

@@ -39,8 +39,8 @@ from batchq.core.session.transitions import (
     stop_leftovers,
     wake,
 )
-from batchq.scheduler.checks import follow_checks
-from batchq.scheduler.pledges import follow_pledges
+from batchq.scheduler.admission_checks import follow_checks
+from batchq.scheduler.pledge_upkeep import follow_pledges
 from batchq.scheduler.progress import GroupProgress, remaining_reservation
 from batchq.scheduler.timers import (
     astir,

@@ -20,7 +20,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
-from batchq.scheduler.checks import give_back_what_no_longer_fits
+from batchq.scheduler.admission_checks import give_back_what_no_longer_fits
 from batchq.scheduler.pod_controller import settle
 from batchq.scheduler.reasons import MOST_WRITTEN, write_reasons
 

@@ -16,8 +16,8 @@ from typing import Any
 from batchq.api.lifecycle import PodPhase
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.lab.simulation.player import PlayedWorld, WorldStage
 from batchq.lab.simulation.report import CycleStory, WorldOutcome
-from batchq.lab.simulation.run import PlayedWorld, WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_world import config_of, reclaims, text_of, world_of
 

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from batchq.config.load import read_config
+from batchq.lab.simulation.player import play
 from batchq.lab.simulation.report import WorldOutcome
-from batchq.lab.simulation.run import play
 from tests.cases.peers import Data
 from tests.sim.worlds import check, group, node, pod, queue, timeline
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 import yaml
 
 from batchq.config.load import read_config
+from batchq.lab.simulation.player import play
 from batchq.lab.simulation.report import WorldOutcome
-from batchq.lab.simulation.run import play
 from tests.cases.kueue_checks import came_of_checks, expected_of_checks
 from tests.cases.kueue_world import (
     head_with_victims,

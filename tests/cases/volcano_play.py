@@ -18,8 +18,8 @@ from batchq.config.load import read_config
 from batchq.core.extension.points import Plugin, everywhere
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.report import WorldOutcome
-from batchq.lab.simulation.run import WorldStage
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
 from tests.cases.peers import HORIZON_S, Data, told_reason

@@ -17,7 +17,7 @@ from batchq.client.start_estimates import Deciding
 from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.clock import CountedIds, VirtualClock
 from batchq.lab.whatif import Lasting, WhatIf, compared, look_ahead
-from batchq.lab.whatif.play import transplanted
+from batchq.lab.whatif.look_ahead import transplanted
 from batchq.scheduler.cycle import Cycle
 from batchq.store.redis import RedisStore
 from tests.builders import (

@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from batchq.cli.output.output import fitted
+from batchq.cli.output.render import fitted
 from batchq.cli.output.tables import queues_table
 from batchq.cli.queues import bar, queue_row, show_queue_page
 from batchq.client.overview import Overview

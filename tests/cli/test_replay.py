@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from batchq.api.objects import Strategy
 from batchq.cli.replay import POLICY_NAMES, as_table, in_words
-from batchq.lab.replay.plan import (
+from batchq.lab.replay.live import ReplayStanding
+from batchq.lab.replay.replay_plan import (
     JournalLine,
     ReplayPlan,
     command,
@@ -19,10 +20,9 @@ from batchq.lab.replay.plan import (
     queue_of,
     read_journal,
 )
-from batchq.lab.replay.report import Replayed, report_of
-from batchq.lab.replay.run import ReplayStanding
+from batchq.lab.replay.replay_report import Replayed, report_of
 from batchq.lab.traces import Trace, TraceJob
-from batchq.lab.workload.load import POLICIES
+from batchq.lab.workload.jobs import POLICIES
 from tests.cli.conftest import run
 
 JOBS = (

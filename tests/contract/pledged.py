@@ -11,9 +11,9 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import KINDS, Pledge, Pod, PodGroup, PodGroupStatus, key_of
 from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Commit, Delivery, Event, Transaction, node_scope
-from batchq.changes import records
+from batchq.changes import object_writes
 from batchq.client.doctor import stored
-from batchq.client.doctor.state import Level, State
+from batchq.client.doctor.system_state import Level, State
 from batchq.core.quota.ledger import holders_in_store
 from batchq.store.inspection import Books
 from tests.builders import a_group, a_node, a_pod, a_queue, a_quota
@@ -144,10 +144,10 @@ def found(store: AnyStore) -> None:
     a waits for 4.
     """
     for item in (a_queue("root"), a_queue("a", capability={"cpu": 4}), a_queue("b")):
-        assert not ask(store, records.put(store, item, expect=0, event=EVENT)).refused
-    assert not ask(store, records.put(store, a_quota(cpu=10), expect=0, event=EVENT)).refused
+        assert not ask(store, object_writes.put(store, item, expect=0, event=EVENT)).refused
+    assert not ask(store, object_writes.put(store, a_quota(cpu=10), expect=0, event=EVENT)).refused
     node = a_node("n1", cpu=6, pods=6)
-    assert not ask(store, records.put_node(node, expect=0, event=EVENT)).refused
+    assert not ask(store, object_writes.put_node(node, expect=0, event=EVENT)).refused
     for name, count, queue in (("victim", 4, "b"), ("other", 2, "b"), ("claimant", 4, "a")):
         waits = queue == "a"
         status = PodGroupStatus(
@@ -160,7 +160,7 @@ def found(store: AnyStore) -> None:
         made = Transaction(
             subject=name,
             writes=(put(group),),
-            charges=(*charges, records.object_charge(group)),
+            charges=(*charges, object_writes.object_charge(group)),
         )
         assert not ask(store, made).refused
         if not waits:

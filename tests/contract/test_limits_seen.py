@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.objects import AdmissionCheck, Metadata, Object, key_of, kind_of
 from batchq.api.transaction import Answer, Commit, Event, Limit, Transaction, Word
-from batchq.changes import records
+from batchq.changes import object_writes
 from batchq.errors import InvariantBroken
 from tests.builders import a_node, a_priority, a_queue, a_quota, amounts
 from tests.contract.conftest import AnyStore
@@ -27,7 +27,7 @@ def edited(store: AnyStore, item: Object) -> Transaction:
     """What an edit of the object writes, with the limits that belong to it."""
     stored = store.get(kind_of(item), key_of(item))
     expect = 0 if stored is None else stored.metadata.revision
-    return records.put(store, item, expect=expect, event=EVENT)
+    return object_writes.put(store, item, expect=expect, event=EVENT)
 
 
 def edit(store: AnyStore, *objects: Object) -> None:
@@ -38,7 +38,7 @@ def edit(store: AnyStore, *objects: Object) -> None:
 def delete(store: AnyStore, kind: str, key: str) -> None:
     stored = store.get(kind, key)
     assert stored is not None
-    assert ask(store, records.remove(store, stored, event=EVENT)).refused == ()
+    assert ask(store, object_writes.remove(store, stored, event=EVENT)).refused == ()
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def test_it_grows_while_nodes_come_and_fall_silent(world: AnyStore) -> None:
     stored = world.get("Node", "n1")
     assert stored is not None
     silent = a_node("n1", cpu=8, ready=False)
-    ask(world, records.put_node(a_node("n2", cpu=1), expect=0, event=EVENT))
-    ask(world, records.put_node(silent, expect=stored.metadata.revision, event=EVENT))
+    ask(world, object_writes.put_node(a_node("n2", cpu=1), expect=0, event=EVENT))
+    ask(world, object_writes.put_node(silent, expect=stored.metadata.revision, event=EVENT))
     refused = ask(world, admit("large", cpu=1001), admit("small"), seen=seen).refused
     assert [(one.transaction.subject, one.answer.word) for one in refused] == [
         ("x/large", Word.LIMIT)

@@ -10,7 +10,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Object, PodGroup
 from batchq.api.transaction import Answer, Transaction, Word, Write
-from batchq.changes import records
+from batchq.changes import object_writes
 from tests.builders import a_queue
 from tests.contract.conftest import AnyStore
 from tests.contract.made import answers, words
@@ -138,7 +138,7 @@ def test_or_not_at_all_if_limits_have_changed_since(world: AnyStore) -> None:
     queue = world.get("Queue", "b")
     assert queue is not None
     guards = a_queue("b", guarantee={"cpu": 6000})
-    edit = records.put(world, guards, expect=queue.metadata.revision, event=EVENT)
+    edit = object_writes.put(world, guards, expect=queue.metadata.revision, event=EVENT)
     assert ask(world, edit).refused == ()
     before = everything(world)
     assert answers(ask(world, asked, seen=seen)) == [

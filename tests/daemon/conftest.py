@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon.local_stack import processes, server
+from batchq.daemon.local_stack import detached, embedded_server
 from batchq.paths import Home
 
 
@@ -17,7 +17,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     made = Home(tmp_path / "home")
     yield made
     for path in made.run.glob("*.json"):
-        record = processes.read_record(path)
-        if record is not None and path != server.record_path(made):
-            processes.end(record, patience_s=10)
-    server.stop_server(made)
+        record = detached.read_record(path)
+        if record is not None and path != embedded_server.record_path(made):
+            detached.end(record, patience_s=10)
+    embedded_server.stop_server(made)

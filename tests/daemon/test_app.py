@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from batchq.api.leases import count_of
 from batchq.api.transaction import Delivery
 from batchq.daemon import app
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack.processes import Record
-from batchq.daemon.local_stack.server import ensure_server
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack.detached import Record
+from batchq.daemon.local_stack.embedded_server import ensure_server
 from batchq.daemon.loop import TurnReport
 from batchq.daemon.reload import Reload
 from batchq.daemon.services import Termination
@@ -48,14 +48,14 @@ def start(home: Home) -> Iterator[Start]:
         home.prepare()
         log = home.logs / f"{name}.log"
         command = [sys.executable, "-P", "-m", "batchq.cli", "scheduler", *options]
-        pid = processes.spawn(command, log=log, environ=environ)
-        birth = processes.birth_of(pid) or ""
+        pid = detached.spawn(command, log=log, environ=environ)
+        birth = detached.birth_of(pid) or ""
         started.append(Record(name=name, pid=pid, birth=birth, log=str(log), started_at=0))
         return started[-1]
 
     yield spawn
     for record in started:
-        processes.end(record, patience_s=15)
+        detached.end(record, patience_s=15)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def exit_code_of(record: Record) -> int:
     codes: list[int] = []
 
     def ended() -> bool:
-        code = processes.reap(record.pid)
+        code = detached.reap(record.pid)
         if code is not None:
             codes.append(code)
         return bool(codes)
@@ -147,7 +147,7 @@ def test_it_outlives_its_server(start: Start, home: Home) -> None:
     until(lambda: said(leader, "store.unavailable") >= 1, within_s=30)
     ensure_server(home)
     until(lambda: said(leader, "store.back") >= 1, within_s=30)
-    assert processes.is_running(leader)
+    assert detached.is_running(leader)
 
 
 @pytest.mark.e2e

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack import server as embedded
-from batchq.daemon.local_stack.processes import ProcessFate
-from batchq.daemon.local_stack.server import (
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack import embedded_server as embedded
+from batchq.daemon.local_stack.detached import ProcessFate
+from batchq.daemon.local_stack.embedded_server import (
     ask,
     ensure_server,
     find_binary,
@@ -29,11 +29,11 @@ from tests.daemon.waiting import until
 
 def kill(home: Home, pid: int) -> None:
     """Kill the server and wait until it is gone."""
-    record = processes.read_record(embedded.record_path(home))
+    record = detached.read_record(embedded.record_path(home))
     assert record is not None
     assert record.pid == pid
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not processes.is_running(record))
+    until(lambda: not detached.is_running(record))
 
 
 @pytest.fixture
@@ -142,19 +142,19 @@ def test_a_server_that_does_not_answer_is_not_doubled(
 
 def test_a_pid_that_somebody_else_has_now_is_not_killed(home: Home) -> None:
     server = ensure_server(home)
-    record = processes.read_record(embedded.record_path(home))
+    record = detached.read_record(embedded.record_path(home))
     assert record is not None
     kill(home, server.pid)
-    stranger = processes.spawn(
+    stranger = detached.spawn(
         ["/bin/sleep", "60"], log=home.logs / "stranger.log", environ=os.environ
     )
     try:
-        claimed = processes.Record(
+        claimed = detached.Record(
             name="server", pid=stranger, birth=record.birth, log="", started_at=0
         )
-        processes.write_record(embedded.record_path(home), claimed)
+        detached.write_record(embedded.record_path(home), claimed)
         assert stop_server(home) is ProcessFate.ABSENT
-        assert processes.birth_of(stranger) is not None
+        assert detached.birth_of(stranger) is not None
     finally:
         os.kill(stranger, signal.SIGKILL)
         os.waitpid(stranger, 0)
@@ -164,10 +164,10 @@ def test_a_lost_record_is_written_anew(home: Home) -> None:
     server = ensure_server(home)
     embedded.record_path(home).unlink()
     ensure_server(home)
-    record = processes.read_record(embedded.record_path(home))
+    record = detached.read_record(embedded.record_path(home))
     assert record is not None
     assert record.pid == server.pid
-    assert processes.is_running(record)
+    assert detached.is_running(record)
 
 
 def test_it_listens_on_a_port_where_one_is_asked_for(home: Home) -> None:

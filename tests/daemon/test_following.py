@@ -17,9 +17,9 @@ from batchq import __version__
 from batchq.api.objects import Object, PodGroup, Queue
 from batchq.api.transaction import Delivery, Transaction
 from batchq.daemon import app
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack.processes import Record
-from batchq.daemon.local_stack.server import ensure_server
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack.detached import Record
+from batchq.daemon.local_stack.embedded_server import ensure_server
 from batchq.daemon.reload import Reload
 from batchq.paths import HOME_VARIABLE, Home
 from batchq.scheduler.cycle import Cycle
@@ -155,14 +155,14 @@ def pair(home: Home, store: RedisStore) -> Iterator[dict[str, Record]]:
     records = []
     for name in ("one", "two"):
         log = home.logs / f"{name}.log"
-        pid = processes.spawn([sys.executable, "-P", "-c", code], log=log, environ=environ)
-        birth = processes.birth_of(pid) or ""
+        pid = detached.spawn([sys.executable, "-P", "-c", code], log=log, environ=environ)
+        birth = detached.birth_of(pid) or ""
         records.append(Record(name=name, pid=pid, birth=birth, log=str(log), started_at=0))
     until(lambda: sum(seen.mirrored is not None for seen in attending(store)) == 2, within_s=40)
     by_pid = {str(record.pid): record for record in records}
     yield {seen.identity: by_pid[seen.identity.split(":")[1]] for seen in attending(store)}
     for record in records:
-        processes.end(record, patience_s=15)
+        detached.end(record, patience_s=15)
 
 
 @pytest.mark.e2e

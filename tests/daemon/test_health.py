@@ -10,8 +10,8 @@ import pytest
 
 from batchq.core.session.settings import Settings
 from batchq.daemon.loop import Loop, Turn, TurnReport
-from batchq.daemon.observability import server
-from batchq.daemon.observability.server import Health, MetricsServer
+from batchq.daemon.observability import http_server
+from batchq.daemon.observability.http_server import Health, MetricsServer
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from tests.daemon.scrapes import get
@@ -23,10 +23,10 @@ QUICK = Settings(schedule_period_ms=10, min_session_interval_ms=1)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything counts in fractions of a second."""
-    monkeypatch.setattr(server, "_LEAST_STILL_S", 0.3)
-    monkeypatch.setattr(server, "_LEAST_RECENT_S", 0.3)
-    monkeypatch.setattr(server, "_SLOW_STORE_S", 0.1)
-    monkeypatch.setattr(server, "UNFIT_AFTER_PERIODS", 10)
+    monkeypatch.setattr(http_server, "_LEAST_STILL_S", 0.3)
+    monkeypatch.setattr(http_server, "_LEAST_RECENT_S", 0.3)
+    monkeypatch.setattr(http_server, "_SLOW_STORE_S", 0.1)
+    monkeypatch.setattr(http_server, "UNFIT_AFTER_PERIODS", 10)
 
 
 @contextmanager

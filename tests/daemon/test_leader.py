@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from batchq.api.leases import count_of
 from batchq.daemon.leader import Leadership, new_identity
-from batchq.daemon.local_stack import server
-from batchq.daemon.local_stack.server import ensure_server
+from batchq.daemon.local_stack import embedded_server
+from batchq.daemon.local_stack.embedded_server import ensure_server
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home
 from batchq.store.connect import open_store
@@ -179,7 +179,7 @@ def test_a_killed_server_that_comes_back_knows_its_leader(home: Home, store: Red
     leader = candidate(store, "leader", lease_ms=3_000)
     leader.start()
     until(lambda: count_of(leader.epoch() or 0) == 1)
-    server.stop_server(home)
+    embedded_server.stop_server(home)
     ensure_server(home)
     until(lambda: (found := store.leader()) is not None and found.identity == "leader")
     leader.stop()

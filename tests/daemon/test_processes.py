@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack.processes import ProcessFate, Record, birth_of, end, is_running, tail
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack.detached import ProcessFate, Record, birth_of, end, is_running, tail
 from tests.daemon.waiting import until
 
 Start = Callable[..., Record]
@@ -23,7 +23,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def spawn(line: str) -> Record:
         log = tmp_path / "log"
-        pid = processes.spawn(["/bin/sh", "-c", line], log=log, environ=os.environ)
+        pid = detached.spawn(["/bin/sh", "-c", line], log=log, environ=os.environ)
         birth = birth_of(pid) or ""
         started.append(Record(name="it", pid=pid, birth=birth, log=str(log), started_at=0))
         return started[-1]
@@ -81,17 +81,17 @@ def test_a_signal_that_the_parent_ignores_is_not_ignored_by_the_child(start: Sta
 def test_a_record_survives_writing_and_a_broken_one_is_none(tmp_path: Path) -> None:
     path = tmp_path / "it.json"
     record = Record(name="it", pid=7, birth="b:1", log="/l", started_at=3, notes={"a": "b"})
-    processes.write_record(path, record)
-    assert processes.read_record(path) == record
+    detached.write_record(path, record)
+    assert detached.read_record(path) == record
     path.write_text('{"name": "it"')
-    assert processes.read_record(path) is None
-    assert processes.read_record(tmp_path / "none.json") is None
+    assert detached.read_record(path) is None
+    assert detached.read_record(tmp_path / "none.json") is None
 
 
 def test_the_tail_of_a_log_is_its_last_lines_since_a_place(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("old\n" * 5000)
-    since = processes.size_of(log)
+    since = detached.size_of(log)
     assert tail(log, since=since) == ""
     with log.open("a") as file:
         file.write("one\n\ntwo\nthree\n")
@@ -102,7 +102,7 @@ def test_the_tail_of_a_log_is_its_last_lines_since_a_place(tmp_path: Path) -> No
 def test_a_large_log_is_set_aside_at_the_next_start(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "LARGEST_LOG_BYTES", 10)
+    monkeypatch.setattr(detached, "LARGEST_LOG_BYTES", 10)
     (tmp_path / "log").write_text("a long story\n")
     start("echo new")
     until(lambda: tail(tmp_path / "log") == "new")

@@ -23,9 +23,9 @@ from click.testing import CliRunner
 
 from batchq.cli.main import main
 from batchq.client import Client
-from batchq.daemon.local_stack import processes, stack
-from batchq.daemon.local_stack.processes import Record
-from batchq.daemon.local_stack.server import ensure_server
+from batchq.daemon.local_stack import detached, stack
+from batchq.daemon.local_stack.detached import Record
+from batchq.daemon.local_stack.embedded_server import ensure_server
 from batchq.daemon.local_stack.stack import UpOptions
 from batchq.daemon.reload import ask_to_reload
 from batchq.errors import NotFound
@@ -225,7 +225,7 @@ def test_under_load_no_session_is_lost_and_none_goes_by_half_of_a_configuration(
         " backfill, enqueue, note-one, note-two, preempt, reclaim; did you mean 'enqueue'?; what"
         " was in effect stays"
     )
-    assert processes.is_running(record)
+    assert detached.is_running(record)
     assert said(home, "Traceback") == 0
 
 
@@ -255,23 +255,23 @@ def test_who_stands_by_reloads_too_and_publishes_when_it_leads(
     }
     log = home.logs / "second.log"
     command = [sys.executable, "-P", "-m", "batchq.cli", "scheduler", "--config", str(other)]
-    pid = processes.spawn(command, log=log, environ=environ)
+    pid = detached.spawn(command, log=log, environ=environ)
     second = Record(
-        name="second", pid=pid, birth=processes.birth_of(pid) or "", log=str(log), started_at=0
+        name="second", pid=pid, birth=detached.birth_of(pid) or "", log=str(log), started_at=0
     )
     store = open_store(default_url(home))
     try:
         until(lambda: "leader.waiting" in log.read_text(), within_s=30)
         other.write_text(SECOND)
-        processes.send(second, signal.SIGHUP)
+        detached.send(second, signal.SIGHUP)
         until(lambda: "config.reloaded" in log.read_text(), within_s=30)
         # It decides nothing, and what the leader goes by is what counts.
         assert "inQueueTimeout: 101s" in (read_config_text(store) or "")
-        processes.send(leader, signal.SIGTERM)
+        detached.send(leader, signal.SIGTERM)
         until(lambda: "inQueueTimeout: 102s" in (read_config_text(store) or ""), within_s=30)
     finally:
         store.close()
-        processes.end(second, patience_s=15)
+        detached.end(second, patience_s=15)
 
 
 def test_who_is_killed_during_a_reload_goes_by_the_file_when_it_is_back(
@@ -283,9 +283,9 @@ def test_who_is_killed_during_a_reload_goes_by_the_file_when_it_is_back(
     store = open_store(default_url(home))
     until(lambda: "inQueueTimeout: 101s" in (read_config_text(store) or ""))
     replace(path, SECOND)
-    processes.send(record, signal.SIGHUP)
-    processes.send(record, signal.SIGKILL)
-    until(lambda: not processes.is_running(record))
+    detached.send(record, signal.SIGHUP)
+    detached.send(record, signal.SIGKILL)
+    until(lambda: not detached.is_running(record))
     stack.up(home, options)
     until(lambda: "inQueueTimeout: 102s" in (read_config_text(store) or ""), within_s=30)
     store.close()
@@ -348,7 +348,7 @@ def test_where_no_scheduler_runs_nobody_can_be_asked(home: Home) -> None:
     home.prepare()
     report = stack.up(home, UpOptions(agents=0))
     with Client(default_url(home)) as client:
-        processes.end(scheduler_of(home), patience_s=15)
+        detached.end(scheduler_of(home), patience_s=15)
         with pytest.raises(NotFound, match="no scheduler that `batchq up` has started"):
             ask_to_reload(home, client)
     assert report.running

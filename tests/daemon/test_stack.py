@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from batchq.client import Client
-from batchq.daemon.local_stack import processes, stack
-from batchq.daemon.local_stack.server import ensure_server, stop_server
+from batchq.daemon.local_stack import detached, stack
+from batchq.daemon.local_stack.embedded_server import ensure_server, stop_server
 from batchq.daemon.local_stack.stack import PartState, StackReport, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
@@ -52,9 +52,9 @@ def kill(report: StackReport, name: str) -> None:
     """Kill one part as a power cut would."""
     pid = next(part.pid for part in report.parts if part.name == name)
     assert pid is not None
-    birth = processes.birth_of(pid)
+    birth = detached.birth_of(pid)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: processes.reap(pid) is not None or processes.birth_of(pid) != birth)
+    until(lambda: detached.reap(pid) is not None or detached.birth_of(pid) != birth)
 
 
 def test_a_port_and_so_a_password_are_refused_while_processes_run_that_know_none(
@@ -94,7 +94,7 @@ def test_when_it_returns_somebody_leads_and_every_node_is_there(home: Home) -> N
 def test_down_stops_everything_keeps_the_data_and_may_be_called_twice(home: Home) -> None:
     before = stack.up(home, SMALL)
     assert states(stack.down(home)) == ["ended"] * 4
-    assert all(processes.birth_of(part.pid or 0) is None for part in before.parts)
+    assert all(detached.birth_of(part.pid or 0) is None for part in before.parts)
     assert states(stack.down(home)) == ["not running"] * 2
     assert list(home.run.glob("*.json")) == []
     ensure_server(home)

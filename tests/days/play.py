@@ -15,10 +15,10 @@ from batchq.api.objects import Pod, PodGroup, full_name
 from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation import run
+from batchq.lab.simulation import player
 from batchq.lab.simulation.clock import CountedIds
+from batchq.lab.simulation.player import Execution, Outside, WorldStage
 from batchq.lab.simulation.report import WorldOutcome
-from batchq.lab.simulation.run import Execution, Outside, WorldStage
 from batchq.lab.simulation.world import World, read_world
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
@@ -76,7 +76,7 @@ class Failing(Execution):
         for pod in self._on_nodes():
             at = self._fails_at(pod)
             if at is not None and at <= now_ms:
-                failed = run.end(
+                failed = player.end(
                     pod, PodPhase.FAILED, now_ms=now_ms, exit_code=1, message="exited with 1"
                 )
                 self._write(failed)

@@ -12,7 +12,7 @@ from typing import Any
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup, key_of
-from batchq.daemon.local_stack import server
+from batchq.daemon.local_stack import embedded_server
 from tests.e2e.machine import Machine, group, kill, phase, until
 from tests.swarm.diary import Run, read_runs
 from tests.swarm.judge import broken, left_over
@@ -41,7 +41,7 @@ class Admissions:
         self.diaries.mkdir()
         self.hours = machine.file("hours.yml", "default: 40\n")
         self._closing = ExitStack()
-        server.ensure_server(machine.home)
+        embedded_server.ensure_server(machine.home)
         self.client = self._closing.enter_context(machine.client())
         self.approval: subprocess.Popen[str] | None = None
         self.budget: subprocess.Popen[str] | None = None

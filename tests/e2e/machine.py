@@ -20,7 +20,7 @@ import psutil
 from batchq.api.objects import Node, Pod, PodGroup
 from batchq.client import Client
 from batchq.config.documents import read_documents
-from batchq.daemon.local_stack import processes, server
+from batchq.daemon.local_stack import detached, embedded_server
 from batchq.paths import Home, default_url
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
@@ -75,10 +75,10 @@ class Machine:
         for process in self._started:
             _end(process)
         for path in sorted(self.home.run.glob("*.json")):
-            record = processes.read_record(path)
-            if record is not None and path != server.record_path(self.home):
-                processes.end(record, patience_s=10)
-        server.stop_server(self.home)
+            record = detached.read_record(path)
+            if record is not None and path != embedded_server.record_path(self.home):
+                detached.end(record, patience_s=10)
+        embedded_server.stop_server(self.home)
         shutil.rmtree(self.root)
 
     def file(self, name: str, text: str) -> Path:
@@ -203,7 +203,7 @@ class Machine:
     def _tell(self) -> None:
         """On failure: the ends of all logs, which pytest shows."""
         for log in [*sorted(self.root.glob("*.err")), *sorted(self.home.logs.glob("*.log"))]:
-            print(f"--- {log.name}\n{processes.tail(log, lines=25)}")  # noqa: T201
+            print(f"--- {log.name}\n{detached.tail(log, lines=25)}")  # noqa: T201
 
 
 def until(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from batchq.client import Client
-from batchq.daemon.local_stack import processes
-from batchq.lab.consumer_check.run import PromiseFinding, check_consumer
+from batchq.daemon.local_stack import detached
+from batchq.lab.consumer_check.check import PromiseFinding, check_consumer
 from tests.e2e.machine import Machine, group, kill, phase, until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
@@ -66,7 +66,7 @@ def test_a_scheduler_that_dies_finds_what_was_claimed_and_reported_meanwhile(
         ):
             claim.report("running")
             until(lambda: phase(client, "e") == "Running")
-            record = processes.read_record(machine.home.run / "scheduler.json")
+            record = detached.read_record(machine.home.run / "scheduler.json")
             assert record is not None
             kill(record.pid)
             claim.report("succeeded")

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import yaml
 
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack import server as embedded
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack import embedded_server as embedded
 from tests.e2e.diary import Diary, command
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 
@@ -55,7 +55,7 @@ class Scene:
 
     def kill_the_scheduler(self) -> None:
         """And start it again."""
-        record = processes.read_record(self.machine.home.run / "scheduler.json")
+        record = detached.read_record(self.machine.home.run / "scheduler.json")
         assert record is not None
         kill(record.pid)
         self.machine.up()

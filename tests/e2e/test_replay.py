@@ -12,8 +12,8 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod, PodGroup
 from batchq.client import Client
-from batchq.lab.replay.plan import ReplayPlan
-from batchq.lab.replay.run import LiveReplay
+from batchq.lab.replay.live import LiveReplay
+from batchq.lab.replay.replay_plan import ReplayPlan
 from batchq.lab.traces import read_swf
 from tests.e2e.machine import Machine, until
 from tests.harness.traces import real_log

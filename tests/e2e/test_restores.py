@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from batchq.api.leases import count_of, generation_of
-from batchq.daemon.local_stack import processes, server
+from batchq.daemon.local_stack import detached, embedded_server
 from tests.e2e.diary import Diary, command
 from tests.e2e.machine import Machine, group, phase, pods_of, until
 
@@ -53,20 +53,20 @@ class Stage:
         return sum(Diary(self.machine.root / "diary").count(word).values())
 
     def server_pid(self) -> int:
-        record = processes.read_record(server.record_path(self.machine.home))
+        record = detached.read_record(embedded_server.record_path(self.machine.home))
         assert record is not None
         return record.pid
 
     def kill_server(self) -> None:
         """As a power cut would, but for its page cache."""
-        record = processes.read_record(server.record_path(self.machine.home))
+        record = detached.read_record(embedded_server.record_path(self.machine.home))
         assert record is not None
         os.kill(record.pid, signal.SIGKILL)
-        assert processes.await_end([record], patience_s=10)
+        assert detached.await_end([record], patience_s=10)
 
     def start_server(self) -> None:
         """From its files."""
-        server.ensure_server(self.machine.home)
+        embedded_server.ensure_server(self.machine.home)
 
     def files(self) -> Path:
         """What the server has written so far."""

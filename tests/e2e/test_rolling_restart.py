@@ -13,7 +13,7 @@ import pytest
 from batchq.api.objects import PodGroup
 from batchq.client import Client
 from batchq.daemon.leader import LEASE_MS
-from batchq.daemon.local_stack import server
+from batchq.daemon.local_stack import embedded_server
 from batchq.errors import Conflict, StoreUnavailable
 from tests.e2e.machine import QUICK_AGENT, Machine, until
 
@@ -63,7 +63,7 @@ class Stage:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        server.ensure_server(machine.home)
+        embedded_server.ensure_server(machine.home)
         self._schedulers = [self._scheduler() for _ in range(2)]
         self._agents = {name: self._agent(name) for name in AGENTS}
 
@@ -90,8 +90,8 @@ class Stage:
 
     def restart_server(self) -> None:
         """From its file."""
-        server.stop_server(self._machine.home)
-        server.ensure_server(self._machine.home)
+        embedded_server.stop_server(self._machine.home)
+        embedded_server.ensure_server(self._machine.home)
 
     def is_ready(self) -> bool:
         """Whether both nodes are."""

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.leases import count_of
 from batchq.client import Client
-from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack import detached
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"
@@ -54,7 +54,7 @@ def test_up_finds_what_runs_and_starts_nothing_twice(stack: Machine) -> None:
 def test_up_starts_again_what_has_died(machine: Machine) -> None:
     machine.up(agents=1)
     [path] = machine.home.run.glob("agent-*.json")
-    record = processes.read_record(path)
+    record = detached.read_record(path)
     assert record is not None
     kill(record.pid)
     told = machine.batchq("up", "--agents", "1").stdout.splitlines()[1:]

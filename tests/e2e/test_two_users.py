@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from batchq.client import Client
-from batchq.daemon.local_stack import processes
+from batchq.daemon.local_stack import detached
 from batchq.paths import default_url, read_password
 from tests.e2e.machine import Machine, group, until
 
@@ -68,7 +68,7 @@ def shared(machine: Machine) -> Iterator[Machine]:
 
 def pids_of(machine: Machine) -> list[int]:
     """Everything that `up` has started, and what that has started."""
-    records = [processes.read_record(path) for path in machine.home.run.glob("*.json")]
+    records = [detached.read_record(path) for path in machine.home.run.glob("*.json")]
     ours = [psutil.Process(record.pid) for record in records if record is not None]
     return [one.pid for own in ours for one in (own, *own.children(recursive=True))]
 

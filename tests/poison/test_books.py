@@ -13,10 +13,10 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, NodeSpec, Queue, QueueSpec
 from batchq.api.transaction import Transaction, Word
 from batchq.changes import apply
-from batchq.daemon.mending import Mender
+from batchq.daemon.repair import Mender
 from batchq.store import keys
+from batchq.store.damaged_keys import damaged_keys
 from batchq.store.inspection import read_books
-from batchq.store.mending import damaged_keys
 from batchq.store.recount import recount
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import publish_object_limit, read_object_limit

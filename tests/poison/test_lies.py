@@ -28,7 +28,7 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
-from batchq.lab.simulation.run import WorldStage
+from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
 from batchq.store import records

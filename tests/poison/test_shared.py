@@ -20,7 +20,7 @@ from batchq.daemon.reload import Reload
 from batchq.errors import StoreUnavailable
 from batchq.scheduler.cycle import Cycle
 from batchq.store import keys
-from batchq.store.mending import SHARED
+from batchq.store.damaged_keys import SHARED
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend, attending
 from batchq.system import RandomIds

@@ -15,7 +15,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.earliest_fit import ExpectedEnd, ends, forecast
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
-from batchq.core.quota.limits import over_any_limit
+from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
 from tests.builders import a_queue, a_running_group, decide
 from tests.property.worlds import dump, worlds

@@ -19,7 +19,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.lab.simulation.clock import CountedIds, VirtualClock
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.whatif import Lasting, Stopped, look_ahead
-from batchq.lab.whatif.play import transplanted
+from batchq.lab.whatif.look_ahead import transplanted
 from batchq.scheduler.cycle import Cycle
 from tests.builders import a_priority, a_running_group, a_snapshot, amounts, as_charged
 from tests.property.worlds import worlds

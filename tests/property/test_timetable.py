@@ -15,7 +15,7 @@ from batchq.core.forecast.earliest_fit import carry_out, ends
 from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.placement.placement import gang_of
 from batchq.core.preemption.pledges import kept_room, standing_pledges
-from batchq.core.quota.limits import over_any_limit
+from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState

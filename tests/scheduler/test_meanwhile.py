@@ -10,7 +10,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Object, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble
-from batchq.changes import records
+from batchq.changes import object_writes
 from batchq.config.model import SchedulerConfig
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.system import CountingIds
@@ -36,7 +36,7 @@ class Interrupted(CountingIds):
 def edited(stack: Stack, item: Object) -> Transaction:
     stored = stack.store.get(kind_of(item), key_of(item))
     expect = 0 if stored is None else stored.metadata.revision
-    return records.put(stack.store, item, expect=expect, event=EVENT)
+    return object_writes.put(stack.store, item, expect=expect, event=EVENT)
 
 
 def turn_with(stack: Stack, item: Object) -> CycleReport:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
+from batchq.lab.simulation.player import MOST_SESSIONS, WorldStage
 from batchq.lab.simulation.report import WorldOutcome, as_json
-from batchq.lab.simulation.run import MOST_SESSIONS, WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, group, node, priority, queue, quota, timeline
 

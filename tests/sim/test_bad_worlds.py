@@ -6,7 +6,7 @@ import pytest
 
 from batchq.config.model import SchedulerConfig
 from batchq.errors import InvalidInput
-from batchq.lab.simulation.run import play
+from batchq.lab.simulation.player import play
 from tests.sim.worlds import (
     Manifest,
     check,

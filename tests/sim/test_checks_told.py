@@ -7,7 +7,7 @@ import yaml
 from batchq.api.objects import PodGroup
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.run import WorldStage
+from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, answers, check, group, node, queue, timeline
 

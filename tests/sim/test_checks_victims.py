@@ -8,7 +8,7 @@ import yaml
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.run import WorldStage
+from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.transactions import transactions_of
 from tests.sim.test_checks_preemption import ALL, CLASSES, HI, LATE, asks, play, runs

@@ -16,7 +16,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, roll_back
 from batchq.errors import EndlessSessions
-from batchq.lab.simulation.run import WorldStage
+from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import group, node
 

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.objects import Queue
 from batchq.api.transaction import Charge, Commit, Event, Transaction
-from batchq.changes import records
+from batchq.changes import object_writes
 from batchq.errors import StoreUnavailable
 from batchq.lab.simulation.clock import VirtualClock
 from tests.builders import a_queue, amounts
@@ -37,7 +37,7 @@ class Scene:
 
     def edit(self, queue: Queue) -> None:
         event = Event(kind="Queue", key=queue.metadata.name, reason="Configured")
-        made = records.put(self.operator, queue, expect=0, event=event)
+        made = object_writes.put(self.operator, queue, expect=0, event=event)
         assert self.operator.commit([made], request_id="edit").refused == ()
 
     def admit(self, *, seen: int) -> list[str]:

@@ -20,7 +20,7 @@ from batchq.core.pending.inadmissible import InadmissibleGroups, LiftedBy
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Instrument
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.run import WorldStage
+from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import read_world
 from tests.worlds.making import Described, described
 from tests.worlds.play import MOST_SESSIONS

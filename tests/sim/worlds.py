@@ -10,8 +10,8 @@ import yaml
 
 from batchq.config.load import read_config
 from batchq.errors import InvalidInput
+from batchq.lab.simulation.player import play
 from batchq.lab.simulation.report import CycleStory, GroupOutcome, WorldOutcome
-from batchq.lab.simulation.run import play
 
 Manifest = dict[str, Any]
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 import psutil
 from msgspec import Struct
 
-from batchq.daemon.local_stack import processes, server
+from batchq.daemon.local_stack import detached, embedded_server
 from batchq.errors import StoreUnavailable
 from tests.e2e.machine import QUICK_AGENT, Machine
 
@@ -65,7 +65,7 @@ class Cast:
         """Start what is to run and does not."""
         now = time.monotonic()
         if self.server_pid is None and now >= self._server_at:
-            self.server_pid = server.ensure_server(self._machine.home).pid
+            self.server_pid = embedded_server.ensure_server(self._machine.home).pid
         for actor in self.actors:
             if actor.process is not None and actor.process.poll() is not None:
                 self.unasked[f"{actor.name} with {actor.process.returncode}"] += 1
@@ -85,9 +85,9 @@ class Cast:
         """`kill -9`; started from its file, on the same socket, after `away_s`."""
         assert self.server_pid is not None
         os.kill(self.server_pid, signal.SIGKILL)
-        record = processes.read_record(server.record_path(self._machine.home))
+        record = detached.read_record(embedded_server.record_path(self._machine.home))
         assert record is not None
-        assert processes.await_end([record], patience_s=10)
+        assert detached.await_end([record], patience_s=10)
         self.server_pid, self._server_at = None, time.monotonic() + away_s
 
     def pause_server(self, *, for_s: float) -> None:

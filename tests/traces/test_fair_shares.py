@@ -9,7 +9,7 @@ from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.lab.traces import read_swf
 from batchq.lab.workload.figures import dues
-from batchq.lab.workload.load import Load, swf_load
+from batchq.lab.workload.jobs import Load, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
 from tests.builders import RECLAIMS

@@ -11,7 +11,7 @@ import pytest
 
 from batchq.lab.traces import read_swf
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.load import POLICIES, POLICY_CONFIG, strategy_of, swf_load
+from batchq.lab.workload.jobs import POLICIES, POLICY_CONFIG, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
 from tests.harness.traces import golden_starts, real_log

@@ -6,7 +6,14 @@ import pytest
 
 from batchq.lab.traces.openb import OpenbPod
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.gpus import PLACEMENTS, GpuLevel, GpuUse, GpuWatch, openb_load, shape_of
+from batchq.lab.workload.gpu_usage import (
+    PLACEMENTS,
+    GpuLevel,
+    GpuUse,
+    GpuWatch,
+    openb_load,
+    shape_of,
+)
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
 from tests.traces.openb import a_node, a_pod

@@ -8,7 +8,7 @@ from batchq.api.notation import label_problem
 from batchq.api.objects import DEFAULT, Metadata, Queue, QueueSpec, Strategy
 from batchq.errors import Rejected
 from batchq.lab.traces import Trace, TraceJob
-from batchq.lab.workload.load import POLICY_CONFIG, By, Load, strategy_of, swf_load
+from batchq.lab.workload.jobs import POLICY_CONFIG, By, Load, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
 
 

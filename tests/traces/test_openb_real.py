@@ -8,7 +8,7 @@ import pytest
 
 from batchq.lab.traces.openb import read_nodes, read_pods
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.gpus import (
+from batchq.lab.workload.gpu_usage import (
     PLACEMENTS,
     GpuMeter,
     GpuWatch,

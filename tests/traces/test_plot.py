@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from batchq.lab.workload.figures import Picture, picture_of
-from batchq.lab.workload.load import POLICY_CONFIG
+from batchq.lab.workload.jobs import POLICY_CONFIG
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.plot import drawn
 from tests.traces.loads import a_load, job

@@ -12,7 +12,7 @@ from msgspec import structs
 from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
 from batchq.config.model import SchedulerConfig
 from batchq.lab.workload import play as playing
-from batchq.lab.workload.load import POLICY_CONFIG, Arrival, Load
+from batchq.lab.workload.jobs import POLICY_CONFIG, Arrival, Load
 from batchq.lab.workload.play import (
     LoadStage,
     is_one_line_of_equals,

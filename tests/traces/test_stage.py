@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.load import POLICY_CONFIG, strategy_of
+from batchq.lab.workload.jobs import POLICY_CONFIG, strategy_of
 from batchq.lab.workload.play import LoadStage, play_load
 from tests.builders import RECLAIMS
 from tests.traces.loads import a_load, job, played, starts

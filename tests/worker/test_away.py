@@ -14,8 +14,8 @@ from batchq.api.node_report import Leaves
 from batchq.api.objects import Node, Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
-from batchq.worker.workhorse.pod_output import keep, kept, send_kept
-from batchq.worker.workhorse.run import log_path
+from batchq.worker.workhorse.output_log import keep, kept, send_kept
+from batchq.worker.workhorse.run_pod import log_path
 from batchq.worker.workhorse.supervision import KILL_SIGNAL
 from tests.daemon.waiting import until
 from tests.harness.server import Server

@@ -21,7 +21,7 @@ from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 from batchq.worker.agent.start_claims import Answer, Claimed, Claims, Declined
 from batchq.worker.rq.delivery import PodAttempt
-from batchq.worker.workhorse.report import ReportSender
+from batchq.worker.workhorse.reporter import ReportSender
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.builders import a_group, a_pod
 from tests.harness.server import Server

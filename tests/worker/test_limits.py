@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.errors import UsageError
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.limits import Enforce, Enforcement, ProcessBounds, settle
+from batchq.worker.host.memory_limits import Enforce, Enforcement, ProcessBounds, settle
 from tests.worker.stage import WITHIN_S, Stage
 from tests.worker.test_cgroup import ME, Tree
 

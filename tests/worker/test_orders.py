@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from batchq.worker.host.processes import Signals, is_readable
-from batchq.worker.workhorse.run import _next_order
+from batchq.worker.workhorse.run_pod import _next_order
 from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
 

@@ -46,7 +46,7 @@ def test_a_stopped_process_is_known_from_one_that_sleeps_or_is_gone() -> None:
 #: A work-horse that stands still right after it has started its command.
 _STANDS_STILL = """
 import os, signal, sys
-from batchq.worker.workhorse.report import monotonic_ms
+from batchq.worker.workhorse.reporter import monotonic_ms
 from batchq.worker.workhorse.process import start
 
 until_ms = monotonic_ms() + int(sys.argv[1])

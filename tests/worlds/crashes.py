@@ -13,7 +13,7 @@ from batchq.api.transaction import Answer, Commit, Refusal, Transaction, Word
 from batchq.core.session.snapshot import Snapshot
 from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.invariants import InvariantWatch
-from batchq.lab.simulation.run import WorldStage
+from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import World
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler

@@ -18,7 +18,7 @@ from batchq.core.pending.queue import blockers
 from batchq.core.placement.elastic import node_for_extra, waiting_extras, waits_behind
 from batchq.core.placement.trial import refused_by_nodes
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to, promised_to
-from batchq.core.quota.limits import over_any_limit, over_limit_with
+from batchq.core.quota.limit_checks import over_any_limit, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.pods import shape_at
 from batchq.core.session.session import Session

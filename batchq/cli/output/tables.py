@@ -28,7 +28,7 @@ from batchq.api.transaction import (
     node_scope,
 )
 from batchq.cli.endings import ending_text
-from batchq.cli.output.output import Table
+from batchq.cli.output.render import Table
 from batchq.client.overview import Awaited, GroupView
 from batchq.client.queues import QueueView
 

@@ -12,11 +12,11 @@ from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.terminal import echo
 from batchq.cli.simulate.gpus import asked_of_pods, pods_options
 from batchq.cli.simulate.inputs import Given, InputKind, given
+from batchq.cli.simulate.job_logs import RunsInOrder, asked_runs, refuse_for
 from batchq.cli.simulate.live import asked_of_live, live_options
-from batchq.cli.simulate.logs import RunsInOrder, asked_runs, refuse_for
 
 if TYPE_CHECKING:
-    from batchq.lab.simulation.run import PlayedWorld
+    from batchq.lab.simulation.player import PlayedWorld
 
 
 def simulate_world(
@@ -27,7 +27,7 @@ def simulate_world(
     Raises InvalidInput for whatever is wrong with the world or the configuration.
     """
     from batchq.cli.config import checked_config
-    from batchq.lab.simulation.run import MOST_SESSIONS, play
+    from batchq.lab.simulation.player import MOST_SESSIONS, play
 
     text, source = world.content, world.source
     if not _has_node(text, source):
@@ -235,7 +235,7 @@ def simulate(
     if found.kind is InputKind.WORLD:
         simulate_world(found, configs, cycles=cycles, output=output)
         return
-    from batchq.cli.simulate.logs import LogRequest, simulate_log
+    from batchq.cli.simulate.job_logs import LogRequest, simulate_log
 
     wish = LogRequest(
         asked=asked_runs(context),

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import click
 import msgspec
 
-from batchq.cli.output.output import show_data
+from batchq.cli.output.render import show_data
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import Interrupted
 from batchq.cli.simulate.inputs import (
@@ -23,7 +23,7 @@ from batchq.cli.simulate.inputs import (
     check_plot,
     write_whole,
 )
-from batchq.cli.simulate.logs import (
+from batchq.cli.simulate.job_logs import (
     Asked,
     ComparisonRow,
     Run,
@@ -39,7 +39,7 @@ from batchq.errors import UsageError
 from batchq.lab.traces.openb import WHOLE_GPU, OpenbNode, OpenbPod, read_nodes, read_pods
 from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.gpu_plot import Curve, GpuPicture
-from batchq.lab.workload.gpus import (
+from batchq.lab.workload.gpu_usage import (
     GpuLevel,
     GpuUse,
     GpuWatch,

@@ -19,12 +19,12 @@ from batchq.api.resources import Amounts, format_quantity
 from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
 from batchq.cli.endings import tell_nobody_leads
 from batchq.cli.output.options import Globals
-from batchq.cli.output.output import Table, show_data, show_section, show_table
+from batchq.cli.output.render import Table, show_data, show_section, show_table
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import on_interrupt
 from batchq.cli.simulate.inputs import check_output, write_whole
-from batchq.cli.simulate.logs import ProgressLines
+from batchq.cli.simulate.job_logs import ProgressLines
 from batchq.errors import UsageError
 from batchq.lab.whatif.future import (
     ALL,
@@ -42,7 +42,7 @@ from batchq.lab.whatif.future import (
 if TYPE_CHECKING:
     from batchq.client.start_estimates import Deciding
     from batchq.config.model import SchedulerConfig
-    from batchq.lab.whatif.play import Tell
+    from batchq.lab.whatif.look_ahead import Tell
 
 
 F = TypeVar("F", bound=Callable[..., Any])

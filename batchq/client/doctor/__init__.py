@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchq.client.doctor.checks import CHECKS, diagnose
-from batchq.client.doctor.state import Finding, Level, Report
+from batchq.client.doctor.check_table import CHECKS, diagnose
+from batchq.client.doctor.system_state import Finding, Level, Report
 
 __all__ = ["CHECKS", "Finding", "Level", "Report", "diagnose", "examine"]
 
@@ -26,6 +26,6 @@ def examine(url: str | None = None, *, config: Path | None = None) -> Report:
     `config` is the schedulers' configuration file, for the times by which a wait is too long.
     Raises InvalidInput for a malformed URL or file, StoreUnavailable if no server answers.
     """
-    from batchq.client.doctor.state import read_state
+    from batchq.client.doctor.system_state import read_state
 
     return diagnose(read_state(url, config))

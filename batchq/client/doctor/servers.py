@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchq.api.resources import describe_quantity
 from batchq.api.times import MINUTE, SECOND, describe_age
-from batchq.client.doctor.state import Finding, Level, State, ok, or_ok, unseen
+from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
 
 OLDEST = (6, 2)
 #: From then on an ACL file can tell reading a key from writing it, as conf/acl does.

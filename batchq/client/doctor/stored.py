@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from batchq.api.objects import PodGroup, Unreadable, full_name, key_of
 from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Event, Ledger
-from batchq.client.doctor.state import Finding, Level, State, or_ok, unseen
+from batchq.client.doctor.system_state import Finding, Level, State, or_ok, unseen
 from batchq.core.quota.ledger import title_of
 from batchq.store.recount import charges_of, limits_of, of_every_namespace, sums_of
 from batchq.store.rules import Held

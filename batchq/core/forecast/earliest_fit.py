@@ -28,7 +28,7 @@ from batchq.core.pending.eligibility import are_honoured, retry_at
 from batchq.core.pending.queue import standing_aside
 from batchq.core.preemption.pledges import awaits_victims, end_pledge, gives_way_to, victims_left
 from batchq.core.quota.ledger import title_of
-from batchq.core.quota.limits import over_any_limit
+from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement

@@ -37,7 +37,7 @@ from batchq.core.placement.placement import gang_of
 from batchq.core.preemption.pledges import awaits_victims
 from batchq.core.quota.fair_shares import fair_shares
 from batchq.core.quota.ledger import LedgerView
-from batchq.core.quota.limits import claim_of
+from batchq.core.quota.limit_checks import claim_of
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session

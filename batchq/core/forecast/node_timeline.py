@@ -15,8 +15,8 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
 from batchq.core.forecast.earliest_fit import ExpectedEnd
+from batchq.core.placement.node_order import Judge
 from batchq.core.placement.placement import place_largest_first, usable_nodes
-from batchq.core.placement.ranking import Judge
 from batchq.core.preemption.pledges import kept_room, standing_pledges, victims_left
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session

@@ -33,7 +33,7 @@ from batchq.core.forecast.node_timeline import (
 )
 from batchq.core.placement.placement import gang_of
 from batchq.core.quota.ledger import LedgerView
-from batchq.core.quota.limits import claim_of, keeps_guarantees
+from batchq.core.quota.limit_checks import claim_of, keeps_guarantees
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState

@@ -10,7 +10,7 @@ from batchq.core.pending.inadmissible import only_the_world_helps
 from batchq.core.placement.node_refusals import NODE_REFUSALS
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.ledger import LedgerView
-from batchq.core.quota.limits import claim_of, over_any_limit
+from batchq.core.quota.limit_checks import claim_of, over_any_limit
 from batchq.core.session.node_state import Wanted
 from batchq.core.session.session import Session
 from batchq.core.session.state import EquivalenceClass, GroupState, Headroom, PendingQueue

@@ -18,7 +18,7 @@ from batchq.core.placement.node_refusals import NODE_REFUSALS
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import PLUGIN, hold, seek, seek_for_admitted
 from batchq.core.quota.head_reservation import length_of
-from batchq.core.quota.limits import over_any_limit
+from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import KeptPlaces

@@ -14,7 +14,7 @@ from batchq.core.placement.gangs import bind_until_ready, node_for, pending_pods
 from batchq.core.placement.placement import find_node, tasks_in_order, usable_nodes
 from batchq.core.preemption.pledges import enter_room, gives_way_to
 from batchq.core.quota.head_reservation import keeping_off, room_against
-from batchq.core.quota.limits import growth_with, over_limit_with
+from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.pods import beyond, pod_of, shape_of_extra
 from batchq.core.session.session import Key, Session

@@ -21,7 +21,7 @@ from batchq.core.placement.placement import (
     slots_for,
 )
 from batchq.core.preemption.pledges import end_pledge
-from batchq.core.quota.limits import over_limit_by, over_limit_with
+from batchq.core.quota.limit_checks import over_limit_by, over_limit_with
 from batchq.core.session.node_state import KeptPlaces, NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape

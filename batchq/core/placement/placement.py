@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity
-from batchq.core.placement.ranking import Judge, ShapeRanking
+from batchq.core.placement.node_order import Judge, ShapeRanking
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.pods import pod_of
 from batchq.core.session.session import Ranking, Session
@@ -132,7 +132,7 @@ def _ranked(session: Session, shape: TaskShape) -> Ranking:
         return ShapeRanking(session, shape)
     # NumPy is loaded where there are many nodes: small clusters and other commands do without.
     from batchq.core.placement.node_matrix import NODE_ROWS
-    from batchq.core.placement.ranking import row_ranking
+    from batchq.core.placement.node_order import row_ranking
 
     rows = session.get(NODE_ROWS)
     by_rows = row_ranking(session, shape, rows) if rows.are_exact else None

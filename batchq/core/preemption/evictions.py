@@ -22,7 +22,7 @@ from batchq.api.transaction import CLUSTER, POD_GROUPS
 from batchq.core.pending.eligibility import holds_off
 from batchq.core.placement.elastic import start_extras
 from batchq.core.preemption.pledges import counts_on_others, make_pledge
-from batchq.core.preemption.requests import ExtraClaim, GangClaim, start_gang
+from batchq.core.preemption.preemptors import ExtraClaim, GangClaim, start_gang
 from batchq.core.preemption.search import (
     Decision,
     PreemptionRequest,

@@ -31,13 +31,13 @@ from batchq.core.preemption.pledges import (
     resume_pledge,
     standing_pledges,
 )
-from batchq.core.preemption.protection import NEVER, is_protected, may_evict, protection_ends_at
-from batchq.core.preemption.requests import (
+from batchq.core.preemption.preemptors import (
     Claimants,
     GangClaim,
     may_claim,
     waits_for_more_than_room,
 )
+from batchq.core.preemption.protection import NEVER, is_protected, may_evict, protection_ends_at
 from batchq.core.preemption.scopes import POINTS, propose
 from batchq.core.preemption.search import (
     Decision,
@@ -47,7 +47,7 @@ from batchq.core.preemption.search import (
     send_off,
 )
 from batchq.core.quota.fair_shares import deserved_of_queues, note_admission
-from batchq.core.quota.limits import over_any_limit
+from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session

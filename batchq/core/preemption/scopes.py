@@ -15,8 +15,8 @@ from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.pending.eligibility import holds_off
 from batchq.core.preemption.candidates import pledged_below
+from batchq.core.preemption.preemptors import ExtraClaim, GangClaim
 from batchq.core.preemption.protection import vote
-from batchq.core.preemption.requests import ExtraClaim, GangClaim
 from batchq.core.preemption.search import Decision, PreemptionRequest, find_victims
 from batchq.core.quota.fair_shares import (
     FAIR_SHARES,

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from batchq.api.resources import CPU, MEMORY, format_quantity
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack.processes import Record
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack.detached import Record
 from batchq.errors import BatchqError, Conflict
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home
 from batchq.worker.host.devices import GPU
@@ -89,7 +89,7 @@ def temporary_agents(
         yield tuple(records)
         failed = False
     finally:
-        processes.end_all(records, patience_s=ENDS_WITHIN_S)
+        detached.end_all(records, patience_s=ENDS_WITHIN_S)
         for record in records:
             (home.run / f"{record.name}.json").unlink(missing_ok=True)
             if not failed:
@@ -102,8 +102,8 @@ def temporary_agents(
 def refuse_dead(records: Sequence[Record]) -> None:
     """Raises BatchqError with the end of its log if one of the agents has died."""
     for record in records:
-        if not processes.is_running(record):
-            said = processes.tail(Path(record.log)) or "it said nothing"
+        if not detached.is_running(record):
+            said = detached.tail(Path(record.log)) or "it said nothing"
             raise BatchqError(
                 f"the {record.name.replace('-', ' ', 1)} has died: {said}",
                 hint=f"its log is {record.log}",
@@ -112,7 +112,7 @@ def refuse_dead(records: Sequence[Record]) -> None:
 
 def _start(home: Home, url: str, name: str, options: Sequence[str]) -> Record:
     log = home.logs / f"agent-{name}.log"
-    pid = processes.spawn(
+    pid = detached.spawn(
         [sys.executable, "-P", "-m", "batchq.cli", "worker", "--name", name, *options],
         log=log,
         environ={**os.environ, HOME_VARIABLE: str(home.root), URL_VARIABLE: url},
@@ -120,10 +120,10 @@ def _start(home: Home, url: str, name: str, options: Sequence[str]) -> Record:
     record = Record(
         name=f"agent-{name}",
         pid=pid,
-        birth=processes.birth_of(pid) or "",
+        birth=detached.birth_of(pid) or "",
         log=str(log),
         started_at=time.time_ns() // 1_000_000,
         notes={"url": hashlib.sha256(url.encode()).hexdigest()[:16]},
     )
-    processes.write_record(home.run / f"{record.name}.json", record)
+    detached.write_record(home.run / f"{record.name}.json", record)
     return record

@@ -25,11 +25,11 @@ from batchq.api.notation import counted
 from batchq.api.objects import Node
 from batchq.config.load import load_config
 from batchq.daemon.local_stack import agents as shares
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack import processes as locks
-from batchq.daemon.local_stack import server as embedded
-from batchq.daemon.local_stack.processes import ProcessFate, Record
-from batchq.daemon.observability.server import check_address
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack import detached as locks
+from batchq.daemon.local_stack import embedded_server as embedded
+from batchq.daemon.local_stack.detached import ProcessFate, Record
+from batchq.daemon.observability.http_server import check_address
 from batchq.daemon.services import Termination, on_hangup
 from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url
@@ -68,7 +68,7 @@ def end_agents(
     """
 
     def running() -> dict[str, Record]:
-        return {name: one for name, one in agents.items() if processes.is_running(one)}
+        return {name: one for name, one in agents.items() if detached.is_running(one)}
 
     asked_at = [float(one.notes.get(_ASKED_AT, "inf")) for one in running().values()]
     since = min([time.monotonic(), *asked_at])
@@ -81,7 +81,7 @@ def end_agents(
     )
     if not now:
         progress.begin()
-    return processes.end_all(
+    return detached.end_all(
         list(agents.values()),
         patience_s=max(_LEAST_PATIENCE_S, since + patience_s - time.monotonic()),
         ask=_kill_pods if now else lambda record: _drain(run, record),
@@ -91,18 +91,18 @@ def end_agents(
 
 def _kill_pods(record: Record) -> bool:
     # Two signals hurry an agent; of two that are the same, one may be lost.
-    heard = processes.send(record, signal.SIGINT)
-    processes.send(record, signal.SIGTERM)
+    heard = detached.send(record, signal.SIGINT)
+    detached.send(record, signal.SIGTERM)
     return heard
 
 
 def _drain(run: Path, record: Record) -> bool:
     if _ASKED_AT in record.notes:
-        return processes.is_running(record)
+        return detached.is_running(record)
     notes = {**record.notes, _ASKED_AT: f"{time.monotonic():.1f}"}
     draining = msgspec.structs.replace(record, notes=notes)
-    processes.write_record(run / f"{record.name}.json", draining)
-    return processes.send(record, signal.SIGTERM)
+    detached.write_record(run / f"{record.name}.json", draining)
+    return detached.send(record, signal.SIGTERM)
 
 
 def pods_of(run: Path, node: str) -> int:
@@ -252,7 +252,7 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
     home.prepare()
     with _turn(home), ExitStack() as undo:
         offers = _offers(home, url, options)
-        runs = [record.name for record in _records(home) if processes.is_running(record)]
+        runs = [record.name for record in _records(home) if detached.is_running(record)]
         if options.metrics is not None and _SCHEDULER not in runs:
             check_address(options.metrics)
         parts = []
@@ -284,7 +284,7 @@ def status(home: Home, *, url: str | None = None) -> StackReport:
     if not any(record.name == _SCHEDULER for record in records):
         parts.append(Part(name=_SCHEDULER, state=PartState.ABSENT))
     for record in records:
-        state = PartState.RUNNING if processes.is_running(record) else PartState.DEAD
+        state = PartState.RUNNING if detached.is_running(record) else PartState.DEAD
         parts.append(_part(record, state))
     return StackReport(home=str(home.root), url=shown(target), parts=tuple(parts))
 
@@ -349,8 +349,8 @@ def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> Stack
 
 def running_scheduler(home: Home) -> Record | None:
     """The scheduler that runs here, if one does that `up` has started."""
-    record = processes.read_record(_record_path(home, _SCHEDULER))
-    return record if record is not None and processes.is_running(record) else None
+    record = detached.read_record(_record_path(home, _SCHEDULER))
+    return record if record is not None and detached.is_running(record) else None
 
 
 class _Launch:
@@ -395,8 +395,8 @@ class _Launch:
         deadline = time.monotonic() + within_s
         while waited_for := self._missing(names, started):
             for record in self._started:
-                exit_code = processes.reap(record.pid)
-                if exit_code is not None or not processes.is_running(record):
+                exit_code = detached.reap(record.pid)
+                if exit_code is not None or not detached.is_running(record):
                     raise self._died_at_start(record, exit_code)
             if time.monotonic() >= deadline:
                 raise WaitTimedOut(
@@ -421,16 +421,16 @@ class _Launch:
         return ""
 
     def _find_or_start(self, name: str, arguments: list[str], notes: dict[str, str]) -> Part:
-        record = processes.read_record(_record_path(self._home, name))
-        if record is not None and processes.is_running(record):
+        record = detached.read_record(_record_path(self._home, name))
+        if record is not None and detached.is_running(record):
             return _part(record, PartState.RUNNING)
         self._say(f"Starting {_shown(name)}")
         log = self._home.logs / f"{name}.log"
-        self._since[name] = processes.size_of(log)
+        self._since[name] = detached.size_of(log)
         # -P: a stranger's `redis.py` in the current folder must not be taken for the library.
         command = [sys.executable, "-P", "-m", "batchq.cli", *arguments]
         try:
-            pid = processes.spawn(command, log=log, environ=self._environ)
+            pid = detached.spawn(command, log=log, environ=self._environ)
         except OSError as error:
             raise BatchqError(
                 f"cannot start {_shown(name)}: {error.strerror}", hint=f"its log is to be {log}"
@@ -440,23 +440,23 @@ class _Launch:
             Record(
                 name=name,
                 pid=pid,
-                birth=processes.birth_of(pid) or "",
+                birth=detached.birth_of(pid) or "",
                 log=str(log),
                 started_at=time.time_ns() // 1_000_000,
                 notes={**notes, **self._notes},
             ),
         )
-        processes.write_record(_record_path(self._home, name), record)
+        detached.write_record(_record_path(self._home, name), record)
         self._started.append(record)
         patience_s = DRAINED_WITHIN_S if name.startswith(_AGENT) else SCHEDULER_ENDS_WITHIN_S
         if former is not None:
             # What it offered is to be found again.
-            self._undo.callback(processes.write_record, _record_path(self._home, name), former)
+            self._undo.callback(detached.write_record, _record_path(self._home, name), former)
         self._undo.callback(_end, self._home, [record], patience_s)
         return _part(record, PartState.STARTED)
 
     def _died_at_start(self, record: Record, exit_code: int | None) -> BatchqError:
-        how = "died" if exit_code is None else f"ended with {processes.in_words(exit_code)}"
+        how = "died" if exit_code is None else f"ended with {detached.in_words(exit_code)}"
         since = self._since[record.name]
         return _died(_shown(record.name), Path(record.log), f"{how} at its start", since=since)
 
@@ -476,7 +476,7 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
     Raises Conflict when something of this home runs on another server, or nothing is left.
     """
     for record in _records(home):
-        if processes.is_running(record) and record.notes.get("url") != _digest(url):
+        if detached.is_running(record) and record.notes.get("url") != _digest(url):
             raise Conflict(
                 f"the {_shown(record.name)} of this home runs already, on {_server_of(record)}",
                 hint=f"stop it with `batchq down`, without --redis-url and {URL_VARIABLE}, "
@@ -497,7 +497,7 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
 
 def _refuse_to_end_anothers(home: Home, records: Sequence[Record], url: str) -> None:
     for record in records:
-        if processes.is_running(record) and record.notes.get("url") != _digest(url):
+        if detached.is_running(record) and record.notes.get("url") != _digest(url):
             raise Conflict(
                 f"the {_shown(record.name)} of {home.root} runs on {_server_of(record)}, "
                 f"not on {shown(url)}",
@@ -548,14 +548,14 @@ def _server_part(home: Home) -> Part:
         return Part(
             name="server", state=PartState.RUNNING, pid=server.pid, log=log, detail=server.version
         )
-    record = processes.read_record(embedded.record_path(home))
+    record = detached.read_record(embedded.record_path(home))
     return Part(
         name="server", state=PartState.ABSENT if record is None else PartState.DEAD, log=log
     )
 
 
 def _end(home: Home, records: Sequence[Record], patience_s: float) -> list[Part]:
-    return _ended(home, records, processes.end_all(records, patience_s=patience_s))
+    return _ended(home, records, detached.end_all(records, patience_s=patience_s))
 
 
 def _ended(home: Home, records: Sequence[Record], fates: Sequence[ProcessFate]) -> list[Part]:
@@ -567,13 +567,13 @@ def _ended(home: Home, records: Sequence[Record], fates: Sequence[ProcessFate]) 
 def _records(home: Home) -> list[Record]:
     """The scheduler's record, then the agents' by number."""
     paths = [home.run / f"{_SCHEDULER}.json", *home.run.glob(f"{_AGENT}*.json")]
-    found = [record for path in paths if (record := processes.read_record(path)) is not None]
+    found = [record for path in paths if (record := detached.read_record(path)) is not None]
     return sorted(found, key=lambda record: (record.name != _SCHEDULER, _by_number(record.name)))
 
 
 def _running_agents(home: Home) -> list[Record]:
     found = [record for record in _records(home) if record.name != _SCHEDULER]
-    return [record for record in found if processes.is_running(record)]
+    return [record for record in found if detached.is_running(record)]
 
 
 def _node_of(record: Record) -> str:
@@ -625,7 +625,7 @@ def _shown(name: str) -> str:
 
 
 def _died(name: str, log: Path, how: str, *, since: int) -> BatchqError:
-    last = processes.tail(log, since=since, lines=5) or "it said nothing"
+    last = detached.tail(log, since=since, lines=5) or "it said nothing"
     return BatchqError(f"the {name} {how}: {last}", hint=f"its log is {log}")
 
 
@@ -633,12 +633,12 @@ def _is_dead_here(identity: str) -> bool:
     """Whether a leader's identity is that of a process of this machine that runs no more."""
     host, _, rest = identity.rpartition(":")[0].rpartition(":")
     is_ours = host == socket.gethostname() and rest.isdigit()
-    return is_ours and processes.birth_of(int(rest)) is None
+    return is_ours and detached.birth_of(int(rest)) is None
 
 
 def _pass_on(home: Home, number: signal.Signals) -> None:
     if scheduler := running_scheduler(home):
-        processes.send(scheduler, number)
+        detached.send(scheduler, number)
 
 
 def _record_path(home: Home, name: str) -> Path:

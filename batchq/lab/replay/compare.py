@@ -33,13 +33,13 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
-from batchq.lab.replay.plan import LABEL, ReplayPlan, group_of, queue_of, walltime_ms
-from batchq.lab.replay.report import Replayed, ReplayEnding, log_second
+from batchq.lab.replay.replay_plan import LABEL, ReplayPlan, group_of, queue_of, walltime_ms
+from batchq.lab.replay.replay_report import Replayed, ReplayEnding, log_second
 from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.initial_state import found
 from batchq.lab.simulation.world import DescribedPod, World
 from batchq.lab.traces import Trace
-from batchq.lab.workload.load import swf_load
+from batchq.lab.workload.jobs import swf_load
 from batchq.lab.workload.play import play_load
 
 _CPU_MILLI = 1000

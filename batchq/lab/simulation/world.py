@@ -18,7 +18,7 @@ from batchq.changes import check_apart, first_contradiction, rivals
 from batchq.config.documents import Document, read_documents
 from batchq.errors import InvalidInput, Rejected
 from batchq.lab.simulation.clock import check_runtimes, whole_second
-from batchq.lab.simulation.timeline import KIND, Step, read_steps
+from batchq.lab.simulation.script import KIND, Step, read_steps
 
 
 class DescribedPod(Struct, frozen=True, kw_only=True):

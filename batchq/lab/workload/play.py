@@ -25,10 +25,10 @@ from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Settings
 from batchq.errors import InvariantBroken
-from batchq.lab.simulation import run
+from batchq.lab.simulation import player
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.simulation.invariants import InvariantWatch
-from batchq.lab.workload.load import Desk, Load, empty_cluster, forgotten
+from batchq.lab.workload.jobs import Desk, Load, empty_cluster, forgotten
 from batchq.lab.workload.schedule import Look, Progress, Schedule
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
@@ -107,7 +107,7 @@ class Running:
         if self._on_node.get(one.pod) is one:
             del self._on_node[one.pod]
             pod, now_ms = self._pod(one), self._clock.now_ms()
-            ended = run.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
+            ended = player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
             write(self._store, self._requests, ended)
             self._gone(one, pod)
 
@@ -133,7 +133,7 @@ class Running:
             one = heappop(self._graces)[2]
             del self._stopping[one.pod]
             pod = self._pod(one)
-            write(self._store, self._requests, run.stop(pod, now_ms=now_ms))
+            write(self._store, self._requests, player.stop(pod, now_ms=now_ms))
             self._gone(one, pod)
 
     def tell_to_stop(self, evict: Evict) -> None:
@@ -142,7 +142,7 @@ class Running:
         one = self._on_node.get(evict.uid)
         if one is None or not isinstance(pod, Pod):
             return
-        over_at = run.grace_over_at(pod)
+        over_at = player.grace_over_at(pod)
         if over_at is None:
             return
         del self._on_node[one.pod]
@@ -169,7 +169,7 @@ class Running:
 
     def _start(self, pod: Pod) -> None:
         now_ms, group = self._clock.now_ms(), pod.status.group_uid
-        write(self._store, self._requests, run.start(pod, now_ms=now_ms))
+        write(self._store, self._requests, player.start(pod, now_ms=now_ms))
         arrival = self._progress.arrival(group)
         run_s, walltime = arrival.run_s, arrival.group.spec.walltime
         one = OnNode(

@@ -43,13 +43,13 @@ from batchq.worker.agent.wakeups import Chores, Door
 from batchq.worker.host import containment, processes
 from batchq.worker.host.containment import Containment
 from batchq.worker.host.devices import GpuShares, detect_resources, gpu_indices
-from batchq.worker.host.limits import Enforce, settle
+from batchq.worker.host.memory_limits import Enforce, settle
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
 from batchq.worker.rq.delivery import PodAttempt, PodJob
 from batchq.worker.workhorse.guard import GuardPost
-from batchq.worker.workhorse.report import ReportSender, monotonic_ms
-from batchq.worker.workhorse.run import Harness
+from batchq.worker.workhorse.reporter import ReportSender, monotonic_ms
 from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles, own_boot
+from batchq.worker.workhorse.run_pod import Harness
 from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
 __all__ = ["Agent", "AgentSettings"]

@@ -22,10 +22,10 @@ from batchq.store.pod_attempts import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
 from batchq.worker.agent.start_claims import SAY_AGAIN_MS
 from batchq.worker.rq.delivery import PodAttempt
-from batchq.worker.workhorse.pod_output import send_kept
-from batchq.worker.workhorse.report import ReportSender, monotonic_ms
-from batchq.worker.workhorse.run import author_of
+from batchq.worker.workhorse.output_log import send_kept
+from batchq.worker.workhorse.reporter import ReportSender, monotonic_ms
 from batchq.worker.workhorse.run_file import LOST, RunFile, RunFiles
+from batchq.worker.workhorse.run_pod import author_of
 
 log = structlog.get_logger(__name__)
 

@@ -45,7 +45,7 @@ from batchq.worker.rq.delivery import (
     is_id,
     node_queue,
 )
-from batchq.worker.workhorse.run import Harness, NotEnded, order_of, serve
+from batchq.worker.workhorse.run_pod import Harness, NotEnded, order_of, serve
 from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
 log = structlog.get_logger(__name__)

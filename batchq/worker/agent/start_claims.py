@@ -22,7 +22,7 @@ from batchq.store import codec
 from batchq.store.pod_attempts import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
 from batchq.worker.rq.delivery import PodAttempt
-from batchq.worker.workhorse.report import CHECK_MS
+from batchq.worker.workhorse.reporter import CHECK_MS
 from batchq.worker.workhorse.run_file import RunFile, RunFiles, own_boot
 
 log = structlog.get_logger(__name__)

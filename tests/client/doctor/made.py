@@ -18,7 +18,7 @@ from batchq.api.objects import (
     kind_of,
 )
 from batchq.client.cluster import Leading, Schedulers, SchedulerSeen
-from batchq.client.doctor.state import HomeFacts, Installed, State
+from batchq.client.doctor.system_state import HomeFacts, Installed, State
 from batchq.store.inspection import Books, ServerFacts
 from batchq.store.recount import charges_of, limits_of, sums_of
 from tests.builders import a_group, a_node, a_pod, a_queue, a_quota

@@ -12,7 +12,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Delivery, Event
 from batchq.client.cluster import Leading, Schedulers
 from batchq.client.doctor import CHECKS, Level, diagnose
-from batchq.client.doctor.state import Finding, Installed, State
+from batchq.client.doctor.system_state import Finding, Installed, State
 from batchq.core.session.snapshot import ContactStanding
 from batchq.store.recount import sums_of
 from tests.builders import a_queue

@@ -15,7 +15,7 @@ from batchq.api.node_report import Serves, encode
 from batchq.api.objects import PodGroupStatus
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.client.doctor import Finding, Level, diagnose, examine
-from batchq.client.doctor.state import RANGES, read_state
+from batchq.client.doctor.system_state import RANGES, read_state
 from batchq.store.inspection import look_at_server, open_for_inspection, read_books
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend
@@ -69,7 +69,7 @@ def test_it_only_reads(stage: Stage, server: Server, raw: redis.Redis) -> None:
 def test_what_nobody_folds_is_told_and_what_is_folded_is_not(
     stage: Stage, server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchq.client.doctor.state.FOLDED_WITHIN_S", 0.3)
+    monkeypatch.setattr("batchq.client.doctor.system_state.FOLDED_WITHIN_S", 0.3)
     serves = Serves(agent="other:9:9", resources={"cpu": 1000})
     raw.hset("{bq}:inbox:n1", "node", encode(serves))
     [finding] = of_check(server.url, "inboxes")

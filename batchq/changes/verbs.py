@@ -27,7 +27,7 @@ from batchq.api.reasons import Finish
 from batchq.api.times import format_instant
 from batchq.api.transaction import Charge, Event, Transaction
 from batchq.changes.edits import apply
-from batchq.changes.records import put
+from batchq.changes.object_writes import put
 from batchq.changes.refusals import find, instead, title
 from batchq.core.pending.eligibility import is_active
 from batchq.errors import Conflict, InvalidInput, NotFound

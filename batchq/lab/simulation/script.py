@@ -8,8 +8,8 @@ Its `spec` is a list of steps, each with `at` (a duration from the start) and on
               failNode: name                    recoverNode: name
               finishPod: namespace/name         failPod: namespace/name    (with exitCode)
 
-Every step is read and checked before the world begins to turn; `batchq.lab.simulation.run` carries
-them out.
+Every step is read and checked before the world begins to turn;
+`batchq.lab.simulation.player` carries them out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchq.api import manifest, notation, validation
 from batchq.api.notation import Malformed, Path, mapping_at, shown
 from batchq.api.objects import API_VERSION, DEFAULT, KINDS, NAMESPACED, Object
 from batchq.api.times import parse_duration
-from batchq.changes.requests import COMBINATIONS
+from batchq.changes.verbs import COMBINATIONS
 from batchq.config.documents import Document
 from batchq.errors import InvalidInput
 from batchq.lab.simulation.clock import check_runtimes

@@ -18,9 +18,9 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Node, Pod, PodGroup, key_of
 from batchq.client import Client
 from batchq.daemon.local_stack.agents import refuse_dead, temporary_agents
-from batchq.daemon.local_stack.processes import Record
+from batchq.daemon.local_stack.detached import Record
 from batchq.errors import Conflict, NotFound, WaitTimedOut
-from batchq.lab.replay.plan import (
+from batchq.lab.replay.replay_plan import (
     LABEL,
     ReplayPlan,
     group_name,
@@ -29,7 +29,7 @@ from batchq.lab.replay.plan import (
     queue_of,
     read_journal,
 )
-from batchq.lab.replay.report import Replayed, ReplayEnding, report_of
+from batchq.lab.replay.replay_report import Replayed, ReplayEnding, report_of
 from batchq.lab.traces import TraceJob
 from batchq.paths import Home
 

@@ -21,12 +21,12 @@ from batchq.api.reasons import Leaving
 from batchq.api.resources import Amounts, of_pod, plus, times
 from batchq.api.times import DAY
 from batchq.api.transaction import Event, Transaction, Write, fence_of
-from batchq.changes.records import put
+from batchq.changes.object_writes import put
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
-from batchq.lab.simulation import run
+from batchq.lab.simulation import player
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.simulation.initial_state import stated
 from batchq.lab.simulation.report import WorldOutcome, outcome_of
@@ -184,10 +184,10 @@ class Work:
         if pod is None or pod.status.phase not in ON_NODE:
             return
         if pod.status.phase == PodPhase.BOUND and not pod.status.terminating:
-            self._write(run.start(pod, now_ms=self._clock.now_ms()))
+            self._write(player.start(pod, now_ms=self._clock.now_ms()))
             pod = self._pod(uid)
             assert pod is not None
-        at = run.grace_over_at(pod) if pod.status.terminating else self._done_at(group, pod)
+        at = player.grace_over_at(pod) if pod.status.terminating else self._done_at(group, pod)
         if at is not None:
             heappush(self._ahead, (at, "Pod", uid, pod.status.attempt))
 
@@ -200,14 +200,14 @@ class Work:
         if pod is None or pod.status.attempt != attempt or pod.status.phase not in ON_NODE:
             return
         if pod.status.terminating:
-            over_at = run.grace_over_at(pod)
+            over_at = player.grace_over_at(pod)
             if over_at is not None and over_at <= now_ms:
-                self._write(run.stop(pod, now_ms=now_ms))
+                self._write(player.stop(pod, now_ms=now_ms))
             return
         node = self._store.get("Node", pod.status.node)
         # Nobody would hear of the end; its node is taken to be lost.
         if not isinstance(node, Node) or node.status.ready:
-            self._write(run.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
+            self._write(player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
 
     def _pod(self, uid: str) -> Pod | None:
         found = self._store.get("Pod", uid)

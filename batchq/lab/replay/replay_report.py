@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from msgspec import Struct
 
-from batchq.lab.replay.plan import ReplayPlan, times
+from batchq.lab.replay.replay_plan import ReplayPlan, times
 from batchq.lab.traces import TraceJob, bounded_slowdown, nearest_rank
 
 

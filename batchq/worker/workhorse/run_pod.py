@@ -33,14 +33,14 @@ from batchq.worker.agent.node import ServerWatch, agent_pid, withdraw
 from batchq.worker.agent.start_claims import Claimed
 from batchq.worker.host import processes
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
-from batchq.worker.host.limits import NOTHING_ENFORCED, UNBOUNDED, Enforcement
+from batchq.worker.host.memory_limits import NOTHING_ENFORCED, UNBOUNDED, Enforcement
 from batchq.worker.host.processes import Signals
 from batchq.worker.rq.delivery import entry_point
-from batchq.worker.workhorse import pod_output, process
+from batchq.worker.workhorse import output_log, process
 from batchq.worker.workhorse.guard import GuardPost
-from batchq.worker.workhorse.pod_output import LogFile, LogStream, PodLog
+from batchq.worker.workhorse.output_log import LogFile, LogStream, PodLog
 from batchq.worker.workhorse.process import CALLEE, Program, base_environment, pod_environment
-from batchq.worker.workhorse.report import Messenger, ReportSender, monotonic_ms
+from batchq.worker.workhorse.reporter import Messenger, ReportSender, monotonic_ms
 from batchq.worker.workhorse.run_file import (
     NOT_FOUND,
     PodOutcome,
@@ -416,7 +416,7 @@ class WorkHorse:
                 continue
             self._outage.succeeded()
             log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
-            pod_output.keep(self._files.unsent_file(self._uid, self._attempt), ())
+            output_log.keep(self._files.unsent_file(self._uid, self._attempt), ())
             return
 
     def _may_hand_over(self) -> bool:
@@ -455,7 +455,7 @@ class WorkHorse:
         """For the agent, should this process not live to send it."""
         if self._messenger is not None:
             path = self._files.unsent_file(self._uid, self._attempt)
-            pod_output.keep(path, self._messenger.rest())
+            output_log.keep(path, self._messenger.rest())
 
     def _patience_ms(self) -> int:
         """An agent that is to go is not kept waiting by a server that is away."""

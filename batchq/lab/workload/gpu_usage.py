@@ -46,7 +46,7 @@ from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, write
 from batchq.lab.traces.openb import WHOLE_GPU, OpenbNode, OpenbPod
-from batchq.lab.workload.load import Arrival, Load, empty_cluster
+from batchq.lab.workload.jobs import Arrival, Load, empty_cluster
 from batchq.lab.workload.schedule import Gauge, Sample
 from batchq.lab.workload.schedule import Meter as OverTime
 from batchq.scheduler.cycle import Cycle

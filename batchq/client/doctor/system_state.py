@@ -23,6 +23,13 @@ from batchq.config.load import load_config
 from batchq.core.session.settings import Settings
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home, default_url, find_home
+from batchq.store.damaged_keys import (
+    MENDED,
+    damaged_deliveries,
+    damaged_events,
+    damaged_in_nodes,
+    damaged_keys,
+)
 from batchq.store.inspection import (
     Books,
     ServerFacts,
@@ -34,13 +41,6 @@ from batchq.store.inspection import (
     read_books,
 )
 from batchq.store.link import is_damaged as is_about_damage
-from batchq.store.mending import (
-    MENDED,
-    damaged_deliveries,
-    damaged_events,
-    damaged_in_nodes,
-    damaged_keys,
-)
 from batchq.store.redis import RedisStore
 
 

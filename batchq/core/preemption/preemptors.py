@@ -28,7 +28,7 @@ from batchq.core.preemption.pledges import enter_room
 from batchq.core.preemption.protection import may_evict
 from batchq.core.preemption.search import Fit, fit_of
 from batchq.core.quota.head_reservation import keeping_off, room_against_gang
-from batchq.core.quota.limits import over_any_limit
+from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.state import EquivalenceClass, GroupState, Victim, is_admitted

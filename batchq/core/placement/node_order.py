@@ -1,6 +1,6 @@
 """The nodes that take one shape of request, by columns: for sessions with many nodes.
 
-The same answers as `batchq.core.placement.ranking` gives. All nodes are ranked in one sweep over
+The same answers as `batchq.core.placement.node_order` gives. All nodes are ranked in one sweep over
 the columns; those on which something changed since are ranked one by one, or in a sweep again if
 they are many. The best node is the first of the highest, and rows are in the order of names.
 """

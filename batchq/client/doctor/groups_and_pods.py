@@ -11,7 +11,7 @@ from batchq.api.reasons import NEVER_FITS, Leaving, Waiting
 from batchq.api.resources import Amounts, describe, larger, of_pod
 from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.api.transaction import capacity_of
-from batchq.client.doctor.state import Finding, Level, State, or_ok, unseen
+from batchq.client.doctor.system_state import Finding, Level, State, or_ok, unseen
 
 _READS = "reading (`+@read`) of batchq's keys"
 

@@ -25,7 +25,7 @@ from batchq.api.objects import Queue, Strategy, kind_of
 from batchq.api.times import describe_age
 from batchq.cli.config import checked_config
 from batchq.cli.objects import read_objects
-from batchq.cli.output.output import aligned, one_line, show_data
+from batchq.cli.output.render import aligned, one_line, show_data
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import Interrupted
 from batchq.cli.simulate.inputs import (
@@ -40,8 +40,8 @@ from batchq.config.model import SchedulerConfig
 from batchq.errors import InvalidInput, UsageError
 from batchq.lab.traces import Trace, read_swf
 from batchq.lab.workload.figures import Figures, TenantFigures, fairness_of, figures_of, tenants_of
-from batchq.lab.workload.gpus import PLACEMENTS
-from batchq.lab.workload.load import DEFAULT_POLICY, POLICIES, POLICY_CONFIG, By, Load, swf_load
+from batchq.lab.workload.gpu_usage import PLACEMENTS
+from batchq.lab.workload.jobs import DEFAULT_POLICY, POLICIES, POLICY_CONFIG, By, Load, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Ran, Schedule
 

@@ -27,7 +27,7 @@ from batchq.lab.simulation.clock import CountedIds, VirtualClock, runtime_of, wh
 from batchq.lab.simulation.initial_state import found, overbooked, still_overbooked
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.report import CycleStory, WorldOutcome, outcome_of, story_of
-from batchq.lab.simulation.timeline import (
+from batchq.lab.simulation.script import (
     Apply,
     Deed,
     Delete,

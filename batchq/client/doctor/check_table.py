@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from batchq.client.doctor.cluster import (
+from batchq.client.doctor.groups_and_pods import dependencies, groups, inboxes, outbox, pods
+from batchq.client.doctor.nodes import (
     agents,
     guarantees,
     leader,
@@ -32,9 +33,8 @@ from batchq.client.doctor.servers import (
     version,
     writing,
 )
-from batchq.client.doctor.state import Finding, Report, State
 from batchq.client.doctor.stored import ledger, limits, records
-from batchq.client.doctor.work import dependencies, groups, inboxes, outbox, pods
+from batchq.client.doctor.system_state import Finding, Report, State
 
 
 class Check(Struct, frozen=True):

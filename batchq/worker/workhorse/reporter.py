@@ -24,7 +24,7 @@ from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore
-from batchq.worker.workhorse.pod_output import LogStream
+from batchq.worker.workhorse.output_log import LogStream
 
 #: How often the work-horse asks whether to go on, and how often it sends output.
 CHECK_MS = 500

@@ -28,7 +28,7 @@ from batchq.api.times import format_duration
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.lab.whatif.future import Lasting, pod_ends_at, stated_ms
-from batchq.lab.whatif.play import others_alive
+from batchq.lab.whatif.look_ahead import others_alive
 
 #: A world begins at its latest timestamp: that of this class, which nobody uses.
 MARK = "saved-from-live"

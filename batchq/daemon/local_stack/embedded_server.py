@@ -25,9 +25,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchq.daemon.local_stack import processes
-from batchq.daemon.local_stack import processes as locks
-from batchq.daemon.local_stack.processes import ProcessFate, Record
+from batchq.daemon.local_stack import detached
+from batchq.daemon.local_stack import detached as locks
+from batchq.daemon.local_stack.detached import ProcessFate, Record
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url, read_password
 
@@ -118,7 +118,7 @@ def ensure_server(
                     os.close(data_lock)
             # It lives and does not answer: it is loading, or about to end.
             _wait_on(home, deadline, within_s)
-        if processes.read_record(record_path(home)) is None:
+        if detached.read_record(record_path(home)) is None:
             _remember(home, found.pid)
         if port is not None and found.port != port:
             raise Conflict(
@@ -172,16 +172,16 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFat
     if not home.is_made() or not home.data.is_dir():
         return ProcessFate.ABSENT
     with locks.exclusive(_turn(home), wait_s=within_s, doing="stop the embedded server"):
-        record = processes.read_record(record_path(home))
+        record = detached.read_record(record_path(home))
         # A process that was killed lets go of its files a moment after it counts as dead.
-        dead = record is not None and not processes.is_running(record)
+        dead = record is not None and not detached.is_running(record)
         if _await_free(home, _DYING_S if dead else 0.0):
             record_path(home).unlink(missing_ok=True)
             return ProcessFate.ABSENT
         fate = ProcessFate.ENDED
         # Where it stays deaf, signals follow.
         if not _shut_down(home, within_s) and record is not None:
-            fate = processes.end(record, patience_s=_DYING_S)
+            fate = detached.end(record, patience_s=_DYING_S)
         if not _await_free(home, _DYING_S):
             raise StoreUnavailable(
                 f"the embedded server of {home.root} still runs and does not end",
@@ -189,7 +189,7 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFat
             )
         if record is not None:
             # It has let go of its files; it may have some way to go yet to its end.
-            processes.await_end([record], patience_s=_DYING_S)
+            detached.await_end([record], patience_s=_DYING_S)
         record_path(home).unlink(missing_ok=True)
         home.socket.unlink(missing_ok=True)
         return fate
@@ -231,9 +231,9 @@ def _start(home: Home, port: int | None, data_lock: int, within_s: float) -> Ser
     if port is not None and not password:
         password = _make_password(home)
     log = log_path(home)
-    since = processes.size_of(log)
+    since = detached.size_of(log)
     try:
-        pid = processes.spawn(
+        pid = detached.spawn(
             _arguments(home, binary, port),
             log=log,
             environ=os.environ,
@@ -246,7 +246,7 @@ def _start(home: Home, port: int | None, data_lock: int, within_s: float) -> Ser
     _remember(home, pid)
     deadline = time.monotonic() + within_s
     while (server := running_server(home)) is None:
-        exit_code = processes.reap(pid)
+        exit_code = detached.reap(pid)
         if exit_code is not None:
             record_path(home).unlink(missing_ok=True)
             raise _failed(home, binary, port, since, exit_code)
@@ -275,11 +275,11 @@ def _remember(home: Home, pid: int) -> None:
     record = Record(
         name=_NAME,
         pid=pid,
-        birth=processes.birth_of(pid) or "",
+        birth=detached.birth_of(pid) or "",
         log=str(log_path(home)),
         started_at=time.time_ns() // 1_000_000,
     )
-    processes.write_record(record_path(home), record)
+    detached.write_record(record_path(home), record)
 
 
 def _arguments(home: Home, binary: Binary, port: int | None) -> list[str]:
@@ -306,7 +306,7 @@ def _arguments(home: Home, binary: Binary, port: int | None) -> list[str]:
 
 def _wait_on(home: Home, deadline: float, within_s: float) -> None:
     if time.monotonic() >= deadline:
-        last = processes.tail(log_path(home), lines=1)
+        last = detached.tail(log_path(home), lines=1)
         raise StoreUnavailable(
             f"the embedded server of {home.root} has not answered for {within_s:.0f} s: {last}",
             hint=f"its log is {log_path(home)}",
@@ -326,7 +326,7 @@ def _failed(
     log = log_path(home)
     return StoreUnavailable(
         f"the embedded server {binary.path} ended at its start with "
-        f"{processes.in_words(exit_code)}: {processes.tail(log, since=since, lines=3)}",
+        f"{detached.in_words(exit_code)}: {detached.tail(log, since=since, lines=3)}",
         hint=f"its log is {log}",
     )
 

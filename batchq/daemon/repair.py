@@ -15,7 +15,7 @@ from batchq.api.objects import KINDS, Unreadable
 from batchq.api.transaction import Event, Transaction
 from batchq.ports import IdSource
 from batchq.store import keys
-from batchq.store.mending import (
+from batchq.store.damaged_keys import (
     KEY,
     BookPages,
     damaged_deliveries,

@@ -9,7 +9,7 @@ from batchq.api.objects import Node
 from batchq.api.times import SECOND, describe_age
 from batchq.changes import Overpromised, overpromised
 from batchq.client.cluster import SchedulerSeen, process_of
-from batchq.client.doctor.state import Finding, Level, State, ok, or_ok, unseen
+from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
 
 _READS = "reading (`+@read`) of batchq's keys"
 #: Three of an agent's usual beats.

@@ -18,8 +18,8 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Metadata, PodGroup, PodGroupSpec, PodTemplate, Queue, Task
 from batchq.api.times import SECOND
 from batchq.client import Client
-from batchq.daemon.local_stack import processes, stack
-from batchq.daemon.local_stack.processes import Record
+from batchq.daemon.local_stack import detached, stack
+from batchq.daemon.local_stack.detached import Record
 from batchq.errors import BatchqError, InvalidInput, NotFound
 from batchq.lab.consumer_check import work
 from batchq.paths import URL_VARIABLE, Home, default_url
@@ -138,14 +138,14 @@ class CheckStage:
         """`kill -9`, and nobody takes their place; what they have started is left alone."""
         self._wanted = 0
         for record in self._crew:
-            processes.send(record, signal.SIGKILL)
-        processes.await_end(self._crew, patience_s=_ENDS_WITHIN_S)
+            detached.send(record, signal.SIGKILL)
+        detached.await_end(self._crew, patience_s=_ENDS_WITHIN_S)
         self._crew = []
 
     def dismiss(self) -> None:
         """Ask them to end, and end what they leave behind."""
         self._wanted = 0
-        processes.end_all(self._crew, patience_s=_ENDS_WITHIN_S)
+        detached.end_all(self._crew, patience_s=_ENDS_WITHIN_S)
         for record in self._crew:
             with suppress(ProcessLookupError):
                 os.killpg(record.pid, signal.SIGKILL)
@@ -203,18 +203,18 @@ class CheckStage:
             QUEUE_VARIABLE: SERVED,
             TTL_VARIABLE: f"{ASKED_TTL_S}s",
         }
-        pid = processes.spawn(self._command, log=log, environ=environ)
+        pid = detached.spawn(self._command, log=log, environ=environ)
         return Record(
             name=f"consumer-{self._hired}",
             pid=pid,
-            birth=processes.birth_of(pid) or "",
+            birth=detached.birth_of(pid) or "",
             log=str(log),
             started_at=time.time_ns() // 1_000_000,
         )
 
     def _replace(self) -> None:
-        for record in [one for one in self._crew if not processes.is_running(one)]:
-            self._last_words = processes.tail(Path(record.log), lines=1) or self._last_words
+        for record in [one for one in self._crew if not detached.is_running(one)]:
+            self._last_words = detached.tail(Path(record.log), lines=1) or self._last_words
             self._crew.remove(record)
         if time.monotonic() >= self._hired_at + _BREATH_S:
             self.hire(self._wanted)

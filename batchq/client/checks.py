@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct, structs
 
@@ -36,7 +36,9 @@ from batchq.core.pending.eligibility import is_active
 from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, UsageError
 from batchq.store.outage import Patience
-from batchq.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
 
 __all__ = ["CheckPage", "CheckRequest", "CheckView", "CheckWatch", "Checks", "ListedCheck"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, structs
 
@@ -12,9 +12,10 @@ from batchq.api.objects import Node, Object
 from batchq.api.times import describe_age
 from batchq.client.connection import connect
 from batchq.errors import Conflict, NotFound
-from batchq.store.redis import RedisStore
-from batchq.store.schedulers import SchedulerSeen as Seen
-from batchq.store.schedulers import attending, read_config_text, revision
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
+    from batchq.store.schedulers import SchedulerSeen as Seen
 
 #: An agent that was heard of so lately lives: three of its usual beats.
 _LATELY_MS = 15_000
@@ -114,6 +115,8 @@ class Schedulers(Struct, frozen=True, kw_only=True):
 
 def schedulers(store: RedisStore) -> Schedulers:
     """How it stands now. Raises StoreUnavailable."""
+    from batchq.store.schedulers import attending, revision
+
     leader, there, latest = store.leader(), attending(store), revision(store)
     now_ms = store.now_ms()
     leading: Leading | None = None
@@ -169,6 +172,8 @@ def published_config(url: str | None) -> Published:
 
     Raises InvalidInput, StoreUnavailable, and NotFound if nobody has ever led there.
     """
+    from batchq.store.schedulers import read_config_text
+
     store = connect(url)
     try:
         text = read_config_text(store)

@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -16,10 +17,11 @@ from batchq.api.notation import nearest, subdomain_problem
 from batchq.api.times import describe_age
 from batchq.errors import InvalidInput, StoreUnavailable, WaitTimedOut
 from batchq.paths import default_url, find_home, resolve_url
-from batchq.store.connect import open_store
 from batchq.store.outage import Patience
-from batchq.store.redis import RedisStore
 from batchq.store.roles import ROLES, Role, rules_of
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
 
 
 def target_of(url: str | None) -> str:
@@ -45,6 +47,8 @@ def connect(url: str | None) -> RedisStore:
     Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers or it will not
     do.
     """
+    from batchq.store.connect import open_store
+
     return open_store(target_of(url))
 
 

@@ -23,6 +23,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -37,7 +38,9 @@ from batchq.client.watch import Watch
 from batchq.core.cache.chunks import UidOrder, uid_order
 from batchq.core.cache.scheduler_cache import priorities_of
 from batchq.errors import BatchqError, Conflict
-from batchq.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
 
 #: How often a claim is renewed within its time to live.
 _RENEWALS_A_TTL = 3

@@ -36,12 +36,12 @@ from batchq.client.connection import checked_seconds
 from batchq.client.consumers import Consumer, Held, Line, Refused
 from batchq.client.request_fields import key_named
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
-from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 
 if TYPE_CHECKING:
     from batchq.client.checks import Checks
     from batchq.client.gates import Gates
+    from batchq.store.redis import RedisStore
 
 
 __all__ = [

@@ -12,6 +12,7 @@ another is repeated, and the last one wakes the group.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -22,7 +23,9 @@ from batchq.api.transaction import Transaction
 from batchq.client.overview import Overview
 from batchq.client.request_fields import key_named
 from batchq.errors import InvalidInput
-from batchq.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
 
 __all__ = ["GateView", "Gates"]
 

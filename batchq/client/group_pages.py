@@ -7,7 +7,7 @@ a place in line is not told, and why a group waits is as the scheduler has writt
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct, structs
 
@@ -18,7 +18,9 @@ from batchq.store import pages
 from batchq.store.object_table import ObjectTable
 from batchq.store.pages import Entry, Page
 from batchq.store.records import field_of_key, key_of_field
-from batchq.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
 
 __all__ = [
     "PAGE_SIZE",

@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -17,7 +17,9 @@ from batchq.api.objects import Pod, PodGroup
 from batchq.changes.refusals import find, instead
 from batchq.client.watch import Watch, pods_of, wait_for
 from batchq.errors import GroupCancelled, GroupFailed, NotFound, UsageError
-from batchq.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
 
 #: How late a followed line may be.
 _LATE_MS = 250

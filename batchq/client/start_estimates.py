@@ -29,7 +29,6 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvalidInput
 from batchq.scheduler.scheduler import Scheduler
-from batchq.store.schedulers import read_config_text
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
@@ -52,6 +51,8 @@ class Deciding(Struct, frozen=True, kw_only=True):
         Raises StoreUnavailable, and InvalidInput where this machine cannot do what the scheduler
         does: it lacks a plugin or an action that is configured there.
         """
+        from batchq.store.schedulers import read_config_text
+
         scheduler = scheduler_of(read_config_text(store))
         return cls(
             snapshot=as_the_leader_sees(store.snapshot()),

@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from itertools import count
 from time import monotonic
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakMethod
 
 from msgspec import Struct, structs
@@ -31,7 +31,9 @@ from batchq.errors import (
     UsageError,
 )
 from batchq.ports import IdSource, Store
-from batchq.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from batchq.store.redis import RedisStore
 
 #: What to do about a name that is taken.
 Existing: TypeAlias = Literal["refuse", "keep"]

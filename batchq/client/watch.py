@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -22,8 +22,11 @@ from batchq.api.transaction import Event
 from batchq.changes.refusals import find
 from batchq.client.cluster import NO_LEADER, nobody_leads
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
-from batchq.store.mirror import Change, Trimmed
-from batchq.store.redis import EVENTS_KEPT, RedisStore
+from batchq.store.memory import EVENTS_KEPT
+
+if TYPE_CHECKING:
+    from batchq.store.mirror import Change
+    from batchq.store.redis import RedisStore
 
 #: So long at most somebody who follows hears nothing.
 WATCH_MS = 5_000
@@ -94,6 +97,8 @@ class Watch:
 
         Raises StoreUnavailable.
         """
+        from batchq.store.mirror import Trimmed
+
         if self._cursor is None:
             return self._list()
         try:
@@ -158,6 +163,8 @@ def changes_of(
 
 
 def _change(kind: str, key: str, revision: int, value: Object | None) -> Change:
+    from batchq.store.mirror import Change
+
     return Change(kind=kind, key=key, revision=revision, value=value, id="")
 
 

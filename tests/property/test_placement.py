@@ -20,8 +20,8 @@ from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.extension.points import POINTS
 from batchq.core.placement import placement
 from batchq.core.placement.gangs import bind_until_ready
-from batchq.core.placement.node_matrix import NODE_ROWS
-from batchq.core.placement.node_order import Judge, RowRanking, rank_of
+from batchq.core.placement.node_matrix import NODE_ROWS, RowRanking
+from batchq.core.placement.node_order import Judge, rank_of
 from batchq.core.placement.placement import fill_nodes, find_node, slots_for
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.pods import wanted_ordinals

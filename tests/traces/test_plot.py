@@ -118,11 +118,11 @@ def test_more_runs_than_colours_are_told_apart_by_their_dashes() -> None:
 def test_nothing_of_a_display_is_loaded() -> None:
     program = (
         "import sys\n"
-        "from batchq.lab.workload import plot, series\n"
+        "from batchq.lab.workload import figures, plot\n"
         "assert 'matplotlib' not in sys.modules\n"
         "from batchq.lab.workload.schedule import Schedule\n"
         "one = Schedule(name='a', load='b', capacity=1, resources={}, jobs=())\n"
-        "plot.drawn(series.picture_of([one]), 'png')\n"
+        "plot.drawn(figures.picture_of([one]), 'png')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     done = subprocess.run(

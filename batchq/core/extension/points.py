@@ -47,7 +47,7 @@ PluginPlaces: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """What a plugin answers for many at once, and over columns (`core.placement.node_matrix`)."""
+    """What a plugin answers for many at once, and over columns (`placement.batch_answers`)."""
 
     many: Callable[..., Any]
     rows: Callable[..., Any] | None = None

@@ -16,7 +16,7 @@ from batchq.core.extension.points import (
     guarded_clock,
     is_of_others,
 )
-from batchq.core.placement.node_matrix import at_once
+from batchq.core.placement.batch_answers import at_once
 from batchq.core.session.settings import Instrument
 
 if TYPE_CHECKING:

@@ -8,20 +8,19 @@ module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchq.core.extension.points import AtOnce, Plugin, Registration, is_of_others
+from batchq.core.placement.node_order import Judge
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session, StateKey
-from batchq.core.session.settings import Instrument
 from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:
-    from batchq.core.session.state import GroupState
+    pass
 
 
 Column: TypeAlias = NDArray[np.int64]
@@ -89,60 +88,8 @@ def _column(amounts: Iterable[int]) -> Column:
     return np.fromiter(amounts, dtype=np.int64)
 
 
-#: Nodes -> whether each takes the shape; or their scores.
-Takes: TypeAlias = "Callable[[Sequence[NodeState]], list[bool]]"
-Scores: TypeAlias = "Callable[[Sequence[NodeState]], list[int]]"
 RowTakes: TypeAlias = "Callable[[NodeRows], Mask]"
 RowScores: TypeAlias = "Callable[[NodeRows], Column]"
-
-_METHODS = {"predicate": "predicate_for", "score": "score_for", "groupReady": "pods_short"}
-_OF_ROWS = {"predicate": "predicate_rows", "score": "score_rows"}
-
-
-def at_once(plugin: Plugin, point: str, instrument: Instrument | None) -> AtOnce | None:
-    """The plugin's methods of the table above, measured; None if it has none, or is of others."""
-    many = getattr(plugin, _METHODS.get(point, ""), None)
-    rows = getattr(plugin, _OF_ROWS.get(point, ""), None)
-    if many is None or is_of_others(plugin):
-        return None
-    if instrument is None:
-        return AtOnce(many, rows)
-
-    def measured(method: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*arguments: Any) -> Any:
-            answer = method(*arguments)
-            return instrument.plugin(plugin.name, point, answer) if callable(answer) else answer
-
-        return ask
-
-    return AtOnce(measured(many), rows and measured(rows))
-
-
-def takes_for(entry: Registration[Any], session: Session, shape: TaskShape) -> Takes:
-    """What a plugin at `predicate` says of nodes."""
-    if entry.at_once is not None:
-        takes: Takes = entry.at_once.many(session, shape)
-        return takes
-    ask = entry.function
-    return lambda nodes: [ask(session, shape, node) is None for node in nodes]
-
-
-def scores_for(entry: Registration[Any], session: Session, shape: TaskShape) -> Scores | None:
-    """What a plugin at `score` says of nodes; None if that is 0 of each."""
-    if entry.at_once is not None:
-        scores: Scores | None = entry.at_once.many(session, shape)
-        return scores
-    ask = entry.function
-    return lambda nodes: [ask(session, shape, node) for node in nodes]
-
-
-def pods_short(session: Session, group: GroupState) -> int:
-    """How many more pods of the group must be bound at least until it can be ready; 0: unknown."""
-    short = 0
-    for entry in session.points["groupReady"]:
-        if entry.at_once is not None:
-            short = max(short, entry.at_once.many(session, group))
-    return short
 
 
 def over_rows(
@@ -164,6 +111,100 @@ def over_rows(
         if (score := entry.at_once.rows(session, shape)) is not None:
             found.append((entry.weight, score))
     return takes, found
+
+
+#: The score of a node that does not take the shape: below all others.
+_NOBODY = -(2**62)
+#: A sweep takes as long as so much of the nodes asked one by one.
+_SWEEP_PART = 50
+
+
+class RowRanking:
+    """The nodes that take one shape, by score; follows the session's journal of node changes."""
+
+    __slots__ = ("_changes", "_judge", "_rows", "_scores", "_seen", "_shape", "_takes", "_values")
+
+    def __init__(
+        self,
+        session: Session,
+        shape: TaskShape,
+        rows: NodeRows,
+        takes: list[RowTakes],
+        scores: list[tuple[int, RowScores]],
+    ) -> None:
+        self._shape = shape
+        self._rows = rows
+        self._judge = Judge(session, shape)
+        self._takes = takes
+        self._scores = scores
+        self._changes = session.node_changes
+        self._seen = len(self._changes)
+        self._values = np.empty(len(rows.nodes), dtype=np.int64)
+        self._sweep()
+
+    def best(self) -> NodeState | None:
+        """The best node now, or None if no node takes the shape."""
+        self._follow()
+        row = int(self._values.argmax())
+        return None if self._values[row] == _NOBODY else self._rows.nodes[row]
+
+    def fill(self, count: int, filled: list[NodeState]) -> None:
+        """Let up to `count` pods each take the best node as it is then; see `ShapeRanking.fill`."""
+        self._follow()
+        values, nodes, changes = self._values, self._rows.nodes, self._changes
+        judge, requests = self._judge, self._shape.requests
+        for _ in range(count):
+            row = int(values.argmax())
+            if values[row] == _NOBODY:
+                break
+            node = nodes[row]
+            node.take(requests)
+            filled.append(node)
+            changes.append(node.name)
+            rank = judge.rank(node)
+            values[row] = _NOBODY if rank is None else -rank[0]
+        self._seen = len(changes)
+
+    def slots(self, most: int) -> int:
+        """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
+        self._follow()
+        rows = self._rows
+        fits = [rows.free(name) // units for name, units in self._shape.requests.items()]
+        found = np.minimum.reduce(fits)[self._values != _NOBODY]
+        # No more than asked for of each node: the sum stays within 64 bits.
+        return min(most, int(np.minimum(found, most).sum()))
+
+    def _follow(self) -> None:
+        changes = self._changes
+        if self._seen == len(changes):
+            return
+        changed = dict.fromkeys(changes[self._seen :])
+        self._seen = len(changes)
+        if len(changed) * _SWEEP_PART > len(self._values):
+            self._sweep()
+            return
+        for name in changed:
+            row = self._rows.row_of[name]
+            rank = self._judge.rank(self._rows.nodes[row])
+            self._values[row] = _NOBODY if rank is None else -rank[0]
+
+    def _sweep(self) -> None:
+        rows, values = self._rows, self._values
+        values.fill(0)
+        for weight, scores in self._scores:
+            values += weight * scores(rows)
+        for takes in self._takes:
+            values[~takes(rows)] = _NOBODY
+
+
+def row_ranking(session: Session, shape: TaskShape, rows: NodeRows) -> RowRanking | None:
+    """The ranking of a shape by columns; None if a plugin has to be asked node by node, or if more
+    is asked for than 64 bits are sure to hold.
+    """
+    if any(units > LARGEST for units in shape.requests.values()):
+        return None
+    answers = over_rows(session, shape)
+    return None if answers is None else RowRanking(session, shape, rows, *answers)
 
 
 #: The nodes of a session as columns.

@@ -131,8 +131,7 @@ def _ranked(session: Session, shape: TaskShape) -> Ranking:
     if len(session.nodes) < MANY_NODES:
         return ShapeRanking(session, shape)
     # NumPy is loaded where there are many nodes: small clusters and other commands do without.
-    from batchq.core.placement.node_matrix import NODE_ROWS
-    from batchq.core.placement.node_order import row_ranking
+    from batchq.core.placement.node_matrix import NODE_ROWS, row_ranking
 
     rows = session.get(NODE_ROWS)
     by_rows = row_ranking(session, shape, rows) if rows.are_exact else None

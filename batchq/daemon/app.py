@@ -58,7 +58,9 @@ _log = structlog.get_logger()
 #: take it a fifth of a millisecond each, and what could start waits for it to end.
 NEW_A_SESSION = 1_000
 #: So often a shard of the store is compared with what the scheduler believes.
-_COMPARED_EVERY_S = 10.0
+_COMPARED_EVERY_S = 5.0
+#: So many objects in one shard, about.
+_COMPARED_AT_ONCE = 1_000
 #: So often the outbox is looked at though nothing was bound: somebody may have died over it.
 _LOOKED_FOR_EVERY_S = 1.0
 
@@ -362,7 +364,7 @@ class LeaderTurn:
 
     def _compare(self) -> None:
         """Look whether the mirror is true; a difference is our mistake, and heals by listing."""
-        for difference in self._store.compare():
+        for difference in self._store.compare(_COMPARED_AT_ONCE):
             _log.error(
                 "mirror.differs",
                 kind=difference.kind,

@@ -10,13 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import structlog
+from msgspec import structs
 
-from batchq.api.objects import KINDS, Unreadable
-from batchq.api.transaction import Event, Transaction
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import KINDS, Pod, Unreadable, full_name
+from batchq.api.transaction import Event, Transaction, Write, fence_of
 from batchq.ports import IdSource
 from batchq.store import keys
+from batchq.store.audit import BooksAudit
 from batchq.store.damaged_keys import (
     KEY,
+    Bells,
     BookPages,
     damaged_deliveries,
     damaged_keys,
@@ -24,7 +28,7 @@ from batchq.store.damaged_keys import (
     mend,
     take_out_deliveries,
 )
-from batchq.store.recount import recount
+from batchq.store.recount import mend_heads, recount
 from batchq.store.redis import RedisStore
 
 _log = structlog.get_logger()
@@ -43,6 +47,8 @@ class Mender:
         self._store = store
         self._ids = ids
         self._pages = BookPages(store.link)
+        self._bells = Bells(store)
+        self._audit = BooksAudit(store.link, store.mirror)
         self._look_at = self._recount_at = 0.0
         self._is_suspect = False
         #: Kinds of which a head may be missing or none.
@@ -73,9 +79,14 @@ class Mender:
         self._look_at = now + _LOOKED_EVERY_S
         self._mend_keys(epoch)
         self._mend_outbox(epoch)
-        is_damaged, headless = self._pages.next()
-        self._headless |= headless
-        self._is_suspect = self._is_suspect or is_damaged or bool(headless)
+        # Behind the keys as a whole: the names of the nodes stand in one of them. What is found is
+        # mended at the next look.
+        self._bells.next()
+        self._mend_heads(epoch)
+        # All of what is damaged is looked at, whatever else was found.
+        found = [self._pages.next(), self._audit.next()]
+        self._is_suspect = self._is_suspect or any(found)
+        self._end_lone_pods(epoch)
         if self._is_suspect and now >= self._recount_at:
             self._recount(epoch)
             self._recount_at = time.monotonic() + _RECOUNT_APART * (time.monotonic() - now)
@@ -102,6 +113,31 @@ class Mender:
         }
         self._store.forget()
 
+    def _mend_heads(self, epoch: int) -> None:
+        said = []
+        for one in mend_heads(self._store, epoch, self._store.suspect_heads()):
+            _log.error("head.mended", kind=one.kind, key=one.key, was=one.was, now=one.now)
+            held = f"its head in {keys.heads(one.kind)} held {one.was or 'nothing'!r}"
+            said.append(
+                (one.kind, one.key, "Recounted", f"{held}; made anew: {one.now or 'nothing'}")
+            )
+        self._tell(said, epoch)
+
+    def _end_lone_pods(self, epoch: int) -> None:
+        """Tell pods to stop whose group was deleted past batchq, and delete those that have ended:
+        no session has to do with a pod without its group.
+        """
+        pods = [pod for pod in self._audit.lone_pods() if not _is_stopping(pod)][:_MOST_TOLD]
+        if not pods:
+            return
+        now_ms = self._store.now_ms()
+        self._store.commit(
+            [_end_of(pod, now_ms) for pod in pods], request_id=self._ids.new_uid(), epoch=epoch
+        )
+        self.mended += len(pods)
+        for pod in pods:
+            _log.error("pod.without_group", pod=pod.metadata.uid, phase=str(pod.status.phase))
+
     def _mend_outbox(self, epoch: int) -> None:
         damaged = damaged_deliveries(self._store.link)
         if damaged:
@@ -118,6 +154,7 @@ class Mender:
         if fields is None:
             return
         self._is_suspect, self._headless = False, set()
+        self._audit.recounted(is_changed=bool(fields))
         for one in fields[:_MOST_TOLD]:
             _log.error("books.recounted", kind=one.kind, key=one.key, was=one.was, now=one.now)
         said = [
@@ -145,6 +182,31 @@ class Mender:
             request_id=self._ids.new_uid(),
             epoch=epoch,
         )
+
+
+#: Why a pod was stopped of which there is no group.
+GROUP_GONE = "GroupGone"
+
+
+def _is_stopping(pod: Pod) -> bool:
+    return pod.status.phase in ON_NODE and pod.status.terminating
+
+
+def _end_of(pod: Pod, now_ms: int) -> Transaction:
+    """What tells a pod on a node to stop, and deletes another."""
+    uid, value = pod.metadata.uid, None
+    message = f"Pod {full_name(pod)} has no group any more: it is deleted"
+    if pod.status.phase in ON_NODE:
+        message = f"Pod {full_name(pod)} has no group any more: it is told to stop"
+        status = structs.replace(
+            pod.status, terminating=True, terminating_at=now_ms, reason=GROUP_GONE
+        )
+        value = structs.replace(pod, status=status)
+    write = Write(
+        kind="Pod", key=uid, expect=pod.metadata.revision, fence=fence_of(pod), value=value
+    )
+    event = Event(kind="Pod", key=uid, reason="Mended", message=message, at=now_ms)
+    return Transaction(subject=uid, writes=(write,), events=(event,))
 
 
 _LONGEST_KEY = 128

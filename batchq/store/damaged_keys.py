@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from batchq.api.objects import KINDS, Unreadable
+from batchq.api.objects import Unreadable
 from batchq.store import keys, scripts
 from batchq.store.keys import Key
-from batchq.store.link import Link, count_of_writes, is_count, is_wrong_type
+from batchq.store.link import Link, count_of_writes, has_no_ids_left, is_count, is_wrong_type
 from batchq.store.liveness import damaged_in
 from batchq.store.records import (
     field_named,
-    is_head,
     name_of,
     read_charges,
     read_event,
@@ -39,6 +38,7 @@ _PAGE = 1_000
 
 _NO_COUNT = "it is no count of writes"
 _AHEAD = "its newest entry is ahead of the count of writes"
+_NO_IDS_LEFT = "its ids are ones that no clock comes to, and nothing can be put behind the last"
 _GOES = "nothing: it is passed over, and goes when there are 10,000 newer ones"
 _BY_LEADER = "the scheduler that leads mends it within seconds; if it stays, start a scheduler"
 
@@ -72,7 +72,26 @@ def damaged_keys(link: Link) -> list[Unreadable]:
             found.append(_damaged(key.name, _NO_COUNT))
     if not found and _is_ahead(answers):
         found.append(_damaged(keys.CHANGES, _AHEAD))
-    return found
+    there = {one.key for one in found}
+    streams = [key.name for key in SHARED if key.type == "stream" and key.name not in there]
+    return [*found, *(_damaged(name, _NO_IDS_LEFT) for name in without_ids_left(link, streams))]
+
+
+def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
+    """Those of the streams whose ids have come where no clock comes to; none that this user may not
+    ask for. Raises StoreUnavailable.
+
+    The newest entry tells less: it may have been taken out again.
+    """
+
+    def asked(client: Any) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for name in streams:
+            pipeline.xinfo_stream(name)
+        return cast("list[Any]", pipeline.execute(raise_on_error=False)) if streams else []
+
+    told = zip(streams, link.ask(asked), strict=True)
+    return [name for name, one in told if not isinstance(one, Exception) and has_no_ids_left(one)]
 
 
 def _is_ahead(answers: Mapping[Key, Any]) -> bool:
@@ -107,6 +126,7 @@ def damaged_in_nodes(store: RedisStore, nodes: Sequence[str]) -> list[Unreadable
     found = [
         one for node, said in store.alive.read(nodes).items() for one in damaged_in(node, said)
     ]
+    _note_bells(store.link, nodes)
     return [*found, *damaged_keys_of_nodes(store.link)]
 
 
@@ -121,10 +141,14 @@ def damaged_events(store: RedisStore, most: int) -> list[Unreadable]:
 
 
 def damaged_keys_of_nodes(link: Link) -> list[Unreadable]:
-    """The keys of single nodes that this process has met, and that are of another type."""
+    """The keys of single nodes that this process has met, and that are none as a whole."""
     found = sorted(link.found_damaged)
-    link.found_damaged.difference_update(found)
-    return [_damaged(name, "it is of another type") for name in found]
+    return [_damaged(name, link.found_damaged.pop(name)) for name in found]
+
+
+def _note_bells(link: Link, nodes: Sequence[str]) -> None:
+    for name in without_ids_left(link, [*map(keys.doorbell, nodes)]):
+        link.found_damaged[name] = _NO_IDS_LEFT
 
 
 def mend(link: Link, damaged: list[Unreadable], *, epoch: int, now_ms: int) -> None:
@@ -132,44 +156,64 @@ def mend(link: Link, damaged: list[Unreadable], *, epoch: int, now_ms: int) -> N
 
     Raises StoreUnavailable.
     """
-    names = [one.key for one in damaged if one.why not in (_NO_COUNT, _AHEAD)]
-    if names:
-        link.ask(lambda client: client.delete(*names))
+    gone = [one.key for one in damaged if one.why not in (_NO_COUNT, _AHEAD)]
+    if gone:
+        link.ask(lambda client: client.delete(*gone))
     again = (keys.EPOCH, keys.EPOCH, keys.REVISION, keys.CHANGES)
     link.run(scripts.MEND, again, (epoch, now_ms))
 
 
-#: The hashes that are looked through: the books, and what scripts compare of objects.
-_BOOKS = (keys.LEDGER, keys.CHARGES, keys.LIMITS, *map(keys.heads, KINDS))
+#: Of so many nodes the bells are looked at in one step.
+_BELLS = 100
+
+
+class Bells:
+    """Looks at the bells of some nodes at a time, and begins again at the end."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._left: list[str] = []
+
+    def next(self) -> None:
+        """Have bells whose ids have come to an end found by `damaged_keys_of_nodes`. Raises
+        StoreUnavailable.
+        """
+        self._left = self._left or sorted(self._store.inboxes.nodes())
+        some, self._left = self._left[:_BELLS], self._left[_BELLS:]
+        _note_bells(self._store.link, some)
+
+
+#: The hashes that are looked through.
+_BOOKS = (keys.LEDGER, keys.CHARGES, keys.LIMITS)
 
 
 class BookPages:
-    """Looks through ledger, charges, limits and heads a page at a time, and begins again at the
-    end.
-    """
+    """Looks through ledger, charges and limits a page at a time, and begins again at the end."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._cursors = [0] * len(_BOOKS)
 
-    def next(self) -> tuple[bool, set[str]]:
-        """Whether something on the next page of each of the books cannot be read, and the kinds
-        with a head that cannot. Raises StoreUnavailable.
+    def next(self) -> bool:
+        """Whether something on the next page of each of the books cannot be read.
+
+        Raises StoreUnavailable.
         """
 
         def asked(client: Any) -> list[Any]:
             pipeline = client.pipeline(transaction=False)
             for name, cursor in zip(_BOOKS, self._cursors, strict=True):
                 pipeline.hscan(name, cursor=cursor, count=_PAGE)
+            pipeline.hget(keys.LIMITS, keys.LAST_CHANGE)
+            # Behind it: no change of the limits is later than the count that is read now.
+            pipeline.get(keys.REVISION)
             return cast("list[Any]", pipeline.execute())
 
-        pages = self._link.ask(asked)
+        *pages, last_change, count = self._link.ask(asked)
         self._cursors = [int(cursor) for cursor, _ in pages]
-        ledger, charges, limits, *heads = (fields for _, fields in pages)
-        is_damaged = bool(read_ledger(ledger)[1] or read_charges(charges)[1])
-        headless = {
-            kind
-            for kind, fields in zip(KINDS, heads, strict=True)
-            if not all(map(is_head, fields.values()))
-        }
-        return is_damaged or bool(read_limits(limits)[1]), headless
+        ledger, charges, limits = (fields for _, fields in pages)
+        if last_change is not None:
+            limits = {**limits, keys.LAST_CHANGE.encode(): last_change}
+        revision = count_of_writes(count)
+        damaged = (read_ledger(ledger), read_charges(charges), read_limits(limits, revision))
+        return any(one[1] for one in damaged)

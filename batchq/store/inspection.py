@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.codec import DAMAGE
-from batchq.store.link import count_of_writes, each_of, is_forbidden
+from batchq.store.link import OTHER_TYPE, count_of_writes, each_of, is_forbidden
 from batchq.store.mirror import Change, Trimmed, read_changes
 from batchq.store.records import field_of_key, name_of, read_charges, read_ledger, read_limits
 from batchq.store.redis import RedisStore
@@ -33,6 +33,8 @@ PINGS = 5
 #: How many changes may come between the list of objects and the books; with more, begin again.
 _CHANGES_BETWEEN = 5_000
 _BOOKS_READ = 8
+#: Of each inbox, about so many facts are read at most.
+_FACTS_READ = 1_000
 
 
 class ServerFacts(Struct, frozen=True, kw_only=True):
@@ -163,7 +165,7 @@ def read_books(store: RedisStore) -> Books | None:
             continue
         ledger, bad_sums = read_ledger(hashes[0])
         charges, bad_charges = read_charges(hashes[1])
-        limits, bad_limits = read_limits(hashes[2])
+        limits, bad_limits = read_limits(hashes[2], revision)
         objects = _with_changes(snapshot, changes)
         return Books(
             revision=revision,
@@ -285,12 +287,14 @@ class WaitingReports(Struct, frozen=True, kw_only=True):
 
 
 def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
-    """What lies in the inboxes of these nodes, by node and subject. Raises StoreUnavailable."""
+    """What lies in the inboxes of these nodes, by node and subject; of one with very many, some of
+    them. Raises StoreUnavailable.
+    """
     if not nodes:
         return []
     found = store.link.ask(partial(_inboxes, nodes=nodes))
     damaged = [node for node, inbox in zip(nodes, found, strict=True) if inbox is None]
-    store.link.found_damaged.update(map(keys.inbox, damaged))
+    store.link.found_damaged |= dict.fromkeys(map(keys.inbox, damaged), OTHER_TYPE)
     return [
         WaitingReports(node=node, subject=name_of(subject), fact=_fact(stored), stored=stored)
         for node, inbox in zip(nodes, found, strict=True)
@@ -298,11 +302,26 @@ def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
     ]
 
 
+def sizes_of_inboxes(store: RedisStore, nodes: Sequence[str]) -> dict[str, int]:
+    """How many facts lie in the inboxes of these nodes, where this user may count them. Raises
+    StoreUnavailable.
+    """
+
+    def asked(client: Any) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for node in nodes:
+            pipeline.hlen(keys.inbox(node))
+        return cast("list[Any]", pipeline.execute(raise_on_error=False)) if nodes else []
+
+    sizes = zip(nodes, store.link.ask(asked), strict=True)
+    return {node: size for node, size in sizes if isinstance(size, int)}
+
+
 def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes] | None]:
     pipeline = client.pipeline(transaction=False)
     for node in nodes:
-        pipeline.hgetall(keys.inbox(node))
-    return each_of(pipeline)
+        pipeline.hscan(keys.inbox(node), cursor=0, count=_FACTS_READ)
+    return [None if answer is None else answer[1] for answer in each_of(pipeline)]
 
 
 def _fact(stored: bytes) -> NodeReport | None:

@@ -219,9 +219,9 @@ class Link:
         #: Whether who meets a key that is damaged waits a moment for a leader to mend it; not the
         #: leader itself.
         self.waits_for_mending = True
-        #: Keys of single nodes that were met and are of another type, for a leader to take out.
-        #: Threads add to it, and one takes from it.
-        self.found_damaged: set[str] = set()
+        #: Keys of single nodes that were met and are none of batchq's as a whole, and why, for a
+        #: leader to take out. Threads add to it, and one takes from it.
+        self.found_damaged: dict[str, str] = {}
         #: Nodes whose own keys hold what batchq never writes, and what that is: see `suspect`.
         self._suspects: dict[str, str] = {}
         self._closing = threading.Event()
@@ -533,6 +533,8 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ("Authentication required", "NOAUTH"),
 )
 
+#: Why a key of a node is none of batchq's.
+OTHER_TYPE = "it is of another type"
 #: What a leader mends within a second or two.
 _MENDED = (DAMAGED, "WRONGTYPE")
 #: Who is refused so is refused again.
@@ -549,6 +551,13 @@ def is_forbidden(error: StoreUnavailable) -> bool:
 def is_wrong_type(error: BaseException | None) -> bool:
     """Whether what was asked for stands in a key of another type than batchq's."""
     return error is not None and _word_of(error) == "WRONGTYPE"
+
+
+def has_no_ids_left(told: Mapping[str, Any]) -> bool:
+    """Whether the ids of a stream have come where no clock and no count of ours comes to; `told` is
+    the answer to XINFO STREAM.
+    """
+    return int(told["last-generated-id"].split(b"-")[0]) >= _MOST_WRITES
 
 
 def each_of(pipeline: Any) -> list[Any]:

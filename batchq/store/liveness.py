@@ -23,12 +23,17 @@ from batchq.api.node_report import subject_of_pod
 from batchq.api.objects import Unreadable
 from batchq.core.session.snapshot import ContactStanding
 from batchq.store import codec, keys, scripts
-from batchq.store.link import AddCall, Link, each_of
+from batchq.store.link import OTHER_TYPE, AddCall, Link, each_of
 from batchq.store.records import head_of, name_of
 
 _BEAT = b"beat"
 _RUN = b"run"
 _PAGE = 200
+#: The sizes of so many hashes are asked for at once.
+_SIZES_A_TRIP = 2_000
+#: No node has more attempts: one whose hash has more fields is not heard until it was taken out.
+MOST_FIELDS = 10_000
+_NOTHING: Mapping[bytes, bytes] = {}
 #: No number of an attempt is longer.
 _DIGITS = 19
 
@@ -85,11 +90,12 @@ class Alive:
 
     def read(self, nodes: Sequence[str]) -> Said:
         """What each of these nodes has said, one round trip for many; nothing of one whose key is
-        of another type.
+        of another type, or has more fields than a node has attempts.
         """
-        said: dict[str, Mapping[bytes, bytes]] = {}
-        for start in range(0, len(nodes), _PAGE):
-            some = nodes[start : start + _PAGE]
+        said: dict[str, Mapping[bytes, bytes]] = dict.fromkeys(nodes, _NOTHING)
+        bounded = self._bounded(nodes)
+        for start in range(0, len(bounded), _PAGE):
+            some = bounded[start : start + _PAGE]
 
             def asked(client: Any, some: Sequence[str] = some) -> list[dict[bytes, bytes] | None]:
                 pipeline = client.pipeline(transaction=False)
@@ -100,9 +106,32 @@ class Alive:
             for node, fields in zip(some, self._link.ask(asked), strict=True):
                 said[node] = {} if fields is None else fields
                 if fields is None:
-                    self._link.found_damaged.add(keys.alive(node))
-                    self._link.suspect(node, f"{keys.alive(node)} is of another type")
+                    self._note(node, OTHER_TYPE)
         return said
+
+    def _bounded(self, nodes: Sequence[str]) -> list[str]:
+        """Those of the nodes whose hashes can be read as a whole; the others are told of."""
+        found: list[str] = []
+        for start in range(0, len(nodes), _SIZES_A_TRIP):
+            some = nodes[start : start + _SIZES_A_TRIP]
+
+            def asked(client: Any, some: Sequence[str] = some) -> list[Any]:
+                pipeline = client.pipeline(transaction=False)
+                for node in some:
+                    pipeline.hlen(keys.alive(node))
+                return cast("list[Any]", pipeline.execute(raise_on_error=False))
+
+            for node, size in zip(some, self._link.ask(asked), strict=True):
+                # What is of another type, and who may not count, is met with when it is read.
+                if isinstance(size, Exception) or size <= MOST_FIELDS:
+                    found.append(node)
+                else:
+                    self._note(node, f"it has {size} fields, of {MOST_FIELDS} at most")
+        return found
+
+    def _note(self, node: str, why: str) -> None:
+        self._link.found_damaged[keys.alive(node)] = why
+        self._link.suspect(node, f"{keys.alive(node)}: {why}")
 
     def _write(self, node: str, field: bytes, at_ms: int, *, run: str = "", pod: str = "") -> bytes:
         """Note an instant, and `run` if there is one; the head of `pod`, empty if there is none."""

@@ -20,6 +20,7 @@ from batchq.api.objects import KINDS, Node, Object, PodGroup, Unreadable
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import codec, keys
+from batchq.store.heads import HeadPages
 from batchq.store.link import Link, count_of_writes, is_wrong_type, read_revision
 from batchq.store.liveness import (
     Alive,
@@ -153,6 +154,7 @@ class Mirror:
         self._connections = -1
         self._run_id = ""
         self._turn = _ShardTurn()
+        self._heads = HeadPages()
 
     def snapshot(self) -> Snapshot:
         """Everything as it stands now; the same object while nothing has changed."""
@@ -254,6 +256,36 @@ class Mirror:
         found = (self._difference(kind, key) for kind, key in dict.fromkeys(suspects))
         return [difference for difference in found if difference is not None]
 
+    def suspect_heads(self) -> dict[str, list[str]]:
+        """By kind, keys on the next page of heads of which the head is not that of the object here.
+
+        The next call goes on from there. One that was written just now may be among them.
+        """
+        self._sync()
+        return self._heads.suspects(self._link, self._shelf.keys_after, self._head)
+
+    def settled(self) -> Snapshot | None:
+        """Everything that was committed; None while there are new groups that were not taken up."""
+        self._sync()
+        return None if self._arrivals else self._shelf.snapshot(self.revision)
+
+    def page_after(self, kind: str, key: str, most: int) -> list[Object]:
+        """Up to `most` objects of a kind behind a key, with all that was committed before."""
+        self._sync()
+        found = (self._shelf.get(kind, one) for one in self._shelf.keys_after(kind, key, most))
+        return [one for one in found if one is not None]
+
+    def is_left_out(self, kind: str, key: str) -> bool:
+        """Whether what stood there at the last look cannot be read."""
+        return (kind, key) in self._unreadable
+
+    def _head(self, kind: str, key: str) -> bytes | None:
+        here = self.here(kind, key)
+        if here is not None:
+            return codec.head_of_object(here)
+        # Of what cannot be read, nobody can say what it should be.
+        return None if (kind, key) in self._unreadable else b""
+
     def _difference(self, kind: str, key: str) -> MirrorDifference | None:
         """Read it, take in all changes, read it again: if it stood still, both must agree."""
         while True:
@@ -268,7 +300,7 @@ class Mirror:
             # Written past batchq, and so not our mistake: it is told of as what it is.
             self._place(kind, key, item)
             return None
-        here = self._here(kind, key)
+        here = self.here(kind, key)
         return MirrorDifference(
             kind=kind,
             key=key,
@@ -277,7 +309,7 @@ class Mirror:
         )
 
     def _agrees(self, kind: str, key: str, stored: bytes | None) -> bool:
-        here = self._unreadable.get((kind, key)) or self._here(kind, key)
+        here = self._unreadable.get((kind, key)) or self.here(kind, key)
         return here == (None if stored is None else read_record(kind, key, stored))
 
     def _is_gone(self, kind: str, key: str) -> bool:
@@ -347,7 +379,7 @@ class Mirror:
             return
         if self._unreadable:
             self._let_in(change.kind, change.key)
-        here = self._here(change.kind, change.key)
+        here = self.here(change.kind, change.key)
         if here is not None and here.metadata.revision >= change.revision:
             return
         if self._keeps_back(change, here):
@@ -369,7 +401,7 @@ class Mirror:
         arrivals.remove(change.key)
         return False
 
-    def _here(self, kind: str, key: str) -> Object | None:
+    def here(self, kind: str, key: str) -> Object | None:
         """An object as it was last heard of, taken up or not."""
         waits = self._arrivals.get(kind, key) if self._arrivals else None
         return waits or self._shelf.get(kind, key)

@@ -32,6 +32,7 @@ from batchq.store.codec import DAMAGE
 from batchq.store.link import (
     ANSWER_TIMEOUT_S,
     LONGEST_BLOCK_MS,
+    OTHER_TYPE,
     Call,
     Link,
     close_client,
@@ -151,6 +152,8 @@ class ReportQueues:
             self._link.pause(timeout_ms / 1000)
             self._heard = "0-0"
             return set()
+        if not reply and self._heard != "0-0" and is_made_anew(self._link, keys.BELL, self._heard):
+            self._heard = "0-0"
         found: set[str] = set()
         for _, entries in cast("Any", reply) or ():
             for id_, fields in entries:
@@ -192,7 +195,7 @@ class ReportQueues:
         wrong: list[tuple[str, bytes, bytes]] = []
         for node, (left, *facts) in zip(nodes, replies, strict=False):
             if left < 0:
-                self._link.found_damaged.add(keys.inbox(node))
+                self._link.found_damaged[keys.inbox(node)] = OTHER_TYPE
                 self._link.suspect(node, f"{keys.inbox(node)} is of another type")
             elif left:
                 (heard if facts else unheard).append(node)
@@ -334,6 +337,21 @@ def add_rings(pipeline: Any, nodes: Sequence[str], word: WakeReason) -> None:
         pipeline.expire(keys.doorbell(node), keys.ALIVE_TTL_S)
 
 
+def is_made_anew(link: Link, stream: str, heard: str) -> bool:
+    """Whether the newest entry of a stream is older than one that was heard, or gone: somebody has
+    put an id there from the future, and the stream was made anew since. Who waits behind that id
+    hears nothing. Raises StoreUnavailable.
+    """
+    newest = link.ask(lambda client: cast("list[Any]", client.xrevrange(stream, count=1)))
+    return not newest or place_in_stream(newest[0][0].decode()) < place_in_stream(heard)
+
+
+def place_in_stream(id_: str) -> tuple[int, int]:
+    """By what ids of entries are ordered."""
+    first, _, second = id_.partition("-")
+    return int(first), int(second or 0)
+
+
 def check_rung(answers: Sequence[Any]) -> None:
     """A bell that somebody has spoiled is done without; anything else is raised."""
     for answer in answers:
@@ -398,6 +416,8 @@ class WakeUpChannel:
             return EVERYTHING
         self._asked_at = None
         if not reply:
+            # For some seconds: the next one may be rung in a bell that was made anew.
+            self._heard = self._again_if_made_anew()
             return frozenset()
         # By the protocol's version a map or a list of pairs.
         [(_, entries)] = reply.items() if isinstance(reply, dict) else reply
@@ -407,6 +427,16 @@ class WakeUpChannel:
         if len(entries) == RINGS_KEPT or not said <= set(WakeReason):
             return EVERYTHING
         return frozenset(map(WakeReason, said))
+
+    def _again_if_made_anew(self) -> str:
+        """Behind which ring to wait, after a silence."""
+        if self._heard == "0-0":
+            return self._heard
+        try:
+            return "0-0" if is_made_anew(self._link, self._key, self._heard) else self._heard
+        except StoreUnavailable:
+            # Of another type, or away: looked at again after the next silence.
+            return self._heard
 
     def close(self) -> None:
         """Let go of the connection."""

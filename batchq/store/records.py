@@ -39,7 +39,7 @@ from batchq.api.validation import disorder_of
 from batchq.errors import UnreadableRecord
 from batchq.store import codec
 from batchq.store.codec import DAMAGE
-from batchq.store.keys import LAST_CHANGE
+from batchq.store.keys import LAST_CHANGE, heads
 from batchq.store.rules import Held
 
 _LONGEST_REASON = 200
@@ -99,6 +99,7 @@ def _unreadable(kind: str, key: str, why: str) -> Unreadable:
 #: Sorts of records beside objects, as `Unreadable.kind` has them.
 LEDGER, CHARGES, LIMITS = "Ledger", "Charge", "Limit"
 DELIVERY = "Delivery"
+HEAD = "Head"
 
 _TAKEN_OUT = (
     "the scheduler that leads takes it out within seconds, and the node's agent hands in what is"
@@ -137,20 +138,32 @@ def read_charges(stored: Mapping[bytes, bytes]) -> tuple[dict[str, Held], list[U
 
 
 def read_limits(
-    stored: Mapping[bytes, bytes],
+    stored: Mapping[bytes, bytes], revision: int
 ) -> tuple[dict[str, dict[str, int]], list[Unreadable]]:
-    """The limits of every scope; and what is none."""
+    """The limits of every scope; and what is none. `revision`: the count of writes, behind which
+    they cannot have changed.
+    """
     limits: dict[str, dict[str, int]] = {}
     damaged = []
     for field in sorted(stored):
         try:
             if field == LAST_CHANGE.encode():
-                codec.read_units(stored[field])
+                read_last_change(stored[field], revision)
             else:
                 limits[field.decode()] = codec.read_limit(stored[field])
         except DAMAGE as error:
             damaged.append(_in_books(LIMITS, field, error))
     return limits, damaged
+
+
+def read_last_change(stored: bytes, revision: int) -> int:
+    """The revision at which limits changed last. Raises ValueError for what is none: one that is
+    still to come would have all that is decided from now on refused as decided before.
+    """
+    changed_at = codec.read_units(stored)
+    if not 0 <= changed_at <= revision:
+        raise ValueError(f"expected one of {revision} writes, found {changed_at}")
+    return changed_at
 
 
 def read_event(fields: Mapping[bytes, bytes]) -> Event | None:
@@ -180,6 +193,16 @@ def read_outbox(
 
 def _in_books(kind: str, field: bytes, error: BaseException) -> Unreadable:
     return Unreadable(kind=kind, key=name_of(field), why=reason_of(error), remedy=_RECOUNTED)
+
+
+def false_head(kind: str, key: str) -> Unreadable:
+    """What people are told of a head that is missing, or is not that of its object."""
+    return Unreadable(
+        kind=HEAD,
+        key=f"{kind} {name_of(field_of_key(key))}",
+        why=f"what stands in {heads(kind)} is not what the object says",
+        remedy=_RECOUNTED,
+    )
 
 
 _HEAD = re.compile(rb"\d{1,16}\|[^|]*\|[^|]*\|.*", re.DOTALL)

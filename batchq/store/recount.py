@@ -31,7 +31,8 @@ from batchq.api.transaction import (
     queue_scope,
 )
 from batchq.core.quota.ledger import holders_in_store
-from batchq.store import codec, keys, records, scripts
+from batchq.store import codec, heads, keys, records, scripts
+from batchq.store.heads import PAGE
 from batchq.store.inspection import Books, read_books
 from batchq.store.redis import RedisStore
 from batchq.store.rules import MOST, Held
@@ -149,24 +150,47 @@ def recount(
     """
     for _ in range(TRIES):
         # First: an object whose head is none is changed by nobody, so it is as it will be.
-        heads = {kind: _heads(store, kind) for kind in sorted(headless)}
+        stored_heads = {kind: _heads(store, kind) for kind in sorted(headless)}
         books = read_books(store)
         if books is None:
             return None
         fields = list(_differences(books))
-        for kind, stored in heads.items():
+        for kind, stored in stored_heads.items():
             fields += _damaged_heads(kind, stored, books)
         if all(_set(store, epoch, some) for some in _calls(fields)):
-            return [
-                Recounted(
-                    kind=one.kind,
-                    key=records.name_of(one.field),
-                    was=one.was.decode(errors="replace")[:80],
-                    now=one.now.decode(errors="replace")[:80],
-                )
-                for one in fields
-            ]
+            return [_recounted(one) for one in fields]
     return None
+
+
+def mend_heads(
+    store: RedisStore, epoch: int, suspects: Mapping[str, Sequence[str]]
+) -> list[Recounted]:
+    """Make heads anew that are not those of their objects, as the leader of `epoch`. What is
+    written to meanwhile is left to the next look.
+
+    `suspects`: keys by kind, of which the heads are compared. Raises StoreUnavailable.
+    """
+    told = []
+    for kind, some in suspects.items():
+        for start in range(0, len(some), PAGE):
+            # Whoever changes the object changes the head, which is compared before it is set.
+            differing = heads.compared(store.link, kind, some[start : start + PAGE])
+            fields = [
+                _Field(kind, records.field_of_key(key), was, now)
+                for key, (was, now) in differing.items()
+            ]
+            if fields and _set(store, epoch, fields):
+                told += [_recounted(one) for one in fields]
+    return told
+
+
+def _recounted(one: _Field) -> Recounted:
+    return Recounted(
+        kind=one.kind,
+        key=records.name_of(one.field),
+        was=one.was.decode(errors="replace")[:80],
+        now=one.now.decode(errors="replace")[:80],
+    )
 
 
 def _calls(fields: list[_Field]) -> Iterator[list[_Field]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from msgspec import Struct
 from batchq.api.objects import NAMESPACED, Object, Pod, Unreadable
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
 from batchq.core.session.snapshot import Snapshot
-from batchq.errors import StoreUnavailable
+from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.store import codec, keys, scripts
 from batchq.store.codec import Written
 from batchq.store.link import (
@@ -26,6 +27,7 @@ from batchq.store.link import (
     check_info,
     in_trips,
     is_forbidden,
+    is_wrong_type,
     read_revision,
 )
 from batchq.store.liveness import Alive, Contact, Renewal, ServerClock, beats_of
@@ -40,7 +42,14 @@ from batchq.store.mirror import (
     read_one,
     scan_objects,
 )
-from batchq.store.node_channels import PodsByNode, ReportQueues, Settled, add_taking_out, settling
+from batchq.store.node_channels import (
+    PodsByNode,
+    ReportQueues,
+    Settled,
+    add_taking_out,
+    is_made_anew,
+    settling,
+)
 from batchq.store.records import (
     error_of,
     field_named,
@@ -155,6 +164,21 @@ OBJECTS_A_TRIP = 10_000
 
 #: A snapshot's beats and leases are read at most this often: there is one for each running pod.
 HEAR_EVERY_MS = 1_000
+
+
+def _unless_spoiled(key: str, question: Callable[[redis.Redis], Any], client: redis.Redis) -> Any:
+    """The answer; nobody waits for a key of another type that no leader takes out. Raises
+    UnreadableRecord.
+    """
+    try:
+        return question(client)
+    except redis.exceptions.ResponseError as error:
+        if not is_wrong_type(error):
+            raise
+        raise UnreadableRecord(
+            f"what the pod has left is unreadable: {key} is of another type",
+            hint=f"delete it with the credentials of that node's worker: `DEL {key}`",
+        ) from error
 
 
 class Leader(Struct, frozen=True, kw_only=True):
@@ -350,6 +374,17 @@ class RedisStore:
             self._mirror.forget()
         return differences
 
+    @property
+    def mirror(self) -> Mirror:
+        """What `snapshot` shows, for other modules of this package; from its thread."""
+        return self._mirror
+
+    def suspect_heads(self) -> Mapping[str, Sequence[str]]:
+        """By kind, keys of which the head may not be that of the object, among the next few; from
+        `snapshot`'s thread. Raises StoreUnavailable.
+        """
+        return self._mirror.suspect_heads()
+
     def forget(self) -> None:
         """Let the mirror list everything again; from `snapshot`'s thread."""
         self._mirror.forget()
@@ -390,6 +425,8 @@ class RedisStore:
         """
         reply = self._read_stream(keys.EVENTS, place, block_ms)
         entries = reply[0][1] if reply else []
+        if not entries and place != "0-0" and is_made_anew(self._link, keys.EVENTS, place):
+            return "0-0", []
         found = (read_event(fields) for _, fields in entries)
         events = [event for event in found if event is not None]
         return (entries[-1][0].decode() if entries else place), events
@@ -588,8 +625,14 @@ class RedisStore:
     def read_log(
         self, node: str, pod: str, attempt: int, after: str = "0", block_ms: int = 0
     ) -> Sequence[LogChunk]:
-        """Up to a thousand pieces of output after `after`; waits for one if `block_ms` is given."""
-        reply = self._read_stream(keys.log(node, pod, attempt), after, block_ms)
+        """Up to a thousand pieces of output after `after`; waits for one if `block_ms` is given.
+
+        Raises StoreUnavailable; UnreadableRecord if something else stands there.
+        """
+        key, block = keys.log(node, pod, attempt), min(block_ms, LONGEST_BLOCK_MS) or None
+        reply = self._link.wait(
+            partial(_unless_spoiled, key, lambda client: client.xread({key: after}, PAGE, block))
+        )
         return [
             LogChunk(id=id_.decode(), stream=name_of(fields[b"stream"]), data=fields[b"data"])
             for _, entries in reply or ()
@@ -603,9 +646,13 @@ class RedisStore:
         self._link.ask(lambda client: client.set(key, result, ex=keys.RESULT_TTL_S))
 
     def read_result(self, node: str, pod: str, attempt: int) -> bytes | None:
-        """What an attempt's function returned, as JSON; None if nothing is kept (any more)."""
+        """What an attempt's function returned, as JSON; None if nothing is kept (any more).
+
+        Raises StoreUnavailable; UnreadableRecord if something else stands there.
+        """
         key = keys.result(node, pod, attempt)
-        return self._link.ask(lambda client: cast("bytes | None", client.get(key)))
+        found = self._link.ask(partial(_unless_spoiled, key, lambda client: client.get(key)))
+        return cast("bytes | None", found)
 
     # --- watching ---------------------------------------------------------------------------
 

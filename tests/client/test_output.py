@@ -5,9 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from batchq.client import Client
-from batchq.errors import NotFound
+from batchq.errors import NotFound, UnreadableRecord
+from batchq.store import keys
 from tests.client.stage import Stage
 from tests.harness.server import Server
 
@@ -94,3 +96,18 @@ def test_a_group_that_has_not_started_has_written_nothing(stage: Stage) -> None:
     stage.client.submit(command=["true"], name="x", cpus=9)
     stage.turn()
     assert texts(stage) == []
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_output_of_another_type_is_named_and_not_waited_for(
+    two_pods: Stage, raw: redis.Redis, follow: bool
+) -> None:
+    one = two_pods.pods("x")[0]
+    place = one.status.node, one.metadata.uid, one.status.attempt
+    for key, command in ((keys.log(*place), "SET"), (keys.result(*place), "RPUSH")):
+        raw.execute_command(command, key, "x")
+    with pytest.raises(UnreadableRecord, match="is of another type") as caught:
+        list(two_pods.client.logs("x", follow=follow))
+    assert f"DEL {keys.log(*place)}" in caught.value.hint
+    with pytest.raises(UnreadableRecord, match="is of another type"):
+        two_pods.store.read_result(*place)

@@ -10,14 +10,15 @@ import redis
 from msgspec import structs
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import Node, NodeSpec, Queue, QueueSpec
+from batchq.api.objects import Node, NodeSpec, Pod, Queue, QueueSpec
 from batchq.api.transaction import Transaction, Word
 from batchq.changes import apply
 from batchq.daemon.repair import Mender
-from batchq.store import keys
+from batchq.store import audit, heads, keys
 from batchq.store.damaged_keys import damaged_keys
+from batchq.store.heads import false_heads
 from batchq.store.inspection import read_books
-from batchq.store.recount import recount
+from batchq.store.recount import mend_heads, recount
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import publish_object_limit, read_object_limit
 from batchq.system import RandomIds
@@ -129,6 +130,20 @@ def test_when_limits_changed_last_is_now_if_it_cannot_be_read(
     raw.hset(keys.LIMITS, keys.LAST_CHANGE, "never")
     Mender(booked, RandomIds()).look(epoch(booked))
     assert raw.hget(keys.LIMITS, keys.LAST_CHANGE) == raw.get(keys.REVISION)
+
+
+@pytest.mark.parametrize("damage", [b"4503599627370490", b"-1", b"never"])
+def test_limits_that_say_they_change_later_are_named_and_keep_nobody_out(
+    booked: RedisStore, raw: redis.Redis, damage: bytes
+) -> None:
+    raw.hset(keys.LIMITS, keys.LAST_CHANGE, damage)
+    books = read_books(booked)
+    assert books is not None
+    assert [(one.kind, one.key) for one in books.unreadable] == [("Limit", r"last\x20change")]
+    Mender(booked, RandomIds()).look(epoch(booked))
+    asked = Transaction(subject="x", charges=(charge("group:a", "ns:x", checked=True, cpu=1),))
+    seen = booked.snapshot().revision
+    assert booked.commit([asked], request_id="one", seen=seen).refused == ()
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff", b"1|Bound", b"NaN|a|b|c", HUGE])
@@ -264,3 +279,155 @@ def test_without_a_change_the_count_of_writes_goes_on_above_every_object(
     removed = writing(gone(found, expect=found.metadata.revision))
     assert booked.commit([removed], request_id="late").refused == ()
     assert booked.snapshot().queues == ()
+
+
+#: Well formed, and not what the object says.
+FALSE_HEADS = (b"1|Completed|zz 99|", b"999999999999|Succeeded|zz 99 99|", None)
+
+
+@pytest.mark.parametrize("head", FALSE_HEADS)
+@pytest.mark.parametrize(("kind", "key"), [("Queue", "default"), ("Node", "n1"), ("Pod", "u1-1-0")])
+def test_a_head_that_is_missing_or_false_is_named_and_made_anew(
+    booked: RedisStore, raw: redis.Redis, kind: str, key: str, head: bytes | None
+) -> None:
+    def spoiled(client: redis.Redis) -> None:
+        name = keys.heads(kind)
+        client.hdel(name, key) if head is None else client.hset(name, key, head)
+        books = read_books(booked)
+        assert books is not None
+        [named] = false_heads(booked.link, books.objects, books.unreadable)
+        assert (named.kind, named.key) == ("Head", f"{kind} {key}")
+        assert name in named.why
+
+    healed_after(booked, raw, spoiled)
+
+
+def test_a_head_without_an_object_is_taken_out(booked: RedisStore, raw: redis.Redis) -> None:
+    healed_after(booked, raw, lambda client: client.hset(keys.heads("Pod"), "u9", b"7|Bound|a|"))
+
+
+def test_a_head_that_was_written_since_it_was_compared_is_left_alone(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    before = in_books(booked, raw)
+    assert mend_heads(booked, epoch(booked), {"Pod": ["u1-1-0", "gone"]}) == []
+    assert mend_heads(booked, epoch(booked) - 1, {"Pod": ["u1-1-0"]}) == []
+    assert in_books(booked, raw) == before
+
+
+def test_heads_are_looked_through_a_page_at_a_time(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "PAGE", 2)
+    made = [pod(number, group_uid="u2") for number in range(7)]
+    booked.commit([writing(*map(put, made))], request_id="pods")
+    raw.hdel(keys.heads("Pod"), *(one.metadata.uid for one in made))
+    found: set[str] = set()
+    for _ in range(4):
+        found |= {*booked.suspect_heads().get("Pod", ())}
+    assert found == {one.metadata.uid for one in made}
+
+
+#: They read well, and are false.
+LIES: dict[str, Callable[[redis.Redis], object]] = {
+    "a negative sum": lambda raw: raw.hset(keys.LEDGER, "cluster cpu", "-999999999"),
+    "a huge sum": lambda raw: raw.hset(keys.LEDGER, "node:n1 cpu", "99999999999999999"),
+    "a sum too small": lambda raw: raw.hset(keys.LEDGER, "node:n1 cpu", "1"),
+    "no sum": lambda raw: raw.hdel(keys.LEDGER, "node:n1 cpu"),
+    "a charge of nobody": lambda raw: raw.hset(
+        keys.CHARGES, "group:poison", '[["node:n1","cluster"],[["cpu","9007199254740991"]]]'
+    ),
+    "a false charge": lambda raw: raw.hset(
+        keys.CHARGES, "pod:u1-1-0", '[["node:n1"],[["cpu","7"]]]'
+    ),
+    "no charge": lambda raw: raw.hdel(keys.CHARGES, "node:n1"),
+    "a false limit": lambda raw: raw.hset(keys.LIMITS, "node:n1", '{"cpu":"0"}'),
+    "a limit of nobody": lambda raw: raw.hset(keys.LIMITS, "ns:other", '{"cpu":"0"}'),
+    "no limit": lambda raw: raw.hdel(keys.LIMITS, "queue:default"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_books_that_read_well_and_are_false_are_counted_anew(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    monkeypatch.setattr(audit, "APART_S", 0)
+    group_of_pod(booked)
+    before = in_books(booked, raw)
+    mender = Mender(booked, RandomIds())
+    looked(mender, booked, 3)
+    assert mender.mended == 0
+    LIES[lie](raw)
+    looked(mender, booked, 3)
+    assert in_books(booked, raw) == before
+    [told] = {one.reason for one in booked.events() if one.reason in ("Recounted", "Mended")}
+    assert told == "Recounted"
+
+
+def group_of_pod(store: RedisStore) -> None:
+    store.commit([writing(put(group("a", namespace="x", uid="u1")))], request_id="group")
+    recount(store, epoch(store))
+
+
+def looked(mender: Mender, store: RedisStore, times: int) -> None:
+    for _ in range(times):
+        mender.hurry()
+        mender.look(epoch(store))
+
+
+def test_books_are_compared_a_page_at_a_time(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "PAGE", 2)
+    monkeypatch.setattr(audit, "APART_S", 0)
+    booked.commit(
+        [writing(put(group(f"g{number}", uid=f"g{number}"))) for number in range(9)],
+        request_id="groups",
+    )
+    recount(booked, epoch(booked))
+    books = audit.BooksAudit(booked.link, booked.mirror)
+    assert not any(books.next() for _ in range(20))
+    raw.hincrby(keys.LEDGER, "objects:x podgroups", 1000)
+    assert [books.next() for _ in range(20)].count(True) >= 1
+
+
+def test_what_is_charged_for_what_cannot_be_read_is_counted_anew_once(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "APART_S", 0)
+    raw.hset(keys.objects("Pod"), "u1-1-0", "garbage")
+    booked.forget()
+    books = audit.BooksAudit(booked.link, booked.mirror)
+    assert True in [books.next() for _ in range(3)]
+    assert recount(booked, epoch(booked)) == []
+    books.recounted(is_changed=False)
+    assert True not in [books.next() for _ in range(3)]
+
+
+def test_a_pod_whose_group_was_deleted_past_batchq_is_told_to_stop_and_then_deleted(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "APART_S", 0)
+    group_of_pod(booked)
+    mender = Mender(booked, RandomIds())
+    looked(mender, booked, 3)
+    [found] = booked.list("Pod")
+    assert isinstance(found, Pod)
+    assert not found.status.terminating
+    raw.hdel(keys.objects("PodGroup"), "x/a")
+    assert booked.compare() != []
+    looked(mender, booked, 4)
+    [found] = booked.list("Pod")
+    assert isinstance(found, Pod)
+    assert (found.status.terminating, found.status.reason) == (True, "GroupGone")
+
+    over = structs.replace(found.status, phase=PodPhase.EVICTED, terminating=False)
+    ended = Transaction(
+        subject="x",
+        writes=(put(structs.replace(found, status=over), expect=found.metadata.revision),),
+        charges=(charge(f"pod:{found.metadata.uid}"),),
+    )
+    assert booked.commit([ended], request_id="ended").refused == ()
+    looked(mender, booked, 4)
+    assert booked.list("Pod") == ()
+    assert not [one for one in booked.charges() if not one.startswith("node:")]

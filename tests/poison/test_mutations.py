@@ -86,7 +86,7 @@ DECODERS: dict[str, list[tuple[bytes, Callable[[bytes], object]]]] = {
         (b"cluster cpu", lambda raw: records.read_ledger({raw: b"1"})),
     ],
     "charges": [(b'[["ns:x"],[["cpu","1"]]]', lambda raw: records.read_charges({raw[:9]: raw}))],
-    "limits": [(b'{"cpu":"1"}', lambda raw: records.read_limits({raw[:9]: raw}))],
+    "limits": [(b'{"cpu":"1"}', lambda raw: records.read_limits({raw[:9]: raw}, 2**52))],
     "outbox": [
         (b'5 1 {"pod":"p","attempt":1,"node":"n"}', lambda raw: records.read_outbox({b"p-1": raw}))
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -19,8 +20,9 @@ from batchq.daemon.node_reports import LeaderDesk
 from batchq.daemon.reload import Reload
 from batchq.errors import StoreUnavailable
 from batchq.scheduler.cycle import Cycle
-from batchq.store import keys
+from batchq.store import keys, node_channels
 from batchq.store.damaged_keys import SHARED
+from batchq.store.node_channels import WakeReason, WakeUpChannel, ring
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend, attending
 from batchq.system import RandomIds
@@ -247,7 +249,7 @@ def unread(raw: redis.Redis, name: str) -> None:
 SPOILINGS = {
     "alive of another type": (
         lambda raw: unread(raw, keys.alive("n1")),
-        "{bq}:alive:n1 is of another type",
+        "{bq}:alive:n1: it is of another type",
     ),
     "inbox of another type": (
         lambda raw: unread(raw, keys.inbox("n1")),
@@ -337,3 +339,99 @@ def test_a_fact_that_cannot_be_read_is_taken_out(
     raw.hset(keys.inbox("n1"), subject, FACTS[damage])
     goes_on(small)
     assert raw.hlen(keys.inbox("n1")) == 0
+
+
+#: No clock and no count of writes comes to these, and nothing can be put behind the first.
+FAR_IDS = (f"{2**64 - 1}-{2**64 - 1}", f"9999999999999999-{2**64 - 1}")
+
+
+@pytest.mark.parametrize("is_left", [True, False], ids=["left there", "taken out again"])
+@pytest.mark.parametrize("id_", FAR_IDS)
+@pytest.mark.parametrize("name", [keys.EVENTS, keys.BELL, keys.doorbell("n1")])
+def test_a_stream_whose_ids_have_come_to_their_end_is_named_and_made_anew(
+    small: Small, raw: redis.Redis, name: str, id_: str, is_left: bool
+) -> None:
+    raw.xadd(name, {"event": "x"}, id=id_, maxlen=None if is_left else 0, approximate=False)
+    assert f"Key {name}" in doctor_ends(small)
+    goes_on(small)
+    assert not raw.exists(name) or raw.xinfo_stream(name)["last-generated-id"] < b"2"
+
+
+def test_a_commit_with_events_is_refused_before_it_has_written_anything(
+    small: Small, raw: redis.Redis
+) -> None:
+    raw.xadd(keys.EVENTS, {"event": "x"}, id=FAR_IDS[0])
+    with Client(small.store.url) as client:
+        client._store.link.waits_for_mending = False
+        before = raw.get(keys.REVISION)
+        with pytest.raises(StoreUnavailable, match="cannot go on with"):
+            client.submit(name="first", command=("true",))
+    assert raw.get(keys.REVISION) == before
+    assert not raw.hexists(keys.objects("PodGroup"), "default/first")
+
+
+def test_who_has_heard_a_ring_from_the_future_hears_the_next_one(
+    small: Small, raw: redis.Redis
+) -> None:
+    raw.xadd(keys.BELL, {"node": "n1"}, id="4000000000000-0")
+    raw.xadd(keys.EVENTS, {"event": "x"}, id="4000000000000-0")
+    assert small.store.inboxes.rung(0) >= {"n1"}
+    place, _ = small.store.events_after("0-0", 0)
+    raw.delete(keys.BELL, keys.EVENTS)
+    small.store.inboxes.post("n2", Serves(agent="a", resources={"cpu": 8000}))
+    small.store.inboxes.rung(0)
+    assert small.store.inboxes.rung(0) == {"n2"}
+    small.completes("first")
+    place, _ = small.store.events_after(place, 0)
+    assert small.store.events_after(place, 0)[1]
+
+
+def test_an_agent_hears_its_bell_after_it_was_made_anew(
+    small: Small, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_channels, "LONGEST_BLOCK_MS", 50)
+    bell = WakeUpChannel(small.store.url, "n1")
+    raw.xadd(keys.doorbell("n1"), {"word": "pods"}, id="4000000000000-0")
+
+    def heard() -> bool:
+        bell.listen()
+        return bool(bell.hear())
+
+    until(heard)
+    raw.delete(keys.doorbell("n1"))
+    ring(small.store.link, ["n1"], WakeReason.PODS)
+    until(heard)
+    bell.close()
+
+
+def test_leases_without_end_are_named_and_taken_out(small: Small, raw: redis.Redis) -> None:
+    raw.hset(keys.alive("n1"), mapping={f"u{n}-1-0-1": "9" * 13 for n in range(10_001)})
+    assert doctor_ends(small) == ["Key {bq}:alive:n1"]
+    until(lambda: bool(small.turn() or small.reason_of("n1")), within_s=10)
+    assert small.reason_of("n2") == ""
+    goes_on(small)
+    assert raw.hlen(keys.alive("n1")) < 10
+
+
+def test_nodes_that_were_deleted_past_batchq_come_back_with_their_next_offer(
+    small: Small, raw: redis.Redis
+) -> None:
+    raw.hdel(keys.objects("Node"), *NODES)
+    assert small.store.compare() != []
+    small.turn()
+    for node in NODES:
+        small.store.inboxes.post(node, Serves(agent="a", resources={"cpu": 8000}))
+    small.turn()
+    goes_on(small)
+    assert [small.reason_of(node) for node in NODES] == ["", ""]
+
+
+def test_the_doctor_reads_a_part_of_a_large_inbox_and_says_how_large_it_is(
+    small: Small, raw: redis.Redis
+) -> None:
+    fact = '{"fact":"claim","pod":"p%d","attempt":1,"agent":"a","fence":"f"}'
+    raw.hset(keys.inbox("n1"), mapping={f"p{n}-1": fact % n for n in range(20_000)})
+    began = time.monotonic()
+    [found] = [one for one in examine(small.store.url).findings if one.check == "inboxes"]
+    assert found.found.startswith("20000 facts lie in its inbox")
+    assert time.monotonic() - began < 8

@@ -261,6 +261,13 @@ def test_more_words_than_one_call_may_carry_are_refused(caller: Caller) -> None:
     assert "TOOLARGE" in caller.commit([0, 0, 0, 0, 1_000_000, *["{}"] * 1_000_000])
 
 
+def test_more_events_or_charges_than_one_call_may_carry_are_refused(caller: Caller) -> None:
+    assert "TOOLARGE" in caller.commit([0, 0, 0, 0, 150_001, *["{}"] * 150_001])
+    record = '[["s"],[["cpu","1"]]]'
+    charges = [word for number in range(75_001) for word in (f"h{number}", record, "yes")]
+    assert "TOOLARGE" in caller.commit([0, 75_001, 0, 0, 0, *charges])
+
+
 def test_more_values_than_one_call_may_carry_are_refused(caller: Caller) -> None:
     assert "TOOLARGE" in caller.commit([0, 0, 0, 0, 0], values=300_000)
 

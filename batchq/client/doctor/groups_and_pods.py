@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
@@ -88,13 +89,14 @@ def inboxes(state: State) -> tuple[Finding, ...]:
     check = "inboxes"
     if state.waiting_facts is None:
         return unseen(check, "the nodes' inboxes", _READS)
-    nodes = sorted({node for node, _ in state.waiting_facts})
+    read = Counter(node for node, _ in state.waiting_facts)
+    nodes = sorted(read)
     findings = [
         Finding(
             check=check,
             level=Level.WARNING,
             subject=f"Node {node}",
-            found=f"{sum(1 for one, _ in state.waiting_facts if one == node)} facts lie in its"
+            found=f"{max(read[node], state.inbox_sizes.get(node, 0))} facts lie in its"
             " inbox, and none was folded while the doctor looked",
             expected="folded by the leader within a period",
             remedy=_SEE_LOG,

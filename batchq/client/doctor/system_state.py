@@ -30,6 +30,7 @@ from batchq.store.damaged_keys import (
     damaged_in_nodes,
     damaged_keys,
 )
+from batchq.store.heads import false_heads
 from batchq.store.inspection import (
     Books,
     ServerFacts,
@@ -39,6 +40,7 @@ from batchq.store.inspection import (
     permitted,
     posted_by,
     read_books,
+    sizes_of_inboxes,
 )
 from batchq.store.link import is_damaged as is_about_damage
 from batchq.store.redis import RedisStore
@@ -156,6 +158,8 @@ class State(Struct, frozen=True, kw_only=True):
     contested: tuple[tuple[str, str, str], ...] = ()
     outbox: tuple[Delivery, ...] | None = None
     waiting_facts: tuple[tuple[str, str], ...] | None = None
+    #: How many facts lie in all in the inboxes of these nodes, where that is known.
+    inbox_sizes: Mapping[str, int] = {}
     #: What went wrong how often, ever: `superseded` facts, `unreadable` ones.
     counts: Mapping[str, int] = {}
     home: HomeFacts | None = None
@@ -224,6 +228,10 @@ def read_state(url: str | None, config: Path | None) -> State:
             names = [node.metadata.name for node in nodes]
             damaged += _seen(lambda: damaged_in_nodes(store, names)) or []
             damaged += _seen(lambda: damaged_events(store, _EVENTS_LOOKED_AT)) or []
+            if books is not None:
+                damaged += (
+                    _seen(lambda: false_heads(store.link, books.objects, books.unreadable)) or []
+                )
         return State(
             now_ms=store.now_ms(),
             version=__version__,
@@ -238,6 +246,7 @@ def read_state(url: str | None, config: Path | None) -> State:
             contested=tuple(_contested(nodes, posted or ())),
             outbox=_seen(lambda: tuple(store.outbox())),
             waiting_facts=_places(posted),
+            inbox_sizes=_sizes(store, posted),
             counts=_seen(store.counts) or {},
             home=_home_facts(find_home()) if target == default_url(find_home()) else None,
             libraries=tuple(_installed(name) for name in RANGES),
@@ -286,8 +295,8 @@ def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]
     deadline = monotonic() + FOLDED_WITHIN_S
     while lying and monotonic() < deadline:
         sleep(_LOOK_AGAIN_S)
-        now = posted_by(store, nodes)
-        lying = [one for one in first if one in now]
+        now = {(one.node, one.subject, one.stored) for one in posted_by(store, nodes)}
+        lying = [one for one in first if (one.node, one.subject, one.stored) in now]
     return lying
 
 
@@ -306,6 +315,11 @@ def _contested(
 
 def _places(posted: Sequence[WaitingReports] | None) -> tuple[tuple[str, str], ...] | None:
     return None if posted is None else tuple((one.node, one.subject) for one in posted)
+
+
+def _sizes(store: RedisStore, posted: Sequence[WaitingReports] | None) -> Mapping[str, int]:
+    nodes = sorted({one.node for one in posted or ()})
+    return _seen(lambda: sizes_of_inboxes(store, nodes)) or {}
 
 
 def _home_facts(home: Home) -> HomeFacts:

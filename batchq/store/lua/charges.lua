@@ -56,7 +56,7 @@ local known = {}
 
 -- No record of batchq's is longer, or makes more parts of its scopes and amounts; and so many parts
 -- are weighed in one call.
-local MOST_RECORD_BYTES, MOST_PARTS, MOST_PARTS_A_CALL = 262144, 16384, 2000000
+local MOST_RECORD_BYTES, MOST_PARTS, MOST_PARTS_A_CALL = 262144, 16384, 500000
 local parts_left = MOST_PARTS_A_CALL
 
 local function read_held(record)

@@ -23,7 +23,7 @@ local answered = redis.call('GET', KEYS[1])
 if answered then return answered end
 if ARGV[9] ~= '' and not redis.call('GET', ARGV[9]) then return '' end
 local begins, firsts = read_words(ARGV[1])
-local wrong = refuse_size() or not begins and firsts or wrong_type(5) or keep_in_step()
+local wrong = refuse_size() or not begins and firsts or unwritable(5) or keep_in_step()
 if wrong then return wrong end
 -- A server that may not write (full, read-only) says so here, before anything has been written.
 redis.call('INCRBY', KEYS[3], 0)

@@ -23,13 +23,25 @@ end
 -- Whoever leads mends what is damaged so (mend.lua), and the call is made again.
 local function damaged(key) return redis.error_reply('DAMAGED ' .. key .. ' is not what batchq writes') end
 
--- The error to answer with if one of the keys from a place on, a stream and then hashes, is of another
--- type: that would end a call in its middle. Only with what every role may do.
-local function wrong_type(first)
+-- The first part of the id that a stream has come to, from what XINFO told; 0 if there is no stream.
+local function newest_in(told)
+  for place = 1, #told, 2 do
+    if told[place] == 'last-generated-id' then
+      return tonumber(string.match(told[place + 1], '^%d+'))
+    end
+  end
+  return 0
+end
+
+-- The error to answer with if one of the keys from a place on, a stream and then hashes, cannot be
+-- written: it is of another type, or the ids of the stream are ones that no clock comes to, and so may
+-- come to their end. That would end a call in its middle. Only with what every role may do.
+local function unwritable(first)
   for place = first, #KEYS do
     local key, told = KEYS[place], nil
     if key ~= KEYS[1] and place == first then
       told = redis.pcall('XINFO', 'STREAM', key)
+      if newest_in(told) >= MOST_WRITES then return damaged(key) end
     elseif key ~= KEYS[1] then
       told = redis.pcall('HGET', key, '')
     end
@@ -45,14 +57,11 @@ end
 local function keep_in_step()
   local count = count_of_writes()
   if not count then return damaged(KEYS[3]) end
-  local told, newest = redis.pcall('XINFO', 'STREAM', KEYS[4]), nil
+  local told = redis.pcall('XINFO', 'STREAM', KEYS[4])
   if told.err then
     return string.match(tostring(told.err), 'WRONGTYPE') and damaged(KEYS[4]) or nil
   end
-  for place = 1, #told, 2 do
-    if told[place] == 'last-generated-id' then newest = told[place + 1] end
-  end
-  local ahead = tonumber(string.match(newest, '^%d+'))
+  local ahead = newest_in(told)
   if ahead <= count then return nil end
   if ahead < MOST_WRITES then
     redis.call('SET', KEYS[3], string.format('%.0f', ahead))

@@ -19,8 +19,10 @@ local function parts_at(place)
   return write, charge, limit, delivery, event, event + events
 end
 
--- No call of batchq's has more of them, or is longer.
+-- No call of batchq's has more of them, or is longer: a gang has 50,000 pods at most, each with a
+-- write, a charge, a delivery and hardly an event. So many of each take about half a second.
 local MOST_WORDS, MOST_WORDS_BYTES = 1000000, 67108864
+local MOST_CHARGES, MOST_EVENTS = 75000, 150000
 
 -- Whether the counts that a transaction begins with are counts, and all that they count is there: a
 -- loop over less than nothing would not end.
@@ -41,9 +43,13 @@ local function read_words(text)
   words = cjson.decode(text)
   if #words > MOST_WORDS then return nil, too_large(#words .. ' words of transactions') end
   local begins, firsts, place, value = {}, {}, 1, 10
+  local charges, events = 0, 0
   while words[place] do
     if not is_whole(place) then return nil, redis.error_reply('ERR transactions are cut off') end
-    local write, charge, limit, _, _, past = parts_at(place)
+    local write, charge, limit, _, event, past = parts_at(place)
+    charges, events = charges + (limit - charge) / CHARGE, events + past - event
+    if charges > MOST_CHARGES then return nil, too_large('what is charged') end
+    if events > MOST_EVENTS then return nil, too_large('what is told') end
     begins[#begins + 1], firsts[#firsts + 1], place = place, value, past
     for one = write, charge - 1, WRITE do
       ask_for(KEYS[10 + 2 * words[one]], words[one + 2])

@@ -27,7 +27,7 @@ from tests.harness.server import Server
 #: The commands that change nothing, of those that the doctor's library sends.
 ONLY_READ = {
     *("ping", "info", "time", "get", "hget", "hmget", "hgetall", "hkeys", "hscan"),
-    *("xread", "xrange", "xrevrange", "multi", "exec"),
+    *("xread", "xrange", "xrevrange", "xinfo|stream", "hlen", "multi", "exec"),
     *("acl|whoami", "config|get", "client|setinfo", "client|setname", "hello", "select", "auth"),
 }
 

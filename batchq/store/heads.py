@@ -1,0 +1,141 @@
+"""Heads that are not those of their objects, found a page at a time.
+
+Scripts compare heads and not objects. Where one is missing or false, every change of the object is
+refused as one that comes too late, for good, and its room is never given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from batchq.api.objects import KINDS, Object, Unreadable
+from batchq.store import keys, records
+from batchq.store.codec import head_of_object
+from batchq.store.link import Link
+from batchq.store.records import field_of_key, key_of_field, read_record
+
+#: So many heads of each kind are looked at in one step, in the order of the server, and so many in
+#: that of the keys.
+PAGE = 500
+
+#: Kind and key -> the head that is expected, b"" where there is no object, None where anything will
+#: do that is a head.
+Expected: TypeAlias = Callable[[str, str], bytes | None]
+#: Kind, a key and how many -> the keys of objects behind it.
+KeysAfter: TypeAlias = Callable[[str, str, int], list[str]]
+
+
+class HeadPages:
+    """Where the look goes on: in the server's heads, and among the objects that should have one."""
+
+    def __init__(self) -> None:
+        self._cursors = dict.fromkeys(KINDS, 0)
+        self._after = dict.fromkeys(KINDS, "")
+
+    def suspects(
+        self, link: Link, keys_after: KeysAfter, expected: Expected
+    ) -> dict[str, list[str]]:
+        """By kind, the keys on the next pages of which the head is not the expected one.
+
+        Raises StoreUnavailable.
+        """
+        wanted = {kind: keys_after(kind, self._after[kind], PAGE) for kind in KINDS}
+
+        def asked(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=False)
+            for kind in KINDS:
+                pipeline.hscan(keys.heads(kind), cursor=self._cursors[kind], count=PAGE)
+                # A command without a field is none.
+                fields = [field_of_key(key) for key in wanted[kind]] or [b""]
+                pipeline.hmget(keys.heads(kind), fields)
+            return cast("list[Any]", pipeline.execute())
+
+        answers = iter(link.ask(asked))
+        found: dict[str, list[str]] = {}
+        for kind in KINDS:
+            cursor, page = next(answers)
+            heads = {key_of_field(field): head for field, head in page.items()}
+            heads |= dict(zip(wanted[kind], next(answers), strict=False))
+            self._cursors[kind] = int(cursor)
+            self._after[kind] = wanted[kind][-1] if wanted[kind] else ""
+            found[kind] = [
+                key for key, head in heads.items() if differs(head or b"", expected(kind, key))
+            ]
+        return {kind: some for kind, some in found.items() if some}
+
+
+def differs(head: bytes, expected: bytes | None) -> bool:
+    """Whether a head as stored (b"" for none) is not the expected one."""
+    if expected is None:
+        return bool(head) and not records.is_head(head)
+    return head != expected
+
+
+def compared(link: Link, kind: str, some: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
+    """By key, what stands as the head and what should, b"" for nothing, where these differ; object
+    and head read in one step. Raises StoreUnavailable.
+    """
+    fields = [field_of_key(key) for key in some]
+
+    def asked(client: Any) -> list[Any]:
+        pipeline = client.pipeline(transaction=True)
+        pipeline.hmget(keys.objects(kind), fields)
+        pipeline.hmget(keys.heads(kind), fields)
+        return cast("list[Any]", pipeline.execute())
+
+    stored, heads = link.ask(asked)
+    found = {}
+    for key, value, head in zip(some, stored, heads, strict=True):
+        expected = b""
+        if value is not None:
+            item = read_record(kind, key, value)
+            expected = (
+                _of_unreadable(head) if isinstance(item, Unreadable) else head_of_object(item)
+            )
+        if (head or b"") != expected:
+            found[key] = (head or b"", expected)
+    return found
+
+
+def _all_heads(link: Link, kind: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    cursor = 0
+    while True:
+        following, page = link.ask(partial(_page_of_heads, kind=kind, cursor=cursor))
+        found |= {key_of_field(field): head for field, head in page.items()}
+        if (cursor := int(following)) == 0:
+            return found
+
+
+def _page_of_heads(client: Any, kind: str, cursor: int) -> tuple[int, dict[bytes, bytes]]:
+    return cast(
+        tuple[int, dict[bytes, bytes]], client.hscan(keys.heads(kind), cursor=cursor, count=PAGE)
+    )
+
+
+def _of_unreadable(head: bytes | None) -> bytes:
+    return head if head and records.is_head(head) else b""
+
+
+def false_heads(
+    link: Link, objects: Mapping[str, Mapping[str, Object]], unreadable: Sequence[Unreadable]
+) -> list[Unreadable]:
+    """Every head that is not that of its object, for people. Raises StoreUnavailable."""
+    left_out = {(one.kind, one.key) for one in unreadable}
+
+    def expected(kind: str, key: str) -> bytes | None:
+        item = objects.get(kind, {}).get(key)
+        if item is not None:
+            return head_of_object(item)
+        return None if (kind, records.name_of(field_of_key(key))) in left_out else b""
+
+    found = []
+    for kind in KINDS:
+        there = {**dict.fromkeys(objects.get(kind, {}), b""), **_all_heads(link, kind)}
+        suspects = [key for key, head in there.items() if differs(head, expected(kind, key))]
+        for start in range(0, len(suspects), PAGE):
+            differing = compared(link, kind, suspects[start : start + PAGE])
+            found += [records.false_head(kind, key) for key in sorted(differing)]
+    return found

@@ -37,7 +37,7 @@ MENDED = ("Mended", "Recounted")
 _PAGE = 1_000
 
 _NO_COUNT = "it is no count of writes"
-_AHEAD = "its newest entry is ahead of the count of writes"
+_AHEAD = f"its newest entry is ahead of the count of writes in {keys.REVISION}"
 _NO_IDS_LEFT = "its ids are ones that no clock comes to, and nothing can be put behind the last"
 _GOES = "nothing: it is passed over, and goes when there are 10,000 newer ones"
 _BY_LEADER = "the scheduler that leads mends it within seconds; if it stays, start a scheduler"

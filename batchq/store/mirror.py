@@ -277,7 +277,8 @@ class Mirror:
 
     def is_left_out(self, kind: str, key: str) -> bool:
         """Whether what stood there at the last look cannot be read."""
-        return (kind, key) in self._unreadable
+        # Under the empty key stands that there is no reading any of the kind.
+        return not self._unreadable.keys().isdisjoint(((kind, key), (kind, "")))
 
     def _head(self, kind: str, key: str) -> bytes | None:
         here = self.here(kind, key)

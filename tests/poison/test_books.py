@@ -431,3 +431,32 @@ def test_a_pod_whose_group_was_deleted_past_batchq_is_told_to_stop_and_then_dele
     looked(mender, booked, 4)
     assert booked.list("Pod") == ()
     assert not [one for one in booked.charges() if not one.startswith("node:")]
+
+
+def test_pods_run_on_while_no_group_can_be_read(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "APART_S", 0)
+    group_of_pod(booked)
+    raw.hset(keys.objects("PodGroup"), "x/a", "garbage")
+    assert booked.compare() == []
+    mender = Mender(booked, RandomIds())
+    looked(mender, booked, 4)
+    [found] = booked.list("Pod")
+    assert isinstance(found, Pod)
+    assert not found.status.terminating
+
+    raw.delete(keys.objects("PodGroup"))
+    raw.set(keys.objects("PodGroup"), "x")
+    booked.forget()
+    books = audit.BooksAudit(booked.link, booked.mirror)
+    for _ in range(4):
+        books.next()
+        assert books.lone_pods() == []
+
+
+def test_a_count_of_writes_that_was_set_back_is_named(booked: RedisStore, raw: redis.Redis) -> None:
+    booked.snapshot()
+    raw.set(keys.REVISION, "1")
+    [named] = damaged_keys(booked.link)
+    assert keys.REVISION in named.why

@@ -17,6 +17,7 @@ from batchq.cli.output.values import (
     as_pairs,
     as_quantity,
     as_resources,
+    as_walltime,
 )
 from batchq.client import Client, Request
 from batchq.client.request import array_size, marked
@@ -101,7 +102,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         callback=_as_array,
         help="Independent pods, each with its $BATCHQ_INDEX.",
     ),
-    click.option("--walltime", callback=as_duration, help="The longest it may run, as in 2h."),
+    click.option("--walltime", callback=as_walltime, help="The longest it may run, as in 2h."),
     click.option(
         "--grace",
         callback=as_duration,

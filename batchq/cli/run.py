@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 import click
@@ -503,6 +505,7 @@ def _span(start: int | None, end: int | None) -> str:
     )
 )
 @click.argument("file", type=click.Path(path_type=Path))
+@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="")
 @mark_groups
 @click.option("--exit-code", is_flag=True, help="End with the exit code of the file's single pod.")
 @click.option(
@@ -523,6 +526,7 @@ def _span(start: int | None, end: int | None) -> str:
 def run(
     shared: Globals,
     file: Path,
+    rest: tuple[str, ...],
     labels: dict[str, str],
     annotations: dict[str, str],
     exit_code: bool,
@@ -543,6 +547,7 @@ def run(
     from batchq.daemon.local_stack import stack
     from batchq.paths import find_home
 
+    refuse_command(file, rest)
     plan = read_plan(file).marked(labels, annotations)
     if exit_code:
         refuse_unless_single(plan)
@@ -567,6 +572,19 @@ def run(
         else:
             names = ", ".join(part.name for part in report.parts)
             _note(f"Still running: {names}. `batchq down` stops them")
+
+
+def refuse_command(file: Path, rest: Sequence[str]) -> None:
+    """Say what to type for a command: `run` takes a file.
+
+    Raises UsageError.
+    """
+    if not rest and (file.exists() or which(str(file)) is None):
+        return
+    raise UsageError(
+        f"run takes a file of manifests, not a command: {shlex.join((str(file), *rest))}",
+        hint=f"to run it: batchq submit --wait -- {shlex.join((str(file), *rest))}",
+    )
 
 
 def _run(

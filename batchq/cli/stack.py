@@ -154,9 +154,34 @@ def up(
         _say("The scheduler was running already: --config counts after `batchq down`")
     if metrics is not None and found:
         _say("The scheduler was running already: --metrics counts after `batchq down`")
+    for sentence in kept_offers(report, resources):
+        _say(sentence)
     if foreground:
         _say("Ctrl-C stops it all")
         show(stack.hold(home, report, say=_say), color=shared.color, output=output)
+
+
+def kept_offers(report: StackReport, resources: str | None) -> list[str]:
+    """What `up` has not changed though `--resources` asked for it: agents that ran already offer
+    what they were started with.
+    """
+    if resources is None:
+        return []
+    wanted = parse_resources(resources)
+    kept = [
+        part
+        for part in report.parts
+        if part.state == "running" and "=" in part.detail and parse_resources(part.detail) != wanted
+    ]
+    if not kept:
+        return []
+    offers = "; ".join(f"{part.name} offers {_detail(part)}" for part in kept)
+    return [
+        (
+            f"--resources {resources} did not change what runs already ({offers});"
+            f" to change it: batchq down && batchq up --resources {resources}"
+        )
+    ]
 
 
 def _say(sentence: str) -> None:

@@ -13,6 +13,7 @@ from batchq.api.notation import nearest, qualified_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED
 from batchq.api.resources import parse_quantity
 from batchq.api.times import parse_duration
+from batchq.cli.output.terminal import echo
 from batchq.client import key_named
 from batchq.errors import UsageError
 
@@ -118,12 +119,20 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [kind.lower() for kind in KINDS if kind.lower().startswith(incomplete.lower())]
 
 
+#: Fewer bytes than this no process runs with: a unit was forgotten.
+_LEAST_BYTES = 1 << 20
+#: So short a walltime without a unit is more likely minutes or hours.
+_LEAST_SECONDS = 60
+
+
 def as_quantity(resource: str) -> Callback:
     """Callback of a quantity of `resource`; it stays text, once it is known to be one."""
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None:
             _check_quantity(resource, value)
+            if resource == "memory" and value.isdigit() and int(value) < _LEAST_BYTES:
+                _warn(f"--{param.name} {value} is {value} bytes; did you mean {value}Gi?")
         return value
 
     return check
@@ -137,6 +146,20 @@ def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
     return value
+
+
+def as_walltime(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of how long a pod may run: `as_duration`, with a warning where the unit is missing
+    and the number is too small to be seconds.
+    """
+    found = as_duration(ctx, param, value)
+    if value is not None and value.isdigit() and int(value) < _LEAST_SECONDS:
+        _warn(f"--{param.name} {value} is {value} seconds; did you mean {value}h or {value}m?")
+    return found
+
+
+def _warn(sentence: str) -> None:
+    echo(f"warning: {sentence}", err=True)
 
 
 def as_json(kind: type[list[Any]] | type[dict[str, Any]]) -> Callback:

@@ -1,0 +1,69 @@
+"""What people type first, and slightly wrong: each is told what to type instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchq.cli.stack import kept_offers
+from batchq.daemon.local_stack.stack import Part, PartState, StackReport
+from tests.cli.conftest import run
+
+
+def test_run_with_a_command_says_how_to_run_one() -> None:
+    done = run("run", "--", "sleep", "1 h")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "error: run takes a file of manifests, not a command: sleep '1 h'",
+        "hint: to run it: batchq submit --wait -- sleep '1 h'",
+    ]
+    assert "batchq submit --wait -- true" in run("run", "--", "true").err
+
+
+def test_run_with_a_missing_file_is_about_the_file(tmp_path: Path) -> None:
+    done = run("run", str(tmp_path / "absent.yaml"))
+    assert done.code != 0
+    assert "not a command" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "warning"),
+    [
+        ("--mem", "8", "warning: --mem 8 is 8 bytes; did you mean 8Gi?"),
+        ("--walltime", "2", "warning: --walltime 2 is 2 seconds; did you mean 2h or 2m?"),
+    ],
+)
+def test_a_forgotten_unit_is_asked_about(option: str, value: str, warning: str) -> None:
+    assert run("submit", option, value, "--", "true").err.splitlines()[0] == warning
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--mem", "8Gi"), ("--mem", "1073741824"), ("--walltime", "2s"), ("--walltime", "3600")],
+)
+def test_a_stated_or_plausible_unit_is_not(option: str, value: str) -> None:
+    assert "did you mean" not in run("submit", option, value, "--", "true").err
+
+
+def test_up_says_which_agents_keep_other_resources_and_how_to_change_them() -> None:
+    def part(name: str, state: PartState, detail: str) -> Part:
+        return Part(name=name, state=state, pid=1, detail=detail)
+
+    report = StackReport(
+        home="/h",
+        url="unix:///h",
+        parts=(
+            part("server", PartState.RUNNING, "9.1.2"),
+            part("vm-1", PartState.RUNNING, "cpu=2,memory=1Gi"),
+            part("vm-2", PartState.STARTED, "cpu=4,memory=1Gi"),
+        ),
+    )
+    assert kept_offers(report, "cpu=4,memory=1Gi") == [
+        (
+            "--resources cpu=4,memory=1Gi did not change what runs already (vm-1 offers cpu 2, memory"
+            " 1Gi); to change it: batchq down && batchq up --resources cpu=4,memory=1Gi"
+        )
+    ]
+    assert kept_offers(report, "memory=1024Mi,cpu=2") == []
+    assert kept_offers(report, None) == []

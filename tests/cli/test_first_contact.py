@@ -61,8 +61,8 @@ def test_up_says_which_agents_keep_other_resources_and_how_to_change_them() -> N
     )
     assert kept_offers(report, "cpu=4,memory=1Gi") == [
         (
-            "--resources cpu=4,memory=1Gi did not change what runs already (vm-1 offers cpu 2, memory"
-            " 1Gi); to change it: batchq down && batchq up --resources cpu=4,memory=1Gi"
+            "--resources cpu=4,memory=1Gi did not change what runs already (vm-1 offers cpu 2,"
+            " memory 1Gi); to change it: batchq down && batchq up --resources cpu=4,memory=1Gi"
         )
     ]
     assert kept_offers(report, "memory=1024Mi,cpu=2") == []

@@ -42,6 +42,12 @@ BROKEN_ONCE = {
     745611: "a claimant started within its queue's guarantee before its victims had ended",
     747136: "a pod beyond minMember did so, too",
     747685: "a pod started at once in what a group had been promised that left for it",
+    749174: "a gang started at once in what a group had reserved that left for it",
+    751259: "a group lost pods to another while those of another task had passed their walltime",
+    751624: "a claimant's reservation was held against what cousins had taken of a guarantee",
+    752275: "a claimant counted on one of its own queue that ended anyway, and that had less",
+    754193: "pods that were counted as bound already kept off a head that was tried after them",
+    754575: "a claimant counted on a pod of its own queue that ended anyway, and that had less",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

@@ -262,3 +262,33 @@ def test_a_claimant_keeps_its_victims_though_those_of_others_leave_enough() -> N
     )
     assert pledged(came)[1] == (12, {"default/second": ["default/lends-t-2", "default/lends-t-1"]})
     assert [when for when, _ in evicted(came)] == [10]
+
+
+def test_a_claimant_keeps_its_promise_whatever_queues_further_up_start_meanwhile() -> None:
+    """A cpu is left to `sure` when `low` makes room for `high`, which asks for as much. At 5
+    `small` takes it, as `lab` holds more than it is guaranteed: at 30 `high` gave its reservation
+    back, and what `low` had lost was for nothing.
+    """
+    came = outcome(
+        priority("high", 10),
+        node("n1", 7),
+        queue("lab", guarantee={"cpu": 2}),
+        queue("sure", parent="lab", guarantee={"cpu": 1}),
+        queue("a", parent="lab"),
+        queue("b", parent="lab"),
+        queue("other"),
+        *_runs("low", queue="a", grace="30s"),
+        *_runs("steady", queue="b"),
+        *_runs("busy", queue="other"),
+        group("high", 1, 2, queue="a", priorityClassName="high", created=0),
+        timeline(applies(5, group("small", queue="other"))),
+    )
+    assert evicted(came) == [(0, [("default/low-t-0", "Preempted")])]
+    assert starts(came) == {"small-t-0": 5, "high-t-0": 30}
+
+
+def _runs(name: str, **spec: object) -> list[Manifest]:
+    """A group of one pod of two cpus that runs on n1 since the start."""
+    status = {"phase": "Running", "startedAt": 0}
+    held = group(name, 1, 2, status=status, created=0, **spec)
+    return [held, pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)]

@@ -160,3 +160,22 @@ def test_a_pod_that_victims_make_room_for_leaves_what_is_set_aside_for_a_head() 
     assert evicted(came) == [(0, [("default/lends-t-2", "Reclaimed")])]
     begun = starts(came)
     assert (begun["head-t-0"], begun["grows-t-1"]) == (20, 60)
+
+
+def test_pods_that_keep_back_another_of_their_queue_start_whatever_is_set_aside_after_them() -> (
+    None
+):
+    """`small` is tried as if the next pods of `grows` were bound, and these fit beside no head.
+    Then five cpus are set aside for `head`, of the four that are free: neither of them started.
+    """
+    came = outcome(
+        priority("high", 10),
+        node("n1", 10),
+        taker("a", deserved={"cpu": 10}),
+        queue("b", deserved={"cpu": 9}, strategy={"type": "StrictFIFO"}),
+        *occupies("grows", 3, 2, queue="a", minMember=1, priorityClassName="high"),
+        *occupies("busy", 1, 4, queue="b"),
+        group("small", queue="a", created=0),
+        group("head", 1, 5, queue="b", created=0),
+    )
+    assert starts(came) == {"grows-t-1": 0, "grows-t-2": 0}

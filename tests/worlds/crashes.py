@@ -11,6 +11,7 @@ from msgspec import structs
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.transaction import Answer, Commit, Refusal, Transaction, Word
 from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.state import GroupState, is_admitted
 from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.player import WorldStage
@@ -65,7 +66,7 @@ class Watching:
         self._store = store
 
     def run_once(self) -> CycleReport:
-        """One cycle; whoever it has evicted is owed to the claimant, in the store."""
+        """One cycle; whom it has evicted is owed in the store, unless the claimant has started."""
         report = self._cycle.run_once()
         for intent in evictions(report.session):
             pod = self._store.get("Pod", intent.uid)
@@ -73,6 +74,8 @@ class Watching:
             if not isinstance(pod, Pod) or not pod.status.terminating:
                 continue
             before = report.session.by_key[intent.group].record
+            if has_started(claimant, report.session.by_key[intent.by]):
+                continue
             if intent.uid not in claimant_holds(claimant):
                 raise Broken(
                     f"{intent.pod} of {before.metadata.name} was told to stop for {intent.by},"
@@ -84,6 +87,18 @@ class Watching:
 def claimant_holds(claimant: object) -> set[str]:
     """The uids of what is pledged to a group."""
     return set(claimant.status.pledge.holds) if isinstance(claimant, PodGroup) else set()
+
+
+def has_started(claimant: object, decided: GroupState) -> bool:
+    """Whether a group found room at once, in what others left that had no pods on nodes, so that
+    its pledge has ended; in the store, too.
+    """
+    return (
+        isinstance(claimant, PodGroup)
+        and is_admitted(decided)
+        and not decided.status.pledge.stands
+        and claimant.status.phase == decided.phase
+    )
 
 
 class PatientWatch(InvariantWatch):

@@ -204,11 +204,19 @@ def _charge_once_all_have_ended(group: GroupState) -> Amounts:
 
 
 def a_gang_stays_whole_or_leaves_whole(before: Session, after: Session) -> None:
-    """No group loses pods to others below what it needs, unless it leaves with all of them."""
+    """No group loses pods to others below what it needs, unless it leaves with all of them. What a
+    task needs of which nobody took any may be lacking by then: pods pass their walltimes.
+    """
     for key in sorted({intent.group for intent in evictions(after)}):
         group = after.by_key[key]
         if is_admitted(group):
-            least = {shape.task.name: shape.task.min_available for shape in group.tasks}
+            taken = {
+                group.pods[intent.uid].spec.task
+                for intent in evictions(after)
+                if intent.group == key
+            }
+            tasks = [shape.task for shape in group.tasks]
+            least = {task.name: task.min_available for task in tasks if task.name in taken}
             if sum(group.placed.values()) < group.min_member or any(
                 group.placed.get(task, 0) < units for task, units in least.items()
             ):

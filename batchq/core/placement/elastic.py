@@ -76,9 +76,14 @@ class GrowingGroups:
         return sorted(found, key=self._session.group_key)
 
     def grow(self, trial: Statement, groups: Iterable[GroupState]) -> None:
-        """Bind what pods of these groups could be bound now; for a trial that is undone."""
+        """Bind what pods of these groups could be bound now; for a trial that is undone.
+
+        Only heads of queues that were tried before keep them off, as when they are bound at last.
+        """
         session = self._session
+        heads = tuple(aside.head for aside in session.ledger.aside.values())
         for group in groups:
+            session.grown_beside.setdefault(group.uid, heads)
             if waits_behind(session, group):
                 continue
             enter_room(trial, group)
@@ -182,14 +187,18 @@ def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
 
     The head of its own queue was tried as if more pods of more important groups were bound already,
     and so were the heads tried after that one. Where nothing is set aside for its queue, all heads
-    count.
+    count, unless others of it were tried like that.
     """
     asides = session.ledger.aside
-    if group.queue not in asides:
+    if group.queue in asides:
+        before = takewhile(lambda queue: queue != group.queue, asides)
+        heads = tuple(asides[queue].head for queue in before)
+    elif group.uid in session.grown_beside:
+        heads = session.grown_beside[group.uid]
+    else:
         yield
         return
-    before = takewhile(lambda queue: queue != group.queue, asides)
-    with session.ledger.regarding([asides[queue].head for queue in before]):
+    with session.ledger.regarding(heads):
         yield
 
 

@@ -78,7 +78,7 @@ def over_guarantees(
     or the cluster. What has to be left below a queue counts above it as if it were asked for, too:
     a queue that states no capability cannot give away what is guaranteed to one of its children.
     """
-    if not session.ledger.unused:
+    if not session.ledger.unused or _is_promised(session, group, wanted):
         return []
     return [
         Verdict(
@@ -102,6 +102,17 @@ def keeps_guarantees(session: Session, group: GroupState, wanted: Mapping[str, i
     return not session.ledger.unused or all(
         _over_guarantee(session, group, resource, need) is None for resource, need in wanted.items()
     )
+
+
+def _is_promised(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
+    """Whether others have made room for all of it: a claimant whose victims have ended is charged
+    for that. Queues further up may have given away since what a sibling was left at the time.
+    """
+    ledger = session.ledger
+    if not group.status.pledge.stands or ledger.owed(group):
+        return False
+    charged = ledger.charged(group)
+    return all(units <= charged.get(name, 0) for name, units in wanted.items())
 
 
 class _Over(NamedTuple):

@@ -196,6 +196,9 @@ class Session:
         self.chooses_again = False
         #: Queue -> its head that all others of the queue wait for, if there is one now.
         self.strict_heads: dict[str, GroupState] = {}
+        #: Group's uid -> the heads beside which more pods of it were counted as bound, while
+        #: less important groups of its queue were tried.
+        self.grown_beside: dict[str, tuple[str, ...]] = {}
         #: Heads for which nothing is set aside, as they ask for more than their queues deserve.
         self.exceeding: list[GroupState] = []
         #: Queue -> of its groups that reclaim may not take yet the lowest, once asked.

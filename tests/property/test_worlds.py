@@ -48,10 +48,12 @@ BROKEN_ONCE = {
     752275: "a claimant counted on one of its own queue that ended anyway, and that had less",
     754193: "pods that were counted as bound already kept off a head that was tried after them",
     754575: "a claimant counted on a pod of its own queue that ended anyway, and that had less",
+    761256: "a group that a check had just sent back claimed by what it had been told before",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",
     653103: "a gang was said to fit on no empty nodes, and would have started",
+    661391: "what a group that was cancelled had been promised was promised to another",
 }
 
 

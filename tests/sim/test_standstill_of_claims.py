@@ -292,3 +292,20 @@ def _runs(name: str, **spec: object) -> list[Manifest]:
     status = {"phase": "Running", "startedAt": 0}
     held = group(name, 1, 2, status=status, created=0, **spec)
     return [held, pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)]
+
+
+def test_nobody_is_evicted_for_a_group_that_has_just_been_held() -> None:
+    """Where claimants come before enqueue, what `waits` was told in the session before is that it
+    lacks room. Nothing protects the others from 5 on.
+    """
+    came = outcome(
+        node("n1", 4),
+        taker("a", deserved={"cpu": 4}),
+        queue("b", deserved={"cpu": 0}),
+        *_runs("lends", queue="b"),
+        *_runs("gives", queue="b"),
+        group("waits", 1, 2, queue="a", created=0),
+        timeline({"at": "5s", "suspend": "default/waits"}),
+        config="actions: [reclaim, enqueue, allocate]\nminRuntime: 5s",
+    )
+    assert evicted(came) == []

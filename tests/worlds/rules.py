@@ -103,6 +103,9 @@ def every_victim_is_owed_to_the_one_it_was_evicted_for(before: Session, after: S
     """
     owners: dict[str, str] = {}
     for group in after.groups.values():
+        if group.phase in TERMINAL:
+            # Who is cancelled has lost its reservation, and with it the pledge in its record.
+            continue
         for uid in group.status.pledge.holds:
             if uid in owners:
                 raise Broken(f"{uid} is pledged to {owners[uid]} and to {group.key}")

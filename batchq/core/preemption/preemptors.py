@@ -15,6 +15,7 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts, of_pod, total
 from batchq.core.pending.eligibility import stops_of
+from batchq.core.pending.queue import standing_aside
 from batchq.core.placement.elastic import (
     lacking_on_nodes,
     start_extras,
@@ -138,15 +139,22 @@ def _lacks_room(told: Blockers) -> bool:
 def _waits_for_room(session: Session, group: GroupState) -> bool:
     match group.phase:
         case PodGroupPhase.PENDING:
-            # An action that comes before enqueue goes by what was said in the session before.
-            verdicts = session.refusals.get(group.uid, group.status.reasons)
-            if isinstance(verdicts, Blockers):
-                return bool(verdicts) and verdicts.reasons <= _LACK
-            return bool(verdicts) and all(verdict.reason in _LACK for verdict in verdicts)
+            verdicts = session.refusals.get(group.uid)
+            if verdicts is not None:
+                return _lack_room(verdicts)
+            # An action that comes before enqueue goes by what was said in the session before, but
+            # not for one that has been held, say, or told to try again later.
+            return _lack_room(group.status.reasons) and not standing_aside(session, group)
         case PodGroupPhase.IN_QUEUE:
             return not group.is_external and not session.group_ready(group)
         case _:
             return False
+
+
+def _lack_room(verdicts: tuple[Verdict, ...]) -> bool:
+    if isinstance(verdicts, Blockers):
+        return bool(verdicts) and verdicts.reasons <= _LACK
+    return bool(verdicts) and all(verdict.reason in _LACK for verdict in verdicts)
 
 
 def waits_for_more_than_room(session: Session, group: GroupState) -> list[Verdict]:

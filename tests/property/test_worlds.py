@@ -49,6 +49,8 @@ BROKEN_ONCE = {
     754193: "pods that were counted as bound already kept off a head that was tried after them",
     754575: "a claimant counted on a pod of its own queue that ended anyway, and that had less",
     761256: "a group that a check had just sent back claimed by what it had been told before",
+    761797: "a group waited since what another of its queue counts on left it nothing to deserve",
+    761899: "what the consumer of an external group still held did not count for its queue",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

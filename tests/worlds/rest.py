@@ -244,7 +244,11 @@ class Rest(Picture):
             return True
         if other.spec.queue == group.spec.queue:
             ahead = self.place_in_line(other) < self.place_in_line(group)
-            return ahead and self._strategy(other) in _IN_TURN
+            # What it counts on, and has evicted nobody of yet, it may have by what its queue
+            # deserves, and not beside more that starts there.
+            pledge = other.status.pledge
+            counts_on_others = pledge.stands and pledge.expires is None
+            return ahead and (self._strategy(other) in _IN_TURN or counts_on_others)
         if self._strategy(other) in _IN_TURN:
             return True
         # A BestEffortFIFO head has room kept from those who would borrow it.

@@ -187,7 +187,7 @@ def nobody_is_reclaimed_from_below_its_guarantee(before: Session, after: Session
         for queue in after.tree.divide(claimant.queue, victim.queue)[1]:
             for resource, units in after.tree.guarantee(queue).items():
                 rest = sum(
-                    _charge_once_all_have_ended(group).get(resource, 0)
+                    _charge_once_all_have_ended(after, group).get(resource, 0)
                     for group in after.groups.values()
                     if queue in group.chain
                 )
@@ -198,8 +198,11 @@ def nobody_is_reclaimed_from_below_its_guarantee(before: Session, after: Session
                     )
 
 
-def _charge_once_all_have_ended(group: GroupState) -> Amounts:
+def _charge_once_all_have_ended(after: Session, group: GroupState) -> Amounts:
     held: Amounts = {}
+    if group.is_external and not after.ledger.claimants.get(group.uid):
+        # When a consumer gives back what it holds nobody knows; it is charged until then.
+        held = group.held
     for pod in group.pods.values():
         if pod.status.phase in ON_NODE and not pod.status.terminating:
             held = plus(held, of_pod(pod.spec.requests))

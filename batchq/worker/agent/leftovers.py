@@ -107,7 +107,8 @@ class _Hunt:
                 ours, _ = self._look()
                 if not ours:
                     return []
-            if monotonic() >= deadline:
+            # What was gone too soon may have been one of them: then the hunt goes on a little.
+            if ours and monotonic() >= deadline:
                 return ours
             if ours and ours == before:
                 await_death(ours, _ROUND_S)

@@ -28,7 +28,7 @@ from batchq.worker.host import cgroup, pid_namespace
 from batchq.worker.host.cgroup import PodCgroup, Unusable
 from batchq.worker.host.memory_limits import Enforcement
 from batchq.worker.host.pid_namespace import PidNamespace
-from batchq.worker.host.processes import kill_children
+from batchq.worker.host.processes import has_children_of, kill_children
 
 log = structlog.get_logger(__name__)
 
@@ -117,9 +117,9 @@ class Enclosure:
         """Kill every process of the last pod, whose command has been collected; the pids of those
         that are left after about `within_s`.
 
-        `keep`: children of this process that are no pod's. In a cgroup they are killed as well if
-        there is anything else to kill. `kill_others` has the process that stays in the namespace
-        kill all others in it, if it answers.
+        `keep`: children of this process that are no pod's. They are killed as well if they have
+        children, and in a cgroup if there is anything else to kill. `kill_others` has the process
+        that stays in the namespace kill all others in it, if it answers.
         """
         keep = (*keep, *self.keeps())
         if self.namespace is not None:
@@ -127,7 +127,9 @@ class Enclosure:
             end = self.namespace.await_all if has_killed else self.namespace.end_all
             return end(within_s) + kill_children(keep=keep, within_s=within_s)
         if self.cgroup is None:
-            return kill_children(keep=keep, within_s=within_s)
+            # A pod can put a child beside itself, below the process that it was forked from.
+            alone = [pid for pid in keep if not has_children_of(pid)]
+            return kill_children(keep=alone, within_s=within_s)
         # To step outside takes the kernel longer than to end what most pods leave.
         left = kill_children(keep=keep, within_s=min(_AT_ONCE_S, within_s))
         if set(self.cgroup.pids()) <= {os.getpid(), *keep}:

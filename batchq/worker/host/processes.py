@@ -37,21 +37,21 @@ def kill_children(*, keep: Collection[int], within_s: float) -> list[int]:
 
     For a process that adopts orphans, called in its main thread.
     """
-    if keep and _are_all(keep):
-        return []
     deadline = monotonic() + within_s
     before: list[int] = []
-    while True:
-        left = [pid for pid in _others(keep) if not _kill(pid)]
-        if not left and not _others(keep):
-            return []
+    others = _others(keep)
+    while others:
+        left = [pid for pid in others if not _kill(pid)]
+        # Those that were killed and collected are not all: what they had forked is here by now.
+        others = _others(keep)
         rest = deadline - monotonic()
         if rest <= 0:
-            return left
+            return others
         # Nothing new has come: those that were killed are on their way out, or cannot be killed.
         if left and left == before:
             await_death(left, min(_ROUND_S, rest))
         before = left
+    return []
 
 
 def reap_orphans(*, keep: Collection[int]) -> None:
@@ -74,36 +74,33 @@ def has_children() -> bool:
     return True
 
 
+def has_children_of(pid: int) -> bool:
+    """Whether another process has any child, if it is there and has a single thread.
+
+    Sure as long as it collects none: they stay in the list when they have ended.
+    """
+    return bool(_listed_children(pid))
+
+
 def _others(keep: Collection[int]) -> list[int]:
     """The children but `keep`, those included that have ended and wait to be collected."""
     return [pid for pid in _children() if pid not in keep]
 
 
 def _children() -> list[int]:
-    if not has_children():
+    return _listed_children(os.getpid()) if has_children() else []
+
+
+def _listed_children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in _read(f"/proc/{pid}/task/{pid}/children").split()]
+    except OSError:
+        pass
+    # It is gone, or this is a kernel without CONFIG_PROC_CHILDREN.
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
         return []
-    try:
-        return [int(one) for one in _read(_children_file()).split()]
-    except OSError:
-        # A kernel without CONFIG_PROC_CHILDREN.
-        return [child.pid for child in psutil.Process().children()]
-
-
-def _are_all(keep: Collection[int]) -> bool:
-    """Whether there are no children but these, as far as Linux tells quickly: a list that changes
-    while it is read may lack some, so it is read until it says the same twice.
-    """
-    path = _children_file()
-    try:
-        first = _read(path)
-        return first == _read(path) and {int(one) for one in first.split()} <= set(keep)
-    except OSError:
-        return False
-
-
-def _children_file() -> str:
-    me = os.getpid()
-    return f"/proc/{me}/task/{me}/children"
 
 
 def _read(path: str) -> bytes:

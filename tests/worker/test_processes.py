@@ -1,0 +1,90 @@
+"""Ending what is below a process: what is said to have ended has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+
+def said_by(script: str) -> str:
+    """What a process of its own prints: it adopts orphans, and is to have no other children."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout
+
+
+def test_what_was_forked_while_the_time_ran_out_is_told_to_be_left() -> None:
+    """The last child forks while the others are collected, and has ended when its turn comes."""
+    assert (
+        said_by(
+            """
+            import os, time
+
+            ended = [os.fork() or os._exit(0) for _ in range(1500)]
+            if os.fork() == 0:
+                while os.path.exists(f"/proc/{ended[0]}"):
+                    pass
+                if os.fork() == 0:
+                    time.sleep(30)
+                os._exit(0)
+
+            from batchq.worker.host.processes import adopt_orphans, has_children, kill_children
+
+            adopt_orphans()
+            is_told = kill_children(keep=(), within_s=0.0) != []
+            print(is_told == has_children(), kill_children(keep=(), within_s=10.0), has_children())
+            """
+        )
+        == "True [] False\n"
+    )
+
+
+def test_a_process_that_a_function_has_put_beside_itself_ends_with_the_pod(tmp_path: Path) -> None:
+    """By CLONE_PARENT it is a child of the interpreter that stands by, which is kept."""
+    (tmp_path / "beside.py").write_text(
+        textwrap.dedent(
+            """
+            import ctypes, os, signal, time
+
+            def live():
+                parent, libc = os.getppid(), ctypes.CDLL(None)
+                clone = 56 if os.uname().machine == "x86_64" else 220
+                if libc.syscall(clone, 0x8000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+                    time.sleep(30)
+                    os._exit(0)
+                return open(f"/proc/{parent}/task/{parent}/children").read()
+            """
+        )
+    )
+    assert (
+        said_by(
+            f"""
+            import json, os, select
+            from batchq.api.objects import PodTemplate
+            from batchq.worker.host.containment import Enclosure
+            from batchq.worker.host.memory_limits import UNBOUNDED
+            from batchq.worker.host.processes import adopt_orphans, has_children
+            from batchq.worker.workhorse.process import CALLEE, Program
+            from batchq.worker.workhorse.run_file import PodOutcome
+            from batchq.worker.workhorse.standby import Standby
+
+            adopt_orphans()
+            standby = Standby(CALLEE, {{}})
+            program = Program(PodTemplate(function="beside:live"))
+            fork = standby.fork({{}}, {str(tmp_path)!r}, UNBOUNDED, (program.stdin, 1, 2))
+            pidfd = os.pidfd_open(fork.pid)
+            select.select([pidfd], [], [])
+            outcome = PodOutcome(exit_code=os.waitstatus_to_exitcode(fork.reap()))
+            children = json.loads(program.settled(outcome)[1]).split()
+            print(len(children), Enclosure().end_all(keep=fork.keep, within_s=5.0), has_children())
+            print([pid for pid in children if os.path.exists("/proc/" + pid)])
+            """
+        )
+        == "2 [] False\n[]\n"
+    )

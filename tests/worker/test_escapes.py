@@ -85,6 +85,98 @@ def test_nothing_lives_when_the_end_of_a_pod_is_told(
     assert stage.store.ledger().get("node:n1", {}) == {}
 
 
+@pytest.mark.parametrize("containment", MODES)
+def test_a_pod_that_traces_its_parents_keeps_none_of_them_from_ending_it(
+    stage: Stage, containment: str
+) -> None:
+    """What is traced ends for its tracer first, and that one never asks."""
+    start_agent(stage, containment)
+    pod, file = escape(stage, "traces")
+    status = stage.ended(pod).status
+    # By itself, or by the agent, if that happens to look while the pod lasts.
+    assert (status.phase, status.exit_code, status.reason) in (
+        (PodPhase.SUCCEEDED, 0, ""),
+        (PodPhase.EVICTED, None, "NodeLost"),
+    )
+    assert_ended_before(file, status.finished_at)
+    assert_traced(stage, pod)
+
+
+def assert_traced(stage: Stage, pod: Pod) -> None:
+    if int(stage.output(pod)) < 2:
+        pytest.skip("this machine lets no process trace another one of its user")
+
+
+@pytest.mark.parametrize("containment", ["cgroup", "subreaper"])
+def test_a_pod_that_traces_work_horse_and_guard_is_ended(stage: Stage, containment: str) -> None:
+    agent = start_agent(stage, containment, lease_ms=6000)
+    guard = guard_of(agent)
+    pod, file = escape(stage, "traces-on")
+    stage.started(pod, saying="\n")
+    assert_traced(stage, pod)
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+    assert_ended_before(file, status.finished_at)
+    assert "pod killed that traces batchq" in stage.said()
+    assert is_alive(guard)
+    (next_pod,) = stage.bind("true")
+    assert stage.ended(next_pod).status.phase == PodPhase.SUCCEEDED
+
+
+def test_a_debugger_from_outside_holds_a_room_and_not_the_agent(stage: Stage) -> None:
+    stage.start_agent(lease_ms=3000)
+    (pod,) = stage.bind("sleep", "600")
+    stage.started(pod)
+    horse = stage.horse_of(pod)
+    debug = f"""if True:
+        import sys, time
+        from tests.worker.escape_artist import trace
+        print(trace({{{horse}}}), flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", debug], stdout=subprocess.PIPE) as debugger:
+        assert debugger.stdout is not None
+        if debugger.stdout.readline() != b"1\n":
+            pytest.skip("this machine lets no process trace another one of its user")
+        os.kill(horse, signal.SIGKILL)
+        until(lambda: not node_of(stage).status.ready, within_s=WITHIN_S)
+        assert node_of(stage).status.reason == f"processes of its pods cannot be killed: {horse}"
+        assert stage.now(pod).status.phase == PodPhase.RUNNING
+        assert stage.store.ledger()["node:n1"] == {"cpu": 1000, "pods": 1000}
+        debugger.kill()
+    status = stage.ended(pod).status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+    until(lambda: node_of(stage).status.ready, within_s=WITHIN_S)
+
+
+def guard_of(agent: subprocess.Popen[bytes]) -> int:
+    """The only child of an agent that has started no pod yet."""
+    (guard,) = psutil.Process(agent.pid).children()
+    return int(guard.pid)
+
+
+def test_a_guard_that_was_stopped_ends_with_its_agent(stage: Stage) -> None:
+    agent = stage.start_agent()
+    guard = guard_of(agent)
+    os.kill(guard, signal.SIGSTOP)
+    agent.terminate()
+    agent.wait(timeout=20)
+    assert not is_alive(guard)
+
+
+def test_a_guard_that_was_stopped_and_lost_its_agent_ends_with_the_next_one(stage: Stage) -> None:
+    agent = stage.start_agent()
+    guard = guard_of(agent)
+    for victim in (guard, agent.pid):
+        os.kill(victim, signal.SIGSTOP)
+    agent.kill()
+    agent.wait(timeout=20)
+    assert is_alive(guard)
+    successor = stage.start_agent()
+    until(lambda: not is_alive(guard))
+    assert guard_of(successor) != guard
+
+
 @pytest.mark.parametrize("containment", ["cgroup", "subreaper"])
 @pytest.mark.parametrize("kind", ["killer", "killer-forks"])
 def test_a_pod_that_kills_guard_agent_and_work_horse_is_ended_by_the_next_agent(

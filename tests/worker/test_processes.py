@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 
 def said_by(script: str) -> str:
     """What a process of its own prints: it adopts orphans, and is to have no other children."""
@@ -88,3 +90,53 @@ def test_a_process_that_a_function_has_put_beside_itself_ends_with_the_pod(tmp_p
         )
         == "2 [] False\n[]\n"
     )
+
+
+def test_a_child_that_a_debugger_holds_is_waited_for_no_longer_than_was_asked() -> None:
+    """Its own descendant's trace ends; that of somebody else does not."""
+    said = said_by(
+        """
+        import os, signal, time
+        from batchq.worker.host.processes import adopt_orphans, collect
+        from tests.worker.escape_artist import trace
+
+        def tracer(pid):
+            read_end, write_end = os.pipe()
+            made = os.fork()
+            if made == 0:
+                os.write(write_end, b"%d" % trace({pid}))
+                signal.pause()
+            return made, int(os.read(read_end, 1))
+
+        def child():
+            made = os.fork()
+            if made == 0:
+                signal.pause()
+            return made
+
+        adopt_orphans()
+        own = child()
+        debugger, has_seized = tracer(own)
+        os.kill(own, signal.SIGKILL)
+        print(has_seized, collect(own), collect(debugger), flush=True)
+        if not has_seized:
+            os._exit(0)
+
+        read_end, write_end = os.pipe()
+        parent = os.fork()
+        if parent == 0:
+            theirs = child()
+            os.write(write_end, b"%d" % theirs)
+            while b"TracerPid:\\t0" in open(f"/proc/{theirs}/status", "rb").read():
+                pass
+            os.kill(theirs, signal.SIGKILL)
+            print(collect(theirs, within_s=0.2), flush=True)
+            os._exit(0)
+        debugger, _ = tracer(int(os.read(read_end, 10)))
+        print(os.waitpid(parent, 0)[1])
+        os.kill(debugger, signal.SIGKILL)
+        """
+    )
+    if said.startswith("0"):
+        pytest.skip("this machine lets no process trace another one of its user")
+    assert said == "1 9 9\nNone\n0\n"

@@ -77,6 +77,8 @@ _SHOWN_PIDS = 5
 _SPOILED_MS = 10 * SECOND
 #: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
 _END_MS = 90 * SECOND
+#: One that was killed is gone by then, unless a debugger keeps it.
+_KILLED_MS = 10 * SECOND
 
 _UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
 
@@ -178,7 +180,7 @@ class Agent:
         self._member.refuse_if_served()
         self._files.occupy()
         self._boot = own_boot()
-        self._post = GuardPost()
+        self._post = GuardPost(processes.mark_of(self._run_dir))
         # The guard is one of them: it is collected when this process ends.
         self._strangers = child_pids()
         processes.adopt_orphans()
@@ -238,8 +240,12 @@ class Agent:
         give_up_at = monotonic_ms() + _END_MS
         while self._slots.horses():
             self._hear(_AWAY_MS)
+            self._end_paused()
             if monotonic_ms() >= give_up_at:
                 self._slots.send(signal.SIGKILL)
+            if monotonic_ms() >= give_up_at + _KILLED_MS:
+                log.error("work-horses cannot be ended", horses=sorted(self._slots.horses()))
+                break
         self._collect_orphans()
         try:
             self._settle_all()
@@ -247,7 +253,7 @@ class Agent:
             self._slots.close()
         except StoreUnavailable as trouble:
             log.warning("agent left unannounced", trouble=trouble.message)
-        self._post.close()
+        self._post.end()
         log.info("agent stopped", node=self._settings.node)
 
     def _take_leave(self) -> None:
@@ -482,7 +488,8 @@ class Agent:
     def _sweep(self, *, within_s: float) -> list[int]:
         """End what a former agent has left; nothing may have been started by this one."""
         existing = [*self._enforcement.existing(), *self._boundary.abandoned(())]
-        return sweep(self._run_dir, list(self._files.all()), existing, within_s=within_s)
+        runs, keep = list(self._files.all()), (self._post.pid,)
+        return sweep(self._run_dir, runs, existing, keep=keep, within_s=within_s)
 
     def _take_out_of_service(self, left: Sequence[int]) -> None:
         """A node on which pods cannot be ended takes no more; it is back once they have ended."""
@@ -544,8 +551,19 @@ class Agent:
                 self._desk.end_lease(uid, number)
 
     def _end_paused(self) -> None:
-        """A work-horse that cannot go on is killed long before its pod's lease ends."""
+        """A work-horse that cannot go on is killed long before its pod's lease ends; so is a pod
+        that traces one, or the guard: it could keep them from ending it, or others.
+        """
         horses = self._slots.horses()
+        for traced in sorted((*horses, self._post.pid)):
+            for tracer in processes.tracers_of(traced):
+                if not (line := processes.line_to(tracer)):
+                    continue
+                log.warning("pod killed that traces batchq", tracer=tracer, traced=traced)
+                for pid in (tracer, *horses.intersection(line)):
+                    processes.send(pid, signal.SIGKILL)
+        for guard in stopped([self._post.pid]):
+            processes.send(guard, signal.SIGCONT)
         for horse in self._paused.overdue(stopped(horses), now_ms=monotonic_ms()):
             log.warning("paused work-horse killed", horse=horse)
             os.kill(horse, signal.SIGKILL)

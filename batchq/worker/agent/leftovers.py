@@ -39,12 +39,14 @@ def sweep(
     runs: Iterable[RunFile],
     cgroups: Iterable[PodCgroup] = (),
     *,
+    keep: Collection[int] = (),
     within_s: float = _KILLED_WITHIN_S,
 ) -> list[int]:
-    """End everything of the pods that used `run_dir`; the pids that could not be killed within
-    about `within_s`.
+    """End everything of the pods that used `run_dir`, and a guard of theirs that is left; the pids
+    that could not be killed within about `within_s`.
 
-    `cgroups`: those of its pods that exist; they are removed.
+    `cgroups`: those of its pods that exist; they are removed. `keep`: processes with its mark that
+    are to live on, such as the guard of a new agent.
     """
     # The numbers in a record from before a reboot are by now those of other people's processes.
     runs = [run for run in runs if run.boot == own_boot()]
@@ -52,7 +54,7 @@ def sweep(
     left = [pid for one in cgroups for pid in one.end(within_s)]
     for run in runs:
         _kill_group(run_dir, run)
-    left += _Hunt(run_dir).end_all(within_s)
+    left += _Hunt(run_dir, keep).end_all(within_s)
     if left:
         log.error("processes cannot be killed", pids=left)
     return left
@@ -82,11 +84,12 @@ class _Hunt:
     at those that are new, which takes less time than such a process lives.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, keep: Collection[int]) -> None:
         self._run_dir = run_dir
+        self._keep = {os.getpid(), *keep}
         self._mark = mark_of(run_dir)
         #: Who was looked at, and is not of a pod.
-        self._others: set[int] = {os.getpid()}
+        self._others = set(self._keep)
 
     def end_all(self, within_s: float) -> list[int]:
         """Kill all of them; those that are left."""
@@ -103,7 +106,7 @@ class _Hunt:
             quiet = 0 if ours else quiet + 1
             if not ours and (is_sure or quiet >= _QUIET_ROUNDS):
                 # Once more at all of them: a number may have been given away again meanwhile.
-                self._others = {os.getpid()}
+                self._others = set(self._keep)
                 ours, _ = self._look()
                 if not ours:
                     return []

@@ -319,7 +319,10 @@ class Slots:
 
     def _reap(self, horse: Horse) -> Heard:
         """Collect one that has ended: its exit code is negative if it was killed."""
-        _, wait_status = os.waitpid(horse.pid, 0)
+        # None if a debugger keeps it to itself; the agent does not stand still for that.
+        wait_status = processes.collect(horse.pid)
+        if wait_status is None:
+            wait_status = int(signal.SIGKILL)
         # It may have said so before it ended.
         has_ended_well = horse.is_ready()
         gone = tuple(one for one in horse.descriptors() if self._horses.pop(one, None))

@@ -170,6 +170,11 @@ class PidNamespace:
 
     def _hear(self) -> tuple[_Reply, int | None]:
         """An answer, and the pidfd that came with it. Raises OSError if none comes."""
+        within_s = self._orders.gettimeout() or 0.0
+        if not processes.is_answered(self._orders, within_s, waiting_for=(self.pid,)):
+            raise TimeoutError(
+                errno.ETIMEDOUT, "the first process of its PID namespace stands still"
+            )
         words, descriptors, _, _ = socket.recv_fds(self._orders, _MOST_WORDS, 1)
         if not words:
             raise BrokenPipeError(errno.EPIPE, "the first process of its PID namespace has ended")
@@ -238,7 +243,7 @@ def _fork_inside(run: Callable[[], NoReturn]) -> int:
     os.close(write_end)
     with os.fdopen(read_end, "rb") as said:
         answer = int(said.read() or b"-0")
-    os.waitpid(between, 0)
+    processes.collect(between)
     if answer <= 0:
         raise OSError(-answer, os.strerror(-answer))
     return answer
@@ -365,7 +370,9 @@ class _First:
     def _collect(self) -> int:
         if self._command is None:
             return 0
-        _, wait_status = os.waitpid(self._command.pid, 0)
+        wait_status = processes.collect(self._command.pid)
+        if wait_status is None:
+            wait_status = int(signal.SIGKILL)
         self._command.returncode = os.waitstatus_to_exitcode(wait_status)
         self._command = None
         return wait_status

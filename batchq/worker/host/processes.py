@@ -19,7 +19,9 @@ import resource
 import select
 import signal
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from time import monotonic
 from types import FrameType
 
@@ -29,6 +31,10 @@ from batchq.errors import UsageError
 
 #: How long a round waits for processes that were killed and have not ended yet.
 _ROUND_S = 0.1
+_COLLECTED_WITHIN_S, _LOOK_AGAIN_MS = 1.0, 2
+_TRACER = re.compile(rb"^TracerPid:\s+(\d+)$", re.MULTILINE)
+#: As many as there can be processes, as Linux is set up.
+_MOST_ANCESTORS = 1 << 15
 
 
 def kill_children(*, keep: Collection[int], within_s: float) -> list[int]:
@@ -49,6 +55,8 @@ def kill_children(*, keep: Collection[int], within_s: float) -> list[int]:
             return others
         # Nothing new has come: those that were killed are on their way out, or cannot be killed.
         if left and left == before:
+            for pid in left:
+                end_tracers(pid)
             await_death(left, min(_ROUND_S, rest))
         before = left
     return []
@@ -132,6 +140,85 @@ def _reap(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
+
+
+def collect(pid: int, *, within_s: float = _COLLECTED_WITHIN_S) -> int | None:
+    """The wait status of a child that has ended, or is about to. None if that cannot be had within
+    this time. Raises ChildProcessError if there is no such child.
+
+    A process that is traced ends for its tracer first, and for its parent only when the tracer has
+    asked for that or has ended itself. So nobody waits here for as long as a pod likes: a tracer
+    that comes from below this process is killed.
+    """
+    deadline = monotonic() + within_s
+    while True:
+        collected, wait_status = os.waitpid(pid, os.WNOHANG)
+        if collected:
+            return wait_status
+        if monotonic() >= deadline:
+            return None
+        end_tracers(pid)
+        select.poll().poll(_LOOK_AGAIN_MS)
+
+
+def is_answered(answers: socket, within_s: float, *, waiting_for: Collection[int]) -> bool:
+    """Whether there is something to read within that time. Tracers from below this process of those
+    that are to answer, or that these wait for, are killed meanwhile.
+    """
+    deadline = monotonic() + within_s
+    while True:
+        rest = deadline - monotonic()
+        if is_readable(answers.fileno(), within_ms=round(1000 * max(0.0, min(_ROUND_S, rest)))):
+            return True
+        if rest <= 0:
+            return False
+        for pid in waiting_for:
+            end_tracers(pid)
+
+
+def end_tracers(pid: int) -> None:
+    """Kill those that trace a process, as far as they come from below this one: those of pods."""
+    for tracer in tracers_of(pid):
+        if line_to(tracer):
+            send(tracer, signal.SIGKILL)
+
+
+def tracers_of(pid: int) -> list[int]:
+    """The processes that trace this one, or one of its threads (ptrace)."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - asked of each, every second
+    except OSError:
+        return []
+    found = set()
+    for thread in threads:
+        with suppress(OSError):
+            shown = _TRACER.search(_read(f"/proc/{pid}/task/{thread}/status"))
+            found.add(int(shown[1]) if shown else 0)
+    return sorted(found - {0})
+
+
+def line_to(pid: int) -> list[int]:
+    """A process and its ancestors, up to a child of this process; empty if it is not below it."""
+    line = [pid]
+    while len(line) <= _MOST_ANCESTORS:
+        try:
+            stat = _read(f"/proc/{line[-1]}/stat")
+        except OSError:
+            return []
+        # The name before it is in brackets, and may hold brackets of its own.
+        parent = int(stat.rpartition(b") ")[2].split()[1])
+        if parent == os.getpid():
+            return line
+        if parent <= 1:
+            return []
+        line.append(parent)
+    return []
+
+
+def send(pid: int, sent: signal.Signals) -> None:
+    """Send a signal, if there is still somebody who may be sent it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, sent)
 
 
 _RLIMIT_LOCKS = 10

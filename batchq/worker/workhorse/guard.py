@@ -22,6 +22,7 @@ from pathlib import Path
 from time import monotonic_ns
 
 from batchq.worker.host.cgroup import PodCgroup
+from batchq.worker.host.processes import collect, put_on
 
 _MOST_PATH_BYTES = 4096
 _DEVNULL_FOR = (0, 1, 2)
@@ -61,10 +62,7 @@ class Guard:
         self._tell("dismissed")
         self._is_on_duty = False
         if self._pid:
-            # Whoever collects all children of this process may have collected the guard as well.
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
+            _end(self._pid)
         os.close(self._write_end)
 
     def _tell(self, what: str) -> None:
@@ -79,12 +77,17 @@ class GuardPost:
     work-horses, which inherit it.
     """
 
-    def __init__(self) -> None:
-        """Fork it. Raises OSError. The calling process must have a single thread."""
+    def __init__(self, mark: int | None = None) -> None:
+        """Fork it. Raises OSError. The calling process must have a single thread.
+
+        By `mark`, if there is one, the next agent knows a guard that has been left.
+        """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                if mark is not None:
+                    put_on(mark)
                 _keep_apart(theirs.fileno())
                 _Watch(theirs).keep()
             finally:
@@ -105,6 +108,18 @@ class GuardPost:
     def close(self) -> None:
         """The process ends once no work-horse is left."""
         self._socket.close()
+
+    def end(self) -> None:
+        """End the process, be it stopped. For an agent that has no work-horses any more."""
+        self._socket.close()
+        _end(self.pid)
+
+
+def _end(pid: int) -> None:
+    # Whoever collects all children of this process may have collected the guard as well.
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        collect(pid)
 
 
 def _fork(read_end: int, write_end: int, cgroup: PodCgroup | None) -> int:

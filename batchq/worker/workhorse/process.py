@@ -41,6 +41,7 @@ _READS_PER_TURN = 4
 _READS_AT_END = 32
 #: For what ends as soon as it is killed.
 _KILLED_WITHIN_S = 0.2
+_TRACED = "how it ended is not known: a debugger holds its process"
 
 
 class NotStarted(Exception):
@@ -57,7 +58,8 @@ class Started(Struct, frozen=True, kw_only=True):
     pid: int
     stdout: int
     stderr: int
-    reap: Callable[[], int]
+    #: Its wait status, once it has ended; None if it cannot be had.
+    reap: Callable[[], int | None]
     #: Children of this process that live longer than the command.
     keep: tuple[int, ...] = ()
     #: Has a process that stays in the PID namespace kill all others there; whether it has.
@@ -75,7 +77,7 @@ class Fork(Struct, frozen=True, kw_only=True):
     """
 
     pid: int
-    reap: Callable[[], int]
+    reap: Callable[[], int | None]
     keep: tuple[int, ...]
     kill_others: Callable[[], bool] | None = None
 
@@ -143,6 +145,9 @@ class Command:
         wait_status = self.reap()
         self._guard.dismiss()
         self.trouble = self._bounds.trouble()
+        if wait_status is None:
+            self.trouble = self.trouble or _TRACED
+            wait_status = int(signal.SIGKILL)
         self.end_rest(_KILLED_WITHIN_S)
         return wait_status
 
@@ -156,8 +161,8 @@ class Command:
         )
         return not self.left
 
-    def reap(self) -> int:
-        """Wait for the command itself; its wait status."""
+    def reap(self) -> int | None:
+        """Collect the command itself; its wait status, None if it cannot be had."""
         return self._started.reap()
 
     def close(self) -> None:
@@ -264,9 +269,10 @@ def _started(
         os.close(out)
         os.close(err)
 
-    def reap() -> int:
-        _, wait_status = os.waitpid(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(wait_status)
+    def reap() -> int | None:
+        wait_status = processes.collect(process.pid)
+        if wait_status is not None:
+            process.returncode = os.waitstatus_to_exitcode(wait_status)
         return wait_status
 
     return Started(pid=process.pid, stdout=stdout, stderr=stderr, reap=reap)

@@ -22,7 +22,7 @@ import structlog
 from batchq.worker.host.containment import Enclosure
 from batchq.worker.host.memory_limits import ProcessBounds
 from batchq.worker.host.pid_namespace import PidNamespace, StartOrder, pid_behind
-from batchq.worker.host.processes import is_readable, kill_children
+from batchq.worker.host.processes import collect, is_answered, is_readable, kill_children
 from batchq.worker.workhorse.callee import ALONE, KILL_OTHERS
 from batchq.worker.workhorse.process import Fork
 
@@ -123,12 +123,21 @@ class Standby:
         self._orders.close()
         with suppress(ProcessLookupError):
             self._process.kill()
-        self._process.wait()
+        if isinstance(self._process, _Guest):
+            self._process.wait()
+        elif self._process.poll() is None:
+            wait_status = collect(self._process.pid)
+            if wait_status is not None:
+                self._process.returncode = os.waitstatus_to_exitcode(wait_status)
 
-    def _reap(self, pid: int) -> int:
-        """Wait for a process that was forked; its wait status."""
+    def _reap(self, pid: int) -> int | None:
+        """The wait status of a process that was forked and has ended; None if it cannot be had."""
         try:
             self._orders.send(b"?")
+            if not is_answered(
+                self._orders, _ANSWERS_WITHIN_S, waiting_for=(pid, self._process.pid)
+            ):
+                raise TimeoutError
             return int(self._orders.recv(64))
         except (OSError, ValueError):
             # It was killed; its child has become this process's.
@@ -138,7 +147,7 @@ class Standby:
             if self._namespace is not None:
                 # That of the namespace's first process, which collects it.
                 return int(signal.SIGKILL)
-            return os.waitpid(pid, 0)[1]
+            return collect(pid)
 
     def _kill_others(self) -> bool:
         try:

@@ -28,7 +28,7 @@ from batchq.store.damaged_keys import (
     mend,
     take_out_deliveries,
 )
-from batchq.store.recount import mend_heads, recount
+from batchq.store.recount import Recounted, mend_heads, recount
 from batchq.store.redis import RedisStore
 
 _log = structlog.get_logger()
@@ -38,6 +38,8 @@ _LOOKED_EVERY_S = 1.0
 _RECOUNT_APART = 10
 #: Of one recount, so many fields are told of by name.
 _MOST_TOLD = 20
+#: Where so many heads of a page were false, the next page is looked at, too; so many pages at most.
+_MANY_HEADS, _HEAD_PAGES = 50, 8
 
 
 class Mender:
@@ -114,8 +116,16 @@ class Mender:
         self._store.forget()
 
     def _mend_heads(self, epoch: int) -> None:
+        mended: list[Recounted] = []
+        for _ in range(_HEAD_PAGES):
+            found = mend_heads(self._store, epoch, self._store.suspect_heads())
+            mended += found
+            # Many at once are hardly all: the next page is looked at in the same look.
+            if len(found) < _MANY_HEADS:
+                break
+        self.mended += len(mended[_MOST_TOLD:])
         said = []
-        for one in mend_heads(self._store, epoch, self._store.suspect_heads()):
+        for one in mended[:_MOST_TOLD]:
             _log.error("head.mended", kind=one.kind, key=one.key, was=one.was, now=one.now)
             held = f"its head in {keys.heads(one.kind)} held {one.was or 'nothing'!r}"
             said.append(

@@ -13,6 +13,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, NodeSpec, Pod, Queue, QueueSpec
 from batchq.api.transaction import Transaction, Word
 from batchq.changes import apply
+from batchq.daemon import repair
 from batchq.daemon.repair import Mender
 from batchq.store import audit, heads, keys
 from batchq.store.damaged_keys import damaged_keys
@@ -460,3 +461,18 @@ def test_a_count_of_writes_that_was_set_back_is_named(booked: RedisStore, raw: r
     raw.set(keys.REVISION, "1")
     [named] = damaged_keys(booked.link)
     assert keys.REVISION in named.why
+
+
+def test_where_many_heads_are_false_the_next_pages_are_looked_at_at_once(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "PAGE", 2)
+    monkeypatch.setattr(repair, "_MANY_HEADS", 1)
+    made = [pod(number, group_uid="u2") for number in range(7)]
+    booked.commit([writing(*map(put, made))], request_id="pods")
+    before = in_books(booked, raw)
+    raw.hdel(keys.heads("Pod"), *(one.metadata.uid for one in made))
+    mender = Mender(booked, RandomIds())
+    mender.look(epoch(booked))
+    assert in_books(booked, raw) == before
+    assert mender.mended == len(made)

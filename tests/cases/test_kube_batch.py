@@ -104,13 +104,13 @@ def as_kube_batch(entry: Entry, case: dict[str, Any]) -> bool:
 WORLDS = ("unit: ", "probe: ", "request: ", "simulation: ")
 
 
-def test_what_is_the_same_binds_and_evicts_as_many_as_kube_batch_did(file: File) -> None:
+def test_a_case_marked_same_binds_and_evicts_as_many_as_kube_batch_did(file: File) -> None:
     claimed = [e for e in TABLE if e.word == SAME and e.case.startswith(WORLDS)]
     wrong = [e.case for e in claimed if not as_kube_batch(e, file.cases[e.case])]
     assert wrong == []
 
 
-def test_what_differs_looks_the_same_only_where_a_phase_differs(file: File) -> None:
+def test_a_case_marked_different_looks_the_same_only_where_a_phase_differs(file: File) -> None:
     claimed = [e for e in TABLE if e.word == DIFFERS and e.case.startswith(WORLDS)]
     alike = [
         e.case

@@ -38,7 +38,7 @@ def test_every_case_variant_and_row_of_the_file_is_in_the_table_once(
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_what_comes_of_a_case_is_what_its_row_says(name: str, cases: dict[str, Data]) -> None:
+def test_the_result_of_a_case_is_what_its_row_says(name: str, cases: dict[str, Data]) -> None:
     came = came_of(cases[name])
     assert came == TABLE[name].came
     assert is_kueues(cases[name], came) == (TABLE[name].word == "same")

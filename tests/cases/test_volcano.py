@@ -42,7 +42,7 @@ def test_every_case_and_row_of_the_file_is_in_the_table_once(cases: dict[str, Da
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_what_comes_of_a_case_is_what_its_row_says(name: str, cases: dict[str, Data]) -> None:
+def test_the_result_of_a_case_is_what_its_row_says(name: str, cases: dict[str, Data]) -> None:
     came = result_of(name, cases[name])
     assert came == TABLE[name].came
     assert is_volcanos(name, cases[name], came) == (TABLE[name].word == "same")

@@ -22,7 +22,7 @@ READY = {
 }
 
 
-def test_there_is_a_ready_file_for_each_role_and_no_other() -> None:
+def test_each_role_has_a_ready_file_and_nothing_else_has() -> None:
     assert {path.stem for path in FOLDER.glob("*.acl")} == {role.name for role in ROLES}
 
 
@@ -88,7 +88,7 @@ def test_a_worker_is_for_each_of_its_nodes() -> None:
         (["readonly", "--password-file", "-", "--hash", "0"], 2, "two ways to say one thing"),
     ],
 )
-def test_what_is_no_user_is_refused_in_a_sentence(words: list[str], code: int, told: str) -> None:
+def test_an_invalid_user_is_refused_in_a_sentence(words: list[str], code: int, told: str) -> None:
     done = run("acl", *words)
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith("error: ")

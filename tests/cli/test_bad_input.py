@@ -49,7 +49,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
     assert furnished.names() == before
 
 
-def test_there_are_more_than_thirty_kinds() -> None:
+def test_the_table_has_more_than_thirty_kinds_of_bad_input() -> None:
     assert len({bad.what for bad in TABLE}) > 30
 
 

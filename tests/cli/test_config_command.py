@@ -104,7 +104,7 @@ def test_warnings_leave_the_json_on_stdout_whole(tmp_path: Path) -> None:
         "evictionBudget: {pods: 3}\n",
     ],
 )
-def test_what_is_printed_is_read_as_the_same(tmp_path: Path, text: str) -> None:
+def test_a_printed_configuration_is_read_as_the_same(tmp_path: Path, text: str) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text(text)
     printed = CliRunner().invoke(main, ["config", "print", "--config", str(file)])
@@ -284,7 +284,9 @@ SAME = {
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_what_comes_to_the_same_is_no_difference(files: Callable[..., Path], case: str) -> None:
+def test_equivalent_configurations_have_no_difference(
+    files: Callable[..., Path], case: str
+) -> None:
     a, b = SAME[case]
     assert config("diff", files("a.yaml", a), files("b.yaml", b)) == Ran(0, "", "")
 
@@ -306,7 +308,7 @@ def test_what_comes_to_the_same_is_no_difference(files: Callable[..., Path], cas
         ("", "evictionBudget: {pods: 3}\n", "+evictionBudget: {pods: 3, window: 10m}"),
     ],
 )
-def test_what_decides_is_a_difference(
+def test_a_setting_that_affects_decisions_is_a_difference(
     files: Callable[..., Path], a: str, b: str, line: str
 ) -> None:
     done = config("diff", files("a.yaml", a), files("b.yaml", b))
@@ -347,7 +349,7 @@ def test_a_file_of_kube_batchs_becomes_one_that_is_valid(files: Callable[..., Pa
         ("", "expected one document, found 0"),
     ],
 )
-def test_what_is_no_file_of_kube_batchs_is_not_converted(
+def test_a_file_that_is_not_kube_batchs_is_not_converted(
     files: Callable[..., Path], text: str, told: str
 ) -> None:
     file = files("kb.yaml", text)
@@ -367,7 +369,7 @@ def test_arguments_that_have_a_place_of_their_own_are_led_there(files: Callable[
     ) in config("convert", theirs).err
 
 
-def test_what_is_disabled_in_vain_is_noted(files: Callable[..., Path]) -> None:
+def test_a_plugin_disabled_without_effect_is_noted(files: Callable[..., Path]) -> None:
     file = files(
         "s.yaml",
         "plugins:\n  multiPoint: {disabled: [dependencies]}\n"
@@ -422,7 +424,7 @@ UNKEPT = {
         ("multiPoint: {disabled: [gates]}, preEnqueue: {enabled: [gates]}", []),
     ],
 )
-def test_what_holds_no_longer_is_noted(
+def test_a_promise_broken_by_disabled_plugins_is_noted(
     files: Callable[..., Path], text: str, told: list[str]
 ) -> None:
     lines = config("check", files("s.yaml", f"plugins: {{{text}}}\n")).err.splitlines()

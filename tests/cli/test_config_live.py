@@ -14,7 +14,9 @@ from tests.cli.conftest import Batchq
 PUBLISHED = as_text(read_config("schedulePeriod: 3s\nactions: [allocate]\n", "here"))
 
 
-def test_it_prints_what_the_leader_has_published(batchq: Batchq, redis_store: RedisStore) -> None:
+def test_config_print_shows_the_configuration_the_leader_published(
+    batchq: Batchq, redis_store: RedisStore
+) -> None:
     epoch = redis_store.lead("host:1:abc", 60_000)
     publish_config(redis_store, PUBLISHED, epoch=epoch)
     done = batchq("config", "print", "--effective")
@@ -25,7 +27,7 @@ def test_it_prints_what_the_leader_has_published(batchq: Batchq, redis_store: Re
     ]
 
 
-def test_what_the_last_leader_went_by_is_printed_with_a_note(
+def test_the_last_leaders_configuration_is_printed_with_a_note(
     batchq: Batchq, redis_store: RedisStore
 ) -> None:
     publish_config(redis_store, PUBLISHED)

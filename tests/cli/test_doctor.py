@@ -133,7 +133,7 @@ def test_the_times_by_which_a_wait_is_too_long_are_the_configurations(
     assert done.code == 3
 
 
-def test_of_many_findings_people_are_shown_ten() -> None:
+def test_only_ten_of_many_findings_are_shown_to_people() -> None:
     with a_stage(*KEEPS) as (_, server):
         raw = redis.Redis(unix_socket_path=str(server.socket))
         for number in range(25):
@@ -178,7 +178,7 @@ def test_the_status_is_data_too(batchq: Batchq, stage: Stage) -> None:
     )
 
 
-def test_who_was_killed_does_not_stand_by(
+def test_a_killed_scheduler_does_not_stand_by(
     batchq: Batchq, stage: Stage, server: Server, raw: redis.Redis
 ) -> None:
     killed_at = stage.store.now_ms() - 12_000

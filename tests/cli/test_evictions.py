@@ -124,7 +124,7 @@ def test_jobs_show_waiting_for_preemption_like_any_reason_and_do_not_repeat_it()
         ),
     ],
 )
-def test_what_is_to_stop_is_said_in_a_sentence(awaits: Awaited, text: str) -> None:
+def test_awaited_victims_are_described_in_a_sentence(awaits: Awaited, text: str) -> None:
     assert awaited_text(awaits) == text
 
 
@@ -271,7 +271,7 @@ def test_describe_of_a_claimant_says_whose_pods_are_to_stop(batchq: Batchq, stag
     }
 
 
-def test_what_has_ended_is_told_with_its_end_and_not_with_what_came_before() -> None:
+def test_a_finished_group_is_shown_with_its_end_and_not_with_a_former_eviction() -> None:
     finished = Condition(type="Finished", status="True", reason="Cancelled", message="enough")
     group = with_status(
         a_group("x"),

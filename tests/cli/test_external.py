@@ -170,7 +170,9 @@ def test_a_function_is_not_for_consumers(batchq: Batchq, stage: Stage) -> None:
     assert stage.client.jobs() == []
 
 
-def test_who_asks_for_its_output_is_sent_to_the_consumer(batchq: Batchq, waiting: Stage) -> None:
+def test_requests_for_output_of_an_external_group_are_sent_to_its_consumer(
+    batchq: Batchq, waiting: Stage
+) -> None:
     token = batchq("external", "claim").out.strip()
     batchq("external", "report", "succeeded", "-t", token)
     waiting.turn()

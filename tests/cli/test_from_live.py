@@ -73,7 +73,7 @@ def test_nothing_is_written_to_the_server(
     assert occupied.store.snapshot().revision == revision
 
 
-def test_it_begins_with_what_the_leader_does_next(
+def test_a_simulation_begins_with_the_next_decisions_of_the_leader(
     occupied: Stage, open_redis: Callable[[], RedisStore]
 ) -> None:
     deciding = Deciding.open(open_redis())
@@ -122,7 +122,7 @@ def test_programs_read_who_starts_when_and_who_has_to_go(
     ]
 
 
-def test_it_looks_as_far_as_it_is_asked_and_lists_what_differs(
+def test_a_simulation_looks_as_far_as_asked_and_lists_differing_groups(
     batchq: Batchq, occupied: Stage, no_preempt: str
 ) -> None:
     words = ("--config", no_preempt, "--until", "20s", "--differences", "-o", "json")

@@ -266,7 +266,7 @@ def test_jobs_can_leave_out_what_has_finished(batchq: Batchq, busy: Stage) -> No
     assert batchq("jobs", "-a", "-n", "empty").code == 0
 
 
-def test_of_many_finished_groups_a_terminal_shows_the_last_ones(
+def test_a_terminal_shows_only_the_last_of_many_finished_groups(
     batchq: Batchq, stage: Stage, server: Server
 ) -> None:
     for number in range(23):

@@ -57,7 +57,7 @@ def test_those_that_wait_are_listed_by_their_start_and_who_is_not_known_last(
     assert busy.names() == before
 
 
-def test_who_the_next_session_admits_starts_now(batchq: Batchq, busy: Stage) -> None:
+def test_a_group_the_next_session_admits_starts_now(batchq: Batchq, busy: Stage) -> None:
     """It fits beside what runs, and is over before the head starts."""
     done = batchq("jobs", "--start", "-n", "lab")
     [row] = [cells(line) for line in done.lines[1:]]
@@ -97,14 +97,14 @@ def test_where_nobody_waits_it_says_so(batchq: Batchq, stage: Stage) -> None:
     assert (done.code, done.out, done.err) == (0, "", "no pod groups wait in namespace empty\n")
 
 
-def test_of_a_queue_that_is_not_there_it_says_so(batchq: Batchq, stage: Stage) -> None:
+def test_a_missing_queue_is_reported(batchq: Batchq, stage: Stage) -> None:
     assert batchq("jobs", "--start", "-q", "nowhere").code == 6
 
 
 @pytest.mark.parametrize(
     "option", [("--phase", "Pending"), ("--reason", "Suspended"), ("--all",), ("--active",)]
 )
-def test_what_chooses_otherwise_does_not_go_with_it(
+def test_options_that_select_other_groups_are_refused_beside_start(
     batchq: Batchq, stage: Stage, option: tuple[str, ...]
 ) -> None:
     done = batchq("jobs", "--start", *option)
@@ -112,7 +112,7 @@ def test_what_chooses_otherwise_does_not_go_with_it(
     assert f"it does not go with {option[0]}" in done.err
 
 
-def test_that_nobody_leads_is_said(batchq: Batchq, busy: Stage) -> None:
+def test_a_missing_leader_is_noted(batchq: Batchq, busy: Stage) -> None:
     busy.store.resign("stage")
     done = batchq("jobs", "--start")
     assert "scheduler" in done.err

@@ -37,7 +37,7 @@ def test_the_kind_in_front_must_be_the_one_that_is_meant() -> None:
         group_key("podgruop/lab/train", "default")
 
 
-def test_what_get_names_other_commands_take(batchq: Batchq, stage: Stage) -> None:
+def test_other_commands_take_the_names_get_prints(batchq: Batchq, stage: Stage) -> None:
     batchq("submit", "--name", "x", "--", "true")
     stage.turn()
     assert batchq("get", "podgroups", "-o", "name").lines == ["podgroup/default/x"]
@@ -87,7 +87,7 @@ def test_a_node_whose_agent_lives_is_not_deleted(batchq: Batchq, stage: Stage) -
     assert done.err.splitlines()[1].startswith("hint: stop the agent first")
 
 
-def test_who_is_not_there_is_compared_by_name_alone(batchq: Batchq, stage: Stage) -> None:
+def test_a_missing_group_is_compared_by_name_alone(batchq: Batchq, stage: Stage) -> None:
     batchq("submit", "--name", "train", "--", "true")
     assert batchq("cancel", "nosuch").err.splitlines() == [
         "error: PodGroup default/nosuch does not exist",

@@ -38,7 +38,7 @@ def test_wait_says_so_at_once_and_when_its_time_is_up(batchq: Batchq, waiting: S
     assert (first, hint) == (SAID, f"hint: {SAID}")
 
 
-def test_who_waits_while_somebody_leads_is_told_where_to_look(
+def test_a_waiting_command_is_told_where_to_look_while_a_leader_exists(
     batchq: Batchq, waiting: Stage
 ) -> None:
     done = batchq("wait", "x", "--timeout", "50ms")
@@ -46,7 +46,7 @@ def test_who_waits_while_somebody_leads_is_told_where_to_look(
     assert "`batchq describe default/x`" in done.err
 
 
-def test_of_what_has_ended_nothing_is_said(batchq: Batchq, waiting: Stage) -> None:
+def test_finished_groups_get_no_note_of_a_missing_leader(batchq: Batchq, waiting: Stage) -> None:
     waiting.run("x")
     waiting.store.resign("stage")
     assert SAID not in batchq("describe", "x").out

@@ -56,7 +56,7 @@ def test_a_dry_run_of_apply_changes_nothing(batchq: Batchq, stage: Stage) -> Non
 
 
 @pytest.mark.parametrize("kind", ["queues", "nodes", "resourcequotas", "podgroups"])
-def test_what_get_prints_apply_reads(batchq: Batchq, stage: Stage, kind: str) -> None:
+def test_apply_reads_the_output_of_get(batchq: Batchq, stage: Stage, kind: str) -> None:
     batchq("apply", "-f", "-", stdin=QUEUES)
     batchq("quota", "set", "default", "cpu=4", "podgroups=9")
     batchq("submit", "--name", "x", "--env", "A=007", "--walltime", "90s", "--", "echo", "1.10")

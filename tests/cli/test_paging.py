@@ -114,7 +114,7 @@ def test_a_queue_that_is_not_there_is_said(batchq: Batchq, many: Stage) -> None:
     assert "nowhere" in done.err
 
 
-def test_what_cannot_be_read_is_named_on_any_page(
+def test_unreadable_records_are_named_on_any_page(
     batchq: Batchq, many: Stage, raw: redis.Redis
 ) -> None:
     raw.hset(keys.objects("PodGroup"), "default/poison", "garbage")

@@ -23,7 +23,7 @@ def occupied(stage: Stage) -> Stage:
     return stage
 
 
-def test_what_would_start_now_says_where(batchq: Batchq, occupied: Stage) -> None:
+def test_a_plan_that_would_start_now_says_where(batchq: Batchq, occupied: Stage) -> None:
     before = occupied.names()
     done = batchq("plan", "--name", "x", "-N", "2", "--cpus", "1", "--", "true")
     assert done.code == 0
@@ -60,7 +60,7 @@ def test_whom_it_would_evict_is_listed(batchq: Batchq, occupied: Stage) -> None:
     )
 
 
-def test_what_would_wait_says_why_until_when_and_what_would_help(
+def test_a_plan_that_would_wait_says_why_until_when_and_how_to_help_it(
     batchq: Batchq, occupied: Stage
 ) -> None:
     done = batchq("plan", "--name", "x", "--cpus", "4", "--", "true")
@@ -89,13 +89,15 @@ def test_advice_can_be_left_out(batchq: Batchq, occupied: Stage) -> None:
     assert (done.code, "What would help" in done.out) == (4, False)
 
 
-def test_what_is_gated_would_wait(batchq: Batchq, occupied: Stage) -> None:
+def test_a_gated_plan_would_wait(batchq: Batchq, occupied: Stage) -> None:
     done = batchq("plan", "--name", "x", "--gate", "approval", "--", "true")
     assert done.code == 4
     assert "  once gate approval is open, it would start, as things stand" in done.lines
 
 
-def test_what_could_never_start_says_what_could(batchq: Batchq, occupied: Stage) -> None:
+def test_a_plan_that_could_never_start_says_which_request_could(
+    batchq: Batchq, occupied: Stage
+) -> None:
     done = batchq("plan", "--name", "x", "--cpus", "9", "--", "true")
     assert done.code == 5
     assert done.lines[3:] == [
@@ -109,7 +111,9 @@ def test_what_could_never_start_says_what_could(batchq: Batchq, occupied: Stage)
     ]
 
 
-def test_what_is_larger_than_every_node_could_never_start(batchq: Batchq, occupied: Stage) -> None:
+def test_a_plan_for_pods_larger_than_every_node_could_never_start(
+    batchq: Batchq, occupied: Stage
+) -> None:
     occupied.furnish(a_node("n2", cpu=4))
     done = batchq("plan", "--name", "x", "--cpus", "10", "--", "true")
     assert done.code == 5
@@ -256,7 +260,7 @@ def test_json_tells_advice_as_data(batchq: Batchq, occupied: Stage) -> None:
         (("--name", "low", "--", "true"), 8, "PodGroup default/low exists already"),
     ],
 )
-def test_what_cannot_be_planned_ends_as_a_submission_does(
+def test_an_invalid_plan_fails_as_its_submission_does(
     batchq: Batchq, occupied: Stage, words: tuple[str, ...], code: int, sentence: str
 ) -> None:
     planned, submitted = batchq("plan", *words), batchq("submit", *words)
@@ -271,7 +275,7 @@ def test_a_file_without_groups_is_not_planned(batchq: Batchq, stage: Stage) -> N
     assert "expected at least one PodGroup to plan, found none" in done.err
 
 
-def test_that_nobody_leads_is_said_beside_the_plan(batchq: Batchq, stage: Stage) -> None:
+def test_a_missing_leader_is_noted_beside_the_plan(batchq: Batchq, stage: Stage) -> None:
     led = batchq("plan", "--name", "x", "--", "true")
     stage.store.resign("stage")
     alone = batchq("plan", "--name", "x", "--", "true")

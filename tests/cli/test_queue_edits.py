@@ -54,7 +54,7 @@ def test_a_stopped_queue_stays_stopped_whatever_applies_its_file(
 
 
 @pytest.mark.parametrize("words", [("apply",), ("queues", "apply")])
-def test_what_changes_is_told_beforehand_and_stays_as_an_event(
+def test_changes_of_a_queue_are_told_beforehand_and_stay_as_an_event(
     batchq: Batchq, stage: Stage, words: tuple[str, ...]
 ) -> None:
     stage.furnish(a_queue("team-b", deserved=amounts(cpu=4)))
@@ -179,7 +179,7 @@ def test_jobs_of_a_queue_that_is_not_there_are_answered_with_the_nearest(
         assert batchq("jobs", "-q", there).code == 0
 
 
-def test_what_has_ended_in_a_queue_that_is_gone_is_listed(batchq: Batchq, stage: Stage) -> None:
+def test_finished_groups_of_a_deleted_queue_are_listed(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(a_queue("old"))
     batchq("submit", "-q", "old", "--name", "g", "--", "true")
     batchq("cancel", "g")

@@ -298,7 +298,9 @@ def test_queues_of_a_file_are_applied_as_by_apply(batchq: Batchq, stage: Stage) 
     assert json.loads(data)["items"][0]["spec"] == {"weight": 2}
 
 
-def test_what_is_no_queue_is_refused_and_nothing_is_applied(batchq: Batchq, stage: Stage) -> None:
+def test_objects_other_than_queues_are_refused_and_nothing_is_applied(
+    batchq: Batchq, stage: Stage
+) -> None:
     done = batchq("queues", "apply", "-f", "-", stdin=f"{ONE}---\n{CLASS}")
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines() == [
@@ -327,9 +329,7 @@ def test_a_stopped_queue_admits_nothing_until_it_is_resumed(batchq: Batchq, stag
     assert stage.phase("x") == "InQueue"
 
 
-def test_who_resumes_a_queue_below_one_that_is_stopped_is_told(
-    batchq: Batchq, stage: Stage
-) -> None:
+def test_resuming_a_queue_below_a_stopped_one_gets_a_note(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(a_queue("org"), a_queue("a", parent="org"))
     batchq("queues", "stop", "org", "a")
     done = batchq("queues", "resume", "a")
@@ -361,15 +361,13 @@ def test_draining_sends_back_what_runs(batchq: Batchq, stage: Stage) -> None:
     assert events[-2:] == ["Stopped", "Draining"]
 
 
-def test_what_was_done_to_queues_is_told_in_json_too(batchq: Batchq, stage: Stage) -> None:
+def test_actions_on_queues_are_told_in_json_too(batchq: Batchq, stage: Stage) -> None:
     done = batchq("queues", "stop", "default", "-o", "json")
     assert json.loads(done.out) == {
         "items": [{"kind": "Queue", "name": "default", "action": "stopped"}]
     }
 
 
-def test_of_several_queues_none_is_stopped_if_one_is_not_there(
-    batchq: Batchq, stage: Stage
-) -> None:
+def test_no_queue_is_stopped_if_one_of_those_named_is_missing(batchq: Batchq, stage: Stage) -> None:
     assert batchq("queues", "stop", "default", "nobody").code == 6
     assert batchq("queues", "resume", "default").lines == ["queue default is not stopped"]

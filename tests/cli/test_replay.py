@@ -129,7 +129,7 @@ def test_the_replays_own_queue_has_the_strategy_that_was_asked_for() -> None:
     assert queue_of(PLAN).spec.strategy == Strategy(type="BestEffortFIFO")
 
 
-def test_it_knows_the_policies_that_simulate_knows() -> None:
+def test_replay_knows_the_policies_that_simulate_knows() -> None:
     assert tuple(POLICIES) == POLICY_NAMES
 
 
@@ -157,7 +157,7 @@ LOG = "; MaxProcs: 4\n1 0 -1 5 1 -1 -1 1 5 -1 1 1 1 -1 1 -1 -1 -1\n"
         ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_started(
+def test_impossible_options_are_refused_before_anything_is_started(
     words: tuple[str, ...], code: int, error: str, tmp_path: Path, home: Path
 ) -> None:
     log = tmp_path / "log.swf"

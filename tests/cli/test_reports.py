@@ -18,7 +18,7 @@ def items(out: str) -> list[dict[str, object]]:
     return found
 
 
-def test_what_is_done_is_told_as_a_list(batchq: Batchq, stage: Stage) -> None:
+def test_actions_are_reported_as_a_list(batchq: Batchq, stage: Stage) -> None:
     def done(*words: str) -> list[dict[str, object]]:
         return items(batchq(*words, "-o", "json").out)
 
@@ -37,7 +37,7 @@ def test_what_is_done_is_told_as_a_list(batchq: Batchq, stage: Stage) -> None:
     assert [one["kind"] for one in done("quota")] == ["ResourceQuota"]
 
 
-def test_what_was_done_before_a_failure_is_told(batchq: Batchq, stage: Stage) -> None:
+def test_actions_done_before_a_failure_are_reported(batchq: Batchq, stage: Stage) -> None:
     for name in ("x", "y"):
         batchq("submit", "--name", name, "--", "true")
     batchq("cancel", "y")
@@ -124,7 +124,7 @@ def test_a_missing_configuration_is_told_without_a_hint_at_an_option_of_others()
     assert "--config" not in done.err
 
 
-def test_of_several_mistakes_the_first_in_the_file_is_told(tmp_path: Path) -> None:
+def test_only_the_first_of_several_mistakes_in_a_file_is_told(tmp_path: Path) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text("actions: [enqueue, alocate]\nnodeTimeout: 1ms\novercomit: 2\n")
     assert "line 1: actions[1]" in run("config", "check", str(file)).err

@@ -43,7 +43,7 @@ def test_a_running_command_shows_no_password(option: list[str]) -> None:
         process.communicate(timeout=20)
 
 
-def test_what_has_no_password_is_left_as_it_is() -> None:
+def test_a_url_without_a_password_is_left_as_it_is() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "batchq.cli", "--redis-url", "redis://127.0.0.1:1/0", "jobs"],
         capture_output=True,

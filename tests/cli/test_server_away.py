@@ -50,7 +50,9 @@ def away() -> Iterator[Server]:
         (("external", "claim", "--wait"), "default/e/"),
     ],
 )
-def test_it_is_told_once_and_goes_on(away: Server, words: tuple[str, ...], said: str) -> None:
+def test_an_absent_server_is_told_once_and_the_command_goes_on(
+    away: Server, words: tuple[str, ...], said: str
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "batchq.cli", "--redis-url", away.url, *words],
         stdout=subprocess.PIPE,

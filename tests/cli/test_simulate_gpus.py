@@ -165,7 +165,7 @@ def test_inflation_is_told_with_how_it_came_to_that(trace: Path) -> None:
     assert [point["arrived"] for point in told["points"]] == [0.0, 0.125, 0.25, 0.75]
 
 
-def test_what_was_allocated_when_all_had_been_asked_for_is_told_too(trace: Path) -> None:
+def test_the_allocation_when_all_gpus_had_been_asked_for_is_told_too(trace: Path) -> None:
     words = ("--inflate", "150", "--seed", "4", "--jobs", "3", "--placement", "spread")
     told = json.loads(simulated(*words, "-o", "json"))
     # Small, small, large, large: ten GPUs asked for, of eight, and both large ones failed.
@@ -242,7 +242,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "code", "message"), BAD, ids=[line for line, _, _ in BAD])
-def test_what_it_does_not_take_is_told_before_any_run(
+def test_options_simulate_does_not_take_are_refused_before_any_run(
     trace: Path, words: str, code: int, message: str
 ) -> None:
     done = run("simulate", *words.split())

@@ -35,7 +35,7 @@ def test_a_pipe_is_told_after_some_seconds_and_then_ever_less_often() -> None:
     ]
 
 
-def test_who_is_done_within_seconds_is_told_nothing() -> None:
+def test_a_run_done_within_seconds_prints_no_progress() -> None:
     told: list[str] = []
     now = [0.0]
     lines = ProgressLines(lambda: now[0], told.append)

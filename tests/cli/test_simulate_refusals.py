@@ -110,7 +110,7 @@ USAGE = [
         *((words, 2, says) for words, says in USAGE),
     ],
 )
-def test_what_is_wrong_is_one_sentence_and_nothing_is_written(
+def test_a_mistake_is_one_sentence_and_no_file_is_written(
     folder: Path, words: str, code: int, says: str
 ) -> None:
     before = sorted(folder.rglob("*"))
@@ -176,7 +176,7 @@ def test_a_pipe_is_written_to_and_not_replaced_by_a_file(folder: Path) -> None:
         os.close(reading)
 
 
-def test_what_a_long_run_came_to_is_told_though_a_file_cannot_be_written_any_more(
+def test_results_of_a_run_are_printed_though_a_file_cannot_be_written_any_more(
     folder: Path,
 ) -> None:
     before = sorted(folder.rglob("*"))

@@ -281,7 +281,7 @@ def test_the_many_small_tenants_are_summed_up(tmp_path: Path) -> None:
     assert done.lines[-1] == "3 others  3     0s         1.00      6.6 %   3       0.1 %  100.0 %"
 
 
-def test_who_deserves_it_takes_it_back_and_that_is_counted(tmp_path: Path) -> None:
+def test_a_tenant_reclaims_its_deserved_share_and_the_eviction_is_counted(tmp_path: Path) -> None:
     log = tmp_path / "taken.swf"
     # User 1 has all four processors, of which two are user 2's, who waits for the grace of 30 s.
     log.write_text(log_text([(1, 0, 100, 4, 1), (2, 10, 20, 2, 2)]))

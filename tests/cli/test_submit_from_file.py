@@ -275,7 +275,9 @@ def test_a_name_that_is_taken_stops_what_comes_after_its_batch(
     assert len(names(stage)) == 1000
 
 
-def test_of_many_wrong_lines_the_first_are_told(batchq: Batchq, stage: Stage, file: Path) -> None:
+def test_only_the_first_of_many_wrong_lines_are_told(
+    batchq: Batchq, stage: Stage, file: Path
+) -> None:
     done = batchq("submit", "--from-file", write(file, *["{"] * 500))
     lines = done.err.splitlines()
     assert len(lines) == 20 + 3
@@ -329,7 +331,7 @@ def test_options_that_only_go_with_many(batchq: Batchq, option: str) -> None:
     assert (done.code, done.err.splitlines()[0]) == (2, f"error: {option} is of many groups")
 
 
-def test_what_runs_is_not_said_for_a_manifest(batchq: Batchq, stage: Stage, file: Path) -> None:
+def test_run_options_are_refused_for_a_manifest(batchq: Batchq, stage: Stage, file: Path) -> None:
     line = '{"apiVersion": "batchq/v1", "kind": "PodGroup", "metadata": {"name": "m"}}'
     done = batchq("submit", "--from-file", write(file, line), "--cpus", "2")
     assert f"{file}, line 1: --cpus says how to run a command, and a manifest" in done.err
@@ -468,7 +470,7 @@ def test_wait_takes_no_longer_than_it_may(batchq: Batchq, stage: Stage, file: Pa
     assert "1 of 1 pod group have not ended after 1s" in done.err
 
 
-def test_what_a_namespace_has_no_room_for_is_refused_line_by_line_and_sent_later(
+def test_groups_beyond_a_namespaces_limit_are_refused_line_by_line_and_sent_later(
     batchq: Batchq, stage: Stage, file: Path
 ) -> None:
     stage.allow_groups(3)

@@ -107,7 +107,7 @@ COMMANDS = [
 ]
 
 
-def test_what_others_wrote_is_escaped_on_a_terminal(hostile: Stage, server: Server) -> None:
+def test_text_written_by_others_is_escaped_on_a_terminal(hostile: Stage, server: Server) -> None:
     for words in COMMANDS:
         code, shown = on_a_terminal("--no-color", *words.split(), url=server.url)
         text = shown.decode()
@@ -121,7 +121,7 @@ def test_a_pods_output_is_escaped_on_a_terminal(hostile: Stage, server: Server) 
 
 
 @pytest.mark.parametrize("words", [("--raw", "logs", "runs"), ("logs", "runs", "--raw")])
-def test_it_is_raw_where_that_is_wanted(
+def test_output_is_raw_with_the_option_raw(
     hostile: Stage, server: Server, words: tuple[str, ...]
 ) -> None:
     code, shown = on_a_terminal(*words, url=server.url)
@@ -144,7 +144,7 @@ def test_bars_and_endings_are_escaped_on_a_terminal(
         assert code in (0, 10), (words, text)
 
 
-def test_it_is_raw_in_a_pipe(hostile: Stage, batchq: Batchq) -> None:
+def test_output_is_raw_in_a_pipe(hostile: Stage, batchq: Batchq) -> None:
     assert batchq("logs", "runs").out == f"{HOSTILE}\n"
     [line] = batchq("logs", "runs", "-o", "json").lines
     assert json.loads(line)["text"] == HOSTILE
@@ -162,7 +162,7 @@ def test_a_row_of_a_table_is_one_line_in_a_pipe_too(hostile: Stage, batchq: Batc
 
 
 @pytest.mark.parametrize("words", ["wait runs", "progress runs"])
-def test_what_a_pod_says_of_its_end_forges_no_line_in_a_pipe(
+def test_a_pods_exit_message_forges_no_line_in_a_pipe(
     stage: Stage, batchq: Batchq, words: str
 ) -> None:
     stage.client.submit(command=["true"], name="runs")

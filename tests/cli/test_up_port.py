@@ -23,7 +23,7 @@ def test_an_address_that_is_not_loopback_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "7811x", "", "127.0.0.1:", "٧٨١١", "9" * 400])
-def test_what_is_no_port_is_refused(port: str) -> None:
+def test_an_invalid_port_is_refused(port: str) -> None:
     done = run("up", f"--port={port}")
     assert done.code == 1
     assert done.err.splitlines()[0].endswith("expected a number from 1 to 65535")

@@ -244,7 +244,7 @@ def test_events_by_reason_and_age(busy: Stage, batchq: Batchq) -> None:
     )
 
 
-def test_whoever_follows_hears_what_was_and_what_happens(
+def test_a_follower_hears_past_events_and_then_new_ones(
     busy: Stage, batchq: Batchq, server: Server
 ) -> None:
     heard: list[str] = []

@@ -23,7 +23,7 @@ def test_a_taint_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["dedicated", "dedicated=ml", "=ml:NoSchedule", "a:Never", "a b:x"]
 )
-def test_what_is_no_taint_is_refused(text: str) -> None:
+def test_an_invalid_taint_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="--taint: expected"):
         parse_taint(text)
 

@@ -70,7 +70,9 @@ def test_those_that_wait_for_an_answer_are_told_from_the_others(stage: Stage) ->
         (asking("q", *(f"c{n}" for n in range(65))), "spec.admissionChecks: expected at most 64"),
     ],
 )
-def test_what_makes_no_sense_is_refused(stage: Stage, item: Object, problem: str) -> None:
+def test_nonsensical_checks_and_queues_are_refused(
+    stage: Stage, item: Object, problem: str
+) -> None:
     with pytest.raises(InvalidInput) as refused:
         stage.client.apply([item])
     assert problem in refused.value.message

@@ -111,7 +111,7 @@ def test_a_lease_is_renewed_and_leaves_no_event_each_time(asked: Stage) -> None:
     assert [event.reason for event in events] == ["Created", "Active", "Inactive"]
 
 
-def test_of_two_controllers_one_stands_by_and_takes_over(asked: Stage, other: Client) -> None:
+def test_a_second_controller_stands_by_and_takes_over(asked: Stage, other: Client) -> None:
     submit(asked)
     with asked.client.checks.watch("boss", lease_s=3600) as first:
         asked.turn()
@@ -148,7 +148,9 @@ def test_a_lease_that_nobody_renews_lapses_and_another_takes_over(
             assert cut_off.held == ()
 
 
-def test_who_takes_up_the_name_of_a_former_one_need_not_wait(asked: Stage, other: Client) -> None:
+def test_a_controller_taking_up_a_former_ones_name_need_not_wait(
+    asked: Stage, other: Client
+) -> None:
     with (
         asked.client.checks.watch("boss", holder="boss-0", lease_s=3600),
         other.checks.watch("boss", holder="boss-0", lease_s=3600) as again,
@@ -179,7 +181,7 @@ def test_a_request_says_what_is_asked_for(asked: Stage) -> None:
     assert request.reserved_at == request.group.status.reserved_at
 
 
-def test_what_becomes_of_a_group_is_told_once_each(asked: Stage) -> None:
+def test_each_step_of_a_checked_group_is_told_once(asked: Stage) -> None:
     submit(asked)
     with asked.client.checks.watch("boss") as watch:
         asked.turn()
@@ -314,7 +316,9 @@ def test_a_server_that_is_away_is_waited_for(asked: Stage, server: Server) -> No
         back.join()
 
 
-def test_who_gets_its_lease_back_is_told_everything_anew(asked: Stage, server: Server) -> None:
+def test_a_controller_regaining_its_lease_is_told_everything_again(
+    asked: Stage, server: Server
+) -> None:
     submit(asked)
     with (
         Road(server.socket) as road,
@@ -392,7 +396,7 @@ def test_a_group_without_checks_has_none_to_set(stage: Stage) -> None:
         stage.client.checks.set("g", "True")
 
 
-def test_of_several_checks_one_has_to_be_named(asked: Stage) -> None:
+def test_an_answer_to_a_group_with_several_checks_has_to_name_one(asked: Stage) -> None:
     asked.furnish(a_check("second"), asking("q", "approval", "second"))
     submit(asked)
     with pytest.raises(UsageError) as refused:

@@ -29,7 +29,7 @@ def a_line(name: str, **fields: Any) -> dict[str, Any]:
         {"name": "x", "external": True, "command": ["b"], "cpus": 3},
     ],
 )
-def test_what_is_cast_from_a_mould_is_what_it_would_be_by_itself(varied: dict[str, Any]) -> None:
+def test_a_group_cast_from_a_mould_equals_one_drafted_alone(varied: dict[str, Any]) -> None:
     former = {**varied, "name": "former"} if "name" in varied else dict(varied)
     if "command" in former:
         former["command"] = ["former", "words"]
@@ -59,7 +59,7 @@ def test_what_is_cast_from_a_mould_is_what_it_would_be_by_itself(varied: dict[st
         ({"args": [1]}, "only a function has arguments"),
     ],
 )
-def test_what_differs_from_a_mould_is_checked_all_the_same(
+def test_fields_that_differ_from_the_mould_are_still_checked(
     varied: dict[str, Any], sentence: str
 ) -> None:
     drafts = Drafts({})

@@ -92,7 +92,9 @@ def test_without_a_name_the_first_is_claimed_and_then_there_is_none(stage: Stage
         stage.client.external.claim(holder="w")
 
 
-def test_of_many_who_claim_at_once_each_group_goes_to_one(stage: Stage, server: Server) -> None:
+def test_each_group_goes_to_one_of_several_consumers_claiming_at_once(
+    stage: Stage, server: Server
+) -> None:
     submit(stage, *(f"g{number}" for number in range(6)))
 
     def claim_three(holder: str) -> list[str]:
@@ -159,7 +161,7 @@ def test_leaving_the_block_by_an_error_gives_the_group_back(stage: Stage) -> Non
     assert stage.client.external.claim("g", holder="w2").key == "default/g"
 
 
-def test_whoever_is_paused_for_too_long_is_told_that_the_claim_has_lapsed(stage: Stage) -> None:
+def test_a_consumer_paused_for_too_long_is_told_that_its_claim_has_lapsed(stage: Stage) -> None:
     submit(stage, "g")
     claim = stage.client.external.claim("g", holder="w", ttl="1s")
     expires_at = claim.group.status.claim.expires_at or 0

@@ -74,7 +74,7 @@ def test_a_batch_costs_a_bounded_number_of_round_trips(
     assert trips.of(claim_and_report) <= 7 + 4
 
 
-def test_what_runs_at_once_is_said_with_the_claim(stage: Stage, consumer: Consumer) -> None:
+def test_a_claim_may_report_its_groups_as_running_at_once(stage: Stage, consumer: Consumer) -> None:
     submit(stage, "g")
     consumer.claim(reported="running")
     assert claim_of(stage, "g") == "Running"
@@ -82,7 +82,7 @@ def test_what_runs_at_once_is_said_with_the_claim(stage: Stage, consumer: Consum
     assert stage.phase("g") == "Running"
 
 
-def test_of_more_than_it_can_take_it_takes_the_first_of_the_line(
+def test_a_consumer_with_a_limit_takes_the_first_groups_of_the_line(
     stage: Stage, consumer: Consumer
 ) -> None:
     stage.furnish(a_priority("high", 10))
@@ -93,7 +93,7 @@ def test_of_more_than_it_can_take_it_takes_the_first_of_the_line(
     assert consumer.claim(most=2) == []
 
 
-def test_it_keeps_to_its_queue(stage: Stage, server: Server) -> None:
+def test_a_consumer_claims_only_from_its_queue_and_namespace(stage: Stage, server: Server) -> None:
     stage.furnish(a_queue("q"))
     submit(stage, "here", queue="q")
     submit(stage, "elsewhere")
@@ -115,7 +115,7 @@ def test_each_group_goes_to_one_of_two_consumers(
         assert sorted(names(taken) + names(other.claim())) == ["a", "b", "c"]
 
 
-def test_who_is_evicted_is_named_with_the_reason_and_comes_back(
+def test_an_evicted_group_is_named_with_the_reason_and_comes_back(
     stage: Stage, consumer: Consumer
 ) -> None:
     submit(stage, "g", "h")
@@ -151,7 +151,7 @@ def test_an_end_that_comes_after_the_eviction_is_refused_and_then_it_is_told_to_
     assert claim_of(stage, "g") == "Released"
 
 
-def test_it_renews_what_it_holds_as_long_as_it_is_asked(stage: Stage, server: Server) -> None:
+def test_a_consumer_that_keeps_polling_renews_its_claims(stage: Stage, server: Server) -> None:
     submit(stage, "g", "h")
     with Client(server.url) as client:
         consumer = client.external.consumer(holder="w", ttl="1s")
@@ -166,7 +166,7 @@ def test_it_renews_what_it_holds_as_long_as_it_is_asked(stage: Stage, server: Se
         assert consumer.report([(one, "succeeded") for one in held]) == []
 
 
-def test_whoever_was_paused_for_too_long_is_told_that_the_claims_have_lapsed(
+def test_a_consumer_paused_for_too_long_is_told_that_its_claims_have_lapsed(
     stage: Stage, server: Server
 ) -> None:
     submit(stage, "g")
@@ -191,7 +191,7 @@ def test_a_group_that_is_deleted_is_to_be_stopped(stage: Stage, consumer: Consum
     assert "was deleted" in str(refused.error)
 
 
-def test_what_is_said_once_more_changes_nothing(stage: Stage, consumer: Consumer) -> None:
+def test_a_repeated_report_changes_nothing(stage: Stage, consumer: Consumer) -> None:
     submit(stage, "g")
     [held] = consumer.claim()
     assert consumer.report([(held, "succeeded")]) == []

@@ -134,7 +134,7 @@ NOT_OF_A_MODULE = "function: expected a function of a module, found a "
         ),
     ],
 )
-def test_what_no_worker_could_find_is_refused_with_why(
+def test_a_function_no_worker_could_find_is_refused_with_the_reason(
     client: Client, function: Any, message: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -221,7 +221,7 @@ def test_a_group_that_failed_has_no_result_and_says_why(stage: Stage) -> None:
     assert stage.client.results("sum", partial=True, timeout_s=SOON_S) == {}
 
 
-def test_what_there_is_of_an_array_that_failed(stage: Stage) -> None:
+def test_partial_results_of_a_failed_array_can_be_read(stage: Stage) -> None:
     stage.client.submit(calls.add, name="sums", array=2)
     stage.turn()
     stage.start("sums")

@@ -121,7 +121,7 @@ def test_the_list_is_narrowed_by_place_name_and_age(client: Client, stage: Stage
     assert caught.value.message.startswith("older_than: ")
 
 
-def test_who_asks_is_the_user_of_the_server_or_of_the_machine(server: Server) -> None:
+def test_the_submitter_is_recorded_as_the_user_of_the_server_or_machine(server: Server) -> None:
     with Client(server.url) as client:
         assert "@" in client.user
         submitted = client.submit(command=["true"], name="g", gates=["data"])

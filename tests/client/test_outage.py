@@ -202,7 +202,7 @@ def test_the_first_connection_keeps_to_the_time_it_was_given(server: Server) -> 
     )
 
 
-def test_what_waiting_does_not_mend_is_told_at_once(server: Server, stage: Stage) -> None:
+def test_errors_that_waiting_does_not_mend_are_raised_at_once(server: Server, stage: Stage) -> None:
     told: list[str] = []
     wrong = server.url.replace("unix://", "unix://nobody:wrong@")
     with pytest.raises(StoreUnavailable, match="refuses the user name or password"):

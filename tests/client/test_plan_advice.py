@@ -36,19 +36,19 @@ def test_the_largest_request_that_starts_now_is_found() -> None:
     ]
 
 
-def test_who_asks_for_parts_of_a_core_is_advised_parts() -> None:
+def test_a_request_for_parts_of_a_core_is_advised_parts() -> None:
     task = a_task("w", 1, requests={"cpu": "3300m"}, command=("true",))
     plan = plan_of(a_request(tasks=(task,)), *a_running_group("r", cpu="5700m"))
     assert advices(plan) == ["asking for cpu 2300m instead of 3300m, it would start now"]
 
 
-def test_what_no_node_takes_now_and_one_may_later_waits() -> None:
+def test_a_request_that_only_a_cordoned_node_could_take_waits() -> None:
     there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=4, cordoned=True))
     group = only(plan_on(there, a_request(cpu=4)))
     assert (group.outcome, group.phase, group.never) == (Outcome.WAITS, "Pending", "")
 
 
-def test_what_no_empty_node_takes_never_starts_and_is_promised_no_room() -> None:
+def test_a_request_larger_than_every_empty_node_never_starts_and_is_promised_no_room() -> None:
     there = a_snapshot(
         a_node("n1", cpu=4), a_node("n2", cpu=4), *a_running_group("r", cpu=4, walltime=60_000)
     )
@@ -79,7 +79,7 @@ def test_whatever_is_larger_than_every_node_is_advised_to_ask_for_what_one_has(c
     ]
 
 
-def test_who_lacks_room_of_one_kind_and_nodes_of_another_is_advised_about_nodes() -> None:
+def test_a_request_short_of_cpu_room_and_of_gpu_nodes_is_advised_about_nodes() -> None:
     there = a_snapshot(
         *(a_node("n1", cpu=4, gpu=1), a_node("n2", cpu=4, gpu=1)),
         *a_running_group("r", cpu=3),
@@ -92,7 +92,7 @@ def test_who_lacks_room_of_one_kind_and_nodes_of_another_is_advised_about_nodes(
     )
 
 
-def test_what_would_never_start_behind_its_gate_says_so() -> None:
+def test_a_gated_request_that_could_never_start_is_told_so() -> None:
     there = a_snapshot(a_node("n1", cpu=4), a_node("n2", cpu=4))
     plan = plan_on(there, a_request(cpu=7, scheduling_gates=(SchedulingGate(name="a"),)))
     assert plan.exit_code == 5
@@ -171,7 +171,7 @@ def test_memory_is_advised_in_sizes_that_people_write() -> None:
     assert advices(plan) == ["asking for memory 10Gi instead of 16Gi, it would start now"]
 
 
-def test_what_is_too_large_for_ever_is_told_what_would_at_least_wait() -> None:
+def test_a_request_too_large_for_ever_is_advised_a_size_that_would_wait() -> None:
     plan = plan_of(a_request(cpu=12), *a_running_group("r", cpu=8))
     assert advices(plan) == [
         "asking for cpu 8 instead of 12, it would wait in line, and could start one day"
@@ -189,7 +189,7 @@ def test_an_external_group_is_advised_about_what_it_reserves() -> None:
     assert advices(plan_of(wanted, queue)) == ["asking for cpu 3 instead of 4, it would start now"]
 
 
-def test_what_starts_is_not_advised_and_nobody_is_if_nobody_asks() -> None:
+def test_a_plan_has_no_advice_if_the_request_starts_or_none_was_asked_for() -> None:
     assert only(plan_of(a_request())).advice == ()
     assert only(plan_of(a_request(cpu=9), advise=False)).advice == ()
 

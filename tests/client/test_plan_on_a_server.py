@@ -54,7 +54,7 @@ def test_a_plan_leaves_no_trace(stage: Stage, raw: redis.Redis) -> None:
         stage.client.get("PodGroup", "x")
 
 
-def test_what_was_planned_is_what_happens(stage: Stage) -> None:
+def test_a_plan_comes_true_when_its_request_is_submitted(stage: Stage) -> None:
     occupied(stage)
     plan = plan_of(stage.client, cpus=4, priority_class="high")
     assert ([one.key for one in plan.evicted], plan.exit_code) == (["default/low"], 3)

@@ -34,7 +34,7 @@ from tests.builders import (
 from tests.client.plans import CPU_8, HIGH, a_check, a_request, advices, only, plan_of, plan_on
 
 
-def test_what_fits_starts_now_and_the_plan_says_where() -> None:
+def test_a_request_that_fits_starts_now_and_the_plan_says_where() -> None:
     there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=3))
     plan = plan_on(there, a_request(replicas=3, cpu=2, min_member=2))
     group = only(plan)
@@ -87,7 +87,7 @@ def test_reclaim_is_told_apart_from_preempt() -> None:
     assert plan.exit_code == 3
 
 
-def test_who_is_evicted_anyway_is_not_evicted_for_this() -> None:
+def test_a_victim_of_another_preemptor_is_not_evicted_for_the_request() -> None:
     plan = plan_of(
         a_request(cpu=2),
         HIGH,
@@ -97,12 +97,12 @@ def test_who_is_evicted_anyway_is_not_evicted_for_this() -> None:
     assert (plan.evicted, plan.outcome) == ((), Outcome.WAITS)
 
 
-def test_who_would_start_now_and_starts_later_for_this_is_told() -> None:
+def test_a_group_delayed_by_the_request_is_named() -> None:
     plan = plan_of(a_request(cpu=8, priority_class_name="high"), HIGH, a_group("other", cpu=8))
     assert (plan.outcome, plan.evicted, plan.delayed) == (Outcome.NOW, (), ("default/other",))
 
 
-def test_what_waits_has_all_reasons_its_place_and_those_ahead() -> None:
+def test_a_waiting_request_has_all_reasons_its_position_and_the_groups_ahead() -> None:
     plan = plan_of(
         a_request(cpu=4, scheduling_gates=()),
         a_quota(cpu=9),
@@ -122,18 +122,18 @@ def test_what_waits_has_all_reasons_its_place_and_those_ahead() -> None:
     assert (group.position, group.ahead) == (2, ("default/first",))
 
 
-def test_what_waits_for_others_to_end_says_when_that_will_be() -> None:
+def test_a_request_waiting_for_walltimes_says_when_they_end() -> None:
     plan = plan_of(a_request(cpu=4), *a_running_group("r", cpu=6, walltime=600_000))
     group = only(plan)
     assert (group.earliest_start, group.after) == (600_000, ("default/r",))
 
 
-def test_nobody_knows_when_a_group_without_a_walltime_ends() -> None:
+def test_a_request_behind_a_group_without_walltime_has_no_expected_start() -> None:
     group = only(plan_of(a_request(cpu=4), *a_running_group("r", cpu=6)))
     assert (group.earliest_start, group.after) == (None, ())
 
 
-def test_what_no_node_takes_never_starts_and_says_why() -> None:
+def test_a_request_no_node_takes_never_starts_and_says_why() -> None:
     there = a_snapshot(a_node("n1", cpu=3), a_node("n2", cpu=3))
     plan = plan_on(there, a_request(cpu=4))
     group = only(plan)
@@ -146,7 +146,7 @@ def test_what_no_node_takes_never_starts_and_says_why() -> None:
     assert advices(plan) == ["asking for cpu 3 instead of 4, it would start now"]
 
 
-def test_what_exceeds_everything_never_starts() -> None:
+def test_a_request_exceeding_the_whole_cluster_never_starts() -> None:
     plan = plan_of(a_request(cpu=9))
     assert (plan.outcome, plan.exit_code) == (Outcome.NEVER, 5)
     assert only(plan).blockers[0].reason == "ExceedsCapacity"
@@ -198,7 +198,7 @@ def test_gates_and_suspension_wait_and_the_advice_says_what_comes_after() -> Non
     ]
 
 
-def test_what_would_wait_behind_its_gate_too_says_for_what() -> None:
+def test_a_gated_request_says_what_it_would_wait_for_once_its_gate_is_open() -> None:
     gated = a_request(cpu=4, scheduling_gates=(SchedulingGate(name="a"),))
     plan = plan_of(gated, *a_running_group("r", cpu=6))
     [sentence] = advices(plan)
@@ -223,7 +223,7 @@ def test_a_group_with_checks_reserves_its_quota_and_waits_for_them() -> None:
     assert [one.reason for one in group.blockers] == ["WaitingForChecks"]
 
 
-def test_nobody_is_evicted_before_a_late_check_has_passed() -> None:
+def test_no_group_is_evicted_before_a_late_check_has_passed() -> None:
     check = structs.replace(
         a_check(),
         spec=AdmissionCheckSpec(
@@ -307,7 +307,7 @@ def test_a_quota_of_the_request_holds_for_its_groups() -> None:
     assert plan.changes == ("resourcequota default/quota created",)
 
 
-def test_who_is_sent_back_by_an_edit_of_the_request_is_evicted_by_nobody() -> None:
+def test_a_group_sent_back_by_a_planned_queue_edit_is_evicted_without_a_preemptor() -> None:
     there = a_snapshot(CPU_8, a_queue("team"), *a_running_group("r", cpu=4, queue="team"))
     drained = a_queue("team", stop_policy="HoldAndDrain")
     plan = plan_on(there, drained, a_request(cpu=2))

@@ -150,7 +150,7 @@ def check_kept(one: Tried) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 30))
-def test_what_a_plan_says_is_what_the_next_session_does(first: int) -> None:
+def test_the_next_session_does_what_a_plan_says(first: int) -> None:
     for seed in range(first, first + 30):
         if (one := tried(seed)) is not None:
             check_kept(one)
@@ -162,7 +162,7 @@ def test_the_worlds_are_such_that_plans_come_to_everything() -> None:
     assert set(outcomes) == {str(outcome) for outcome in Outcome}
 
 
-def test_what_was_advised_starts() -> None:
+def test_requests_that_follow_advice_have_the_advised_outcome() -> None:
     """Each advice is tried as a request of its own, on the same world."""
     followed = set()
     for seed in range(40):

@@ -42,7 +42,9 @@ def test_a_sibling_that_was_quicker_is_counted(stage: Stage, redis_store: RedisS
     ]  # fmt: skip
 
 
-def test_of_eight_who_apply_at_once_as_many_succeed_as_fit(server: Server, stage: Stage) -> None:
+def test_as_many_of_eight_concurrent_applies_succeed_as_the_guarantee_has_room_for(
+    server: Server, stage: Stage
+) -> None:
     stage.furnish(a_queue("org", guarantee={"cpu": 3000}))
     start = Barrier(8)
 

@@ -85,7 +85,7 @@ def test_a_queue_holds_and_waits_for_what_the_queues_below_it_do() -> None:
     assert (views["b"].used, views["b"].reserved) == ({}, {"cpu": 4000})
 
 
-def test_what_is_held_above_what_is_deserved_is_borrowed() -> None:
+def test_a_queue_borrows_the_amount_it_holds_above_its_deserved_share() -> None:
     views = views_of(
         a_queue("a", deserved=amounts(cpu=4)), *a_running_group("runs", 6, queue="a"), a_queue("b")
     )
@@ -134,7 +134,7 @@ def test_nothing_is_borrowed_in_a_resource_that_nobody_lends() -> None:
     assert page.lenders == ()
 
 
-def test_what_is_deserved_is_stated_or_comes_by_weight_among_those_that_state_nothing() -> None:
+def test_only_queues_that_state_no_deserved_share_get_one_by_weight() -> None:
     objects = (
         a_queue("a", weight=2),
         a_queue("b", weight=5),
@@ -183,7 +183,7 @@ def test_pods_beyond_the_minimum_go_first_then_the_lowest_priority_then_the_youn
     assert page.first_to_go[0].started_at == 500
 
 
-def test_of_two_queues_the_one_with_the_larger_share_gives_first() -> None:
+def test_the_queue_with_the_larger_share_gives_up_groups_first() -> None:
     page = page_of(
         "org",
         *(a_queue("org"), a_queue("a", parent="org", deserved=amounts(cpu=8))),
@@ -200,7 +200,7 @@ def test_of_two_queues_the_one_with_the_larger_share_gives_first() -> None:
     ]
 
 
-def test_who_is_leaving_already_is_not_said_to_go_first() -> None:
+def test_a_group_already_terminating_is_not_listed_first_to_go() -> None:
     group, pod = a_running_group("leaves", queue="default")
     assert isinstance(pod, Pod)
     leaving = structs.replace(pod, status=structs.replace(pod.status, terminating=True))
@@ -208,7 +208,7 @@ def test_who_is_leaving_already_is_not_said_to_go_first() -> None:
     assert [one.key for one in page_of("default", group, pod).first_to_go] == ["default/leaves"]
 
 
-def test_there_is_no_page_of_a_queue_that_is_not_there() -> None:
+def test_a_missing_queue_has_no_page() -> None:
     assert Overview(a_snapshot(), NOW).queue_page("nobody") is None
 
 

@@ -159,7 +159,7 @@ def test_a_dry_run_checks_everything_and_writes_nothing(stage: Stage) -> None:
     assert stage.names() == before
 
 
-def test_what_is_applied_together_may_refer_to_each_other(stage: Stage) -> None:
+def test_objects_applied_together_may_refer_to_each_other(stage: Stage) -> None:
     applied = stage.client.apply(
         [
             a_group(
@@ -172,7 +172,7 @@ def test_what_is_applied_together_may_refer_to_each_other(stage: Stage) -> None:
     assert [one.effect for one in applied] == ["created", "created", "created"]
 
 
-def test_what_is_applied_together_is_applied_or_refused_together(stage: Stage) -> None:
+def test_objects_applied_together_are_applied_or_refused_together(stage: Stage) -> None:
     before = stage.names()
     with pytest.raises(InvalidInput):
         stage.client.apply([a_queue("good"), a_queue("bad", weight=-1)])
@@ -278,7 +278,7 @@ def test_the_first_argument_is_what_runs(stage: Stage) -> None:
         ("a:b", {"external": True}, UsageError, "function and external are given"),
     ],
 )
-def test_what_cannot_run_is_refused_in_a_sentence(
+def test_a_submission_that_cannot_run_is_refused_in_a_sentence(
     stage: Stage, what: Any, fields: dict[str, Any], error: type[BatchqError], message: str
 ) -> None:
     before = stage.names()

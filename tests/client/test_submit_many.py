@@ -67,7 +67,7 @@ def test_all_are_stored_in_the_order_given(stage: Stage) -> None:
     assert [one.metadata.name for one in stored(stage)] == [f"g-{number}" for number in range(95)]
 
 
-def test_what_is_told_is_what_is_stored(stage: Stage) -> None:
+def test_the_accepted_group_equals_the_stored_one(stage: Stage) -> None:
     [one] = stage.client.submit_many([a_line("x", cpus=2, labels={"team": "a"})])
     assert isinstance(one, Accepted)
     kept = stage.client.get("PodGroup", "x")
@@ -172,7 +172,7 @@ def test_dry_run_checks_and_writes_nothing(stage: Stage) -> None:
     assert stage.names() == before
 
 
-def test_what_is_never_iterated_over_says_that_nothing_was_submitted(stage: Stage) -> None:
+def test_a_submission_never_iterated_over_warns_that_nothing_was_submitted(stage: Stage) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         stage.client.submit_many(lines(3))
@@ -251,7 +251,7 @@ def test_without_keep_going_nothing_is_sent_after_a_refusal(stage: Stage) -> Non
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_what_the_iterator_raises_comes_after_what_came_before(stage: Stage) -> None:
+def test_an_error_of_the_iterator_comes_after_the_outcomes_before_it(stage: Stage) -> None:
     def requests() -> Iterator[dict[str, Any]]:
         yield from lines(13)
         raise OSError("the disk is gone")
@@ -286,7 +286,7 @@ def test_a_group_cannot_depend_on_one_after_it(stage: Stage) -> None:
     ]
 
 
-def test_who_depends_on_one_that_is_refused_means_the_one_that_is_there(stage: Stage) -> None:
+def test_a_dependency_on_a_refused_name_means_the_existing_group(stage: Stage) -> None:
     there = stage.client.submit(command=["true"], name="a")
     requests = [a_line("a"), a_line("b", after="a")]
     refused, b = stage.client.submit_many(requests)
@@ -295,7 +295,7 @@ def test_who_depends_on_one_that_is_refused_means_the_one_that_is_there(stage: S
     assert b.group.spec.depends_on[0].uid == there.metadata.uid
 
 
-def test_of_two_of_one_name_the_first_is_taken(stage: Stage) -> None:
+def test_the_first_of_two_groups_with_one_name_is_taken(stage: Stage) -> None:
     requests = [
         a_line("z"),
         a_line("a", after="z"),
@@ -339,7 +339,7 @@ def test_a_made_name_that_is_taken_is_made_again(stage: Stage) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_what_is_there_already_and_says_the_same_is_unchanged(stage: Stage) -> None:
+def test_an_existing_group_that_says_the_same_is_unchanged(stage: Stage) -> None:
     stage.client.submit_many(lines(25)).all()
     before = stage.names()
     tally = stage.client.submit_many(lines(40), existing="keep").all()
@@ -348,7 +348,7 @@ def test_what_is_there_already_and_says_the_same_is_unchanged(stage: Stage) -> N
     assert set(before) <= set(stage.names())
 
 
-def test_what_has_happened_to_a_group_since_does_not_make_it_another(stage: Stage) -> None:
+def test_a_resubmitted_group_is_unchanged_whatever_has_happened_to_it_since(stage: Stage) -> None:
     requests = [
         a_line("gated", gates=["data", "go"]),
         a_line("held", suspend=True),
@@ -459,7 +459,7 @@ def test_a_batch_of_large_groups_is_shorter(stage: Stage, monkeypatch: pytest.Mo
     assert [tally.submitted for tally in heard] == [3, 6, 7]
 
 
-def test_what_comes_from_a_slow_source_does_not_wait_for_a_full_batch(
+def test_groups_from_a_slow_source_do_not_wait_for_a_full_batch(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "LONGEST_GATHER_S", 0.0)
@@ -484,9 +484,7 @@ _REFUSED = (
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_of_two_groups_whose_pods_would_be_called_alike_the_second_is_refused(
-    stage: Stage, dry_run: bool
-) -> None:
+def test_a_second_group_with_the_same_pod_names_is_refused(stage: Stage, dry_run: bool) -> None:
     outcomes = list(stage.client.submit_many(alike(), dry_run=dry_run))
     assert told(outcomes) == ["a", "c", _REFUSED]
     assert [one.metadata.name for one in stored(stage)] == ([] if dry_run else ["a", "c"])

@@ -45,7 +45,7 @@ def test_its_file_is_taken(stage: Stage, tmp_path: Path) -> None:
     assert stage.client.submit_many(requests).all().submitted == 3
 
 
-def test_it_names_every_field() -> None:
+def test_the_page_names_every_field() -> None:
     [listed] = re.findall(r"A line has the fields (.*?)Or it is", PAGE.read_text("utf-8"), re.S)
     named = set(re.findall(r"`([a-z_]+)`", listed))
     assert named == set(Request.__struct_fields__)

@@ -148,12 +148,12 @@ def test_every_reason_but_two_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("name", [group.metadata.name for group in waiting()])
-def test_what_is_told_can_be_written_as_json(world: World, name: str) -> None:
+def test_an_explanation_survives_a_round_trip_through_json(world: World, name: str) -> None:
     told = world.why(name)
     assert json.decode(json.encode(told), type=Why) == told
 
 
-def test_who_has_only_just_come_waits_for_a_session() -> None:
+def test_a_new_group_waits_for_a_session() -> None:
     world = World(a_node(cpu=4))
     world.add(asks("new"))
     told = world.why("new")
@@ -178,7 +178,7 @@ def test_numbers_are_a_resource_s_own_units(world: World) -> None:
     assert (reason.subject, reason.plugin, reason.revision) == ("queue full", "capacity", 3)
 
 
-def test_what_is_stored_and_holds_no_longer_is_told_as_of_then(world: World) -> None:
+def test_a_stored_reason_that_holds_no_longer_is_told_with_its_revision(world: World) -> None:
     roomy = everything()
     roomy.snapshot = structs.replace(
         roomy.snapshot,
@@ -200,7 +200,7 @@ def test_what_is_stored_and_holds_no_longer_is_told_as_of_then(world: World) -> 
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_what_to_do_is_what_batchq_understands(name: str) -> None:
+def test_remedies_are_commands_that_batchq_accepts(name: str) -> None:
     _, _, remedy = TOLD[name]
     for command in re.findall(r"`batchq ([^`]+)`", remedy):
         accept(command.split())
@@ -237,7 +237,7 @@ def test_without_a_walltime_nobody_knows() -> None:
     )
 
 
-def test_of_other_namespaces_only_the_number_is_told() -> None:
+def test_only_the_number_of_groups_in_other_namespaces_is_told() -> None:
     keys = ["b/x", "a/1", "a/2", "b/y", "a/3", "a/4", "a/5"]
     told = others(keys, "a")
     assert told == Others(named=("a/1", "a/2", "a/3"), more=2, elsewhere=2)
@@ -249,7 +249,7 @@ def test_those_ahead_are_those_before_it_in_its_queue(world: World) -> None:
     assert (told.position, told.ahead) == (2, Others(named=("default/head",)))
 
 
-def test_what_can_never_run_is_told_so(world: World) -> None:
+def test_a_group_that_can_never_run_is_told_so(world: World) -> None:
     assert world.why("quota").ever == ""
     assert world.why("huge").ever == TOLD["huge"][1]
 
@@ -265,7 +265,7 @@ def test_a_gang_that_no_empty_node_takes_can_never_run() -> None:
     )
 
 
-def test_who_runs_is_told_how_long_it_waited_and_for_what() -> None:
+def test_a_group_is_told_how_long_it_has_waited_and_for_what() -> None:
     world = World(a_node(cpu=1))
     world.run(asks("first", created=NOW))
     world.add(asks("second", created=NOW))
@@ -316,7 +316,7 @@ def test_a_queue_may_take_nothing_from_its_own() -> None:
     }
 
 
-def test_who_has_only_just_started_is_protected() -> None:
+def test_a_group_that_has_only_just_started_is_protected() -> None:
     world = World(a_node(cpu=4), a_priority("high", 100))
     settings = Settings(min_runtime_ms=10 * MINUTE)
     world.scheduler = assemble(SchedulerConfig(settings=settings))
@@ -328,7 +328,7 @@ def test_who_has_only_just_started_is_protected() -> None:
     }
 
 
-def test_what_reclaim_has_cost_is_named() -> None:
+def test_protection_for_the_cost_of_former_reclaims_is_named() -> None:
     costly = PodGroupStatus(evictions=Evictions(longest_run=30 * MINUTE))
     world = crowded(
         a_queue("mine", deserved={"cpu": 4000}, preemption=RECLAIMS),
@@ -353,7 +353,7 @@ def test_a_queue_above_what_it_deserves_takes_nothing_back() -> None:
     )
 
 
-def test_what_is_not_reclaimable_is_named() -> None:
+def test_a_queue_that_is_not_reclaimable_is_named() -> None:
     world = crowded(
         a_queue("mine", deserved={"cpu": 2000}, preemption=RECLAIMS),
         a_queue("theirs", reclaimable=False),
@@ -432,7 +432,7 @@ def test_a_group_behind_a_head_is_not_written_when_the_head_changes(world: World
     assert changing.writes - before == 2
 
 
-def test_whoever_awaits_victims_is_told_when_they_must_have_stopped(
+def test_a_preemptor_is_told_when_its_victims_must_have_stopped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_why(everything().why("claimant"), history=False)
@@ -451,7 +451,7 @@ def test_a_victim_has_no_room_in_what_it_is_leaving() -> None:
     )
 
 
-def test_what_no_empty_node_takes_is_promised_no_room() -> None:
+def test_a_group_no_empty_node_takes_is_promised_no_room() -> None:
     world = World(a_node("n1", cpu=2), a_node("n2", cpu=2))
     world.run(asks("runs", requests={"cpu": 2}, walltime=MINUTE))
     world.add(asks("wide", requests={"cpu": 3}))

@@ -40,7 +40,7 @@ def two_nodes_of_four(*more: Any) -> World:
     return World(a_node("n1", cpu=4), a_node("n2", cpu=4), a_queue("default", preemption=NEVER))
 
 
-def test_who_is_larger_than_every_node_is_not_told_to_wait_for_others(
+def test_a_group_larger_than_every_node_is_not_told_to_wait_for_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = two_nodes_of_four()
@@ -66,7 +66,7 @@ def test_who_is_larger_than_every_node_is_not_told_to_wait_for_others(
     assert row_of(world.why("w7"))["everPossible"] is False
 
 
-def test_who_is_larger_than_every_node_is_never_admitted_and_sent_back(
+def test_a_group_larger_than_every_node_is_never_admitted_and_sent_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = two_nodes_of_four()
@@ -129,7 +129,7 @@ def test_a_gang_is_told_what_it_and_one_of_its_pods_may_ask_for() -> None:
     ]
 
 
-def test_what_no_node_has_is_said_to_be_offered_by_nobody() -> None:
+def test_a_resource_no_node_has_is_said_to_be_offered_by_none() -> None:
     world = two_nodes_of_four()
     world.add(asks("g", requests={"cpu": 1, "gpu": 1}))
     world.settle()
@@ -138,7 +138,7 @@ def test_what_no_node_has_is_said_to_be_offered_by_nobody() -> None:
     ]
 
 
-def test_who_matches_no_node_is_told_of_labels() -> None:
+def test_a_group_that_matches_no_node_is_told_of_labels() -> None:
     world = two_nodes_of_four()
     world.add(asks("picky", template={"node_selector": {"disk": "ssd"}}))
     world.settle()
@@ -153,7 +153,7 @@ def test_who_matches_no_node_is_told_of_labels() -> None:
     ]
 
 
-def test_who_is_only_gated_does_not_wait_for_others_to_end(
+def test_a_group_that_is_only_gated_does_not_wait_for_others_to_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = two_nodes_of_four()
@@ -231,7 +231,7 @@ def test_a_check_that_is_not_there_is_to_be_applied() -> None:
     ]
 
 
-def test_of_several_checks_each_is_told_what_becomes_of_it() -> None:
+def test_each_of_several_checks_has_its_own_remedy() -> None:
     checked = a_queue("checked", admission_checks=("approval", "budget"))
     world = World(a_node(cpu=1), checked, a_check("budget", active=False))
     world.add(asks("waits", queue="checked"))
@@ -242,7 +242,7 @@ def test_of_several_checks_each_is_told_what_becomes_of_it() -> None:
     ]
 
 
-def test_who_is_asked_again_later_is_told_whose_delay_that_is() -> None:
+def test_a_group_whose_check_is_retried_later_is_told_where_the_delay_is_set() -> None:
     checked = a_queue("checked", admission_checks=("approval",))
     asked = CheckState(name="approval", status="False", reason="Retry", since=NOW)
     world = World(a_node(cpu=1), checked, a_check("approval", active=True))
@@ -302,7 +302,7 @@ def test_a_gate_that_is_opened_begins_no_new_phase() -> None:
     assert world.why("gated").since == NOW
 
 
-def test_what_a_clock_a_little_behind_says_of_a_group_is_part_of_its_history() -> None:
+def test_an_event_from_a_clock_slightly_behind_is_part_of_a_groups_history() -> None:
     """Who submits may have another clock than who schedules; a former group's story is over."""
     spells = spells_of(
         [

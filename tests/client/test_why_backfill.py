@@ -61,7 +61,7 @@ def test_the_head_has_a_reservation_that_nobody_delays(capsys: pytest.CaptureFix
     assert told["Room by"] == "1970-01-01T01:16:40Z (in 1h), when default/runs has ended"
 
 
-def test_who_would_delay_the_head_is_told_so_and_what_walltime_would_not(
+def test_a_group_that_would_delay_the_head_is_told_so_and_which_walltime_would_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = a_world(wants("long", 1, 2, 90))
@@ -92,7 +92,9 @@ def test_without_a_walltime_it_may_only_use_what_is_left_beside_the_head() -> No
     )
 
 
-def test_who_does_not_fit_now_is_told_no_walltime(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_that_does_not_fit_now_is_told_no_walltime(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     world = a_world(wants("wide", 2, 2, 10))
     assert printed(world, "wide", capsys)["Backfill"] == "does not fit beside what runs now"
     assert remedy_for_turn(world, "wide") == (
@@ -185,7 +187,7 @@ def test_as_json_it_has_instants_and_the_longest_walltime() -> None:
 # --- expected, in any queue -----------------------------------------------------------------------
 
 
-def test_of_other_namespaces_only_the_number_is_told() -> None:
+def test_only_the_number_of_groups_in_other_namespaces_is_told() -> None:
     world = World(a_node(cpu=4), a_queue(preemption=NEVER))
     world.run(wants("theirs", 4, 0, 60, namespace="lab"))
     world.add(wants("mine", 4, 1, 30))
@@ -207,7 +209,7 @@ def test_those_ahead_are_counted_where_there_is_room_before() -> None:
     )
 
 
-def test_what_can_never_run_and_what_runs_has_no_expected_start() -> None:
+def test_groups_that_can_never_run_or_already_run_have_no_expected_start() -> None:
     world = a_world(wants("huge", 5, 2))
     assert world.why("huge").expected is None
     assert world.why("runs").expected is None

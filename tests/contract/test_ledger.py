@@ -62,7 +62,7 @@ def test_an_unchecked_charge_may_pass_a_limit_and_a_checked_one_may_stay(store: 
     assert len(ask(store, 4, charging(charge("group:a", "queue:q", checked=True, cpu=12)))) == 1
 
 
-def test_what_grows_by_no_more_than_its_transaction_gives_back_stays_where_a_limit_was_cut(
+def test_a_charge_may_grow_by_as_much_as_its_transaction_gives_back_above_a_cut_limit(
     store: AnyStore,
 ) -> None:
     ask(store, 1, limiting("queue:q", cpu=10), charging(charge("group:a", "queue:q", cpu=12)))
@@ -85,7 +85,9 @@ def test_a_holder_that_moves_to_another_scope_grows_there(store: AnyStore) -> No
 @pytest.mark.parametrize(
     ("scope", "limit"), [("cluster", 0), ("node:n1", 0), ("queue:q", None), ("ns:x", None)]
 )
-def test_what_a_limit_does_not_name(store: AnyStore, scope: str, limit: int | None) -> None:
+def test_only_a_cluster_or_node_limit_forbids_resources_it_does_not_name(
+    store: AnyStore, scope: str, limit: int | None
+) -> None:
     ask(store, 1, limiting(scope, memory=5))
     refused = ask(store, 2, charging(charge("group:a", scope, checked=True, cpu=1)))
     assert [answer.limit for answer in refused] == ([] if limit is None else [limit])

@@ -105,7 +105,9 @@ UNRELATED: dict[str, Object] = {
 
 
 @pytest.mark.parametrize("written", UNRELATED.values(), ids=UNRELATED)
-def test_it_grows_whatever_else_was_written_meanwhile(world: AnyStore, written: Object) -> None:
+def test_a_charge_grows_whatever_unrelated_object_was_written_meanwhile(
+    world: AnyStore, written: Object
+) -> None:
     seen = world.snapshot().revision
     match kind_of(written):
         case "PodGroup" | "Pod":
@@ -116,7 +118,7 @@ def test_it_grows_whatever_else_was_written_meanwhile(world: AnyStore, written: 
     assert ask(world, admit(), seen=seen).refused == ()
 
 
-def test_it_grows_while_nodes_come_and_fall_silent(world: AnyStore) -> None:
+def test_charges_grow_while_nodes_come_and_fall_silent(world: AnyStore) -> None:
     seen = world.snapshot().revision
     stored = world.get("Node", "n1")
     assert stored is not None
@@ -129,12 +131,16 @@ def test_it_grows_while_nodes_come_and_fall_silent(world: AnyStore) -> None:
     ]
 
 
-def test_who_says_nothing_of_what_was_seen_is_held_to_single_limits_alone(world: AnyStore) -> None:
+def test_a_commit_that_names_no_revision_seen_is_held_to_single_limits_alone(
+    world: AnyStore,
+) -> None:
     edit(world, a_queue("b", guarantee=amounts(cpu=7)))
     assert ask(world, admit()).refused == ()
 
 
-def test_what_does_not_grow_or_is_not_checked_is_written_all_the_same(world: AnyStore) -> None:
+def test_charges_that_do_not_grow_or_are_not_checked_are_written_all_the_same(
+    world: AnyStore,
+) -> None:
     ask(world, admit(cpu=3000), admit("over", cpu=1000))
     seen = world.snapshot().revision
     edit(world, a_queue("b", guarantee=amounts(cpu=7)))
@@ -163,7 +169,7 @@ def test_growth_in_one_scope_is_enough(world: AnyStore) -> None:
     assert world.charges()["group:g"] == (("queue:a",), {"cpu": 1000})
 
 
-def test_of_one_commit_only_what_grows_is_refused(world: AnyStore) -> None:
+def test_only_the_growing_transactions_of_a_commit_are_refused(world: AnyStore) -> None:
     seen = world.snapshot().revision
     edit(world, a_quota("x", cpu=7))
     commit = ask(world, writing(put(pod(0))), admit(), writing(put(pod(1))), seen=seen)

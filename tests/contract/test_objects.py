@@ -85,7 +85,7 @@ def test_a_transaction_may_depend_on_an_object_not_being_there(store: AnyStore) 
     assert [one.metadata.name for one in store.list("PodGroup")] == ["a", "other"]
 
 
-def test_what_must_not_exist_is_not_overwritten(store: AnyStore) -> None:
+def test_an_object_that_must_not_exist_is_not_overwritten(store: AnyStore) -> None:
     store.commit([writing(put(group()))], request_id="1")
     commit = store.commit([writing(put(group(uid="u2")))], request_id="2")
     assert words(commit) == ["conflict"]
@@ -93,7 +93,7 @@ def test_what_must_not_exist_is_not_overwritten(store: AnyStore) -> None:
 
 
 @pytest.mark.parametrize("expect", [2, None])
-def test_what_does_not_exist_is_not_updated(store: AnyStore, expect: int | None) -> None:
+def test_an_object_that_does_not_exist_is_not_updated(store: AnyStore, expect: int | None) -> None:
     commit = store.commit([writing(put(group(), expect=expect, fence="u1 0"))], request_id="1")
     assert words(commit) == ["conflict"]
 

@@ -54,7 +54,7 @@ def test_a_claimant_counts_in_full_only_where_its_victims_are_not(world: AnyStor
     assert audited(world) == []
 
 
-def test_what_victims_leave_moves_to_the_claimant_and_the_sums_stand_still(
+def test_amounts_victims_leave_move_to_the_claimant_and_the_sums_stand_still(
     world: AnyStore,
 ) -> None:
     ask(world, pledged(world))
@@ -131,7 +131,7 @@ def test_final_sums_are_compared_in_whatever_order_the_charges_stand(world: AnyS
     assert audited(world) == []
 
 
-def test_what_moves_to_another_name_is_no_room_for_it_twice(world: AnyStore) -> None:
+def test_an_amount_that_moves_to_another_name_is_not_counted_twice(world: AnyStore) -> None:
     """The former name is given up in the same step, or the sum would pass the limit."""
     ask(world, pledged(world))
     ask(world, end_some(world, 2))

@@ -85,7 +85,9 @@ def exit_code_of(record: Record) -> int:
 
 
 @pytest.mark.e2e
-def test_it_waits_for_its_server_saying_so_once_and_ends_when_told_to(start: Start) -> None:
+def test_a_scheduler_says_once_that_it_waits_for_its_server_and_ends_when_told_to(
+    start: Start,
+) -> None:
     waiting = start("waiting")
     until(lambda: said(waiting, "store.unavailable") == 1)
     os.kill(waiting.pid, signal.SIGTERM)
@@ -103,7 +105,7 @@ def test_a_server_that_comes_later_is_welcome(start: Start, home: Home) -> None:
 
 
 @pytest.mark.e2e
-def test_it_makes_the_default_queue_and_bounds_what_a_namespace_may_have(
+def test_a_leader_makes_the_default_queue_and_limits_objects_per_namespace(
     start: Start, store: RedisStore
 ) -> None:
     start("leader")
@@ -139,7 +141,7 @@ def test_the_second_waits_and_succeeds_the_first_when_it_is_killed(
 
 
 @pytest.mark.e2e
-def test_it_outlives_its_server(start: Start, home: Home) -> None:
+def test_a_scheduler_outlives_its_server(start: Start, home: Home) -> None:
     pid = ensure_server(home).pid
     leader = start("leader")
     until(lambda: said(leader, "leader.elected") == 1, within_s=20)
@@ -198,7 +200,7 @@ class Nothing:
         return 0
 
 
-def test_who_does_not_lead_decides_nothing(store: RedisStore) -> None:
+def test_a_scheduler_that_does_not_lead_decides_nothing(store: RedisStore) -> None:
     reload = Reload(None)
     turn = app.LeaderTurn(
         store,

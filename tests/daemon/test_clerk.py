@@ -50,7 +50,7 @@ def is_ready(store: RedisStore, name: str) -> bool:
 
 
 @pytest.mark.usefixtures("service")
-def test_what_was_left_while_nobody_led_is_folded_by_the_next_leader(
+def test_facts_posted_while_no_scheduler_led_are_folded_by_the_next_leader(
     redis_store: RedisStore, election: Election
 ) -> None:
     redis_store.inboxes.post("n1", SERVES)
@@ -107,7 +107,7 @@ def test_a_clerk_outlives_its_server(tmp_path: object) -> None:
         store.close()
 
 
-def test_what_is_superseded_is_told_counted_and_taken_out(redis_store: RedisStore) -> None:
+def test_superseded_facts_are_told_counted_and_taken_out(redis_store: RedisStore) -> None:
     desk = LeaderDesk(redis_store, RandomIds())
     redis_store.commit([writing(put(pod(0)))], request_id="1")
     inboxes = redis_store.inboxes
@@ -139,7 +139,7 @@ def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
     assert len(redis_store.events(most=1_000)) <= 60
 
 
-def test_what_nobody_understands_stops_nothing(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_unreadable_facts_do_not_stop_the_clerk(redis_store: RedisStore, raw: redis.Redis) -> None:
     raw.hset("{bq}:inbox:n1", mapping={"a": "nonsense", "b": '{"fact":"of the future"}'})
     redis_store.inboxes.post("n1", SERVES)
     LeaderDesk(redis_store, RandomIds()).turn(None)
@@ -158,7 +158,7 @@ def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: Redi
     assert redis_store.inboxes.own("n1") == []
 
 
-def test_whoever_waits_for_room_is_told_of_an_end_and_of_a_node_and_not_of_a_claim(
+def test_the_loop_is_told_of_room_freed_by_an_end_or_a_node_but_not_by_a_claim(
     redis_store: RedisStore,
 ) -> None:
     calls: list[None] = []

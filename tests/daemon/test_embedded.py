@@ -50,7 +50,7 @@ def write_program(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def test_it_starts_answers_and_is_closed_to_others(home: Home) -> None:
+def test_the_server_starts_answers_and_is_closed_to_others(home: Home) -> None:
     server = ensure_server(home)
     assert server.started
     assert server.url == default_url(home)
@@ -59,7 +59,7 @@ def test_it_starts_answers_and_is_closed_to_others(home: Home) -> None:
     assert server.port == 0
 
 
-def test_it_keeps_what_it_is_told_and_refuses_writes_rather_than_forget(home: Home) -> None:
+def test_the_server_persists_writes_and_refuses_them_rather_than_forget(home: Home) -> None:
     ensure_server(home)
     told = ask(home.socket, "INFO persistence") + ask(home.socket, "INFO memory")
     assert "aof_enabled:1" in told
@@ -170,7 +170,7 @@ def test_a_lost_record_is_written_anew(home: Home) -> None:
     assert detached.is_running(record)
 
 
-def test_it_listens_on_a_port_where_one_is_asked_for(home: Home) -> None:
+def test_the_server_listens_on_a_port_where_one_is_asked_for(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert ensure_server(home, port=port).port == port
@@ -277,7 +277,7 @@ def test_a_program_on_the_path_comes_before_the_bundled_one(
     assert find_binary(home).path == newer
 
 
-def test_what_wrote_the_data_stays_the_first_choice(
+def test_the_program_that_wrote_the_data_stays_the_first_choice(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensure_server(home)

@@ -22,7 +22,7 @@ def ending() -> Iterator[Termination]:
     made.close()
 
 
-def test_nobody_asks_and_the_wait_is_over_in_time(ending: Termination) -> None:
+def test_a_wait_without_a_request_to_end_is_over_in_time(ending: Termination) -> None:
     assert ending.wait(0.01) is None
     assert not ending.asked
 

@@ -119,7 +119,7 @@ def test_those_who_attend_are_listed_until_they_depart(redis_store: RedisStore) 
     assert [seen.identity for seen in attending(redis_store)] == ["b:2:x"]
 
 
-def test_who_has_been_silent_for_a_minute_is_forgotten(
+def test_a_scheduler_silent_for_a_minute_is_forgotten(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     long_ago = redis_store.now_ms() - 61_000
@@ -190,7 +190,7 @@ def test_a_killed_leader_is_succeeded_within_two_leases(
 
 
 @pytest.mark.e2e
-def test_who_ends_in_peace_departs(pair: dict[str, Record], store: RedisStore) -> None:
+def test_a_scheduler_that_ends_in_peace_departs(pair: dict[str, Record], store: RedisStore) -> None:
     leader = store.leader()
     assert leader is not None
     [other] = set(pair) - {leader.identity}

@@ -58,7 +58,7 @@ def test_while_it_waits_for_its_server_it_is_alive_and_not_ready() -> None:
     assert waiting.why_not_ready() == "waits for the server"
 
 
-def test_it_is_ready_once_a_turn_has_ended_well() -> None:
+def test_a_scheduler_is_ready_once_a_turn_has_ended_well() -> None:
     let_go = threading.Event()
 
     def turn() -> TurnReport:
@@ -129,7 +129,7 @@ def test_a_server_that_hangs_makes_it_unready_before_anybody_has_given_up() -> N
         let_go.set()
 
 
-def test_whoever_is_ending_takes_no_more_and_needs_no_restart() -> None:
+def test_an_ending_scheduler_is_not_ready_and_needs_no_restart() -> None:
     ending = Health(ending=lambda: True)
     assert ending.why_not_live() == ""
     assert ending.why_not_ready() == "the scheduler is ending"

@@ -67,7 +67,7 @@ def test_the_only_candidate_leads_and_keeps_leading(store: RedisStore) -> None:
     only.stop()
 
 
-def test_who_comes_second_waits_and_says_so_once(store: RedisStore) -> None:
+def test_a_second_candidate_waits_and_says_so_once(store: RedisStore) -> None:
     first, second = candidate(store, "first"), candidate(store, "second", lease_ms=30)
     first.start()
     until(lambda: first.epoch() is not None)
@@ -83,7 +83,7 @@ def test_who_comes_second_waits_and_says_so_once(store: RedisStore) -> None:
     first.stop()
 
 
-def test_who_resigns_is_succeeded_at_once_in_a_higher_epoch(store: RedisStore) -> None:
+def test_a_resigning_leader_is_succeeded_at_once_in_a_higher_epoch(store: RedisStore) -> None:
     first = candidate(store, "first", lease_ms=60_000)
     second = candidate(store, "second", lease_ms=60)
     first.start()
@@ -95,7 +95,7 @@ def test_who_resigns_is_succeeded_at_once_in_a_higher_epoch(store: RedisStore) -
     second.stop()
 
 
-def test_who_falls_silent_is_succeeded_when_the_lease_is_over(store: RedisStore) -> None:
+def test_a_silent_leader_is_succeeded_when_its_lease_is_over(store: RedisStore) -> None:
     assert count_of(store.lead("silent", 200) or 0) == 1
     second = candidate(store, "second", lease_ms=60)
     second.start()
@@ -103,7 +103,7 @@ def test_who_falls_silent_is_succeeded_when_the_lease_is_over(store: RedisStore)
     second.stop()
 
 
-def test_it_tells_the_loop_when_it_is_elected(store: RedisStore) -> None:
+def test_a_candidate_tells_the_loop_when_it_is_elected(store: RedisStore) -> None:
     elected = threading.Event()
     only = Leadership(store, identity="only", outage=Outage(), lease_ms=150, elected=elected.set)
     only.start()
@@ -148,7 +148,7 @@ def test_the_log_counts_epochs_as_the_status_does() -> None:
     ]
 
 
-def test_who_cannot_resign_ends_all_the_same() -> None:
+def test_a_leader_that_cannot_resign_ends_all_the_same() -> None:
     lease = AwayLease()
     leader = candidate(lease, "leader", lease_ms=5_000)
     leader.start()
@@ -160,7 +160,7 @@ def test_who_cannot_resign_ends_all_the_same() -> None:
     assert leader.epoch() is None
 
 
-def test_who_is_not_fit_to_lead_lets_the_lease_run_out() -> None:
+def test_a_leader_not_fit_to_lead_lets_its_lease_run_out() -> None:
     lease, fit = AwayLease(), threading.Event()
     fit.set()
     leader = Leadership(lease, identity="leader", outage=Outage(), lease_ms=90, fit=fit.is_set)

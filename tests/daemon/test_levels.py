@@ -38,7 +38,7 @@ def test_crowds_are_counted_as_their_members_are(seed: int) -> None:
     assert together == levels_of(_alone(assemble(config)).decide(snapshot, now_ms))
 
 
-def test_whoever_has_just_been_let_in_is_no_more_counted_as_waiting() -> None:
+def test_a_group_just_admitted_is_no_longer_counted_as_waiting() -> None:
     waiting = [a_group(f"g{number}", 1, created=number) for number in range(5)]
     session = assemble(SchedulerConfig()).decide(
         a_snapshot(a_node(cpu=2), a_queue("default"), *waiting), 10_000

@@ -98,7 +98,7 @@ def test_other_paths_and_other_methods_are_refused(listener: Listener) -> None:
         assert get(f"{listener.url}/hello", method=method)[0] == 405
 
 
-def test_what_is_no_request_is_refused_and_harms_nobody(listener: Listener) -> None:
+def test_an_invalid_request_is_refused_and_does_no_harm(listener: Listener) -> None:
     assert raw(listener, b"\x00\xff rubbish\r\n\r\n").startswith(b"Bad HTTP")
     assert b"414" in raw(listener, b"GET /" + b"a" * 70_000)
     assert b"431" in raw(listener, b"GET /hello HTTP/1.0\r\n" + b"a: b\r\n" * 200 + b"\r\n")
@@ -107,7 +107,7 @@ def test_what_is_no_request_is_refused_and_harms_nobody(listener: Listener) -> N
     assert get(f"{listener.url}/hello")[0] == 200
 
 
-def test_whoever_asks_slowly_is_cut_off_and_the_next_is_answered(listener: Listener) -> None:
+def test_a_slow_client_is_cut_off_and_the_next_is_answered(listener: Listener) -> None:
     slow = [connected(listener) for _ in range(MOST_AT_ONCE + 2)]
     for connection in slow:
         connection.sendall(b"GET /hel")
@@ -117,7 +117,7 @@ def test_whoever_asks_slowly_is_cut_off_and_the_next_is_answered(listener: Liste
         connection.close()
 
 
-def test_whoever_trickles_is_cut_off_all_the_same(listener: Listener) -> None:
+def test_a_trickling_client_is_cut_off_all_the_same(listener: Listener) -> None:
     with connected(listener) as connection:
         connection.sendall(b"GET /")
 

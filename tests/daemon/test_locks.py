@@ -11,7 +11,7 @@ from batchq.daemon.local_stack.detached import exclusive, take
 from batchq.errors import Conflict
 
 
-def test_what_one_holds_another_does_not_get(tmp_path: Path) -> None:
+def test_a_held_lock_is_not_given_to_another(tmp_path: Path) -> None:
     held = take(tmp_path / "lock")
     assert held is not None
     assert take(tmp_path / "lock") is None
@@ -21,7 +21,7 @@ def test_what_one_holds_another_does_not_get(tmp_path: Path) -> None:
     os.close(again)
 
 
-def test_who_waits_too_long_is_told_what_it_keeps_from(tmp_path: Path) -> None:
+def test_a_waiter_out_of_time_is_told_which_action_the_lock_keeps_it_from(tmp_path: Path) -> None:
     with (
         exclusive(tmp_path / "lock", wait_s=1, doing="start the stack"),
         pytest.raises(Conflict, match="cannot start the stack: another process has been at it"),
@@ -30,7 +30,7 @@ def test_who_waits_too_long_is_told_what_it_keeps_from(tmp_path: Path) -> None:
         raise AssertionError
 
 
-def test_it_is_free_again_after_an_error(tmp_path: Path) -> None:
+def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError), exclusive(tmp_path / "lock", wait_s=1, doing="try"):
         raise ValueError
     with exclusive(tmp_path / "lock", wait_s=0.05, doing="try"):

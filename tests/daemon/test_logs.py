@@ -36,7 +36,7 @@ def test_a_line_in_a_pipe_is_key_and_value() -> None:
     assert line.endswith("level=info event=leader.elected epoch=3\n")
 
 
-def test_it_can_be_json() -> None:
+def test_a_log_can_be_json() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream, environ={"BATCHQ_LOG": "json"})
     structlog.get_logger().warning("store.unavailable", error="gone")
@@ -58,7 +58,7 @@ def test_an_unknown_level_is_an_error_that_lists_the_known() -> None:
         logs.configure(stream=io.StringIO(), environ={"BATCHQ_LOG_LEVEL": "loud"})
 
 
-def test_what_libraries_log_arrives_too_and_a_story_stays_on_one_line() -> None:
+def test_logs_of_libraries_arrive_too_and_a_traceback_stays_on_one_line() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream, environ={})
     try:

@@ -87,7 +87,7 @@ def test_the_first_turn_is_taken_at_once_and_others_every_period() -> None:
         until(lambda: turns.count >= 4)
 
 
-def test_it_turns_in_one_thread_and_once_at_a_time() -> None:
+def test_turns_are_taken_in_one_thread_and_one_at_a_time() -> None:
     turns = Turns()
     with running(turns, period_ms=5) as loop:
         while turns.count < 20:
@@ -129,7 +129,7 @@ def test_turns_keep_their_distance_however_often_they_are_woken() -> None:
 FAR_APART = Settings(schedule_period_ms=50, min_session_interval_ms=HOUR_MS)
 
 
-def test_who_waits_for_room_does_not_wait_for_the_distance_between_turns() -> None:
+def test_a_hurried_turn_does_not_wait_for_the_distance_between_turns() -> None:
     turns = Turns()
     with running(turns) as loop:
         loop.go_by(FAR_APART)
@@ -181,14 +181,14 @@ def test_wakes_of_many_threads_never_block_each_other_nor_a_stop() -> None:
         assert not waker.is_alive()
 
 
-def test_it_wakes_when_something_is_due() -> None:
+def test_the_loop_wakes_when_something_is_due() -> None:
     turns = Turns(lambda number: TurnReport(due_in_ms=30 if number == 1 else None))
     with running(turns):
         until(lambda: turns.count == 2)
     assert turns.began[1] - turns.ended[0] >= 0.03
 
 
-def test_what_was_due_already_is_no_reason_to_turn_again_and_again() -> None:
+def test_an_overdue_instant_does_not_make_the_loop_turn_again_and_again() -> None:
     turns = Turns(lambda _: TurnReport(due_in_ms=-5))
     with running(turns, period_ms=50):
         until(lambda: turns.count == 3)

@@ -148,7 +148,7 @@ def test_a_queue_shows_what_it_may_have_holds_and_asks_for_in_cores_and_bytes(
     assert seen.value("queue_weight", queue="team") == 3
 
 
-def test_what_is_reserved_without_a_pod_on_a_node_is_told_apart(watched: Watched) -> None:
+def test_amounts_reserved_without_a_pod_on_a_node_are_told_apart(watched: Watched) -> None:
     watched.ready(a_node(cpu=4), a_node("n2", cpu=4, cordoned=True))
     task = _set(a_task("w", 1), template=_set(a_task("w", 1).template, node_selector={"x": "y"}))
     watched.submit("nowhere", tasks=(task,))

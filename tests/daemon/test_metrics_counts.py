@@ -166,7 +166,7 @@ def test_sessions_are_told_apart_by_what_came_of_them(watched: Watched) -> None:
 # --- The process ----------------------------------------------------------------------------------
 
 
-def test_who_stands_by_tells_nothing_of_groups_and_queues(watched: Watched) -> None:
+def test_a_standby_scheduler_exports_nothing_of_groups_and_queues(watched: Watched) -> None:
     watched.submit("g")
     watched.turn()
     seen = watched.scrape()

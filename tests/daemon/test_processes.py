@@ -55,13 +55,13 @@ def test_another_process_with_the_same_pid_is_another(start: Start) -> None:
     assert is_running(record)
 
 
-def test_who_does_not_obey_is_killed(start: Start, tmp_path: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(start: Start, tmp_path: Path) -> None:
     record = start("trap '' TERM; echo deaf; while :; do sleep 0.05; done")
     until(lambda: "deaf" in tail(tmp_path / "log"))
     assert end(record, patience_s=0.1) is ProcessFate.KILLED
 
 
-def test_it_is_a_session_of_its_own_with_its_output_in_the_log(
+def test_a_detached_process_has_a_session_of_its_own_and_its_output_in_the_log(
     start: Start, tmp_path: Path
 ) -> None:
     record = start("echo out; echo err >&2; exec sleep 60")

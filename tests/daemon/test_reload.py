@@ -108,7 +108,7 @@ def test_a_file_that_is_being_written_is_left_alone(path: Path) -> None:
     assert looks(reload, 1) == [True]
 
 
-def test_who_asks_need_not_wait(path: Path) -> None:
+def test_a_reload_that_is_asked_for_need_not_wait(path: Path) -> None:
     reload = Reload(path)
     path.write_text("schedulePeriod: 3s\n")
     assert reload.look(asked=True)
@@ -165,14 +165,14 @@ def test_a_file_that_is_gone_is_told_and_followed_again_when_it_is_back(
     ]
 
 
-def test_what_says_the_same_in_other_words_is_not_taken_up(path: Path) -> None:
+def test_an_equivalent_file_in_other_words_is_not_taken_up(path: Path) -> None:
     reload = Reload(path)
     replace(path, "# as it was\nschedulePeriod: 2000ms\n")
     assert looks(reload) == [False, False]
     assert reload.take_up() is None
 
 
-def test_of_two_changes_between_two_sessions_the_last_counts(path: Path) -> None:
+def test_only_the_last_of_two_changes_between_sessions_counts(path: Path) -> None:
     reload = Reload(path)
     for text in ("schedulePeriod: 3s\n", "schedulePeriod: 4s\n"):
         replace(path, text)
@@ -182,7 +182,7 @@ def test_of_two_changes_between_two_sessions_the_last_counts(path: Path) -> None
     assert reload.take_up() is None
 
 
-def test_what_is_taken_back_before_a_session_is_as_before(path: Path) -> None:
+def test_a_change_taken_back_before_a_session_has_no_effect(path: Path) -> None:
     reload = Reload(path)
     for text in ("schedulePeriod: 3s\n", "schedulePeriod: 2s\n"):
         replace(path, text)
@@ -244,7 +244,9 @@ class Away(RedisStore):
         return done
 
 
-def test_what_could_not_be_told_is_told_later_and_once(path: Path, redis_store: RedisStore) -> None:
+def test_a_reload_that_could_not_be_told_is_told_later_and_once(
+    path: Path, redis_store: RedisStore
+) -> None:
     reload, away = Reload(path), Away(redis_store.url)
     for text in ("schedulePeriod: 3s\n", "schedulePeriod: 4s\n"):
         replace(path, text)
@@ -289,7 +291,7 @@ def test_a_service_follows_the_file_and_answers_a_signal(
     assert len(events) < 20
 
 
-def test_what_holds_no_longer_is_told_once(path: Path, redis_store: RedisStore) -> None:
+def test_a_promise_broken_by_a_reload_is_told_once(path: Path, redis_store: RedisStore) -> None:
     reload = Reload(path)
     off = "plugins: {preEnqueue: {disabled: [gates]}}\n"
     for text in (off, f"{off}schedulePeriod: 3s\n"):

@@ -241,7 +241,7 @@ def test_the_effective_configuration_is_published_at_the_start_and_after_each_re
     store.close()
 
 
-def test_who_stands_by_reloads_too_and_publishes_when_it_leads(
+def test_a_standby_scheduler_reloads_too_and_publishes_when_it_leads(
     home: Home, path: Path, notes: Notes, tmp_path: Path
 ) -> None:
     stack.up(home, UpOptions(agents=0, config=path))
@@ -274,7 +274,7 @@ def test_who_stands_by_reloads_too_and_publishes_when_it_leads(
         detached.end(second, patience_s=15)
 
 
-def test_who_is_killed_during_a_reload_goes_by_the_file_when_it_is_back(
+def test_a_scheduler_killed_during_a_reload_goes_by_the_file_when_it_is_back(
     home: Home, path: Path, notes: Notes
 ) -> None:
     options = UpOptions(agents=0, config=path)
@@ -291,7 +291,7 @@ def test_who_is_killed_during_a_reload_goes_by_the_file_when_it_is_back(
     store.close()
 
 
-def test_whoever_asks_for_a_reload_hears_what_came_of_it(
+def test_a_user_who_asks_for_a_reload_hears_its_outcome(
     home: Home, path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.up(home, UpOptions(agents=0, config=path))

@@ -50,7 +50,7 @@ def test_when_nothing_is_left_it_says_so() -> None:
     assert "`batchq down`, then `batchq up --agents 3`" in caught.value.hint
 
 
-def test_nobody_gets_nothing() -> None:
+def test_a_machine_divided_among_no_agents_gives_no_shares() -> None:
     assert divide(MACHINE, {"a": MACHINE}, []) == {}
 
 

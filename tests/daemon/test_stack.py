@@ -104,7 +104,7 @@ def test_down_stops_everything_keeps_the_data_and_may_be_called_twice(home: Home
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["server", "scheduler", "agent"])
-def test_what_was_killed_is_seen_and_only_that_is_started_again(home: Home, place: int) -> None:
+def test_a_killed_part_is_seen_and_only_that_is_started_again(home: Home, place: int) -> None:
     first = stack.up(home, SMALL)
     kill(first, first.parts[place].name)
     expected = ["running"] * 4
@@ -244,7 +244,7 @@ def test_a_home_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         stack.up(Home(tmp_path / "file"))
 
 
-def test_what_dies_at_its_start_is_quoted_and_the_rest_is_ended(
+def test_a_part_that_dies_at_its_start_is_quoted_and_the_rest_is_ended(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATCHQ_LOG", "carved-in-stone")

@@ -30,7 +30,7 @@ def test_all_calls_of_a_session_are_one_sum() -> None:
     assert stopwatch.read() == ({("gates", "preEnqueue"): 3.0}, {})
 
 
-def test_what_a_plugin_asks_of_another_is_the_others_time() -> None:
+def test_time_spent_in_a_plugin_another_one_calls_is_the_called_ones() -> None:
     clock = Clock()
     stopwatch = Stopwatch(clock)
     inner = stopwatch.plugin("capacity", "admissible", clock.work)
@@ -49,7 +49,7 @@ def test_what_a_plugin_asks_of_another_is_the_others_time() -> None:
     assert actions == {"enqueue": 15.0}
 
 
-def test_who_was_not_called_has_no_time_and_a_reading_begins_anew() -> None:
+def test_an_uncalled_plugin_has_no_time_and_a_reading_resets_the_stopwatch() -> None:
     clock = Clock()
     stopwatch = Stopwatch(clock)
     stopwatch.plugin("gang", "preemptable", clock.work)

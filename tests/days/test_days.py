@@ -12,7 +12,7 @@ DAYS = range(2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_can_run_has_run_by_the_end_of_the_day(strategy: str) -> None:
+def test_every_group_that_can_run_has_run_by_the_end_of_the_day(strategy: str) -> None:
     results = [result_of((seed, strategy)) for seed in DAYS]
     failed = [one.why for one in results if not isinstance(one, Told)]
     assert failed == []

@@ -67,7 +67,7 @@ def opened(users: Users) -> Iterator[dict[str, RedisStore]]:
         store.close()
 
 
-def test_nobody_gets_in_without_a_password(users: Users) -> None:
+def test_no_client_gets_in_without_a_password(users: Users) -> None:
     client = redis.Redis(unix_socket_path=str(users.server.socket))
     with client, pytest.raises(redis.AuthenticationError):
         client.get("{bq}:revision")
@@ -94,7 +94,7 @@ def test_each_may_do_what_its_role_is_for(opened: dict[str, RedisStore]) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in ROLES if name != "scheduler"])
-def test_nobody_but_the_scheduler_leads(opened: dict[str, RedisStore], name: str) -> None:
+def test_only_the_scheduler_leads(opened: dict[str, RedisStore], name: str) -> None:
     opened["scheduler"].lead("me", 10_000)
     with pytest.raises(StoreUnavailable, match="does not permit"):
         opened[name].lead("other", 10_000)

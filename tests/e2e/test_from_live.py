@@ -63,7 +63,7 @@ def futures(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return of_group
 
 
-def test_what_is_foretold_comes_true_and_asking_changes_nothing(machine: Machine) -> None:
+def test_a_look_ahead_comes_true_and_changes_nothing(machine: Machine) -> None:
     machine.up()
     machine.agent("n1", "cpu=2,memory=512Mi")
     new = str(machine.file("new.yaml", WITHOUT_PREEMPT))

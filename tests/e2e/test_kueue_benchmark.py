@@ -39,14 +39,14 @@ def test_every_group_was_completed_once_and_never_more_was_held_than_there_is(
     assert outcome.story.most["0"] == 40
 
 
-def test_whoever_was_evicted_while_it_ran_was_run_again(outcome: Outcome) -> None:
+def test_every_group_evicted_while_it_ran_was_run_again(outcome: Outcome) -> None:
     # On a slow machine nobody is: the large ones come together with the small ones then.
     lost = [run for run in outcome.runs if run[3] != "succeeded"]
     assert sum(outcome.story.evictions.values()) >= len(lost)
     assert len([run for run in outcome.runs if run[3] == "succeeded"]) == 56
 
 
-def test_what_was_lost_is_counted_with_the_floor(outcome: Outcome) -> None:
+def test_lost_runs_are_counted_with_the_floor(outcome: Outcome) -> None:
     twice = replace(outcome, runs=[*outcome.runs, ("large-0-0-0", 0.0, 2.0, "evicted")])
     [[_, wall_s, to_floor, *_], _, [_, floor_s, *_]] = rows_of(outcome)
     [_, _, [_, floor_with_lost_s, *_]] = rows_of(twice)

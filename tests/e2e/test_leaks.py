@@ -40,7 +40,7 @@ def raw(machine: Machine) -> Iterator[redis.Redis]:
         connection.close()
 
 
-def test_what_ended_expires_with_all_that_belonged_to_it(machine: Machine) -> None:
+def test_ended_groups_expire_with_everything_that_belonged_to_them(machine: Machine) -> None:
     machine.up()
     machine.agent("stays")
     leaves = machine.agent("leaves")

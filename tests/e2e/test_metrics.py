@@ -139,7 +139,7 @@ def test_a_server_that_hangs_or_dies_makes_it_unready_and_not_dead(machine: Mach
     assert outages >= 1
 
 
-def test_it_answers_before_there_is_a_server(machine: Machine) -> None:
+def test_a_scheduler_answers_before_it_has_a_server(machine: Machine) -> None:
     process, url = scheduler(machine)
     assert get(f"{url}/livez") == (200, "ok\n")
     status, why = get(f"{url}/readyz")

@@ -83,7 +83,9 @@ class PressedAtSubmit(Client):
         return group
 
 
-def test_what_the_server_took_counts_as_submitted_whenever_ctrl_c_comes(machine: Machine) -> None:
+def test_a_group_the_server_took_counts_as_submitted_whenever_ctrl_c_comes(
+    machine: Machine,
+) -> None:
     log = machine.file("three.swf", log_text([(1, 0, 900, 4), (2, 0, 900, 4), (3, 800, 1, 1)]))
     machine.up()
     plan = ReplayPlan(

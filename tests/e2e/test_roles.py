@@ -182,7 +182,7 @@ def test_a_reader_sees_everything_and_changes_nothing(stack: GuardedStack) -> No
         ("submitter", ["apply", "-f", "queues.yaml"], "Queues and PriorityClasses", "operator"),
     ],
 )
-def test_whoever_may_not_is_told_in_a_sentence_which_role_may(
+def test_a_user_without_permission_is_told_in_a_sentence_which_role_has_it(
     stack: GuardedStack, user: str, words: list[str], what: str, role: str
 ) -> None:
     stack.machine.file("queues.yaml", QUEUES)
@@ -303,7 +303,7 @@ def test_a_worker_can_say_nothing_of_another_node(stack: GuardedStack) -> None:
     store.close()
 
 
-def test_what_a_worker_puts_into_its_own_queue_runs_where_it_is_bound(
+def test_an_attempt_a_worker_puts_into_its_own_queue_runs_where_it_is_bound(
     stack: GuardedStack, elsewhere: Pod
 ) -> None:
     link = RqLink(stack.server.url_of("worker-n1"))

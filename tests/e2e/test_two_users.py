@@ -138,7 +138,7 @@ def test_a_port_is_of_no_use_without_the_password(shared: Machine) -> None:
     assert not [pid for pid in pids if password in " ".join(psutil.Process(pid).cmdline())]
 
 
-def test_whoever_knows_the_password_comes_in_by_the_port(shared: Machine) -> None:
+def test_a_user_who_knows_the_password_comes_in_by_the_port(shared: Machine) -> None:
     port = free_port()
     shared.batchq("up", "--agents", "0", "--port", str(port))
     refused = shared.batchq("jobs", url=f"redis://127.0.0.1:{port}", exits=9)

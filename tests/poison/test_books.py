@@ -77,7 +77,7 @@ def test_books_that_are_right_are_left_alone(booked: RedisStore, raw: redis.Redi
     assert in_books(booked, raw) == before
 
 
-def test_what_the_leader_allows_every_namespace_is_kept(
+def test_the_leaders_limit_for_every_namespace_survives_a_recount(
     booked: RedisStore, raw: redis.Redis
 ) -> None:
     publish_object_limit(booked, 10_000, request_id="limit", epoch=epoch(booked))
@@ -177,7 +177,7 @@ def test_books_of_another_type_are_made_anew(
 
 
 @pytest.mark.parametrize("damage", NO_NUMBERS)
-def test_what_has_to_do_with_a_sum_that_is_none_is_refused_and_nothing_else(
+def test_only_transactions_charging_an_unreadable_sum_are_refused(
     booked: RedisStore, raw: redis.Redis, damage: bytes
 ) -> None:
     raw.hset(keys.LEDGER, "ns:x cpu", damage)
@@ -190,7 +190,7 @@ def test_what_has_to_do_with_a_sum_that_is_none_is_refused_and_nothing_else(
 
 
 @pytest.mark.parametrize("damage", NO_LIMITS)
-def test_what_has_to_do_with_a_limit_that_is_none_is_refused(
+def test_a_transaction_under_an_unreadable_limit_is_refused(
     booked: RedisStore, raw: redis.Redis, damage: bytes
 ) -> None:
     raw.hset(keys.LIMITS, "ns:x", damage)
@@ -392,7 +392,7 @@ def test_books_are_compared_a_page_at_a_time(
     assert [books.next() for _ in range(20)].count(True) >= 1
 
 
-def test_what_is_charged_for_what_cannot_be_read_is_counted_anew_once(
+def test_charges_of_unreadable_objects_are_recounted_once(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "APART_S", 0)

@@ -178,7 +178,7 @@ def leads(stack: GuardedStack) -> bool:
     return False
 
 
-def test_what_a_node_writes_of_itself_costs_no_other(stack: GuardedStack) -> None:
+def test_damage_a_node_writes_of_itself_costs_no_other_node(stack: GuardedStack) -> None:
     alive: dict[bytes | str, bytes | str] = {"run": b"\xff", "beat": "NaN", "x-" + "9" * 5000: "1"}
     inbox: dict[bytes | str, bytes | str] = {"deep": "[" * 60_000, b"\xff": b"\xff", "x": "1e999"}
 

@@ -129,7 +129,7 @@ def test_names_of_keys_are_told_apart_and_lead_back() -> None:
         assert records.field_of_key(records.key_of_field(raw)) == raw
 
 
-def test_what_is_mutated_is_often_unreadable_and_sometimes_not() -> None:
+def test_mutated_records_are_often_unreadable_and_sometimes_not() -> None:
     chance = random.Random(2)
     item = group()
     stored = msgspec.json.encode(item)

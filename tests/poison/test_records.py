@@ -98,7 +98,7 @@ def test_an_unreadable_object_is_deleted_by_its_name(
     assert not raw.hexists(keys.heads(kind), PLACES[kind])
 
 
-def test_what_can_be_read_is_not_discarded(redis_store: RedisStore) -> None:
+def test_a_readable_record_is_not_discarded(redis_store: RedisStore) -> None:
     make_healthy(redis_store)
     assert not redis_store.discard("Queue", "q")
     assert redis_store.get("Queue", "q") is not None

@@ -370,7 +370,7 @@ def test_a_commit_with_events_is_refused_before_it_has_written_anything(
     assert not raw.hexists(keys.objects("PodGroup"), "default/first")
 
 
-def test_who_has_heard_a_ring_from_the_future_hears_the_next_one(
+def test_a_reader_that_heard_a_ring_from_the_future_hears_the_next_one(
     small: Small, raw: redis.Redis
 ) -> None:
     raw.xadd(keys.BELL, {"node": "n1"}, id="4000000000000-0")

@@ -119,7 +119,7 @@ def test_in_the_end_everybody_has_started(jobs: list[Job], strategy: Strategy) -
 
 
 @given(trees(), LENGTHS)
-def test_what_is_booked_beside_is_not_booked_in_the_plan_itself(
+def test_bookings_in_a_copy_of_a_plan_do_not_change_the_plan_itself(
     world: list[Any], length: int | None
 ) -> None:
     session = decide(*world, now_ms=NOW).session
@@ -133,7 +133,7 @@ def test_what_is_booked_beside_is_not_booked_in_the_plan_itself(
 
 
 @given(trees(), LENGTHS)
-def test_nobody_fits_sooner_for_what_is_booked_for_others(
+def test_no_group_fits_sooner_after_bookings_for_others(
     world: list[Any], length: int | None
 ) -> None:
     """Slots come later, or not at all; what is asked of a plan does not depend on what was asked

@@ -70,14 +70,16 @@ def read(text: str) -> SchedulerConfig:
 
 
 @given(files())
-def test_what_is_printed_is_read_as_the_same(written: dict[str, Any]) -> None:
+def test_a_printed_configuration_is_read_as_the_same(written: dict[str, Any]) -> None:
     config = read(yaml.safe_dump(written, sort_keys=False))
     assert read(as_text(config)) == config
     assert expanded(read(as_text(config))) == expanded(config)
 
 
 @given(files())
-def test_what_is_printed_point_by_point_has_the_same_effect(written: dict[str, Any]) -> None:
+def test_a_configuration_printed_point_by_point_has_the_same_effect(
+    written: dict[str, Any],
+) -> None:
     config = read(yaml.safe_dump(written, sort_keys=False))
     expansion = expanded(config)
     again = read(as_text(config, expansion))

@@ -55,7 +55,7 @@ def live_worlds(draw: st.DrawFn) -> Snapshot:
 
 
 @given(live_worlds(), st.sampled_from(_CONFIGS))
-def test_it_begins_with_what_the_live_session_would_decide(
+def test_a_look_ahead_begins_with_the_decisions_of_the_live_session(
     snapshot: Snapshot, config: SchedulerConfig
 ) -> None:
     scheduler = assemble(config)
@@ -69,7 +69,7 @@ def test_it_begins_with_what_the_live_session_would_decide(
 
 @settings(max_examples=20)
 @given(live_worlds(), st.sampled_from(_CONFIGS))
-def test_it_comes_to_an_end_with_nothing_refused(
+def test_a_look_ahead_comes_to_an_end_with_nothing_refused(
     snapshot: Snapshot, config: SchedulerConfig
 ) -> None:
     lasting = Lasting(assumed_ms=HOUR)

@@ -133,7 +133,7 @@ def test_a_slot_on_nodes_is_the_first_that_a_look_at_every_instant_finds(
 
 
 @given(worlds_of_nodes(), holds(), LENGTHS)
-def test_what_is_booked_is_room_that_was_free_all_the_time(
+def test_booked_room_was_free_all_the_time(
     world: list[Any], held: list[Hold], length: int | None
 ) -> None:
     session = opened(world)
@@ -153,7 +153,9 @@ def test_what_is_booked_is_room_that_was_free_all_the_time(
 
 
 @given(worlds_of_nodes(), holds())
-def test_what_is_planned_beside_changes_nothing_here(world: list[Any], held: list[Hold]) -> None:
+def test_holds_in_a_copy_of_a_timeline_do_not_change_the_timeline(
+    world: list[Any], held: list[Hold]
+) -> None:
     session = opened(world)
     gang = gang_of(session, session.by_key["default/g"])
     table = NodeTimeline(session, ends(session))

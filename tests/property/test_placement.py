@@ -225,7 +225,7 @@ def test_a_ranking_follows_whatever_happens_to_nodes(
 
 
 @given(schedulers(), nodes(), tasks())
-def test_what_is_said_of_all_nodes_at_once_is_what_is_said_of_each(
+def test_ranks_of_all_nodes_at_once_are_the_ranks_of_each(
     scheduler: Scheduler, machines: list[Any], task: Task
 ) -> None:
     session = scheduler.open(a_snapshot(*machines, a_group("g", tasks=(task,))), 0)

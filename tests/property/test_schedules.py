@@ -77,7 +77,7 @@ def test_every_job_starts_when_the_plain_simulator_says(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["easy", "easy-sjf"])
-def test_nobody_starts_after_what_it_was_promised_once_it_was_first_in_line(policy: str) -> None:
+def test_no_head_starts_after_the_time_it_was_promised(policy: str) -> None:
     @given(logs())
     def kept(log: tuple[int, list[Job]]) -> None:
         processors, jobs = log

@@ -63,7 +63,7 @@ def test_a_gang_has_min_member_pods_on_nodes_or_none(world: list[Any]) -> None:
 
 
 @given(worlds())
-def test_nobody_waits_who_could_be_admitted_unless_it_is_not_its_turn(world: list[Any]) -> None:
+def test_no_group_that_could_be_admitted_waits_unless_it_is_not_its_turn(world: list[Any]) -> None:
     # Without reclaim and preempt: what they take back is offered again by the next session.
     session = decide(*world, config=SchedulerConfig(actions=("enqueue", "allocate"))).session
     for group in session.groups.values():

@@ -118,7 +118,7 @@ def test_the_next_queue_is_the_one_with_the_lowest_key_of_all(
 
 
 @given(_sessions(), st.data())
-def test_what_queues_deserve_follows_admissions_as_if_worked_out_anew(
+def test_deserved_shares_follow_admissions_as_if_computed_from_scratch(
     session: Session, data: st.DataObject
 ) -> None:
     shares = fair_shares(session)

@@ -14,7 +14,7 @@ MANY = [f"r{number:02}" for number in range(60)]
 STATES: tuple[Literal["True", "False"], ...] = ("True", "False")
 
 
-def test_of_very_many_reasons_the_most_fundamental_are_kept(stack: Stack) -> None:
+def test_status_keeps_the_most_fundamental_of_very_many_reasons(stack: Stack) -> None:
     stack.ready(a_node())
     stack.apply(a_queue("none", capability=dict.fromkeys(MANY, 0)))
     task = a_task("t", 1, command=("true",), requests=dict.fromkeys(MANY, 1000))
@@ -30,7 +30,7 @@ def test_of_very_many_reasons_the_most_fundamental_are_kept(stack: Stack) -> Non
     assert stack.group("greedy").metadata.revision == kept.metadata.revision
 
 
-def test_there_is_one_condition_of_a_type_whatever_it_said_before() -> None:
+def test_status_has_one_condition_of_each_type() -> None:
     status = PodGroupStatus()
     for number, (kind, state) in enumerate(product(("Admitted", "Evicted"), STATES)):
         conditions = with_condition(status, kind, state, f"Reason{number}", "", now_ms=number)

@@ -199,7 +199,7 @@ def test_an_attempt_that_the_server_has_forgotten_goes_on() -> None:
     assert office.store.ledger()["node:n1"] == {"cpu": 1000, "pods": 1000}
 
 
-def test_what_is_known_to_run_elsewhere_or_was_sent_away_does_not_go_on(office: Office) -> None:
+def test_a_run_on_another_node_or_of_an_evicted_attempt_does_not_go_on(office: Office) -> None:
     runs = Runs(pod="g-1-0", attempt=1, author="horse", started_at=5)
     assert words(office.hear(runs, node="n2")) == ["superseded"]
     office.change(phase=PodPhase.EVICTED)
@@ -269,7 +269,9 @@ def test_an_agent_that_takes_its_node_out_of_service_says_why_until_it_is_back(
         {"labels": {f"l{number}": "x" for number in range(1_000)}},
     ],
 )
-def test_what_no_node_can_have_is_not_offered(office: Office, offer: dict[str, Any]) -> None:
+def test_impossible_resources_or_labels_of_a_node_are_not_offered(
+    office: Office, offer: dict[str, Any]
+) -> None:
     assert words(office.hear(serves(**offer))) == ["superseded"]
     assert office.store.get("Node", "n1") is None
 

@@ -75,7 +75,7 @@ def _stored(raw: redis.Redis) -> dict[bytes, int]:
     return sizes
 
 
-def test_what_one_group_frees_is_given_to_the_next_in_the_same_turn(stack: Stack) -> None:
+def test_room_freed_by_one_group_goes_to_the_next_in_the_same_turn(stack: Stack) -> None:
     stack.ready(a_node(cpu=2))
     stack.apply(_group("first", 2), _group("second", 2))
     stack.until_idle()

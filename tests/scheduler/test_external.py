@@ -31,7 +31,9 @@ from tests.scheduler.consumers import (
 # --- admission --------------------------------------------------------------------------------
 
 
-def test_it_is_admitted_without_a_node_charged_to_its_queue_and_has_no_pods(stack: Stack) -> None:
+def test_an_external_group_without_nodes_or_pods_is_admitted_and_charged_to_its_queue(
+    stack: Stack,
+) -> None:
     in_queue(stack, external())
     assert stack.pods() == []
     assert stack.store.ledger() == {
@@ -42,7 +44,7 @@ def test_it_is_admitted_without_a_node_charged_to_its_queue_and_has_no_pods(stac
     }
 
 
-def test_it_takes_nothing_of_the_nodes_from_others(stack: Stack) -> None:
+def test_an_external_group_takes_no_room_on_nodes_from_others(stack: Stack) -> None:
     stack.ready(a_node(cpu=4))
     in_queue(stack, external())
     pods = (Task(name="w", template=PodTemplate(command=("true",), requests=amounts(cpu=4))),)
@@ -63,7 +65,7 @@ def test_a_capability_of_its_queue_binds_it_and_one_of_the_root(stack: Stack) ->
     assert stack.group("c").status.reasons[0].subject == "queue root"
 
 
-def test_what_its_tasks_ask_for_is_reserved_too_and_stays_whole_while_it_runs(
+def test_task_requests_of_an_external_group_are_reserved_and_stay_whole_while_it_runs(
     stack: Stack,
 ) -> None:
     tasks = (Task(name="w", replicas=2, template=PodTemplate(requests=amounts(cpu=3))),)
@@ -226,7 +228,7 @@ def test_lapsed_its_token_is_dead_at_once_and_after_the_grace_another_may_have_i
     assert phase(stack) == "Completed"
 
 
-def test_of_two_who_claim_at_once_one_wins(stack: Stack) -> None:
+def test_one_of_two_concurrent_claims_wins(stack: Stack) -> None:
     in_queue(stack, external())
     made = [
         consumer_leases.claim(
@@ -395,7 +397,7 @@ def test_claimed_but_not_running_yet_it_is_left_alone_by_the_in_queue_timeout(
     assert phase(stack) == "InQueue"
 
 
-def test_what_was_reported_of_pods_goes_with_the_claim_except_for_ends_of_an_elastic_group(
+def test_reported_pods_are_dropped_with_the_claim_except_for_ends_of_an_elastic_group(
     stack: Stack,
 ) -> None:
     tasks = (Task(name="w", replicas=3),)

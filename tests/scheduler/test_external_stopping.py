@@ -130,7 +130,7 @@ def test_a_queue_whose_capability_is_cut_sends_it_back_and_waits_for_its_consume
     assert stack.store.ledger()["queue:q"] == CHARGED
 
 
-def test_that_the_work_has_stopped_may_be_said_until_the_grace_is_over(stack: Stack) -> None:
+def test_a_consumer_may_report_that_work_has_stopped_until_the_grace_is_over(stack: Stack) -> None:
     in_queue(stack, external("a"), external("b"))
     tokens = [claim(stack, name, ttl_s=60) for name in ("a", "b")]
     suspend(stack, "a")
@@ -168,7 +168,7 @@ def test_a_cut_counts_what_was_told_to_stop_and_spares_the_others(stack: Stack) 
     assert phase(stack, "first") == "InQueue"
 
 
-def test_it_is_not_forgotten_while_somebody_may_still_run_it(stack: Stack) -> None:
+def test_an_external_group_is_kept_while_its_consumer_may_still_run_it(stack: Stack) -> None:
     in_queue(stack, external(ttl_after_finished=10 * SECOND))
     claim(stack)
     stack.commit(changes.cancel(stack.store, "default/e", now_ms=stack.clock.at_ms))
@@ -178,7 +178,7 @@ def test_it_is_not_forgotten_while_somebody_may_still_run_it(stack: Stack) -> No
     assert stack.store.get("PodGroup", "default/e") is None
 
 
-def test_what_depends_on_it_starts_when_its_consumer_has_stopped(stack: Stack) -> None:
+def test_a_dependent_starts_when_the_consumer_of_its_dependency_has_stopped(stack: Stack) -> None:
     in_queue(stack, external("first"))
     token = claim(stack, "first")
     report(stack, token, "running")
@@ -193,7 +193,7 @@ def test_what_depends_on_it_starts_when_its_consumer_has_stopped(stack: Stack) -
     assert phase(stack, "second") == "InQueue"
 
 
-def test_what_depends_on_it_starts_when_its_consumer_never_answers_and_the_grace_is_over(
+def test_a_dependent_starts_when_the_consumer_never_answers_and_the_grace_is_over(
     stack: Stack,
 ) -> None:
     in_queue(stack, external("first"))

@@ -64,7 +64,7 @@ def test_the_loop_looks_again_when_the_wait_is_over() -> None:
     assert next_due_at(decided.session) == LOST_AT + 10 * SECOND
 
 
-def test_who_had_to_make_room_does_not_wait_for_losses_of_before() -> None:
+def test_a_preempted_pod_does_not_wait_for_earlier_losses() -> None:
     decided = after_a_loss(losses=7, later_ms=0, reason="Preempted")
     assert requeued(decided) == ["default/g-w-0"]
 

@@ -64,7 +64,7 @@ def refusals(report: CycleReport) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_what_is_guaranteed_meanwhile_is_not_given_away(waiting: Stack) -> None:
+def test_a_guarantee_set_meanwhile_is_not_given_away(waiting: Stack) -> None:
     before = waiting.store.ledger(), waiting.store.charges()
     guards = a_queue("b", guarantee=amounts(cpu=1))
     assert refusals(turn_with(waiting, guards)) == [("default/g", "conflict", "the limits")]
@@ -78,7 +78,7 @@ def test_what_is_guaranteed_meanwhile_is_not_given_away(waiting: Stack) -> None:
     assert (waiting.store.ledger(), waiting.store.charges()) == before
 
 
-def test_what_is_refused_for_an_edit_that_left_room_is_admitted_in_the_next_turn(
+def test_a_group_refused_for_an_edit_that_left_room_is_admitted_in_the_next_turn(
     waiting: Stack,
 ) -> None:
     report = turn_with(waiting, a_quota("elsewhere", cpu=1))
@@ -95,7 +95,7 @@ def test_what_is_refused_for_an_edit_that_left_room_is_admitted_in_the_next_turn
     [a_node("n2", cpu=1), a_priority("high", 9), a_group("other", queue="b", uid="other")],
     ids=["a node", "a priority class", "a group"],
 )
-def test_what_else_is_written_meanwhile_delays_nothing(waiting: Stack, written: Object) -> None:
+def test_other_writes_meanwhile_delay_no_admission(waiting: Stack, written: Object) -> None:
     assert refusals(turn_with(waiting, written)) == []
     assert waiting.group("g").status.phase == PodGroupPhase.IN_QUEUE
 

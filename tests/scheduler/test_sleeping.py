@@ -139,7 +139,7 @@ def test_a_session_to_which_nothing_has_happened_decides_nothing_at_all() -> Non
     assert not stack.turn().rested
 
 
-def test_what_is_refused_and_has_not_been_written_is_asked_again() -> None:
+def test_a_group_is_evaluated_again_until_its_refusal_is_written() -> None:
     stack = _stack()
     stack.apply(_gated("gated"))
     report = stack.turn()
@@ -150,7 +150,7 @@ def test_what_is_refused_and_has_not_been_written_is_asked_again() -> None:
     assert _asked(stack.turn()) == 1
 
 
-def test_of_a_group_that_is_gone_nothing_is_left() -> None:
+def test_a_deleted_group_leaves_nothing_in_the_session() -> None:
     stack = _stack()
     stack.apply(_gated("gated"), _group("large", cpu=5), _gated("kept"))
     _asleep(stack)
@@ -303,7 +303,7 @@ def test_the_importance_of_a_class_wakes_everybody_and_changes_nothing_for_gates
     assert (_asked(report), report.intents) == (1, ())
 
 
-def test_what_waits_for_another_group_wakes_when_its_last_process_has_ended(
+def test_a_dependent_wakes_when_the_last_process_of_its_dependency_has_ended(
     make_stack: Callable[..., Stack],
 ) -> None:
     stack = make_stack()

@@ -51,7 +51,7 @@ def test_to_the_same_end_one_order_evicts_once_and_the_other_twice() -> None:
     ("actions", "first"),
     [("enqueue, allocate", [(0, {"default/g-t-0": "n1"})]), ("allocate, enqueue", [])],
 )
-def test_what_is_admitted_after_allocate_is_placed_a_session_later(
+def test_a_group_admitted_after_allocate_is_placed_a_session_later(
     actions: str, first: list[tuple[int, dict[str, str]]]
 ) -> None:
     world = (node("n1", 1), group("g"))

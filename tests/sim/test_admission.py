@@ -204,7 +204,7 @@ def test_without_enqueue_pods_come_into_being_at_once_and_limits_hold_at_the_bin
     assert phases(came) == {"a": "Completed", "b": "Completed"}
 
 
-def test_what_one_array_gives_back_another_gets_in_the_same_session() -> None:
+def test_room_given_back_by_one_array_goes_to_another_in_the_same_session() -> None:
     """Each binds again within what its ended pods held, and one grows into what the other left."""
     came = outcome(
         node("n1", 1),

@@ -116,7 +116,7 @@ def test_the_invariants_hold_after_every_event(manifests: list[Manifest], config
 
 @PROFILE
 @given(worlds())
-def test_what_can_end_ends(manifests: list[Manifest]) -> None:
+def test_every_group_that_can_end_ends(manifests: list[Manifest]) -> None:
     """Every pod has a runtime and every node recovers: only what can never run may be left."""
     stage, outcome = played(manifests, "", MOST_SESSIONS)
     left = {

@@ -106,7 +106,7 @@ def test_behind_a_head(case: str) -> None:
     assert ahead(node("n1", 4), EASY, *running("r", 3, walltime="100s"), *behind) == expected
 
 
-def test_what_is_left_beside_the_head_is_given_once() -> None:
+def test_room_left_beside_the_head_is_given_once() -> None:
     """At the head's start two of six are left: for two of those who would still be there."""
     behind = [job(name, 1, 1_000) for name in ("a", "b", "c")]
     assert ahead(
@@ -114,7 +114,7 @@ def test_what_is_left_beside_the_head_is_given_once() -> None:
     ) == ["a", "b"]
 
 
-def test_what_ends_in_time_takes_nothing_of_what_is_left_beside_the_head() -> None:
+def test_a_group_that_ends_in_time_takes_no_room_left_beside_the_head() -> None:
     behind = [job("short", 2, 100), job("long", 1, 1_000), job("more", 1, 1_000)]
     assert ahead(
         node("n1", 7), EASY, *running("r", 3, walltime="100s"), job("head", 5, 50), *behind
@@ -126,7 +126,7 @@ def test_behind_what_never_ends_nobody_goes_ahead() -> None:
     assert ahead(node("n1", 4), EASY, *running("r", 3), job("head", 4, 50), job("f", 1, 1)) == []
 
 
-def test_what_never_ends_is_no_matter_where_the_head_does_not_need_it() -> None:
+def test_an_endless_group_does_not_matter_where_the_head_does_not_need_its_room() -> None:
     world = [*running("ever", 1), *running("r", 3, walltime="100s")]
     behind = [job("head", 4, 50), job("long", 1, 101), job("f", 1, 100)]
     assert ahead(node("n1", 5), EASY, *world, *behind) == ["f"]
@@ -140,7 +140,7 @@ def test_the_head_starts_when_as_much_has_ended_as_it_lacks() -> None:
     assert ahead(node("n1", 4), EASY, *world, job("head", 4, 50), job("f", 1, 100)) == ["f"]
 
 
-def test_who_is_first_in_line_by_priority_is_the_head() -> None:
+def test_the_first_in_line_by_priority_is_the_head() -> None:
     high = manifest("PriorityClass", "high", {"value": 10})
     world = [job("f", 1, 100), job("head", 4, 50, priorityClassName="high")]
     assert ahead(node("n1", 4), high, EASY, *running("r", 3, walltime="100s"), *world) == ["f"]
@@ -233,13 +233,13 @@ def test_with_order_shortest_the_shortest_walltime_is_tried_first() -> None:
     assert ahead(node("n1", 4), SHORTEST, *world, *behind) == ["shorter"]
 
 
-def test_of_equal_walltimes_the_first_in_line_is_tried_first() -> None:
+def test_groups_of_equal_walltime_are_tried_in_the_order_of_the_line() -> None:
     world = [*running("r", 3, walltime="100s"), job("head", 4, 50)]
     behind = [job("b", 1, 50), job("a", 1, 50)]
     assert ahead(node("n1", 4), SHORTEST, *world, *behind) == ["b"]
 
 
-def test_what_has_no_walltime_is_tried_last() -> None:
+def test_groups_without_walltime_are_tried_last() -> None:
     world = [*running("r", 3, walltime="100s"), job("head", 3, 50)]
     behind = [group("endless", 1, 1), job("long", 1, 100_000)]
     assert ahead(node("n1", 4), SHORTEST, *world, *behind) == ["long"]
@@ -279,7 +279,7 @@ def test_with_all_reservations_nobody_delays_the_second_in_line() -> None:
     }
 
 
-def test_what_ends_before_anybody_is_delayed_goes_ahead_of_all() -> None:
+def test_a_group_that_delays_no_other_goes_ahead_of_all() -> None:
     world = [job("r", 2, 100), job("head", 3, 100), job("second", 4, 50), job("f", 1, 200)]
     assert starts(node("n1", 4), CONSERVATIVE, *world) == {
         "r": 0,
@@ -338,7 +338,7 @@ def test_the_head_starts_sooner_when_others_have_ended_sooner() -> None:
     assert starts(node("n1", 4), EASY, *world) == {"r": 0, "f": 0, "head": 30}
 
 
-def test_who_was_let_past_by_its_walltime_does_not_hold_the_head_up() -> None:
+def test_a_group_backfilled_by_its_walltime_does_not_hold_the_head_up() -> None:
     """It would run for longer; its walltime ends it."""
     world = [job("r", 3, 100), job("head", 4, 50), job("f", 1, 100, runs_s=500, grace="0s")]
     came = outcome(node("n1", 4), EASY, *world, config=NO_EVICTIONS)

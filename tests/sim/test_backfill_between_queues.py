@@ -41,7 +41,7 @@ def test_a_queues_capability_is_what_the_head_waits_for() -> None:
     assert ahead(*world, job("f", 1, 100, queue="q")) == ["f"]
 
 
-def test_what_the_head_does_not_lack_in_its_queue_it_may_lack_above() -> None:
+def test_a_head_may_lack_above_its_queue_what_it_does_not_lack_in_it() -> None:
     """Below `p` four are allowed; three are held in `b` for 100 s more."""
     world = [node("n1", 100), queue("p", capability={"cpu": 4})]
     world += [backfill("a", parent="p"), queue("b", parent="p")]
@@ -67,7 +67,7 @@ def test_a_deep_tree_is_held_at_every_level() -> None:
     assert ahead(*world, job("f", 2, 101, queue="a")) == []
 
 
-def test_what_is_guaranteed_to_a_sibling_is_no_room() -> None:
+def test_a_siblings_guarantee_is_no_room_for_backfill() -> None:
     """Of ten, four are guaranteed to `b`, which uses none: `a` has six, and holds four."""
     world = [node("n1", 10), backfill("a"), queue("b", guarantee={"cpu": 4})]
     world += [*running("r", 4, queue="a", walltime="100s"), job("head", 6, 50, queue="a")]
@@ -129,7 +129,7 @@ def meeting(deserved: int, *, other: Manifest | None = None) -> list[Manifest]:
     ]
 
 
-def test_what_ends_before_the_head_of_another_queue_starts_uses_what_is_set_aside_for_it() -> None:
+def test_a_group_that_ends_before_another_queues_head_starts_uses_the_heads_reservation() -> None:
     """Set aside for `ha` are all five that are free, from whoever would be in its way then."""
     assert ahead(*meeting(6), job("fb", 5, 100, queue="b")) == ["fb"]
     assert ahead(*meeting(6), job("fb", 5, 101, queue="b")) == []
@@ -172,13 +172,13 @@ def test_the_head_itself_goes_ahead_of_that_of_another_queue_if_it_ends_in_time(
     assert ahead(*world, job("hb", 5, 101, queue="b")) == []
 
 
-def test_who_stands_behind_a_head_that_went_ahead_is_tried_after_it() -> None:
+def test_a_group_behind_a_head_that_went_ahead_is_tried_after_it() -> None:
     world = [*meeting(6)[:-1], job("hb", 4, 100, queue="b")]
     assert ahead(*world, job("fb", 1, 100, queue="b")) == ["hb", "fb"]
     assert ahead(*world, job("fb", 2, 100, queue="b"), job("gb", 1, 50, queue="b")) == ["hb", "gb"]
 
 
-def test_what_is_set_aside_for_a_strict_head_binds_who_would_be_in_its_way() -> None:
+def test_a_strict_heads_reservation_binds_groups_that_would_be_in_its_way() -> None:
     strict = queue("a", strategy={"type": "StrictFIFO"}, deserved={"cpu": 6})
     world = [strict if one["metadata"]["name"] == "a" else one for one in meeting(6)]
     assert ahead(*world, job("fb", 5, 100, queue="b")) == ["fb"]
@@ -269,7 +269,7 @@ def test_beside_a_head_that_is_owed_room_there_is_what_it_leaves() -> None:
     assert admitted(came) == [(0, ["default/f"])]
 
 
-def test_what_a_victim_leaves_is_its_claimants_and_no_room_for_a_head() -> None:
+def test_room_left_by_a_victim_is_its_claimants_and_not_free_for_a_head() -> None:
     """At 20 s `wants` has the four of `v`; the head of `b` waits for `r`, until 100 s."""
     world = [
         node("n1", 6),

@@ -158,7 +158,7 @@ def test_one_that_is_admitted_and_does_not_run_ends_its_walltime_from_now() -> N
     assert ahead(*world, head, job("f", 1, 100)) == ["f"]
 
 
-def test_who_is_let_past_in_the_same_session_ends_its_walltime_from_now() -> None:
+def test_a_group_admitted_in_the_same_session_ends_its_walltime_from_now() -> None:
     """`first` is admitted by enqueue in this session; the head waits for its end."""
     world = [node("n1", 4), EASY, job("first", 3, 100), job("head", 4, 50)]
     assert ahead(*world, job("f", 1, 101)) == ["first"]
@@ -168,7 +168,7 @@ def test_who_is_let_past_in_the_same_session_ends_its_walltime_from_now() -> Non
 # --- Nodes --------------------------------------------------------------------------------------
 
 
-def test_what_fits_all_nodes_together_and_no_single_one_is_not_admitted() -> None:
+def test_a_pod_that_fits_all_nodes_together_but_no_single_one_is_not_admitted() -> None:
     world = [
         node("n1", 2),
         node("n2", 2),
@@ -242,7 +242,7 @@ OUT_OF_LINE: dict[str, Manifest] = {
 
 @pytest.mark.parametrize("case", OUT_OF_LINE)
 @pytest.mark.parametrize("line", [EASY, CONSERVATIVE], ids=["EASY", "conservative"])
-def test_who_is_out_of_line_does_not_go_ahead_and_holds_nobody_up(
+def test_a_group_out_of_line_is_not_backfilled_and_holds_up_no_other(
     case: str, line: Manifest
 ) -> None:
     world = [node("n1", 4), line, *running("r", 3, walltime="100s"), job("head", 4, 50)]
@@ -283,7 +283,7 @@ def test_a_head_that_its_namespace_refuses_too_waits_for_both() -> None:
 CHECKED = queue("default", strategy={"type": "Backfill"}, admissionChecks=["c"])
 
 
-def test_who_has_to_wait_for_checks_reserves_beside_the_head_only() -> None:
+def test_a_group_with_checks_reserves_beside_the_head_only() -> None:
     """Nobody knows when the checks will be answered, and so not when it would end."""
     world = [check("c"), node("n1", 6), CHECKED, *running("r", 3, walltime="100s")]
     behind = [job("head", 4, 50), job("f", 3, 50), job("g", 2, 50)]
@@ -292,7 +292,7 @@ def test_who_has_to_wait_for_checks_reserves_beside_the_head_only() -> None:
     assert admitted(came) == []
 
 
-def test_who_has_reserved_behind_the_head_starts_when_its_checks_have_passed() -> None:
+def test_a_group_reserved_behind_the_head_starts_when_its_checks_have_passed() -> None:
     world = [check("c"), node("n1", 6), CHECKED, *running("r", 3, walltime="100s")]
     behind = [job("head", 4, 50), job("g", 2, 50)]
     came = outcome(

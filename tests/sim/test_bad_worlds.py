@@ -201,7 +201,7 @@ def test_a_step_that_cannot_be_done_is_named_with_its_line_and_time() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "a: [", "just words", "- 1", "\tx: 1"])
-def test_what_is_no_world_is_refused(text: str) -> None:
+def test_text_that_is_no_world_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         play(text, "world", config=SchedulerConfig())
 

@@ -44,7 +44,7 @@ def test_a_deadline_ahead_does_not_move_time_zero() -> None:
     assert [cycle.time for cycle in came.cycles if cycle.time] == [30, 30]
 
 
-def test_what_should_have_ended_before_time_zero_ends_at_once() -> None:
+def test_a_pod_overdue_at_time_zero_ends_at_once() -> None:
     came = outcome(
         node("n1", 1),
         group("a", created=100, status={"phase": "Running"}, runtime="30s"),

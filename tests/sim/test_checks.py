@@ -89,7 +89,7 @@ def test_a_group_without_checks_is_reserved_and_admitted_at_once() -> None:
     assert phases(came) == {"g": "Completed"}
 
 
-def test_what_does_not_fit_asks_no_check() -> None:
+def test_a_group_that_does_not_fit_asks_no_check() -> None:
     came = outcome(
         node("n1", 4), *ONE, group("g", 5, queue="q"), timeline(answers(1, "g", "a", "True"))
     )
@@ -290,7 +290,7 @@ def test_retry_frees_the_quota_at_once_and_asks_again_after_the_delay() -> None:
     assert admitted(came) == [(5, ["default/other"]), (70, ["default/g"])]
 
 
-def test_what_a_retry_frees_is_reserved_by_another_in_the_same_session() -> None:
+def test_room_freed_by_a_retry_is_reserved_by_another_group_in_the_same_session() -> None:
     came = outcome_until(
         5,
         node("n1", 4),
@@ -322,7 +322,7 @@ def test_until_the_delay_is_over_the_check_stays_false_and_the_group_is_out_of_l
     assert reasons(came, "g")[0] == "BackingOff"
 
 
-def test_of_two_that_say_retry_the_longest_delay_counts() -> None:
+def test_the_longest_delay_of_two_retries_counts() -> None:
     came = outcome_until(
         190,
         node("n1", 4),
@@ -335,7 +335,7 @@ def test_of_two_that_say_retry_the_longest_delay_counts() -> None:
     assert of(came, "g").checks == {"a": "Unknown", "b": "Unknown"}
 
 
-def test_of_two_one_retry_is_enough_and_what_had_passed_is_asked_again() -> None:
+def test_one_retry_of_two_checks_is_enough_and_a_passed_check_is_asked_again() -> None:
     came = outcome(
         node("n1", 4),
         *SHORT,
@@ -413,7 +413,7 @@ def test_reject_beats_retry_whichever_came_first() -> None:
         assert requeued(came) == []
 
 
-def test_of_a_group_that_was_rejected_no_check_can_be_set() -> None:
+def test_checks_of_a_rejected_group_cannot_be_set() -> None:
     (told,) = refused_steps(
         node("n1", 4),
         *ONE,
@@ -487,7 +487,7 @@ def test_after_its_delay_a_group_that_ran_is_asked_about_anew_and_starts_over() 
     assert finished(came) == [(220, ["default/g"])]
 
 
-def test_whoever_has_come_to_its_end_is_not_sent_back_by_a_check() -> None:
+def test_a_finished_group_is_not_sent_back_by_a_check() -> None:
     came = outcome(
         node("n1", 4),
         *ONE,

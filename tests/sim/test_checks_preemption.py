@@ -92,7 +92,7 @@ def test_passed_before_its_victims_have_ended_a_group_waits_for_them() -> None:
     assert admitted(came) == [(10, ["default/hi"])]
 
 
-def test_whoever_only_waits_for_its_checks_is_not_late_by_its_victims() -> None:
+def test_a_claimant_that_only_waits_for_its_checks_does_not_time_out_with_its_pledge() -> None:
     """The pledge would run out 60 s after the longest grace."""
     came = play(
         node("n1", 4),
@@ -106,7 +106,7 @@ def test_whoever_only_waits_for_its_checks_is_not_late_by_its_victims() -> None:
     assert admitted(came) == [(500, ["default/hi"])]
 
 
-def test_what_victims_left_is_nobodys_but_the_claimants_while_it_waits_for_its_checks() -> None:
+def test_room_left_by_victims_is_kept_for_a_claimant_that_waits_for_its_checks() -> None:
     came = play(
         node("n1", 4),
         asks("any"),

@@ -77,7 +77,7 @@ def test_a_check_that_is_added_later_does_not_join_admitted_groups() -> None:
     assert (phases(came), of(came, "g").checks) == ({"g": "Running"}, {"a": "True"})
 
 
-def test_it_is_asked_for_when_the_group_comes_back() -> None:
+def test_a_check_that_is_added_later_is_asked_for_when_the_group_comes_back() -> None:
     came = until(
         20,
         asks("a"),
@@ -156,7 +156,7 @@ def test_a_missing_or_inactive_check_holds_the_queue_and_says_so(
     assert [(one.reason, one.message) for one in of(came, "g").reasons] == [("CheckInactive", told)]
 
 
-def test_nobody_waits_for_a_group_that_an_inactive_check_holds() -> None:
+def test_a_group_held_by_an_inactive_check_holds_up_no_other() -> None:
     came = until(
         20,
         check("c", active=False),
@@ -219,7 +219,7 @@ def test_a_lease_that_runs_out_makes_its_check_inactive_by_the_clock_alone() -> 
 # --- unknownTimeout -------------------------------------------------------------------------------
 
 
-def test_who_does_not_answer_in_time_is_taken_to_have_said_retry() -> None:
+def test_a_check_that_does_not_answer_in_time_counts_as_a_retry() -> None:
     slow = check("s", unknownTimeout="20s", retryDelayMinutes=1)
     came = until(90, slow, asks("s"), timeline(at(7, group("g", queue="q"))))
     assert reserved(came) == [(7, ["default/g"]), (87, ["default/g"])]
@@ -262,7 +262,7 @@ def test_a_check_that_has_answered_has_no_time_limit() -> None:
     assert (requeued(came), phases(came)) == ([], {"g": "Pending"})
 
 
-def test_who_has_been_admitted_is_left_alone_whatever_is_unknown_again() -> None:
+def test_an_admitted_group_is_left_alone_when_a_check_is_unknown_again() -> None:
     slow = check("s", unknownTimeout="20s")
     came = until(
         100,
@@ -305,7 +305,7 @@ def test_only_as_many_groups_are_reserved_as_fit_together_and_those_behind_wait(
 
 
 @pytest.mark.parametrize("limit", [{"capability": {"cpu": 2}}, {"maxPodGroups": 1}])
-def test_what_waits_for_its_checks_counts_in_its_queue(limit: Manifest) -> None:
+def test_a_group_that_waits_for_its_checks_counts_in_its_queue(limit: Manifest) -> None:
     came = until(20, asks("a", **limit), group("g", 2, queue="q"), group("h", 2, queue="q"))
     assert reserved(came) == [(0, ["default/g"])]
     assert reasons(came, "h") == ["WaitingForQuota"]
@@ -347,7 +347,7 @@ def test_behind_reserved_groups_a_strict_head_is_whoever_does_not_fit() -> None:
         (at(5, asks("a", "b", stopPolicy="HoldAndDrain")), "QueueStopped", "QueueStopped"),
     ],
 )
-def test_who_is_reserved_goes_back_when_suspended_or_stopped_and_its_checks_are_cleared(
+def test_a_reserved_group_goes_back_with_its_checks_cleared_when_suspended_or_stopped(
     step: Manifest, reason: str, waits: str
 ) -> None:
     came = until(

@@ -54,7 +54,7 @@ def test_a_retry_that_a_world_states_is_waited_out_and_a_reject_is_final() -> No
 
 
 @pytest.mark.parametrize("phase", ["InQueue", "Running"])
-def test_of_what_is_admitted_checks_that_a_world_does_not_name_are_none(phase: str) -> None:
+def test_an_admitted_group_has_no_checks_that_its_world_does_not_name(phase: str) -> None:
     world = (
         asks("a", "b"),
         group("g", queue="q", status=said(phase, ("a", True, ""))),

@@ -179,7 +179,7 @@ def test_a_claimant_of_a_class_that_takes_nothing_reserves_nothing_by_others() -
 # --- In one session -------------------------------------------------------------------------------
 
 
-def test_what_was_reserved_in_this_session_is_taken_back_as_if_it_had_never_been() -> None:
+def test_a_reservation_of_this_session_is_taken_back_as_if_it_had_never_been() -> None:
     came = play(
         node("n1", 4),
         asks("any"),
@@ -193,7 +193,7 @@ def test_what_was_reserved_in_this_session_is_taken_back_as_if_it_had_never_been
     assert "WaitingForChecks" not in [one.reason for one in of(came, "small").reasons]
 
 
-def test_what_comes_into_its_queue_meanwhile_does_not_cost_a_claimant_what_it_counts_on() -> None:
+def test_a_newcomer_in_its_queue_does_not_cost_a_claimant_what_it_counts_on() -> None:
     """Without what it is promised itself its queue would seem to hold less than before."""
     came = play(
         node("n1", 10),
@@ -215,7 +215,7 @@ def test_what_comes_into_its_queue_meanwhile_does_not_cost_a_claimant_what_it_co
     assert admitted(came) == [(19, ["default/hi"])]
 
 
-def test_that_a_pledge_ends_and_that_its_victims_are_pledged_anew_is_one_commit() -> None:
+def test_a_pledge_ends_and_its_victims_are_pledged_again_in_one_commit() -> None:
     """Else one of the two might be refused, and both claimants be owed the same room."""
     first = group("first", 1, 3, suspend=True, **HI)
     first["status"] = {
@@ -234,7 +234,7 @@ def test_that_a_pledge_ends_and_that_its_victims_are_pledged_anew_is_one_commit(
     assert written == [["default/first", "default/second"]]
 
 
-def test_who_counts_on_others_hands_them_over_to_the_more_important() -> None:
+def test_a_claimant_with_open_checks_hands_its_victims_over_to_a_more_important_one() -> None:
     """It has evicted nobody, and holds nothing but a reservation: else the least important would
     keep the most important waiting for as long as its check does.
     """

@@ -22,7 +22,7 @@ def _after(condition: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("condition", ["failed", "any"])
-def test_what_follows_a_group_that_ran_out_of_time_waits_for_its_grace(condition: str) -> None:
+def test_a_dependent_of_a_group_that_ran_out_of_time_waits_for_the_grace(condition: str) -> None:
     came = outcome(
         node("n1", 8),
         group("first", walltime="10s", grace="30s"),
@@ -33,7 +33,7 @@ def test_what_follows_a_group_that_ran_out_of_time_waits_for_its_grace(condition
     assert phases(came) == {"first": "Failed", "second": "Completed"}
 
 
-def test_what_follows_a_failed_gang_waits_for_the_last_of_its_pods() -> None:
+def test_a_dependent_of_a_failed_gang_waits_for_the_last_pod_of_the_gang() -> None:
     came = outcome(
         node("n1", 8),
         group("first", 3, grace="20s"),
@@ -43,7 +43,7 @@ def test_what_follows_a_failed_gang_waits_for_the_last_of_its_pods() -> None:
     assert admitted(came) == [(0, ["default/first"]), (25, ["default/cleanup"])]
 
 
-def test_what_can_never_start_any_more_fails_before_the_processes_have_ended() -> None:
+def test_a_dependent_that_can_never_start_fails_before_the_processes_have_ended() -> None:
     came = outcome_until(
         10,
         node("n1", 8),

@@ -46,7 +46,7 @@ def test_a_queue_that_nothing_is_due_to_has_nothing_set_aside() -> None:
     assert begun["wide-t-0"] > 250
 
 
-def test_of_two_such_heads_one_at_a_time_has_what_it_asks_for_set_aside() -> None:
+def test_two_heads_above_what_their_queues_deserve_are_reserved_for_one_at_a_time() -> None:
     """Each wants six of eight; the second begins when the first has left."""
     world = [one for one in staggered("StrictFIFO", deserved=2) if one["kind"] != "Timeline"]
     world = [one for one in world if one["metadata"]["name"] != "b"]

@@ -68,7 +68,7 @@ def test_an_equal_is_no_victim() -> None:
     assert reasons(came, "second") == ["WaitingForResources"]
 
 
-def test_nobody_is_evicted_for_a_gang_that_would_not_start_even_then() -> None:
+def test_no_pod_is_evicted_for_a_gang_that_would_not_start_even_then() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -109,7 +109,7 @@ def test_pods_beyond_min_member_go_before_whole_groups() -> None:
     assert phases(came)["elastic"] == "Running"
 
 
-def test_of_an_array_only_the_less_important_gives_pods() -> None:
+def test_an_array_gives_no_pods_to_an_equally_important_group() -> None:
     came = outcome(node("n1", 4), *running("array", 4, minMember=1), group("equal", 1), config=ALL)
     assert evicted(came) == []
 
@@ -124,7 +124,7 @@ def test_an_elastic_group_gives_pods_to_its_equals() -> None:
     )
 
 
-def test_of_equal_pods_the_one_that_started_last_goes() -> None:
+def test_the_latest_started_of_equal_pods_is_evicted() -> None:
     came = outcome(
         node("n1", 2),
         priority("high", 10),
@@ -137,7 +137,7 @@ def test_of_equal_pods_the_one_that_started_last_goes() -> None:
     assert evicted(came)[0] == (0, [("default/a-t-1", "Preempted")])
 
 
-def test_what_this_session_has_admitted_is_taken_back_without_a_trace() -> None:
+def test_an_admission_of_this_session_is_taken_back_without_a_trace() -> None:
     """The large one comes first in line and does not fit; the small one took the rest."""
     came = outcome(
         node("n1", 4),
@@ -155,7 +155,7 @@ def test_what_this_session_has_admitted_is_taken_back_without_a_trace() -> None:
     assert [item.pod for item in cycle.evicted] == ["default/old-t-0", "default/old-t-1"]
 
 
-def test_what_ends_anyway_is_waited_for_before_anybody_is_evicted() -> None:
+def test_pods_that_end_anyway_are_waited_for_before_any_eviction() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -181,7 +181,7 @@ def test_what_ends_anyway_is_waited_for_before_anybody_is_evicted() -> None:
     assert pledged(came) == [(0, {"default/hi": ["default/leaving-t-0", "default/leaving-t-1"]})]
 
 
-def test_what_victims_leave_is_kept_for_the_claimant() -> None:
+def test_room_left_by_victims_is_kept_for_the_claimant() -> None:
     """A third group that comes while the victims stop, and would fit into what they leave."""
     came = outcome(
         node("n1", 4),
@@ -305,7 +305,7 @@ def test_no_queue_falls_below_its_guarantee() -> None:
     assert evicted(came) == [], "the gang of 6 would leave 0, and 4 are guaranteed"
 
 
-def test_who_would_borrow_in_turn_takes_nothing_back() -> None:
+def test_a_claimant_that_would_borrow_in_turn_takes_nothing_back() -> None:
     came = outcome(
         node("n1", 8),
         taker("a", deserved={"cpu": 4}),
@@ -343,7 +343,7 @@ def test_a_guarantee_that_nobody_uses_is_kept_free() -> None:
     assert came.queues["b"].allocated["cpu"] == "4"
 
 
-def test_what_is_guaranteed_to_one_child_its_sibling_cannot_take() -> None:
+def test_a_childs_guarantee_cannot_be_taken_by_its_sibling() -> None:
     """Their parent is silent: nothing bounds it but the cluster."""
     came = outcome(
         node("n1", 8),
@@ -356,7 +356,7 @@ def test_what_is_guaranteed_to_one_child_its_sibling_cannot_take() -> None:
     assert came.queues["a"].allocated["cpu"] == "4"
 
 
-def test_what_waits_tells_to_whom_the_rest_is_guaranteed() -> None:
+def test_a_waiting_group_tells_to_which_queue_the_rest_is_guaranteed() -> None:
     came = outcome(
         node("n1", 8),
         taker("a"),

@@ -168,7 +168,7 @@ def test_no_group_goes_that_is_larger_than_what_is_lacking_by_then() -> None:
     }
 
 
-def test_who_may_borrow_takes_no_more_than_borrowing_needs() -> None:
+def test_a_preemptor_that_may_borrow_takes_no_more_than_borrowing_needs() -> None:
     came = outcome(
         node("n1", 9),
         priority("mid", 5),

@@ -41,7 +41,7 @@ def test_a_gang_that_does_not_fit_together_exceeds_the_capacity() -> None:
     assert admitted(came) == [(0, ["default/three"])]
 
 
-def test_what_exceeds_the_capacity_holds_nobody_up_in_a_strict_queue() -> None:
+def test_a_group_that_exceeds_the_capacity_holds_up_no_other_in_a_strict_queue() -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -77,7 +77,7 @@ def test_a_request_beyond_a_stated_capability_exceeds_a_quota_and_the_machines_t
     assert reasons(came, "huge") == ["ExceedsCapacity"]
 
 
-def test_what_a_parent_queues_capability_leaves_beside_a_guarantee_is_a_quota() -> None:
+def test_a_parents_capability_less_a_guarantee_is_called_a_quota() -> None:
     came = outcome(
         node("n1", 100),
         queue("cohort", capability={"cpu": 10}),
@@ -96,7 +96,7 @@ def test_what_a_parent_queues_capability_leaves_beside_a_guarantee_is_a_quota() 
     )
 
 
-def test_what_the_machines_leave_beside_a_guarantee_is_a_lack_of_resources() -> None:
+def test_cluster_capacity_less_a_guarantee_is_called_a_lack_of_resources() -> None:
     came = outcome(
         node("n1", 10),
         queue("mine"),

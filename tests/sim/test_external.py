@@ -30,7 +30,7 @@ def external(name: str = "e", cpu: Any = 4, **spec: Any) -> Manifest:
     return group(name, controller="external", tasks=tasks, **needs, **spec)
 
 
-def test_it_is_admitted_where_there_are_no_nodes_and_no_pods_are_made() -> None:
+def test_an_external_group_is_admitted_without_nodes_and_gets_no_pods() -> None:
     result = outcome(external(), cycles=1)
     assert admitted(result) == [(0, ["default/e"])]
     assert (created(result), bound(result)) == ([], [])
@@ -44,7 +44,7 @@ def test_unclaimed_it_times_out_and_is_admitted_again_after_its_back_off() -> No
     assert requeued(result)[0] == (300, [("default/e", "InQueueTimeout")])
 
 
-def test_it_leaves_the_nodes_to_others_and_is_not_bound_by_them() -> None:
+def test_an_external_group_leaves_the_nodes_to_others_and_is_not_bound_by_them() -> None:
     world = (node("n", 4), external("e", 40), group("g", 4, runtime="5s"))
     result = outcome(*world, cycles=2)
     assert phases(result) == {"e": "InQueue", "g": "Running"}
@@ -130,7 +130,7 @@ def test_a_finished_one_says_how_it_ended() -> None:
     assert of(result, "e").phase == "Completed"
 
 
-def test_what_a_walltime_ends_is_charged_for_its_grace() -> None:
+def test_an_external_group_ended_by_its_walltime_is_charged_for_its_grace() -> None:
     world = (
         queue("q", capability={"cpu": 4}),
         external("e", queue="q", walltime="60s", status={"phase": "Running"}),
@@ -150,14 +150,14 @@ def test_deleted_it_goes_when_its_consumer_has() -> None:
     assert phases(outcome(*world)) == {}
 
 
-def test_what_nodes_lack_is_not_held_against_one_that_asks_for_the_same() -> None:
+def test_a_lack_of_nodes_is_not_held_against_an_external_group_that_asks_for_the_same() -> None:
     tasks = [{"name": "t", "template": {"requests": {"cpu": 4}}}]
     world = (node("n", 4), group("first", cpu=4, created=0), group("second", cpu=4, created=1))
     result = outcome(*world, external("e", tasks=tasks, created=2), cycles=1)
     assert phases(result) == {"first": "InQueue", "second": "Pending", "e": "InQueue"}
 
 
-def test_what_its_pods_ask_for_is_no_demand_on_nodes_beyond_its_reservation() -> None:
+def test_pod_requests_of_an_external_group_are_no_demand_on_nodes_beyond_its_reservation() -> None:
     tasks = [{"name": "t", "replicas": 3, "template": {"requests": {"cpu": 1}}}]
     world = (node("n", 4), queue("a"), queue("b"), group("g", 4, queue="b", minMember=1))
     result = outcome(*world, external("e", 1, queue="a", tasks=tasks, minMember=1), cycles=1)

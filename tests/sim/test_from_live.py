@@ -79,7 +79,7 @@ def ends(future: Future) -> dict[str, int | None]:
 # --- when things end --------------------------------------------------------------------------
 
 
-def test_what_runs_ends_when_the_rest_of_its_walltime_is_over() -> None:
+def test_a_running_group_ends_when_the_rest_of_its_walltime_is_over() -> None:
     future = ahead(
         a_node(cpu=4),
         *a_running_group("r", cpu=3, walltime=2 * HOUR),
@@ -114,7 +114,7 @@ def test_work_without_a_walltime_lasts_as_long_as_is_assumed() -> None:
     assert ends(future) == {"a": 600 + 4200, "r": 600}
 
 
-def test_what_has_outlived_the_assumption_is_taken_to_last_as_long_again() -> None:
+def test_a_group_that_outlived_the_assumed_runtime_is_taken_to_last_as_long_again() -> None:
     future = ahead(a_node(cpu=1), *a_running_group("r"), a_group("a"), assumed_ms=30 * MINUTE)
     assert starts(future) == {"a": [1800], "r": []}
 
@@ -130,13 +130,13 @@ def test_a_fraction_is_of_what_is_left_of_what_runs_and_of_all_of_what_waits() -
     assert ends(future) == {"a": 5400, "r": 3600}
 
 
-def test_what_its_author_says_counts_before_its_walltime() -> None:
+def test_an_annotated_runtime_counts_before_the_walltime() -> None:
     task = a_task(requests={"cpu": 1}, annotations={"batchq/runtime": "10m"})
     future = ahead(a_node(cpu=1), a_group("a", tasks=(task,), walltime=HOUR), thousandths=500)
     assert ends(future) == {"a": 600}
 
 
-def test_what_would_last_longer_than_its_walltime_fails_and_that_is_no_eviction() -> None:
+def test_a_group_that_would_outlast_its_walltime_fails_and_that_is_no_eviction() -> None:
     task = a_task(requests={"cpu": 1}, annotations={"batchq/runtime": "2h"})
     future = ahead(a_node(cpu=1), a_group("a", tasks=(task,), walltime=HOUR))
     group = future.groups["default/a"]
@@ -170,7 +170,7 @@ def test_pods_of_a_gang_that_come_later_end_with_it() -> None:
 # --- what is on its way -----------------------------------------------------------------------
 
 
-def test_what_was_told_to_stop_gives_its_room_when_its_grace_is_over() -> None:
+def test_a_stopping_pod_gives_its_room_when_its_grace_is_over() -> None:
     group, pod = a_running_group("r", cpu=1)
     status = structs.replace(group.status, phase=PodGroupPhase.PENDING, reserved_at=None)
     stopped = structs.replace(
@@ -201,7 +201,7 @@ def test_a_back_off_is_waited_out() -> None:
     assert starts(future) == {"a": [90]}
 
 
-def test_who_depends_on_another_starts_when_that_has_ended() -> None:
+def test_a_dependent_starts_when_its_dependency_has_ended() -> None:
     needs = (Dependency(name="first", uid="first"),)
     future = ahead(
         a_node(cpu=4),
@@ -211,7 +211,7 @@ def test_who_depends_on_another_starts_when_that_has_ended() -> None:
     assert starts(future) == {"first": [], "second": [3600]}
 
 
-def test_who_depends_on_one_that_failed_before_ends_as_failed() -> None:
+def test_a_dependent_of_a_group_that_failed_before_ends_as_failed() -> None:
     failed = a_group(
         "first", status=PodGroupStatus(phase=PodGroupPhase.FAILED, admission=1, finished_at=NOW)
     )
@@ -222,7 +222,7 @@ def test_who_depends_on_one_that_failed_before_ends_as_failed() -> None:
     assert (second.phase, second.ending, second.starts) == ("Failed", "DependencyNeverMet", ())
 
 
-def test_what_is_suspended_or_gated_waits_and_says_so() -> None:
+def test_a_suspended_or_gated_group_waits_and_says_so() -> None:
     gated = a_group("gated", scheduling_gates=(SchedulingGate(name="later"),))
     future = ahead(a_node(cpu=4), a_group("held", suspend=True), gated)
     reasons = {key: one.waits_for[0].reason for key, one in future.groups.items()}
@@ -242,7 +242,7 @@ def an_important_claimant() -> list[Any]:
     ]
 
 
-def test_who_is_evicted_when_for_whom_and_what_it_costs() -> None:
+def test_an_eviction_tells_its_victim_time_claimant_and_cost() -> None:
     future = ahead(*an_important_claimant())
     [eviction] = future.evictions
     assert (eviction.at, eviction.key, eviction.by) == (NOW, "default/low", "default/top")
@@ -414,7 +414,7 @@ def test_a_lease_on_a_silent_node_runs_out() -> None:
 # --- how far it looks -------------------------------------------------------------------------
 
 
-def test_it_looks_no_further_than_it_is_asked() -> None:
+def test_the_look_ahead_goes_no_further_than_it_is_asked() -> None:
     future = ahead(
         a_node(cpu=1),
         a_group("a", walltime=HOUR),
@@ -427,13 +427,13 @@ def test_it_looks_no_further_than_it_is_asked() -> None:
     assert (future.stopped, future.stopped_at - NOW) == (Stopped.UNTIL, 90 * MINUTE)
 
 
-def test_what_is_due_at_the_very_end_still_happens() -> None:
+def test_a_start_due_at_the_very_end_still_happens() -> None:
     objects = (a_node(cpu=1), a_group("a", walltime=HOUR), a_group("b", created=1))
     assert starts(ahead(*objects, until_ms=HOUR))["b"] == [3600]
     assert starts(ahead(*objects, until_ms=HOUR - SECOND))["b"] == []
 
 
-def test_it_does_not_go_in_circles_for_ever() -> None:
+def test_the_look_ahead_does_not_go_in_circles_for_ever() -> None:
     check = AdmissionCheck(metadata=Metadata(name="budget"))
     future = ahead(a_node(cpu=4), check, a_queue(admission_checks=("budget",)), a_group("a"))
     assert future.stopped is Stopped.IDLE
@@ -486,7 +486,7 @@ def test_groups_that_have_ended_burden_no_later_session() -> None:
     assert (counting.groups[0], counting.groups[-1]) == (10, 0)
 
 
-def test_who_hears_of_it_is_told_how_many_have_ended() -> None:
+def test_a_listener_is_told_how_many_groups_have_ended() -> None:
     heard: list[tuple[int, int]] = []
     snapshot = a_snapshot(a_node(cpu=1), a_group("a", walltime=HOUR), a_group("b", walltime=HOUR))
     look_ahead(

@@ -69,7 +69,7 @@ def test_a_group_with_enough_other_pods_starts_without_its_gated_ones() -> None:
     assert phases(came) == {"g": "Running"}
 
 
-def test_what_is_gated_runs_once_its_gate_opens_while_the_group_runs() -> None:
+def test_a_gated_task_runs_once_its_gate_opens_while_the_group_runs() -> None:
     came = outcome(
         node("n1", 8),
         group("g", minMember=2, tasks=[task("b", 3, "data"), task("a", 2)]),
@@ -80,7 +80,7 @@ def test_what_is_gated_runs_once_its_gate_opens_while_the_group_runs() -> None:
     assert phases(came) == {"g": "Completed"}
 
 
-def test_what_is_gated_runs_once_its_gate_opens_after_all_others_have_ended() -> None:
+def test_a_gated_task_runs_once_its_gate_opens_after_all_other_pods_have_ended() -> None:
     came = outcome(
         node("n1", 8),
         group("g", minMember=2, tasks=[task("b", 3, "data"), task("a", 2)]),
@@ -181,7 +181,7 @@ def test_pods_whose_gate_opens_later_take_nobodys_place() -> None:
 # --- What is reserved and asked for ---------------------------------------------------------------
 
 
-def test_what_is_reserved_is_for_the_pods_that_would_run() -> None:
+def test_a_reservation_is_for_the_pods_that_would_run() -> None:
     world = (
         node("n1", 8),
         queue("default"),
@@ -194,7 +194,7 @@ def test_what_is_reserved_is_for_the_pods_that_would_run() -> None:
     assert set(ignored.cycles[0].bound) == {"default/g-big-0", "default/g-a-0", "default/g-a-1"}
 
 
-def test_what_is_reserved_leaves_out_single_pods_with_gates() -> None:
+def test_a_reservation_leaves_out_single_pods_with_gates() -> None:
     tasks = [{**task("t"), "replicas": 1}, task("u", 2, cpu=2)]
     came = outcome(
         node("n1", 8),
@@ -207,7 +207,7 @@ def test_what_is_reserved_leaves_out_single_pods_with_gates() -> None:
     assert came.queues["default"].reserved["cpu"] == "4"
 
 
-def test_what_ended_pods_had_is_not_kept_for_gated_ones() -> None:
+def test_room_of_ended_pods_is_not_kept_for_gated_ones() -> None:
     tasks = [task("a", 2), task("b", 2, "data")]
     for one in tasks:
         one["template"].pop("annotations")

@@ -72,7 +72,7 @@ def test_a_group_that_only_the_heads_node_takes_waits_for_the_head(strategy: str
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_what_ends_before_the_head_starts_uses_its_node_until_then(strategy: str) -> None:
+def test_a_group_that_ends_before_the_head_starts_uses_its_node_until_then(strategy: str) -> None:
     world = [strict(strategy), *half_full(until=(100, 600, 600))]
     world += [*held("s2", 1, "n2", 600), *held("s3", 1, "n3", 600)]
     world += [*nodes(5)[3:], *held("s4", 3, "n4", 600), *held("s5", 3, "n5", 600)]

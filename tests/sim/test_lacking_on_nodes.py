@@ -48,7 +48,7 @@ def test_a_node_that_the_pod_cannot_use_has_nothing_for_it(
     assert evicted(came) == goes
 
 
-def test_of_a_dimension_that_one_node_has_enough_of_nothing_is_lacking() -> None:
+def test_a_claimant_lacks_nothing_of_a_dimension_that_one_node_has_enough_of() -> None:
     """Memory is free where the pod could run, and only cpus have to be given back."""
     came = outcome(
         node("n1", 4, memory=8),

@@ -26,7 +26,7 @@ from tests.sim.worlds import (
 )
 
 
-def test_what_no_empty_node_takes_waits_out_of_line_for_a_node_that_does() -> None:
+def test_a_group_that_no_empty_node_takes_waits_out_of_line_for_a_node_that_does() -> None:
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -39,7 +39,7 @@ def test_what_no_empty_node_takes_waits_out_of_line_for_a_node_that_does() -> No
     assert bound(came) == [(0, {"default/small-t-0": "n1"}), (60, {"default/big-t-0": "n3"})]
 
 
-def test_what_no_empty_node_takes_rolls_back_with_a_growing_pause() -> None:
+def test_a_group_that_no_empty_node_takes_rolls_back_with_a_growing_pause() -> None:
     # Where more is promised than there is, groups are admitted without a look at nodes.
     came = outcome(
         *(node("n1", 2), cordoned("n2", 3), group("big", cpu=3, runtime="1s")),
@@ -55,7 +55,9 @@ def test_what_no_empty_node_takes_rolls_back_with_a_growing_pause() -> None:
     assert bound(came) == [(70, {"default/big-t-0": "n3"})]
 
 
-def test_what_finds_no_node_in_time_rolls_back_and_keeps_its_place_without_a_pause() -> None:
+def test_a_group_that_finds_no_node_in_time_rolls_back_and_keeps_its_place_without_a_pause() -> (
+    None
+):
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -273,7 +275,7 @@ def test_a_dependency_is_met_or_can_never_be(
         assert reasons(came, "second") == ["DependencyNeverMet"]
 
 
-def test_what_depends_on_a_group_that_never_ends_waits() -> None:
+def test_a_dependent_of_a_group_that_never_ends_waits() -> None:
     came = outcome(node("n1", 4), group("first"), group("second", dependsOn=[{"name": "first"}]))
     assert reasons(came, "second") == ["DependencyNotMet"]
 
@@ -290,7 +292,7 @@ def test_a_suspended_group_gives_everything_back_and_comes_again() -> None:
     assert finished(came) == [(160, ["default/a"])]
 
 
-def test_what_a_suspended_group_held_is_free_only_when_its_pods_have_ended() -> None:
+def test_room_of_a_suspended_group_is_free_only_when_its_pods_have_ended() -> None:
     came = outcome(
         node("n1", 2),
         group("a", 2, grace="5s"),
@@ -366,7 +368,7 @@ def test_the_usual_week_is_not_waited_out() -> None:
     assert phases(came) == {"a": "Completed"}
 
 
-def test_who_still_waits_for_a_finished_group_learns_how_it_ended() -> None:
+def test_a_dependent_that_still_waits_learns_how_a_finished_group_ended() -> None:
     came = outcome(
         node("n1", 2),
         group("a", runtime="2s", ttlAfterFinished="60s"),

@@ -93,7 +93,7 @@ def test_after_a_retry_whoever_was_submitted_meanwhile_comes_first() -> None:
         ),
     ],
 )
-def test_of_two_checks_the_time_of_the_one_that_has_not_answered_counts(
+def test_the_timeout_of_the_check_that_has_not_answered_counts(
     passed: str, story_of_it: list[str], states: dict[str, str]
 ) -> None:
     """unknownTimeout, counted from the reservation, frees stuck ones: onTimeout Retry or Reject."""
@@ -161,7 +161,7 @@ def test_a_retry_without_a_delay_reserves_when_its_own_processes_have_ended() ->
     ]
 
 
-def test_what_runs_out_of_time_in_queue_asks_its_checks_again() -> None:
+def test_a_group_that_runs_out_of_time_in_queue_asks_its_checks_again() -> None:
     """It lacked nothing but a node, so it does not back off."""
     came = outcome_until(
         400,
@@ -183,7 +183,7 @@ def test_what_runs_out_of_time_in_queue_asks_its_checks_again() -> None:
     assert (checks_of(came, "g"), reasons(came, "g")) == ({"c": "Unknown"}, ["WaitingForChecks"])
 
 
-def test_what_stops_after_a_retry_is_one_of_the_groups_that_a_queue_may_have() -> None:
+def test_a_group_that_stops_after_a_retry_counts_in_max_pod_groups() -> None:
     """maxPodGroups: groups with a reservation or a charge."""
     came = outcome_until(
         100,
@@ -296,7 +296,7 @@ def test_where_room_has_come_meanwhile_nobody_is_evicted(room: Manifest) -> None
     assert phases(came)["low"] == "Running"
 
 
-def test_what_stops_anyway_is_counted_on_before_anybody_is_evicted() -> None:
+def test_pods_that_stop_anyway_are_counted_on_before_any_eviction() -> None:
     """What terminates already and is pledged to nobody else counts next, before any victim."""
     came = outcome_until(
         100,
@@ -421,7 +421,7 @@ def test_asked_for_and_then_taken_back_the_victim_returns_and_is_pledged_without
     assert checks_of(came, "low") == {"late": "Unknown"}
 
 
-def test_what_has_been_evicted_once_is_not_asked_for_again() -> None:
+def test_a_victim_that_has_been_evicted_once_is_not_claimed_again() -> None:
     """A True check set back to Unknown makes a reserved group wait again."""
     came = outcome_until(
         100,

@@ -149,7 +149,7 @@ def test_equals_of_one_start_go_by_uid_which_is_a_number_if_it_is_a_place() -> N
     ]
 
 
-def test_what_was_not_needed_is_filled_back_the_last_chosen_first() -> None:
+def test_victims_not_needed_are_filled_back_the_last_chosen_first() -> None:
     """Chosen youngest first: 1, 2 and 3 of which 4 are needed; the 2 can stay."""
     victims = [runs(name, 1, cpu, since=40 - 10 * cpu) for cpu, name in enumerate("abcd", 1)]
     world = [one for victim in victims for one in victim]
@@ -191,7 +191,7 @@ def test_shares_are_compared_level_by_level_from_the_root() -> None:
     assert gone(node("n1", 13), *queues, *borrowers, group("in", 1, queue="a")) == ["d0-t-0"]
 
 
-def test_what_this_session_admitted_is_undone_without_eviction_budget_or_least_runtime() -> None:
+def test_admissions_of_this_session_are_undone_without_eviction_budget_or_min_runtime() -> None:
     came = play(
         node("n1", 8),
         *halves(),
@@ -205,7 +205,7 @@ def test_what_this_session_admitted_is_undone_without_eviction_budget_or_least_r
     assert phases(came) == {"b0": "Running", "first": "Pending", "lender": "Running"}
 
 
-def test_what_terminates_already_counts_before_anybody_else_has_to_go() -> None:
+def test_terminating_pods_count_before_any_other_has_to_go() -> None:
     elastic = runs("elastic", 2, minMember=1)
     assert gone(node("n1", 4), *stopping("gone", 2), *elastic, group("hi", 2, **HI)) == []
 
@@ -217,7 +217,7 @@ def test_two_claimants_divide_what_terminates() -> None:
     assert admitted(came)[0] == (30, ["default/h1", "default/h2"])
 
 
-def test_what_is_pledged_to_another_does_not_count() -> None:
+def test_victims_pledged_to_another_claimant_do_not_count() -> None:
     came = play(
         node("n1", 4),
         *runs("l1", 2, since=9),
@@ -249,7 +249,7 @@ def test_one_large_victim_serves_two_claimants_and_a_second_is_spared() -> None:
 # --- preempt --------------------------------------------------------------------------------------
 
 
-def test_who_is_refused_by_its_namespaces_quota_takes_from_that_namespace() -> None:
+def test_a_claimant_refused_by_its_namespaces_quota_takes_from_that_namespace() -> None:
     came = play(
         node("n1", 8),
         quota("team", cpu=2),
@@ -286,7 +286,7 @@ def test_in_a_namespace_without_its_victims_a_claimant_counts_in_full() -> None:
     ],
     ids=["the fifth is idle", "the fifth is another queue's", "which lends nothing"],
 )
-def test_what_a_preemptor_borrows_beside_its_own_victims_must_be_idle(
+def test_room_a_preemptor_borrows_beside_its_own_victims_must_be_idle(
     policy: Manifest, others: int, goes: list[str]
 ) -> None:
     """Its queue deserves 4, all of which it can take from its own; it asks for 5."""
@@ -377,7 +377,7 @@ def test_no_ancestor_of_the_victim_falls_below_its_guarantee_or_its_childrens_su
     assert gone(node("n1", 8), *world) == ["two-t-0", "two-t-1"]
 
 
-def test_who_is_above_deserved_only_in_what_the_claimant_does_not_lack_is_no_victim() -> None:
+def test_a_queue_above_deserved_only_in_what_the_claimant_does_not_lack_has_no_victims() -> None:
     """b holds too much gpu, and gpus are free; cpu is what is lacking."""
     queues = [
         taker("a", deserved={"cpu": 4, "gpu": 4}),
@@ -436,7 +436,7 @@ def test_the_claimant_is_in_queue_when_all_its_victims_have_ended() -> None:
     assert admitted(came)[0] == (40, ["default/hi"])
 
 
-def test_what_was_free_on_the_claimants_node_is_kept_too() -> None:
+def test_idle_room_on_the_claimants_node_is_kept_too() -> None:
     came = play(
         node("n1", 2),
         node("n2", 2),

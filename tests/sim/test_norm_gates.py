@@ -75,7 +75,7 @@ def test_a_gated_strict_head_is_passed_and_keeps_its_queue_time() -> None:
     assert of(came, "i").position == 1
 
 
-def test_what_a_gate_lets_go_may_preempt_at_once() -> None:
+def test_a_group_whose_gate_opens_may_preempt_at_once() -> None:
     came = outcome(
         node("n1", 1),
         priority("high", 9),
@@ -274,7 +274,7 @@ def test_the_reservation_is_for_pods_that_have_no_gate_and_the_others_find_room_
     ]
 
 
-def test_of_two_gated_tasks_one_is_enough_where_min_member_says_so() -> None:
+def test_one_of_two_gated_tasks_is_enough_where_min_member_says_so() -> None:
     came = outcome(
         node("n1", 2),
         group("g", minMember=1, tasks=[task("a", 1, "x"), task("b", 1, "y")]),

@@ -133,7 +133,7 @@ def test_a_cordoned_node_is_deserved_by_nobody_but_counts_for_what_is_admitted()
     )
 
 
-def test_who_stands_out_of_line_asks_for_nothing() -> None:
+def test_groups_out_of_line_ask_for_nothing() -> None:
     """Demand: ledger + in-line Pending reservations: gated, suspended, impossible ones are not."""
     came = came_of(
         node("n1", 10),
@@ -146,7 +146,7 @@ def test_who_stands_out_of_line_asks_for_nothing() -> None:
     assert deserved(came) == {"a": "1", "b": "9"}
 
 
-def test_what_terminates_is_still_in_the_ledger_and_so_in_the_demand() -> None:
+def test_terminating_pods_are_still_in_the_ledger_and_so_in_the_demand() -> None:
     """*live*: … or terminating, whatever the group's phase, until the process has ended."""
     came = came_of(
         node("n1", 10),
@@ -210,7 +210,7 @@ def test_elastic_pods_go_to_the_queue_with_the_lowest_share_looked_at_anew_after
     assert binds(came) == gangs + more
 
 
-def test_of_equal_queues_the_older_one_comes_first_and_then_the_lower_uid() -> None:
+def test_the_older_of_equal_queues_comes_first_and_then_the_lower_uid() -> None:
     """Every order ends in (queue time, uid); uids that are places compare as numbers."""
     for stamps in ((10, "1", 5, "2"), (5, "10", 5, "9")):
         of_b, of_a = stamps[:2], stamps[2:]
@@ -247,7 +247,7 @@ def test_the_order_of_the_documents_does_not_matter() -> None:
         assert again.queues == first.queues
 
 
-def test_what_could_never_fit_beside_the_guarantees_of_siblings_exceeds_the_quota() -> None:
+def test_a_group_that_could_never_fit_beside_its_siblings_guarantees_exceeds_the_quota() -> None:
     """1. capability of its queue and every ancestor, less siblings' guarantees."""
     came = came_of(
         node("n1", 20),
@@ -345,7 +345,7 @@ def test_a_strict_head_sets_aside_all_that_it_asks_for_or_nothing() -> None:
     [({"walltime": "100s"}, []), ({"walltime": "300s"}, ["b1"]), ({}, ["b1"])],
     ids=["before the head starts", "after it", "nobody knows when"],
 )
-def test_what_a_queue_will_have_given_back_when_its_head_starts_counts(
+def test_room_a_queue_will_have_given_back_when_its_head_starts_counts(
     ends: dict[str, str], passes: list[str]
 ) -> None:
     """With what its queue will still hold when it starts. At 200 s there are nine of ten."""
@@ -424,7 +424,7 @@ def test_a_best_effort_head_that_asks_for_more_than_its_queue_deserves_keeps_not
     assert in_order(came) == ["b1"]
 
 
-def test_what_an_unreclaimable_queue_would_borrow_is_kept_and_what_others_would_is_not() -> None:
+def test_room_is_kept_from_borrowers_of_unreclaimable_queues_and_not_from_others() -> None:
     """Against groups that would borrow what it could not, by policy, take back from them."""
     came = outcome(
         node("n1", 10),
@@ -479,7 +479,7 @@ def test_when_a_capability_is_cut_groups_in_queue_leave_in_reverse_order_of_line
         ({"apply": queue("s", strategy=STRICT, deserved={"cpu": 6}, stopPolicy="Hold")}, "stopped"),
     ],
 )
-def test_who_waits_for_what_is_set_aside_wakes_when_it_no_longer_is(
+def test_a_group_refused_for_a_head_reservation_wakes_when_that_ends(
     step: Manifest, why: str
 ) -> None:
     """Asleep: not evaluated again until an event that could change its Verdict."""

@@ -47,7 +47,7 @@ class Scene:
         return [one.answer.subject for one in commit.refused]
 
 
-def test_what_was_decided_before_an_edit_is_refused() -> None:
+def test_a_commit_decided_before_an_edit_is_refused() -> None:
     scene = Scene()
     seen = scene.leader.snapshot().revision
     scene.edit(a_queue("b", guarantee=amounts(cpu=1)))
@@ -55,7 +55,7 @@ def test_what_was_decided_before_an_edit_is_refused() -> None:
     assert scene.server.store.ledger() == {}
 
 
-def test_what_has_seen_the_edit_is_not() -> None:
+def test_a_commit_decided_after_an_edit_is_not_refused() -> None:
     scene = Scene()
     scene.edit(a_queue("b", guarantee=amounts(cpu=1)))
     assert scene.admit(seen=scene.leader.snapshot().revision) == []

@@ -77,7 +77,7 @@ def test_several_small_claimants_share_what_one_large_victim_leaves() -> None:
     assert admitted(came)[0] == (60, ["default/hi-0", "default/hi-1", "default/hi-2"])
 
 
-def test_who_does_not_fit_beside_the_first_claimant_has_a_victim_of_its_own() -> None:
+def test_a_claimant_that_does_not_fit_beside_the_first_one_has_a_victim_of_its_own() -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -93,7 +93,7 @@ def test_who_does_not_fit_beside_the_first_claimant_has_a_victim_of_its_own() ->
     ]
 
 
-def test_what_is_idle_is_credited_before_anybody_is_evicted() -> None:
+def test_idle_room_is_credited_before_any_eviction() -> None:
     """Two of four cpus are idle, and the claimant needs three."""
     came = outcome(
         node("n1", 4),
@@ -220,7 +220,7 @@ def test_a_claimant_says_for_whose_pods_it_waits_and_the_victim_for_whom() -> No
 
 
 @pytest.mark.parametrize("why", ["nobody is less important", "the queue preempts nobody"])
-def test_who_can_take_nothing_says_what_it_lacks(why: str) -> None:
+def test_a_claimant_that_can_take_nothing_says_what_it_lacks(why: str) -> None:
     policy = {"withinQueue": "Never"} if "queue" in why else {}
     came = outcome(
         node("n1", 4),
@@ -285,7 +285,7 @@ def test_a_queue_that_lost_more_than_it_owed_does_not_take_it_back() -> None:
     assert phases(came) == {"claims": "Running", "gang": "Pending"}
 
 
-def test_nobody_is_evicted_where_the_claimant_may_not_run() -> None:
+def test_no_pod_is_evicted_where_the_claimant_may_not_run() -> None:
     """The sum would do; the node that it asks for is full of its own queue's pods."""
     came = outcome(
         labelled("n1", 4, disk="hdd"),
@@ -301,7 +301,7 @@ def test_nobody_is_evicted_where_the_claimant_may_not_run() -> None:
     assert evicted(came) == []
 
 
-def test_what_can_never_fit_costs_nobody_anything_and_holds_nobody_up() -> None:
+def test_a_group_that_can_never_fit_has_no_victims_and_holds_up_no_other() -> None:
     """Kueue: the workload of 4 made way for that of 3 and back, and a third was evicted each time.
 
     A cohort of 3, and the queue that deserves them all.
@@ -344,7 +344,7 @@ def test_best_effort_tenants_are_evicted_once_for_what_is_guaranteed_to_another(
     assert (1, ["default/g-0", "default/g-1"]) in admitted(came)
 
 
-def test_who_uses_one_resource_alone_gives_it_back_and_takes_it_back() -> None:
+def test_queues_that_use_one_resource_alone_give_it_back_and_take_it_back() -> None:
     """kube-batch: a queue without memory was never overused, and could reclaim nothing."""
     came = outcome(
         node("n1", 8, memory="8Gi"),

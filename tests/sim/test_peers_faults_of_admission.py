@@ -113,7 +113,7 @@ def test_best_effort_fifo_lets_small_groups_pass_until_the_stream_ends() -> None
     assert admitted(came)[-1] == (120, ["default/big"])
 
 
-def test_what_no_node_takes_now_holds_no_quota() -> None:
+def test_a_group_that_no_node_takes_now_holds_no_quota() -> None:
     """Two nodes have a cpu left each, and the group needs two on one."""
     came = outcome(
         node("n1", 2),
@@ -160,7 +160,7 @@ def test_a_finished_group_holds_nothing() -> None:
     assert admitted(came) == [(0, ["default/next"])]
 
 
-def test_who_is_refused_by_one_plugin_is_charged_by_none() -> None:
+def test_a_group_refused_by_one_plugin_is_charged_by_none() -> None:
     """`refused` is within its namespace's quota, and above what is left to its queue."""
     came = outcome(
         node("n1", 8),
@@ -181,7 +181,7 @@ def test_a_group_without_stated_resources_is_asked_about_what_its_pods_need() ->
     assert reasons(came, "second") == ["WaitingForResources"]
 
 
-def test_what_evicted_pods_still_hold_is_nobody_elses() -> None:
+def test_room_that_evicted_pods_still_hold_goes_to_no_other_group() -> None:
     """Kueue gives the quota to the next while the processes of the former go on."""
     came = outcome(
         node("n1", 4),
@@ -197,7 +197,7 @@ def test_what_evicted_pods_still_hold_is_nobody_elses() -> None:
     assert (25, ["default/next"]) in admitted(came)
 
 
-def test_who_does_not_recover_gives_everything_back_and_comes_again() -> None:
+def test_a_group_that_does_not_recover_gives_everything_back_and_comes_again() -> None:
     """Kueue stopped such a workload, and went on counting its quota."""
     came = outcome(
         node("n1", 2),

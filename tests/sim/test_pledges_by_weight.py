@@ -53,7 +53,7 @@ def test_a_queue_that_deserves_by_weight_keeps_what_it_counts_on_while_its_check
     assert admitted(came) == [(70, ["default/in"])]
 
 
-def test_what_a_queue_deserves_counts_a_claimant_beside_its_victims_that_run_on() -> None:
+def test_a_queues_deserved_share_counts_a_claimant_beside_its_victims_that_run_on() -> None:
     """Its queue asks for 8 of 12, 4 that run and 4 that wait for their check, and the other for
     all: each deserves half.
     """

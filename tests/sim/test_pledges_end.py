@@ -313,7 +313,7 @@ def test_a_claimant_stays_reserved_when_a_node_is_lost_on_which_it_can_take_othe
 # --- One instant ------------------------------------------------------------------------------
 
 
-def test_what_has_started_at_an_instant_is_evicted_at_the_next_one_at_the_earliest() -> None:
+def test_a_pod_started_at_an_instant_is_evicted_at_the_next_one_at_the_earliest() -> None:
     """Arrays of four queues that take back from one that holds nearly all, pod by pod."""
     weights = {"a": 2, "b": 2, "c": 3, "d": 1}
     queues = [

@@ -154,7 +154,7 @@ def test_a_pledge_between_queues_passes_on_by_priority_and_not_by_share() -> Non
     assert admitted(came)[:2] == [(35, ["default/two"]), (55, ["default/one"])]
 
 
-def test_what_was_given_back_to_another_queue_is_not_taken_by_those_who_borrowed_it() -> None:
+def test_room_given_back_to_another_queue_is_not_taken_by_its_former_borrowers() -> None:
     """The more important group of the borrowers' queue would have to give it back at once."""
     came = outcome(
         *CLASSES,

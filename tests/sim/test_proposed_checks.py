@@ -78,7 +78,7 @@ def test_a_retry_lasts_fifteen_minutes_unless_told_otherwise() -> None:
 # --- As many as fit -------------------------------------------------------------------------------
 
 
-def test_of_very_many_that_wait_for_their_checks_none_lets_the_next_one_pass() -> None:
+def test_a_group_does_not_pass_very_many_others_that_wait_for_their_checks() -> None:
     """Though its queue is of best effort, and its own check would say yes at once."""
     groups = [group(f"g{place}", queue="q") for place in range(100)]
     came = outcome_until(

@@ -73,7 +73,7 @@ def test_the_sum_of_all_min_resources_of_a_namespace_is_not_above_its_quota() ->
     )
 
 
-def test_what_is_reserved_by_min_resources_is_used_by_nobody_else() -> None:
+def test_room_reserved_by_min_resources_is_used_by_no_other_group() -> None:
     """Not by a group that comes later, and not by more pods of one that runs."""
     came = outcome_until(
         20,
@@ -90,7 +90,7 @@ def test_what_is_reserved_by_min_resources_is_used_by_nobody_else() -> None:
     assert came.queues["q"].reserved["cpu"] == "6"
 
 
-def test_who_has_reserved_and_starts_finds_what_was_kept_for_it() -> None:
+def test_a_reserved_group_that_starts_finds_the_room_kept_for_it() -> None:
     came = outcome_until(
         30,
         node("n1", 10),
@@ -118,7 +118,7 @@ def test_quotas_may_add_up_to_more_than_the_cluster_has() -> None:
     assert reasons(came, "wide", "blue")[0] == "ExceedsCapacity"
 
 
-def test_what_no_node_takes_is_pending_and_its_pods_are_gone() -> None:
+def test_a_group_that_no_node_takes_is_pending_and_its_pods_are_gone() -> None:
     """Not InQueue, in which it would be tried again at once."""
     came = outcome_until(
         35, node("n1", 2), cordoned("n2", 3), group("wide", cpu=3), config="overcommit: 2"
@@ -128,7 +128,7 @@ def test_what_no_node_takes_is_pending_and_its_pods_are_gone() -> None:
     assert [at for at, _ in created(came)] == [0, 10, 30]
 
 
-def test_what_no_node_could_ever_take_has_no_pods_at_all() -> None:
+def test_a_group_that_no_node_could_ever_take_has_no_pods_at_all() -> None:
     came = outcome(node("n1", 2), node("n2", 2), group("wide", cpu=3))
     assert of(came, "wide").phase == "Pending"
     assert reasons(came, "wide") == ["ExceedsCapacity"]

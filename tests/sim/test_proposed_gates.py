@@ -101,7 +101,7 @@ def test_off_on_and_off_again_gates_are_ignored_respected_and_ignored() -> None:
     assert told == ["InQueue", "Pending", "InQueue"]
 
 
-def test_what_runs_with_gates_left_goes_on_when_they_are_respected_again() -> None:
+def test_a_running_group_with_gates_left_goes_on_when_they_are_respected_again() -> None:
     """It was let in while the plugin was off."""
     session = decided("", a_node(cpu=4), *a_running_group("g", scheduling_gates=GATES))
     assert str(session.by_key["default/g"].phase) == "Running"

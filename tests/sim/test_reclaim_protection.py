@@ -57,7 +57,7 @@ def test_a_gang_is_reclaimed_again_only_when_it_has_run_for_twice_as_long() -> N
     assert finished(came)[-1] == (85 + 3600, ["default/borrows"])
 
 
-def test_who_waits_for_the_end_of_a_protection_has_what_ends_before() -> None:
+def test_a_claimant_that_waits_for_a_protection_to_end_gets_room_freed_before() -> None:
     came = outcome(
         *(node("n1", 2), A, B, borrower(runtime="25s")),
         timeline(comes(20, "first"), comes(26, "second")),
@@ -102,7 +102,7 @@ def test_preempt_does_not_heed_what_reclaim_has_cost() -> None:
     )
 
 
-def test_what_preempt_takes_does_not_protect_from_reclaim() -> None:
+def test_preemption_does_not_protect_from_reclaim() -> None:
     urgent = group("urgent", 2, queue="b", priorityClassName="high", runtime="5s")
     came = outcome(
         *(node("n1", 2), priority("high", 10), A, B, borrower()),
@@ -134,7 +134,7 @@ def test_the_protection_outlives_other_ways_out() -> None:
     assert [at for at in taken_at(came, "borrows") if at != 17] == [10, 10, 40, 40]
 
 
-def test_what_has_not_started_is_taken_back_without_loss() -> None:
+def test_an_admission_that_has_not_started_is_taken_back_without_loss() -> None:
     """Both come when `borrows` may start anew: what this session gives it, it takes back."""
     came = outcome(
         *(node("n1", 2), A, B, borrower()), timeline(comes(10, "first"), comes(15, "second"))

@@ -74,7 +74,7 @@ def test_groups_and_queues_are_told_with_every_key() -> None:
     }
 
 
-def test_what_is_reserved_and_not_yet_held_is_told_apart() -> None:
+def test_reserved_and_allocated_amounts_are_told_apart() -> None:
     told = outcome(
         *(node("n1", 2), node("n2", 2), cordoned("n3", 3)),
         group("a", 1, cpu=3, minResources={"gpu": 0}),

@@ -48,7 +48,7 @@ def test_a_group_that_was_forgotten_takes_its_pods_along() -> None:
     assert ended.phases == {}
 
 
-def test_what_ran_before_and_after_the_copy_runs_on() -> None:
+def test_a_pod_that_ran_before_and_after_the_copy_runs_on() -> None:
     restore = RestartServer(at=24_000, lasts_ms=0, forgets_ms=1)
     ended, told = play(restore, submitted_at=3_000, runtime_ms=40_000)
     assert starts(told) == ["('a-1-0', 1)"]

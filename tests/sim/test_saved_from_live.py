@@ -116,7 +116,7 @@ def test_groups_that_have_ended_are_left_out_unless_others_depend_on_them() -> N
     assert ends_in_world(text) == {"default/second": 3600}
 
 
-def test_what_pods_run_is_left_out() -> None:
+def test_commands_and_environments_of_pods_are_left_out() -> None:
     task = a_task(requests={"cpu": 1}, command=("cat", "secret"), env={"TOKEN": "secret"})
     text = saved(a_node(cpu=1), a_group("a", tasks=(task,)))
     assert "secret" not in text

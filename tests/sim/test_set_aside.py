@@ -24,7 +24,7 @@ def test_the_number_of_pods_does_not_make_a_borrower_where_nothing_bounds_it() -
     assert admitted(came) == []
 
 
-def test_what_is_set_aside_fills_the_guarantee_of_its_queue() -> None:
+def test_a_head_reservation_fills_the_guarantee_of_its_queue() -> None:
     came = outcome(
         node("n1", 10),
         queue("s", strategy={"type": "StrictFIFO"}, guarantee={"cpu": 4}, deserved={"cpu": 4}),
@@ -37,7 +37,7 @@ def test_what_is_set_aside_fills_the_guarantee_of_its_queue() -> None:
     assert admitted(came) == [(0, ["default/gb"])]
 
 
-def test_who_may_take_nothing_back_has_room_kept_from_borrowers() -> None:
+def test_a_head_that_may_take_nothing_back_has_room_kept_from_borrowers() -> None:
     came = outcome(
         node("n1", 10),
         manifest("PriorityClass", "polite", {"value": 0, "preemptionPolicy": "Never"}),
@@ -66,7 +66,7 @@ def test_nothing_is_kept_for_a_head_that_only_the_number_of_groups_refuses() -> 
     assert admitted(came) == [(0, ["default/gr"])]
 
 
-def test_what_a_queue_held_before_it_had_others_below_it_is_its_demand_still() -> None:
+def test_a_group_from_before_its_queue_had_children_still_counts_in_its_demand() -> None:
     came = outcome(
         node("n1", 12),
         queue("a"),

@@ -52,7 +52,7 @@ def world(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_ends_with_0_whatever_waits(world: Path) -> None:
+def test_simulate_ends_with_0_even_while_groups_wait(world: Path) -> None:
     done = simulate(str(world), "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
@@ -61,19 +61,19 @@ def test_it_ends_with_0_whatever_waits(world: Path) -> None:
     assert told["podgroups"]["default/never"]["reasons"][0]["reason"] == "ExceedsCapacity"
 
 
-def test_it_reads_standard_input_and_prints_a_table() -> None:
+def test_simulate_reads_standard_input_and_prints_a_table() -> None:
     done = simulate("-", stdin=WORLD)
     assert done.returncode == 0
     assert "default/a-t-0 to n1" in done.stdout
     assert "5 sessions, the last at 30s" in done.stdout
 
 
-def test_it_stops_after_so_many_cycles(world: Path) -> None:
+def test_simulate_stops_after_so_many_cycles(world: Path) -> None:
     done = simulate(str(world), "--cycles", "2", "-o", "json")
     assert [cycle["time"] for cycle in json.loads(done.stdout)["cycles"]] == [0, 0]
 
 
-def test_it_goes_by_the_given_configuration(world: Path, tmp_path: Path) -> None:
+def test_simulate_goes_by_the_given_configuration(world: Path, tmp_path: Path) -> None:
     config = tmp_path / "scheduler.yaml"
     config.write_text("actions: [enqueue]\n")
     done = simulate(str(world), "--config", str(config), "--cycles", "2", "-o", "json")
@@ -108,7 +108,7 @@ def test_a_world_without_end_is_said_to_be_stopped(tmp_path: Path) -> None:
         ([], WORLD, 2, "WORLD"),
     ],
 )
-def test_what_is_wrong_is_said_on_stderr_alone(
+def test_errors_are_printed_on_stderr_alone(
     arguments: list[str], stdin: str, code: int, says: str
 ) -> None:
     done = simulate(*arguments, stdin=stdin)

@@ -160,7 +160,7 @@ def test_a_victim_that_is_spared_keeps_the_places_that_it_has_found() -> None:
     assert starts(came)["grows-t-1"] == 5
 
 
-def test_what_more_pods_count_on_as_their_own_pod_ends_is_counted_once() -> None:
+def test_room_that_more_pods_of_a_group_count_on_as_one_ends_is_counted_once() -> None:
     """`mine-small-0` starts at second 0, five later than `mine-big-0`, whose walltime is over at 5.
     What the next pod is promised as that one ends was counted beside it: 11 cpus of 8.
     """
@@ -294,7 +294,7 @@ def _runs(name: str, **spec: object) -> list[Manifest]:
     return [held, pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)]
 
 
-def test_nobody_is_evicted_for_a_group_that_has_just_been_held() -> None:
+def test_no_pod_is_evicted_for_a_group_that_has_just_been_held() -> None:
     """Where claimants come before enqueue, what `waits` was told in the session before is that it
     lacks room. Nothing protects the others from 5 on.
     """

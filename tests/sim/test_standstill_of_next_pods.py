@@ -48,7 +48,7 @@ def test_a_short_group_passes_an_array_whose_next_pod_waits_for_a_known_end() ->
     }
 
 
-def test_nobody_waits_for_a_next_pod_that_guarantees_of_others_leave_too_little_for() -> None:
+def test_a_next_pod_that_guarantees_of_others_leave_too_little_for_holds_up_no_group() -> None:
     """`sure` is guaranteed one of four cpus: the pod of four never starts."""
     came = outcome(
         node("n1", 4),

@@ -135,7 +135,7 @@ def test_the_head_of_a_strict_queue_starts_where_those_of_another_queue_keep_com
     assert set(phases(came).values()) == {"Completed"}
 
 
-def test_of_two_gangs_that_ask_for_the_same_the_first_starts_when_its_nodes_are_free() -> None:
+def test_the_first_of_two_gangs_that_ask_for_the_same_starts_when_its_nodes_are_free() -> None:
     """Both have nodes held for them from 150 on; n1 and n2 are free at 210, n3 later."""
     came = outcome(
         *(node(f"n{place}", 4) for place in (1, 2, 3)),
@@ -171,7 +171,7 @@ def test_an_array_larger_than_its_queue_may_hold_by_now_keeps_nobody_waiting(
 
 
 @pytest.mark.parametrize("overcommit", ["1.0", "1.5"])
-def test_nobody_waits_behind_a_head_for_which_the_nodes_that_are_there_are_too_small(
+def test_no_group_waits_behind_a_head_that_is_too_large_for_the_nodes_that_are_there(
     overcommit: str,
 ) -> None:
     """n1 is away: `small` passes `head`, which asks for more than n2 has."""

@@ -118,7 +118,7 @@ def test_pods_that_come_before_the_head_of_their_queue_start_whatever_is_set_asi
     assert starts(came)["more-two-1"] == 5
 
 
-def test_nobody_is_evicted_for_a_pod_that_what_is_set_aside_for_a_head_has_room_for() -> None:
+def test_no_pod_is_evicted_for_one_that_fits_into_a_head_reservation() -> None:
     """One cpu is free, and `head`, in a queue that takes nothing back, waits for two. Three pods
     had to go for one more of `grows`, so that as much as for `head` was left beside it.
     """

@@ -50,7 +50,7 @@ def test_steps_of_one_instant_keep_the_order_of_the_file() -> None:
     assert reasons(came, "a") == ["WaitingForResources"]
 
 
-def test_what_is_applied_later_stands_behind_what_was_there() -> None:
+def test_a_group_applied_later_stands_behind_those_that_were_there() -> None:
     came = outcome(
         node("n1", 1),
         group("holds", runtime="10s"),

@@ -6,7 +6,7 @@ from tests.sim.test_norm_evictions import HI, gone, runs, task
 from tests.sim.worlds import group, node
 
 
-def test_of_pods_that_started_together_the_highest_index_goes_first_and_rank_0_last() -> None:
+def test_pods_that_started_together_go_by_the_highest_index_first_and_rank_0_last() -> None:
     both = [*runs("x", 3, minMember=1), *runs("y", 3, minMember=1)]
     for asked, goes in (
         (1, ["x-t-2"]),

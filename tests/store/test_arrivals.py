@@ -47,7 +47,7 @@ def test_with_more_queues_than_are_taken_each_has_its_turn() -> None:
     assert taken(arrivals, 2) == ["g4", "g5"]
 
 
-def test_what_a_group_depends_on_comes_before_it() -> None:
+def test_dependencies_of_a_group_are_taken_up_before_it() -> None:
     first = waiting("first", queue="slow")
     middle = waiting("middle", queue="slow", after="first")
     last = waiting("last", queue="quick", after="middle")
@@ -90,19 +90,19 @@ def test_a_session_sees_so_many_new_groups_and_the_next_more(leading: RedisStore
     assert not leading.is_behind
 
 
-def test_who_asks_for_everything_has_everything(leading: RedisStore) -> None:
+def test_a_full_snapshot_has_groups_that_are_kept_back_too(leading: RedisStore) -> None:
     leading.snapshot_in_turn(1)
     assert names(leading.snapshot()) == ["before", "f0", "f1", "f2", "f3", "other"]
     assert not leading.is_behind
 
 
-def test_what_is_kept_back_is_no_difference_to_the_server(leading: RedisStore) -> None:
+def test_groups_kept_back_are_no_difference_to_the_server(leading: RedisStore) -> None:
     leading.snapshot_in_turn(1)
     assert leading.compare() == []
     assert leading.is_behind
 
 
-def test_what_becomes_of_a_group_that_is_kept_back_is_heard(leading: RedisStore) -> None:
+def test_changes_of_a_group_that_is_kept_back_are_heard(leading: RedisStore) -> None:
     leading.snapshot_in_turn(1)
     stored = leading.get("PodGroup", "x/f2")
     assert isinstance(stored, PodGroup)

@@ -71,7 +71,7 @@ def test_the_bounds_are_those_of_the_manual() -> None:
         pytest.param(keys.alive("<node>"), 86_400, id="beats and leases"),
     ],
 )
-def test_what_passes_goes_by_itself(key: str, seconds: int) -> None:
+def test_transient_keys_expire_by_themselves(key: str, seconds: int) -> None:
     row = keys.declared(key)
     assert row is not None
     assert row.ttl_s == seconds

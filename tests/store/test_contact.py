@@ -47,7 +47,7 @@ def test_short_silences_are_no_break_and_long_ones_are() -> None:
     assert contact.since == 15_001
 
 
-def test_who_goes_by_short_leases_takes_shorter_silences_for_a_break() -> None:
+def test_a_reader_with_short_leases_takes_shorter_silences_for_a_break() -> None:
     hands = Hands()
     contact = Contact(hands.now_ms)
     contact.allow_gaps(700)

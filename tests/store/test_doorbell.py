@@ -41,7 +41,7 @@ def words_heard(bell: WakeUpChannel, *, within_ms: int = 10_000) -> frozenset[Wa
     return bell.hear() if poll.poll(within_ms) else frozenset()
 
 
-def test_whoever_listens_is_woken_once_for_each_ring(
+def test_a_listener_is_woken_once_for_each_ring(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     assert bell.fileno() is None
@@ -52,7 +52,7 @@ def test_whoever_listens_is_woken_once_for_each_ring(
         assert is_heard(bell, within_ms=10_000)
 
 
-def test_nobody_is_woken_by_the_bell_of_another_node(
+def test_no_listener_is_woken_by_the_bell_of_another_node(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     bell.listen()
@@ -60,7 +60,7 @@ def test_nobody_is_woken_by_the_bell_of_another_node(
     assert not is_heard(bell, within_ms=50)
 
 
-def test_what_was_rung_before_anybody_listened_is_heard(
+def test_rings_before_the_first_listener_are_heard(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     ring(redis_store.link, ["n1"], WakeReason.PODS)
@@ -136,7 +136,7 @@ def test_a_server_that_is_away_is_told_of() -> None:
         bell.close()
 
 
-def test_what_is_rung_for_is_heard_and_everything_where_some_may_have_been_missed(
+def test_a_listener_hears_the_reason_of_a_ring_or_all_reasons_if_rings_may_be_missed(
     redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
 ) -> None:
     for rung, heard in (
@@ -154,7 +154,7 @@ def test_what_is_rung_for_is_heard_and_everything_where_some_may_have_been_misse
     assert words_heard(bell) == EVERYTHING
 
 
-def test_of_many_rings_few_are_kept(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_only_a_few_of_many_rings_are_kept(redis_store: RedisStore, raw: redis.Redis) -> None:
     for _ in range(50):
         ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert raw.xlen(KEY) == 8

@@ -14,11 +14,13 @@ from batchq.store.schedulers import (
 )
 
 
-def test_nobody_has_published_anything_at_first(redis_store: RedisStore) -> None:
+def test_no_configuration_is_published_at_first(redis_store: RedisStore) -> None:
     assert read_config_text(redis_store) is None
 
 
-def test_what_the_leader_publishes_others_read(open_redis: Callable[[], RedisStore]) -> None:
+def test_others_read_the_configuration_the_leader_publishes(
+    open_redis: Callable[[], RedisStore],
+) -> None:
     leader, client = open_redis(), open_redis()
     epoch = leader.lead("one", 30_000)
     assert publish_config(leader, "actions: [allocate]  # größer\n", epoch=epoch)
@@ -37,7 +39,7 @@ def test_a_former_leader_publishes_nothing(open_redis: Callable[[], RedisStore])
     assert read_config_text(present) == "actions: [enqueue]\n"
 
 
-def test_it_stays_when_nobody_leads_any_more(redis_store: RedisStore) -> None:
+def test_the_configuration_stays_when_the_leader_has_resigned(redis_store: RedisStore) -> None:
     epoch = redis_store.lead("one", 30_000)
     publish_config(redis_store, "actions: [enqueue]\n", epoch=epoch)
     redis_store.resign("one")

@@ -16,7 +16,7 @@ CLAIM = StartClaim(pod="u1-1-0", attempt=1, author="horse")
 END = Ended(pod="u1-1-0", attempt=1, outcome=PodOutcome(exit_code=0), author="horse")
 
 
-def test_of_one_subject_the_last_fact_is_kept(redis_store: RedisStore) -> None:
+def test_only_the_last_fact_on_a_subject_is_kept(redis_store: RedisStore) -> None:
     there = redis_store.inboxes
     there.post("n1", CLAIM)
     there.post("n1", Leaves(agent="a"))
@@ -31,7 +31,7 @@ def test_of_one_subject_the_last_fact_is_kept(redis_store: RedisStore) -> None:
     assert sorted(there.own("n1"), key=str) == sorted([Leaves(agent="a"), END], key=str)
 
 
-def test_what_is_folded_is_taken_out_but_not_what_came_in_its_place(
+def test_a_folded_fact_is_taken_out_but_not_one_that_came_in_its_place(
     redis_store: RedisStore,
 ) -> None:
     there = redis_store.inboxes
@@ -80,7 +80,7 @@ def test_names_that_no_node_has_are_not_heard(redis_store: RedisStore, raw: redi
     assert redis_store.inboxes.rung(0) == set()
 
 
-def test_what_cannot_be_read_is_told_once_counted_and_taken_out(
+def test_an_unreadable_fact_is_told_once_counted_and_taken_out(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     raw.hset(
@@ -126,7 +126,7 @@ def test_the_nodes_that_there_are_are_known_by_name(redis_store: RedisStore) -> 
     assert redis_store.inboxes.nodes() == {"n1", "n2"}
 
 
-def test_who_has_much_to_say_keeps_nobody_from_being_heard(
+def test_a_node_with_many_facts_keeps_no_other_from_being_heard(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "FACTS_A_CALL", 10)

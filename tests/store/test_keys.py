@@ -102,7 +102,7 @@ def test_the_change_stream_is_bounded(redis_store: RedisStore, raw: redis.Redis)
     assert 200 <= raw.xlen("{bq}:changes") <= 400
 
 
-def test_what_is_not_ours_is_not_declared() -> None:
+def test_keys_of_other_programs_are_not_declared() -> None:
     for name in ("rq:queues", "bq:revision", "{bq}:other", "{bq}:revision:x", "{bq}:request:"):
         assert keys.declared(name) is None
 

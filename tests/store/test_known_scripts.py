@@ -94,7 +94,7 @@ def test_a_scheduler_loads_the_scripts_that_it_does_not_call_itself(
         assert admin.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 14
 
 
-def test_whoever_may_load_none_waits_until_a_scheduler_has_loaded_them(
+def test_a_user_who_may_load_no_scripts_waits_until_a_scheduler_has_loaded_them(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     scheduler = open_as("scheduler")
@@ -142,7 +142,7 @@ def test_beside_a_scheduler_that_may_load_none_its_user_is_to_be_renewed(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_is_not_permitted_is_not_tried_again_and_again(
+def test_loading_scripts_without_permission_is_not_retried(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     store = open_as("submitter")
@@ -253,7 +253,7 @@ def test_counts_that_are_none_do_not_keep_the_server_busy(
     assert "cut off" in caller.commit([*counts, "x", "x", "x", "x", "x"])
 
 
-def test_what_is_counted_and_not_there_is_refused(caller: Caller) -> None:
+def test_a_request_shorter_than_its_count_says_is_refused(caller: Caller) -> None:
     assert "cut off" in caller.commit([0, 0, 0, 0, 100_000, "{}"])
 
 

@@ -29,7 +29,7 @@ def a_write(name: str) -> Transaction:
     return writing(put(queue(name)))
 
 
-def test_nobody_leads_at_first(redis_store: RedisStore) -> None:
+def test_a_new_store_has_no_leader(redis_store: RedisStore) -> None:
     assert redis_store.leader() is None
 
 
@@ -60,7 +60,7 @@ def test_a_late_leader_goes_on_in_its_epoch_if_nobody_led_meanwhile(
     assert counted_epoch(redis_store, "one") == 1
 
 
-def test_who_resigns_makes_room_at_once(redis_store: RedisStore) -> None:
+def test_a_resigning_leader_makes_room_at_once(redis_store: RedisStore) -> None:
     redis_store.lead("one", 30_000)
     redis_store.resign("two")
     assert redis_store.lead("two", 30_000) is None

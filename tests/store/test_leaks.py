@@ -28,7 +28,7 @@ def full(redis_store: RedisStore, raw: redis.Redis) -> redis.Redis:
     return raw
 
 
-def test_what_belongs_to_objects_that_exist_is_no_leak(full: redis.Redis) -> None:
+def test_keys_of_existing_objects_are_no_leak(full: redis.Redis) -> None:
     assert orphans(full) == []
     assert lasting_keys(full) == []
 
@@ -49,14 +49,12 @@ def test_what_belongs_to_objects_that_exist_is_no_leak(full: redis.Redis) -> Non
         (keys.inbox("gone"), "anything"),
     ],
 )
-def test_what_belongs_to_an_object_that_is_gone_is_a_leak(
-    full: redis.Redis, key: str, field: str
-) -> None:
+def test_keys_of_a_deleted_object_are_a_leak(full: redis.Redis, key: str, field: str) -> None:
     full.hset(key, field, "1")
     assert orphans(full) == [f"{key}: {field}"]
 
 
-def test_what_a_node_that_is_gone_has_left_goes_by_itself(full: redis.Redis) -> None:
+def test_keys_left_by_a_deleted_node_expire_by_themselves(full: redis.Redis) -> None:
     for key in (keys.alive("gone"), keys.inbox("gone")):
         full.hset(key, "beat", "1")
         full.expire(key, 60)

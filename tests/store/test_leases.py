@@ -86,7 +86,7 @@ def test_a_lease_that_is_ended_is_gone_and_what_has_one_is_listed(redis_store: R
     assert redis_store.snapshot().leases == {}
 
 
-def test_what_a_node_writes_into_its_own_hash_harms_nobody(
+def test_strange_fields_in_a_nodes_own_hash_do_no_harm(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     running(redis_store)
@@ -139,7 +139,7 @@ def test_waiting_for_output_ends_in_time(redis_store: RedisStore) -> None:
     assert list(redis_store.read_log("n1", "p", 1, block_ms=20)) == []
 
 
-def test_of_much_output_the_newest_mebibyte_is_kept(redis_store: RedisStore) -> None:
+def test_only_the_newest_mebibyte_of_output_is_kept(redis_store: RedisStore) -> None:
     for number in range(40):
         redis_store.append_log("n1", "p", 1, "stdout", bytes([number]) * 100_000)
     kept: list[bytes] = []

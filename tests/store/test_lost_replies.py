@@ -62,7 +62,7 @@ def test_a_commit_in_several_calls_goes_on_where_it_broke(
     assert lossy.ledger() == {"ns:x": {"cpu": 12_500}}
 
 
-def test_who_gives_up_may_ask_again_with_the_same_request(
+def test_a_caller_that_gave_up_may_ask_again_with_the_same_request(
     lossy: RedisStore, proxy: LossyProxy
 ) -> None:
     proxy.lose("EVALSHA", times=6)

@@ -36,7 +36,7 @@ def test_after_a_million_failures_the_wait_is_still_bounded() -> None:
     assert backoff.next_ms() <= 1000
 
 
-def test_it_is_said_once_that_the_store_is_away_and_once_that_it_is_back() -> None:
+def test_the_start_and_the_end_of_an_outage_are_each_logged_once() -> None:
     outage = Outage()
     with capture_logs() as lines:
         outage.succeeded()

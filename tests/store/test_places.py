@@ -72,7 +72,7 @@ MINE = [on("n1", number) for number in range(3)]
 KNOWN = ["u00000-1-0", "u00001-1-0", "u00002-1-0"]
 
 
-def test_what_is_known_costs_one_question_however_many_pods_run_elsewhere(
+def test_known_pods_are_found_in_one_query_however_many_pods_run_elsewhere(
     store: RedisStore, asked: Callable[[Callable[[], object]], dict[str, int]]
 ) -> None:
     others = [on(f"n{number}", number) for number in range(10, 10 + ELSEWHERE)]
@@ -102,7 +102,7 @@ def test_a_pod_that_is_known_and_has_been_moved_hides_no_other(store: RedisStore
     assert uids(store.pods_on("n1", known=KNOWN)) == ["u00000-1-0", "u00002-1-0", "u00007-1-0"]
 
 
-def test_what_has_ended_is_on_no_node_though_it_is_known(store: RedisStore) -> None:
+def test_an_ended_pod_is_on_no_node_though_its_agent_knows_it(store: RedisStore) -> None:
     commit(store, [taking(one) for one in MINE], "1")
     commit(store, [leaving(one, number + 1) for number, one in enumerate(MINE)], "2")
     assert store.pods_on("n1", known=KNOWN) == ()
@@ -111,7 +111,7 @@ def test_what_has_ended_is_on_no_node_though_it_is_known(store: RedisStore) -> N
     assert store.pods_on("n1", known=KNOWN) == ()
 
 
-def test_who_cannot_say_what_it_knows_is_told_all(store: RedisStore) -> None:
+def test_an_agent_that_names_no_known_pods_is_told_all_of_its_node(store: RedisStore) -> None:
     commit(store, [taking(one) for one in MINE], "1")
     assert uids(store.pods_on("n1")) == KNOWN
 

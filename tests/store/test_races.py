@@ -84,7 +84,7 @@ def test_two_committers_never_over_subscribe_a_node(
     assert stores[0].ledger() == {node: {"cpu": 9} for node in nodes}
 
 
-def test_of_two_who_saw_the_same_revision_one_writes(
+def test_only_one_of_two_writers_that_saw_the_same_revision_writes(
     open_redis: Callable[[], RedisStore],
 ) -> None:
     stores = [open_redis() for _ in range(2)]

@@ -145,7 +145,7 @@ def test_a_task_of_which_nothing_is_said_is_written_as_it_was() -> None:
     assert found.spec.tasks[0].template is Task(name="other").template
 
 
-def test_what_a_newer_batchq_has_written_is_passed_over() -> None:
+def test_fields_written_by_a_newer_batchq_are_passed_over() -> None:
     text = b'{"metadata":{"name":"g","new":1},"spec":{"queue":"q","new":2},"new":{"a":[3]}}'
     expected = PodGroup(metadata=Metadata(name="g"), spec=PodGroupSpec(queue="q"))
     for _ in range(2):
@@ -163,7 +163,7 @@ def test_what_a_newer_batchq_has_written_is_passed_over() -> None:
         b'{"metadata":{"name":"g"}} more',
     ],
 )
-def test_what_cannot_be_read_is_refused_each_time(text: bytes) -> None:
+def test_unreadable_text_is_refused_each_time(text: bytes) -> None:
     reader = SharingReader()
     for _ in range(2):
         with pytest.raises(msgspec.MsgspecError):
@@ -196,7 +196,7 @@ def test_little_is_remembered_of_much_that_differs(monkeypatch: pytest.MonkeyPat
     assert read_group(reader, last).spec is read_group(reader, last).spec
 
 
-def test_what_is_in_use_is_not_forgotten() -> None:
+def test_entries_in_use_are_not_forgotten() -> None:
     known: Remembered[int, list[int]] = Remembered(10)
     kept = [0]
     known.put(0, kept)

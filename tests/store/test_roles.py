@@ -146,7 +146,9 @@ def test_every_key_of_the_table_is_somebodys_to_write() -> None:
 
 @pytest.mark.parametrize(("name", "type_"), KEYS)
 @pytest.mark.parametrize("user", USERS)
-def test_who_may_write_each_key(guarded: GuardedServer, user: str, name: str, type_: str) -> None:
+def test_only_permitted_roles_may_write_each_key(
+    guarded: GuardedServer, user: str, name: str, type_: str
+) -> None:
     with guarded.as_user(user) as client, guarded.as_user(ADMIN) as admin:
         if name in MAY_WRITE[user]:
             write(client, name, type_)
@@ -193,7 +195,9 @@ def test_a_script_may_write_no_more_than_who_calls_it(
     ],
 )
 @pytest.mark.parametrize("user", USERS)
-def test_nobody_may(guarded: GuardedServer, user: str, words: str) -> None:
+def test_no_role_may_administer_the_server_or_touch_other_keys(
+    guarded: GuardedServer, user: str, words: str
+) -> None:
     with guarded.as_user(user) as client:
         assert not may(client, *words.split())
 
@@ -214,7 +218,7 @@ ENDLESS = "redis.call('SET', KEYS[1], 'x') while true do end"
     ids=lambda words: " ".join(words[:2])[:16],
 )
 @pytest.mark.parametrize("user", [user for user in USERS if user != "scheduler"])
-def test_nobody_but_a_scheduler_may_run_a_script_of_ones_own(
+def test_only_a_scheduler_may_run_scripts_of_its_own(
     guarded: GuardedServer, user: str, words: tuple[str, ...]
 ) -> None:
     with guarded.as_user(user) as client:
@@ -288,7 +292,7 @@ def commit(
         ("scheduler", KINDS),
     ],
 )
-def test_who_may_commit_objects_of_each_kind(
+def test_only_permitted_roles_may_commit_objects_of_each_kind(
     guarded: GuardedServer, user: str, kinds: tuple[str, ...], kind: str
 ) -> None:
     charge = Charge(holder="h", scopes=("namespace:x",), amounts={"cpu": 1}, checked=True)
@@ -351,7 +355,7 @@ def test_when_limits_last_changed_is_compared_for_whoever_may_only_read_it(
 
 
 @pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "operator"])
-def test_nobody_but_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
+def test_only_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
     store = RedisStore(guarded.url_of(user))
     with pytest.raises(StoreUnavailable, match="does not permit this user what was asked"):
         store.lead("me", 1_000)
@@ -457,7 +461,7 @@ def test_a_worker_can_fill_the_server_with_its_output(guarded: GuardedServer) ->
         assert client.info("memory")["used_memory"] > 4_000_000
 
 
-def test_who_is_taken_out_of_the_file_is_cut_off() -> None:
+def test_a_user_taken_out_of_the_acl_file_is_cut_off() -> None:
     with GuardedServer() as server, server.as_user("worker-n1") as worker:
         assert worker.ping()
         path = server.folder / "users.acl"

@@ -76,7 +76,7 @@ def test_a_session_that_binds_any_number_of_groups_takes_as_few(
     assert len(warm.snapshot().groups) == groups + 1
 
 
-def test_what_a_session_has_bound_just_now_is_handed_over_in_one(
+def test_pods_a_session_has_just_bound_are_handed_over_in_one_round_trip(
     warm: RedisStore, relay: Relay, trips: Trips
 ) -> None:
     commit = warm.commit([binding(1), binding(2)], request_id="1")
@@ -86,7 +86,7 @@ def test_what_a_session_has_bound_just_now_is_handed_over_in_one(
 
 
 @pytest.mark.parametrize("number", [1, DELIVERIES_AT_ONCE + 1])
-def test_what_cannot_be_handed_over_stays_in_the_outbox(
+def test_deliveries_that_cannot_be_handed_over_stay_in_the_outbox(
     warm: RedisStore, relay: Relay, raw: redis.Redis, number: int
 ) -> None:
     commit = warm.commit([binding(one) for one in range(number)], request_id="1")
@@ -102,7 +102,7 @@ def test_what_cannot_be_handed_over_stays_in_the_outbox(
 
 
 @pytest.mark.parametrize(("pods", "most"), [(1, 5), (10, 5), (1_000, 6), (5_000, 6)])
-def test_what_nodes_say_of_any_number_of_pods_is_folded_in_as_few(
+def test_facts_on_any_number_of_pods_are_folded_in_a_few_round_trips(
     warm: RedisStore, raw: redis.Redis, trips: Trips, pods: int, most: int
 ) -> None:
     bound = [
@@ -171,7 +171,7 @@ def asked(name: str) -> Transaction:
     return writing(put(queue(name)))
 
 
-def test_of_a_commit_that_fails_in_the_middle_the_rest_is_not_applied_until_it_is_asked_again(
+def test_a_commit_that_fails_halfway_applies_its_rest_only_when_asked_again(
     warm: RedisStore, raw: redis.Redis
 ) -> None:
     decided = [asked(f"q{number:04}") for number in range(4 * commits.TRANSACTIONS_A_CALL)]

@@ -128,7 +128,7 @@ def test_the_sentinels_ask_for_a_password(watched: Watched) -> None:
     assert "?sentinel_username=…&sentinel_password=…" in hint
 
 
-def test_what_is_named_is_a_server_and_no_sentinel(watched: Watched) -> None:
+def test_a_server_named_in_place_of_a_sentinel_is_refused(watched: Watched) -> None:
     url = f"redis+sentinel://127.0.0.1:{watched.servers[0]}/name?sentinel_password=pw-server"
     told, hint = refusal(url)
     assert told.endswith("are no sentinels")

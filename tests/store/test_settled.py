@@ -54,7 +54,7 @@ def making_twice() -> Transaction:
     return writing(put(queue("there")))
 
 
-def test_what_is_applied_is_taken_out_and_rung_for(
+def test_the_fact_of_an_applied_transaction_is_taken_out_and_rung_for(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     redis_store.inboxes.post("n1", claim())
@@ -67,7 +67,7 @@ def test_what_is_applied_is_taken_out_and_rung_for(
     assert 0 < raw.ttl(BELL) <= 24 * 3600
 
 
-def test_nobody_rings_who_was_not_told_to(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_no_bell_is_rung_that_was_not_asked_for(redis_store: RedisStore, raw: redis.Redis) -> None:
     redis_store.inboxes.post("n1", END)
     [entry] = look(redis_store)
     commit(redis_store, (making("a"), Settled(entry=entry)))
@@ -75,7 +75,7 @@ def test_nobody_rings_who_was_not_told_to(redis_store: RedisStore, raw: redis.Re
     assert not raw.exists(BELL)
 
 
-def test_what_is_refused_stays_and_nobody_hears_of_it(
+def test_facts_of_refused_transactions_stay_and_no_bell_is_rung(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     redis_store.commit([making("there")], request_id="0")
@@ -96,7 +96,7 @@ def test_what_is_refused_stays_and_nobody_hears_of_it(
     assert not raw.exists(BELL, "{bq}:doorbell:n2")
 
 
-def test_what_came_in_its_place_stays(redis_store: RedisStore) -> None:
+def test_a_fact_that_came_in_place_of_a_settled_one_stays(redis_store: RedisStore) -> None:
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
     redis_store.inboxes.post("n1", END)
@@ -177,7 +177,7 @@ def test_facts_come_with_the_pods_that_they_are_about(redis_store: RedisStore) -
     assert [entry.pod for entry in look(redis_store)] == [there, None]
 
 
-def test_of_many_pods_few_are_read_with_the_facts(
+def test_only_a_few_of_many_pods_are_read_with_the_facts(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "POD_BYTES_A_CALL", 1)

@@ -83,7 +83,7 @@ def test_a_client_shows_its_certificate_where_one_is_asked_for(server: Server) -
         ),
     ],
 )
-def test_what_is_wrong_with_a_certificate_is_one_clear_sentence(
+def test_a_certificate_error_is_one_clear_sentence(
     server: Server, certificate: str, options: str, said: str
 ) -> None:
     with tls_in_front_of(Path(server.socket), certificate=certificate) as port:
@@ -138,5 +138,5 @@ def test_the_words_of_openssl_are_put_into_ours(text: str, said: str) -> None:
     assert told[0] == said
 
 
-def test_what_is_not_about_tls_is_left_alone() -> None:
+def test_an_error_that_is_not_about_tls_is_left_alone() -> None:
     assert trouble("Error 111 connecting to localhost:1. Connection refused.") is None

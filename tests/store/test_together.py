@@ -57,7 +57,7 @@ def test_a_transaction_finds_what_the_one_before_it_has_written(redis_store: Red
     assert [one.metadata.revision for one in redis_store.list("Queue")] == [4]
 
 
-def test_what_is_made_and_deleted_in_one_call_is_not_there(
+def test_an_object_made_and_deleted_in_one_call_does_not_exist(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     redis_store.commit(

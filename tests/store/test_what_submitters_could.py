@@ -17,21 +17,21 @@ def guarded() -> Iterator[GuardedServer]:
         yield server
 
 
-def test_it_could_take_all_groups_away_at_once(guarded: GuardedServer) -> None:
+def test_a_submitter_could_take_all_groups_away_at_once(guarded: GuardedServer) -> None:
     with guarded.as_user(ADMIN) as admin, guarded.as_user("submitter") as submitter:
         admin.hset("{bq}:PodGroup", "default/somebodys", "{}")
         assert submitter.set("{bq}:PodGroup", "")
         assert admin.type("{bq}:PodGroup") == b"string"
 
 
-def test_it_could_erase_what_has_happened(guarded: GuardedServer) -> None:
+def test_a_submitter_could_erase_past_events(guarded: GuardedServer) -> None:
     with guarded.as_user(ADMIN) as admin, guarded.as_user("submitter") as submitter:
         admin.xadd("{bq}:events", {"a": "b"})
         submitter.xadd("{bq}:events", {"a": "b"}, maxlen=0, approximate=False)
         assert admin.xlen("{bq}:events") == 0
 
 
-def test_it_could_fill_the_servers_memory(guarded: GuardedServer) -> None:
+def test_a_submitter_could_fill_the_servers_memory(guarded: GuardedServer) -> None:
     with guarded.as_user("submitter") as submitter:
         for place in range(10):
             assert submitter.set(f"{{bq}}:request:{place}", "x" * 2**20)

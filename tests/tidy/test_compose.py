@@ -37,7 +37,7 @@ def healthcheck(name: str) -> list[str]:
     return words
 
 
-def test_it_is_valid_by_the_compose_specification() -> None:
+def test_the_compose_file_is_valid_by_the_compose_specification() -> None:
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     problems = jsonschema.Draft202012Validator(schema).iter_errors(compose())
     assert [f"{problem.json_path}: {problem.message}" for problem in problems] == []
@@ -49,7 +49,7 @@ def test_the_specification_refuses_what_it_does_not_know() -> None:
     assert not jsonschema.Draft202012Validator(schema).is_valid(document)
 
 
-def test_it_runs_a_server_a_scheduler_and_workers() -> None:
+def test_the_compose_file_runs_a_server_a_scheduler_and_workers() -> None:
     assert set(SERVICES) == {"users", "valkey", "scheduler", "client", *NODES}
     assert len(NODES) == 2
 
@@ -70,13 +70,13 @@ def test_the_healthcheck_exists_of(name: str) -> None:
         assert program == "valkey-cli"
 
 
-def test_what_runs_for_long_has_a_healthcheck() -> None:
+def test_every_long_running_service_has_a_healthcheck() -> None:
     long_running = {name for name, service in SERVICES.items() if service["restart"] != "no"}
     assert long_running == set(WITH_HEALTHCHECK)
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_nobody_is_root_in(name: str) -> None:
+def test_no_service_runs_as_root(name: str) -> None:
     assert SERVICES[name]["user"] not in {"", "root", "0", "0:0"}
 
 
@@ -85,7 +85,7 @@ def test_everything_waits_for_a_healthy_server() -> None:
         assert SERVICES[name]["depends_on"]["valkey"] == {"condition": "service_healthy"}
 
 
-def test_nobody_is_the_servers_default_user() -> None:
+def test_no_service_is_the_servers_default_user() -> None:
     for name in OURS:
         assert SERVICES[name]["environment"] == {"BATCHQ_REDIS_URL_FILE": f"/users/{name}/url"}
     of_nodes = dict.fromkeys(NODES, "worker")

@@ -74,7 +74,7 @@ def set_apart() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("path", "name"), NAMED)
-def test_there_is(path: str, name: str) -> None:
+def test_every_named_test_exists(path: str, name: str) -> None:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert name in found, f"docs/faults.md leans on {path}::{name}, which is gone"
@@ -104,7 +104,7 @@ def test_every_complaint_is_on_the_page_once() -> None:
     assert sorted(stated) == sorted(wanted())
 
 
-def test_who_is_set_apart_is_told_why() -> None:
+def test_every_cell_set_apart_says_why() -> None:
     found = set_apart()
     assert len(found) > 10
     assert [cell for cell, why in found if len(why.split()) < 3] == []

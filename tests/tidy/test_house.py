@@ -11,6 +11,8 @@ from tests.tidy.source import ROOT, told
 
 #: A room with more modules than this has a README that says what comes first.
 MOST_WITHOUT_A_PAGE = 5
+#: Words that name no subject.
+RIDDLES = ("what", "who", "whoever", "it", "nobody", "of", "that", "there")
 #: Basenames that stand for the same subject in several layers, such as `checks` and `queues`.
 MOST_BASENAMES = 15
 
@@ -103,3 +105,16 @@ def test_modules_are_named_by_nouns_and_told_apart() -> None:
     assert not gerunds, told(gerunds, "Name a module by what it holds:")
     twice = sorted(stem for stem, count in Counter(stems).items() if count > 1)
     assert len(twice) <= MOST_BASENAMES, told(twice, "Too many modules have one name:")
+
+
+def test_a_test_is_named_for_its_subject() -> None:
+    riddles = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and node.name.startswith(tuple(f"test_{word}_" for word in RIDDLES))
+    ]
+    assert not riddles, told(
+        riddles, "Begin with what the test is about: a pod, a group, a queue …"
+    )

@@ -58,7 +58,7 @@ def read(script: Path) -> str:
     return script.read_text(encoding="utf-8")
 
 
-def test_there_are_scripts() -> None:
+def test_scripts_are_found() -> None:
     assert SCRIPTS, "The scripts moved: this rule looks for *.lua in the packages."
 
 

@@ -23,7 +23,7 @@ def claims() -> list[str]:
 
 
 @pytest.mark.parametrize(("path", "name"), NAMED)
-def test_there_is(path: str, name: str) -> None:
+def test_every_named_test_exists(path: str, name: str) -> None:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert name in found, f"docs/security.md leans on {path}::{name}, which is gone"

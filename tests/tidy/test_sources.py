@@ -51,14 +51,14 @@ def cases() -> frozenset[str]:
 
 
 @pytest.mark.parametrize(("path", "name"), sorted({(path, name) for path, name, _ in NAMED}))
-def test_there_is(path: str, name: str) -> None:
+def test_every_named_test_exists(path: str, name: str) -> None:
     functions = (node for node in parsed(ROOT / path).body if isinstance(node, ast.FunctionDef))
     assert name in {function.name for function in functions}, (
         f"docs/sources.md leans on {path}::{name}, which is gone"
     )
 
 
-def test_there_are_the_cases_that_are_named() -> None:
+def test_every_named_case_exists() -> None:
     named = {f"{path}::{name}[{case}]" for path, name, case in NAMED if case}
     assert len(named) > 30
     assert sorted(named - cases()) == []
@@ -79,7 +79,7 @@ def test_the_commands_are_such() -> None:
     assert wrong == []
 
 
-def test_there_are_the_metrics_and_alerts_that_are_named() -> None:
+def test_every_named_metric_and_alert_exists() -> None:
     there = {measure.name for measure in MEASURES}
     named = set(re.findall(r"`(batchq_\w+?)(?:\{[^`]*)?`", TEXT))
     assert len(named) > 4

@@ -46,7 +46,7 @@ def desk(store: MemoryStore) -> Desk:
         pytest.param(job(2, 0, 3, 10, queue="nowhere").group, id="a queue that there is not"),
     ],
 )
-def test_it_is_written_down_as_create_has_it(
+def test_a_submitted_group_equals_the_one_create_makes(
     store: MemoryStore, desk: Desk, group: PodGroup
 ) -> None:
     expected = create(store, group, now_ms=7, uid="2", described=True)
@@ -64,7 +64,7 @@ def test_it_is_written_down_as_create_has_it(
         ),
     ],
 )
-def test_what_is_wrong_with_it_is_said_as_create_says_it(
+def test_an_invalid_group_is_refused_as_create_refuses_it(
     desk: Desk, group: PodGroup, error: type[BatchqError], told: str
 ) -> None:
     with pytest.raises(error, match=told):

@@ -71,7 +71,7 @@ def mean_held(schedule: Schedule, tenant: str, until_s: int) -> float:
 
 
 @pytest.mark.parametrize("text", [CALM, EVICTING], ids=["calm", "evicting"])
-def test_who_always_asks_for_more_has_a_part_by_weight(text: str) -> None:
+def test_a_tenant_that_always_asks_for_more_gets_a_share_by_weight(text: str) -> None:
     load = weighted(always_hungry("a", "b", "c"), a=1, b=2, c=3)
     schedule = played(load, text)
     assert [mean_held(schedule, tenant, BUSY_S) for tenant in "abc"] == [2.0, 4.0, 6.0]
@@ -79,7 +79,7 @@ def test_who_always_asks_for_more_has_a_part_by_weight(text: str) -> None:
     assert (schedule.evictions, schedule.refused) == (0, 0)
 
 
-def test_who_comes_late_waits_for_ends_where_nobody_is_evicted() -> None:
+def test_a_late_tenant_waits_for_jobs_to_end_where_none_is_evicted() -> None:
     """The machine is full of jobs of 100 s; half of it is the latecomer's due from 50 s on."""
     early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
     late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]

@@ -79,7 +79,7 @@ def test_they_have_exactly_these_names() -> None:
     ]
 
 
-def test_who_has_not_finished_counts_as_a_job_and_in_nothing_else() -> None:
+def test_an_unfinished_job_counts_as_a_job_and_in_nothing_else() -> None:
     figures = figures_of(schedule_of(ran(1, 0, 0, 10), ran(2, 3, None, 10), ran(3, 4, 900, None)))
     assert (figures.jobs, figures.finished) == (3, 1)
     assert (figures.mean_wait_s, figures.makespan_s, figures.utilization) == (0.0, 10, 0.25)
@@ -89,7 +89,7 @@ def test_the_makespan_begins_with_the_first_submit_even_of_who_never_ran() -> No
     assert figures_of(schedule_of(ran(1, 0, None, 10), ran(2, 5, 5, 10))).makespan_s == 15
 
 
-def test_who_was_cut_at_its_walltime_is_counted_for_what_it_ran() -> None:
+def test_a_job_cut_at_its_walltime_is_counted_for_the_time_it_ran() -> None:
     figures = figures_of(schedule_of(ran(1, 0, 10, 100, size=2, end_s=50)))
     assert (figures.utilization, figures.mean_bounded_slowdown) == (80 / 200, 50 / 40)
 

@@ -27,7 +27,7 @@ def test_free_gpu_is_a_fragment_to_who_finds_too_little_beside_it() -> None:
     assert (reading.stranded, reading.stranded_gpu) == (0, 0)
 
 
-def test_what_is_taken_leaves_fragments_behind_and_what_is_given_back_mends_them() -> None:
+def test_taken_amounts_leave_fragments_and_returned_amounts_mend_them() -> None:
     meter = GpuMeter([TWO_GPUS, ONE_GPU], WORKLOAD)
     before = meter.reading()
     meter.take("a", TAKE_ALL_CPU)
@@ -92,6 +92,6 @@ def test_the_most_frequent_shapes_count_until_95_percent_of_the_pods_are_counted
     assert typical_shapes([*shapes, rare])[-1] == Typical(shape=rare, pods=6)
 
 
-def test_of_equally_frequent_shapes_the_smaller_counts_first() -> None:
+def test_the_smaller_of_equally_frequent_shapes_counts_first() -> None:
     shapes = [WHOLE, SHARE] * 10
     assert [one.shape for one in typical_shapes(shapes, percent=50)] == [SHARE]

@@ -102,7 +102,7 @@ def test_the_seed_decides_the_order_and_the_same_one_gives_the_same_run() -> Non
     assert len(orders) > 1
 
 
-def test_it_tells_how_far_it_is() -> None:
+def test_an_inflation_tells_how_far_it_is() -> None:
     told: list[tuple[int, int]] = []
     inflate(
         NODES,
@@ -115,7 +115,7 @@ def test_it_tells_how_far_it_is() -> None:
     assert told == [(1000, 5600), (2000, 5600), (5600, 5600)]
 
 
-def test_what_cannot_be_inflated_is_refused() -> None:
+def test_a_cluster_or_workload_without_gpus_is_refused() -> None:
     with pytest.raises(InvalidInput, match="spread: expected at least one pod that asks for a GPU"):
         inflated("spread", 130, pods=(a_pod(1, gpu_milli=0),))
     with pytest.raises(InvalidInput, match="spread: expected at least one node with a GPU"):

@@ -56,5 +56,5 @@ def test_the_last_step_may_be_shorter() -> None:
     assert samples[-1].total("cpu") == 3.0
 
 
-def test_of_no_time_there_is_nothing_to_tell() -> None:
+def test_an_empty_span_of_time_has_no_samples() -> None:
     assert Meter(5).samples(5) == ()

@@ -131,7 +131,7 @@ BAD_PODS = {
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_PODS.values(), ids=BAD_PODS)
-def test_what_makes_no_sense_of_pods_is_told_with_file_and_line(
+def test_an_invalid_table_of_pods_is_refused_with_file_and_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     path = written(tmp_path, text)
@@ -150,7 +150,7 @@ BAD_NODES = {
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_NODES.values(), ids=BAD_NODES)
-def test_what_makes_no_sense_of_nodes_is_told_with_file_and_line(
+def test_an_invalid_table_of_nodes_is_refused_with_file_and_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     path = written(tmp_path, text)

@@ -28,7 +28,7 @@ LINE = [
 
 
 @pytest.mark.parametrize(("log", "policy", "per_event"), PUBLISHED)
-def test_it_starts_every_job_when_the_published_schedule_does(
+def test_the_oracle_starts_every_job_when_the_published_schedule_does(
     log: str, policy: str, per_event: bool
 ) -> None:
     published = golden_starts(log, policy, per_event=per_event)

@@ -126,7 +126,7 @@ def test_a_job_that_came_before_an_end_that_was_late(run_s: int, cause: str) -> 
     assert found.explained
 
 
-def test_what_the_policy_forbids_is_not_explained() -> None:
+def test_a_start_the_policy_forbids_is_not_explained() -> None:
     # Strictly first come, first served: the third may not pass the second, which waits.
     jobs = (job(1, 0, 10, 3), job(2, 1, 50, 4), job(3, 5, 20, 1))
     plan = plan_of(*jobs, policy="fcfs")

@@ -67,7 +67,7 @@ def test_with_anybody_else_among_them_they_are_not(other: Arrival) -> None:
     assert not is_one_line_of_equals(full_and_empty(other), POLICY_CONFIG)
 
 
-def test_of_a_queue_that_keeps_something_for_itself_they_are_not() -> None:
+def test_groups_of_a_queue_with_a_guarantee_are_not_one_line_of_equals() -> None:
     queue = Queue(metadata=Metadata(name="default"), spec=QueueSpec(guarantee={"cpu": 1000}))
     assert not is_one_line_of_equals(
         structs.replace(full_and_empty(), queues=(queue,)), POLICY_CONFIG
@@ -106,12 +106,12 @@ def test_where_room_is_all_that_counts_a_start_is_seen_by_the_next_session() -> 
     assert sessions_by_then(full_and_empty()) == [1, 1, 2, 3]
 
 
-def test_whoever_runs_for_too_long_is_stopped_in_time_even_if_nobody_has_looked_since() -> None:
+def test_a_job_beyond_its_walltime_is_stopped_in_time_even_without_a_session_since() -> None:
     schedule = play_load(a_load(job(1, 0, 4, 10, walltime_s=5), policy="easy"), POLICY_CONFIG)
     assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(0, 5)]
 
 
-def test_whoever_was_the_last_to_end_has_left_the_store_when_the_play_is_over() -> None:
+def test_the_last_group_to_end_has_left_the_store_when_the_play_is_over() -> None:
     stage = LoadStage(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
     stage.run(per_event=False, tell=None)
     assert [(one.start_s, one.end_s) for one in stage.schedule("", 0.0).jobs] == [(0, 10)]
@@ -164,7 +164,7 @@ def test_a_play_that_spares_sessions_comes_to_the_same_as_one_that_spares_none(
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "first-fit", "easy", "conservative"])
-def test_nobody_could_start_in_the_sessions_that_are_spared(policy: str) -> None:
+def test_no_group_could_start_in_the_sessions_that_are_spared(policy: str) -> None:
     jobs = [
         job(n, 3 * n + n % 2, 1 + 7 * n % 4, 1 + 11 * n % 23, walltime_s=15 + n % 9)
         for n in range(1, 120)

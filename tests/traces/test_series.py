@@ -146,7 +146,7 @@ def test_a_tenant_has_what_it_held_and_what_was_due_to_it_for_each_run() -> None
     assert (a.deserved[0].values, b.deserved[0].values) == ((0.5,), (0.5,))
 
 
-def test_what_is_due_follows_who_is_there() -> None:
+def test_shares_due_follow_the_tenants_present() -> None:
     jobs = (
         ran(1, size=4, tenant="a", run_s=300),
         ran(2, submit_s=100, size=1, tenant="b", wait_s=50, run_s=50),

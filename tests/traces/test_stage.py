@@ -103,7 +103,7 @@ def test_per_event_each_end_has_a_pass_of_its_own() -> None:
 # --- evictions -------------------------------------------------------------------------------
 
 
-def test_who_was_evicted_runs_again_from_the_start() -> None:
+def test_an_evicted_job_runs_again_from_the_start() -> None:
     """Both queues deserve two of four cpus; the first took all before the second came."""
     load = a_load(
         job(1, 0, 2, 100, queue="a"),
@@ -131,12 +131,12 @@ def test_who_was_evicted_runs_again_from_the_start() -> None:
 # --- bounds ----------------------------------------------------------------------------------
 
 
-def test_who_can_never_run_is_told_as_not_finished_and_the_play_ends() -> None:
+def test_a_job_that_can_never_run_is_unfinished_and_the_play_ends() -> None:
     schedule = played(a_load(job(1, 0, 5, 10), job(2, 3, 4, 10), cpus=4))
     assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(None, None), (3, 13)]
 
 
-def test_who_fits_the_cluster_but_no_node_does_not_keep_the_play_going() -> None:
+def test_a_job_that_fits_the_cluster_but_no_node_does_not_keep_the_play_going() -> None:
     """It is tried again after every back-off, for ever."""
     schedule = played(a_load(job(1, 0, 6, 10), job(2, 0, 1, 10), cpus=4, nodes=2))
     assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(None, None), (0, 10)]
@@ -174,7 +174,7 @@ def test_finished_groups_leave_the_store_at_once() -> None:
     assert list(stage.store.ledger()) == ["capacity"]
 
 
-def test_whoever_was_stopped_at_its_walltime_gives_everything_back() -> None:
+def test_a_job_stopped_at_its_walltime_gives_everything_back() -> None:
     # Its grace of 30 s is over at 35; it held its processors until then.
     load = a_load(job(1, 0, 3, 50, walltime_s=5), job(2, 1, 4, 10))
     stage = LoadStage(load, POLICY_CONFIG, watch=True)
@@ -203,7 +203,7 @@ def test_where_short_ones_come_first_it_takes_one_session() -> None:
     assert sessions_at_each_instant("easy-sjf") == list(range(2, 13))
 
 
-def test_it_tells_how_far_it_is_and_how_long_it_took() -> None:
+def test_a_play_tells_how_far_it_is_and_how_long_it_took() -> None:
     told: list[tuple[int, int]] = []
     ticks = iter((10.0, 12.5))
     schedule = play_load(

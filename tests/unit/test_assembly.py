@@ -163,7 +163,7 @@ def on(*names: str) -> SchedulerConfig:
     return SchedulerConfig(plugins=tuple(PluginEntry(name=name) for name in names))
 
 
-def test_of_the_plugins_in_the_box_these_agree_to_victims() -> None:
+def test_priority_drf_and_proportion_alone_of_the_builtin_plugins_agree_to_victims() -> None:
     for_preempt = [one for one in BUILTIN_PLUGINS if "preempt" not in without_consent(on(one))]
     for_reclaim = [one for one in BUILTIN_PLUGINS if "reclaim" not in without_consent(on(one))]
     assert for_preempt == ["priority", "drf"]

@@ -67,9 +67,7 @@ def test_groups_that_wait_are_of_ten_shapes_in_every_namespace_and_class() -> No
         "limits change that stop nobody: everybody is asked, and the answers are the same",
     ],
 )
-def test_what_happens_in_a_scenario_happens_each_time(
-    scenario: str, writes: int, admitted: int
-) -> None:
+def test_a_scenario_plays_out_the_same_each_time(scenario: str, writes: int, admitted: int) -> None:
     stage = _stage(Spec(waiting=60, queues=10))
     stage.settle()
     assert [(one.writes, one.admitted) for one in play(stage, scenario, 2)] == [
@@ -80,7 +78,7 @@ def test_what_happens_in_a_scenario_happens_each_time(
     assert (phases["Running"], phases["Pending"]) == (CPUS, 60 - 2 * admitted)
 
 
-def test_what_takes_long_is_not_repeated_for_ever() -> None:
+def test_a_slow_scenario_is_not_repeated_for_ever() -> None:
     stage = _stage(Spec(waiting=10, queues=1))
     stage.settle()
     assert len(play(stage, "quiet", 5, most_s=0.0)) == 1

@@ -26,7 +26,7 @@ def _session(*running: tuple[str, str]) -> Session:
     return _SCHEDULER.open(a_snapshot(*objects), 0)
 
 
-def test_who_borrows_within_its_organisation_gives_there_only() -> None:
+def test_a_queue_that_borrows_within_its_organisation_gives_there_only() -> None:
     session = _session(("a", "x1"), ("b", "x1"))
     borrowers = Borrowers(session, "reclaimable")
     assert borrowers.givers("x2") == ["x1"]
@@ -34,7 +34,7 @@ def test_who_borrows_within_its_organisation_gives_there_only() -> None:
     assert borrowers.others("y1") == ["x1"]
 
 
-def test_who_borrows_from_another_organisation_gives_there_too() -> None:
+def test_a_queue_that_borrows_from_another_organisation_gives_there_too() -> None:
     session = _session(("a", "x1"), ("b", "x1"), ("c", "x1"))
     borrowers = Borrowers(session, "reclaimable")
     assert borrowers.givers("x2") == ["x1"]

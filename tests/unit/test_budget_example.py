@@ -47,7 +47,7 @@ def evicted(at: int) -> PodGroup:
     return a_group("g", 2, uid="u", status=PodGroupStatus(admission=1, conditions=(condition,)))
 
 
-def test_what_runs_is_counted_from_its_start(budget: ModuleType, tmp_path: Path) -> None:
+def test_a_running_group_is_counted_from_its_start(budget: ModuleType, tmp_path: Path) -> None:
     ledger = budget.Ledger(tmp_path / "ledger")
     ledger.measure(running(), MONDAY + HOUR)
     assert ledger.used("default", MONDAY + HOUR) == 2.0
@@ -56,7 +56,7 @@ def test_what_runs_is_counted_from_its_start(budget: ModuleType, tmp_path: Path)
     assert ledger.used("research", MONDAY + 3 * HOUR) == 0.0
 
 
-def test_what_had_to_leave_is_counted_until_then_and_its_next_admission_beside_it(
+def test_an_evicted_group_is_counted_until_it_left_and_its_next_admission_beside_it(
     budget: ModuleType, tmp_path: Path
 ) -> None:
     ledger = budget.Ledger(tmp_path / "ledger")
@@ -68,7 +68,7 @@ def test_what_had_to_leave_is_counted_until_then_and_its_next_admission_beside_i
     assert ledger.used("default", MONDAY + 11 * HOUR) == 6.0
 
 
-def test_what_ended_while_nobody_looked_is_counted_by_what_it_asked_for(
+def test_a_group_that_ended_unobserved_is_counted_by_what_it_asked_for(
     budget: ModuleType, tmp_path: Path
 ) -> None:
     ended = running(phase=PodGroupPhase.COMPLETED, charge={}, finished_at=MONDAY + 4 * HOUR)
@@ -77,7 +77,7 @@ def test_what_ended_while_nobody_looked_is_counted_by_what_it_asked_for(
     assert ledger.used("default", MONDAY + 30 * HOUR) == 8.0
 
 
-def test_what_never_ran_is_not_counted(budget: ModuleType, tmp_path: Path) -> None:
+def test_a_group_that_never_ran_is_not_counted(budget: ModuleType, tmp_path: Path) -> None:
     ledger = budget.Ledger(tmp_path / "ledger")
     ledger.measure(a_group("g", 2, uid="u"), MONDAY + HOUR)
     ledger.measure(evicted(MONDAY), MONDAY + HOUR)
@@ -98,7 +98,7 @@ def test_a_week_begins_on_monday_and_forgets_the_one_before(
     assert json.loads((tmp_path / "ledger").read_text()) == {}
 
 
-def test_who_is_started_again_goes_on_counting(budget: ModuleType, tmp_path: Path) -> None:
+def test_a_ledger_that_is_loaded_again_goes_on_counting(budget: ModuleType, tmp_path: Path) -> None:
     first = budget.Ledger(tmp_path / "ledger")
     first.measure(running(), MONDAY + HOUR)
     first.save(MONDAY + HOUR)
@@ -117,7 +117,7 @@ def test_a_growing_group_is_counted_at_the_most_that_it_held(
     assert ledger.used("default", MONDAY + 2 * HOUR) == 16.0
 
 
-def test_what_a_group_needs_is_all_its_pods_for_its_walltime(budget: ModuleType) -> None:
+def test_a_groups_need_is_all_its_pods_for_its_walltime(budget: ModuleType) -> None:
     array = a_group("a", tasks=(a_task("w", 10, requests={"cpu": "500m"}),), walltime=2 * HOUR)
     assert budget.need_hours(array) == 10.0
     assert budget.need_hours(a_group("b", 4)) == 0.0
@@ -145,7 +145,7 @@ def test_a_file_that_is_edited_is_followed_and_a_wrong_one_leaves_the_last(
     assert budgets.of("research") == 40.0
 
 
-def test_of_a_wrong_file_is_told_once_until_it_changes(
+def test_a_wrong_budget_file_is_reported_once_until_it_changes(
     budget: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "hours.yml"

@@ -90,7 +90,7 @@ def test_an_external_group_is_bound_by_a_stated_capability_alone() -> None:
     assert done.reasons("g") == ["ExceedsMaxQuota"]
 
 
-def test_what_is_within_the_queue_s_own_guarantee_is_never_too_much_beside_its_siblings() -> None:
+def test_a_request_within_its_queues_own_guarantee_is_never_too_much_beside_siblings() -> None:
     """As when a machine is gone for good, and what is guaranteed does not fit any more."""
     world = (
         a_node(cpu=8),

@@ -143,7 +143,7 @@ def test_a_missing_priority_class_is_refused(world: World) -> None:
     assert caught.value.hint == "there is none"
 
 
-def test_there_is_one_default_priority_class(world: World) -> None:
+def test_a_second_default_priority_class_is_refused(world: World) -> None:
     world.make("PriorityClass", "low", {"default": True})
     with pytest.raises(Rejected) as caught:
         world.asked("PriorityClass", "high", {"default": True})
@@ -279,7 +279,9 @@ def test_pods_are_not_made_by_hand(world: World) -> None:
     )
 
 
-def test_what_makes_no_sense_by_itself_is_refused_before_anything_is_read(world: World) -> None:
+def test_an_object_that_makes_no_sense_by_itself_is_refused_before_anything_is_read(
+    world: World,
+) -> None:
     with pytest.raises(InvalidInput, match=r"spec\.minMember: expected at least 1"):
         world.asked("PodGroup", "a", work(minMember=0))
     with pytest.raises(InvalidInput, match=r"spec\.weight: expected"):

@@ -205,7 +205,9 @@ BOTH = {
 }
 
 
-def test_who_set_and_opened_what_stays_with_the_group_and_in_the_events(store: MemoryStore) -> None:
+def test_submitters_and_openers_of_gates_stay_with_the_group_and_in_the_events(
+    store: MemoryStore,
+) -> None:
     apply(store, manifest("PodGroup", "g", BOTH), by="alice@laptop")
     commit(store, changes.open_gate(store, "default/g", "data", now_ms=NOW + 1, by="bob@gpu-01"))
     commit(store, changes.open_gate(store, "default/g", "data", now_ms=NOW + 2, by="quota (op)"))
@@ -245,7 +247,7 @@ def test_all_gates_are_opened_at_once(store: MemoryStore) -> None:
     assert messages(store, "GateOpened")[-1] == "gates data, money, data of task b; no gate left"
 
 
-def test_what_cannot_be_opened_is_said(store: MemoryStore) -> None:
+def test_a_gate_that_cannot_be_opened_is_refused_in_a_sentence(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "g", BOTH))
     for gate, of, message, hint in (
         ("dota", "", "PodGroup default/g has no scheduling gate 'dota'", "did you mean data?"),
@@ -312,7 +314,9 @@ STATES: dict[str, tuple[Any, PodGroupPhase | None, set[str]]] = {
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("state", STATES)
-def test_what_may_be_edited(store: MemoryStore, state: str, field: str) -> None:
+def test_editable_fields_depend_on_gates_and_phase(
+    store: MemoryStore, state: str, field: str
+) -> None:
     before, phase, editable = STATES[state]
     apply(store, manifest("PodGroup", "g", before))
     if phase is not None:

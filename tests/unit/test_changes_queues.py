@@ -166,7 +166,7 @@ def test_sixteen_queues_stand_below_each_other_and_no_more(store: MemoryStore) -
     assert refusal(store, queue("q1", "top")).message.startswith("Queue q16: spec.parent: expected")
 
 
-def test_there_are_so_many_queues_and_no_more() -> None:
+def test_the_number_of_queues_is_limited() -> None:
     queues = [queue(f"q{number}") for number in range(MOST_QUEUES - 1)]
     assert first_contradiction(item for item in queues if isinstance(item, Queue)) is None
     queues.append(queue("one-more"))
@@ -297,12 +297,12 @@ TOO_MUCH: dict[str, tuple[Tree, str]] = {
 
 
 @pytest.mark.parametrize("case", FITS)
-def test_what_fits_is_accepted(store: MemoryStore, case: str) -> None:
+def test_a_queue_tree_that_adds_up_is_accepted(store: MemoryStore, case: str) -> None:
     together(store, *FITS[case])
 
 
 @pytest.mark.parametrize("case", TOO_MUCH)
-def test_what_does_not_is_refused_in_whatever_order_it_comes(case: str) -> None:
+def test_a_queue_tree_that_does_not_add_up_is_refused_in_any_order(case: str) -> None:
     tree, message = TOO_MUCH[case]
     for objects in (tree, tree[::-1]):
         error = refusal(MemoryStore(), *objects)
@@ -391,7 +391,7 @@ def test_the_root_can_be_deleted_although_all_stand_below_it(store: MemoryStore)
 # --- groups in a queue that others come to stand below ----------------------------------------
 
 
-def test_who_puts_a_queue_below_one_with_groups_is_warned(store: MemoryStore) -> None:
+def test_putting_a_queue_below_one_with_groups_gives_a_warning(store: MemoryStore) -> None:
     alone(store, queue("p"), queue("q"), group("one", "p"), group("two", "p"), group("x", "q"))
     planned = plan_of(store, queue("a", "p"), queue("b", "p"))
     assert [one.warnings for one in planned.applied] == [
@@ -409,7 +409,7 @@ def test_who_puts_a_queue_below_one_with_groups_is_warned(store: MemoryStore) ->
     assert [one.warnings for one in plan_of(store, queue("b", "p")).applied] == [()]
 
 
-def test_nobody_is_warned_of_groups_that_have_ended(store: MemoryStore) -> None:
+def test_ended_groups_give_no_warning(store: MemoryStore) -> None:
     alone(store, queue("p"), group("one", "p"))
     assert commit(store, changes.cancel(store, "default/one", now_ms=NOW)) is None
     assert [one.warnings for one in plan_of(store, queue("a", "p")).applied] == [()]

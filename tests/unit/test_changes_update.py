@@ -218,7 +218,7 @@ def test_a_node_that_is_edited_moves_the_capacity_and_keeps_its_status(store: Me
     assert store.ledger()["capacity"] == {"cpu": 2000, "pods": 1000}
 
 
-def test_what_is_not_there_cannot_be_updated(store: MemoryStore) -> None:
+def test_a_missing_object_cannot_be_updated(store: MemoryStore) -> None:
     with pytest.raises(NotFound) as caught:
         changes.update(store, decode(manifest("Queue", "bach")), now_ms=NOW)
     assert (caught.value.message, caught.value.hint) == (

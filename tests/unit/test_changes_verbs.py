@@ -116,7 +116,9 @@ def test_a_cancelled_group_no_longer_counts_as_unfinished(store: MemoryStore) ->
     assert "objects:default" not in store.ledger()
 
 
-def test_what_has_finished_cannot_be_cancelled_or_moved(store: MemoryStore) -> None:
+def test_a_finished_group_cannot_be_cancelled_suspended_resumed_or_opened(
+    store: MemoryStore,
+) -> None:
     make(store, "PodGroup", "a")
     commit(store, changes.cancel(store, "default/a", now_ms=NOW))
     with pytest.raises(Conflict) as caught:

@@ -100,7 +100,9 @@ def test_the_shipped_file_is_told_what_is_not_the_same_in_the_order_of_its_lines
     ]
 
 
-def test_who_kube_batch_never_asks_about_victims_is_not_asked_here_if_it_would_spare_all() -> None:
+def test_a_plugin_that_kube_batch_never_asks_about_victims_is_not_asked_if_it_would_spare_all() -> (
+    None
+):
     standing = expanded(converted(SHIPPED).config)
     assert [entry.name for entry in standing["preemptable"]] == ["priority", "gang", "conformance"]
     assert [entry.name for entry in standing["groupOrder"]] == ["priority", "drf"]
@@ -174,7 +176,7 @@ def test_the_arguments_of_nodeorder_are_weights() -> None:
         ("{name: quota}", "line 4: quota is on anyway"),
     ],
 )
-def test_what_has_no_counterpart_is_left_out_with_a_note(entry: str, note: str) -> None:
+def test_an_entry_without_a_counterpart_is_left_out_with_a_note(entry: str, note: str) -> None:
     assert notes_on(entry) == [note]
 
 
@@ -195,7 +197,7 @@ def test_predicates_cannot_be_left_out_and_keep_holding_requests() -> None:
     ]
 
 
-def test_of_a_plugin_that_is_named_twice_the_later_counts() -> None:
+def test_the_later_of_two_entries_for_a_plugin_counts() -> None:
     found = converted(
         "actions: enqueue\ntiers:\n- plugins:\n  - {name: gang}\n  - {name: predicates}\n"
         "- plugins:\n  - {name: gang}\n"

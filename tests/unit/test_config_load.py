@@ -93,7 +93,7 @@ def test_a_budget_is_printed_with_its_window_and_none_as_null() -> None:
     assert read_config("evictionBudget: null", "scheduler.yaml") == SchedulerConfig()
 
 
-def test_what_is_printed_is_the_same_configuration() -> None:
+def test_a_printed_configuration_reads_as_the_same() -> None:
     text = "overcommit: 1.5\nplugins: [gang, {name: binpack, weight: 5}]\nschedulePeriod: 250ms\n"
     config = read_config(text, "scheduler.yaml")
     assert read_config(yaml.safe_dump(as_written(config)), "printed.yaml") == config

@@ -219,7 +219,7 @@ def test_each_cell_of_the_table(cell: str) -> None:
 
 
 @pytest.mark.parametrize("rule", BEYOND)
-def test_what_the_table_leaves_open(rule: str) -> None:
+def test_rules_beyond_the_table_hold(rule: str) -> None:
     written, otherwise = BEYOND[rule]
     assert standing(f"plugins:\n  {written}\n") == {**DEFAULT, **otherwise}
 

@@ -51,7 +51,7 @@ def test_another_namespace_priority_or_queue_is_another_crowd() -> None:
     assert _crowds(session, "other") == [["four"]]
 
 
-def test_who_has_a_gate_is_suspended_or_names_a_missing_class_stands_for_itself() -> None:
+def test_a_group_that_is_gated_suspended_or_names_a_missing_class_stands_for_itself() -> None:
     gate = (SchedulingGate(name="data"),)
     session = _opened(
         a_queue("default"),

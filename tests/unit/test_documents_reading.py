@@ -215,7 +215,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_with_its_line(case: str) -> None:
+def test_an_error_is_told_with_its_line(case: str) -> None:
     text, message = WRONG[case]
     assert refusal(text) == message
 
@@ -240,7 +240,7 @@ def test_a_problem_can_be_pinned_to_a_field() -> None:
     assert problem.message == "world.yaml, line 3: spec[0].at: expected a duration"
 
 
-def test_what_is_printed_reads_as_the_same() -> None:
+def test_printed_documents_read_as_the_same() -> None:
     manifests: list[dict[str, object]] = [
         {"a": "two\nlines\n", "b": "\x85", "c": ["1.10", "yes", 5, None, True]},
         {"a": "é", "b": {}},
@@ -278,7 +278,7 @@ def test_a_list_may_have_more_values_than_one_manifest() -> None:
     assert (len(documents), documents[-1].line_of(("a",))) == (20_100, 20_102)
 
 
-def test_what_is_refused_at_its_beginning_costs_nothing() -> None:
+def test_a_document_that_is_refused_at_its_beginning_costs_nothing() -> None:
     began = time.process_time()
     assert refusal("- a\n" * 2_000_000).endswith("found a list")
     assert refusal("[" + "a, " * 2_500_000 + "]").endswith("found a list")

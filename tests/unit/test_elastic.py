@@ -70,7 +70,7 @@ def test_a_task_that_can_not_have_its_min_available_any_more_ends_the_group() ->
     assert decided.session.by_key["default/g"].phase == PodGroupPhase.FAILED
 
 
-def test_what_has_succeeded_needs_no_node_that_would_take_it() -> None:
+def test_a_succeeded_pod_needs_no_node_that_would_take_it() -> None:
     gpu = a_task("gpu", 1, requests={"gpu": 1})
     group = _group(PodGroupPhase.IN_QUEUE, 2, gpu, a_task("cpu", 2), cpu=1, gpu=1, pods=2)
     # The only gpu is on a cordoned node: it counts as a resource, and takes no pods.
@@ -119,14 +119,16 @@ def test_an_arrays_pod_that_was_overdue_when_its_node_fell_silent_has_failed() -
 
 
 @pytest.mark.parametrize("ends", ["Completed", "Failed"])
-def test_who_has_come_to_its_end_is_not_sent_back_for_being_suspended(ends: str) -> None:
+def test_a_finished_group_is_not_sent_back_for_being_suspended(ends: str) -> None:
     group, *_ = a_running_group("g", 2, suspend=True)
     last = _SUCCEEDED if ends == "Completed" else _FAILED
     decided = decide(a_node(cpu=2), group, a_pod(group, 0, **_SUCCEEDED), a_pod(group, 1, **last))
     assert decided.session.by_key["default/g"].phase == ends
 
 
-def test_what_kept_more_pods_from_nodes_is_forgotten_when_the_group_has_to_leave() -> None:
+def test_the_reason_that_kept_more_pods_from_nodes_is_forgotten_when_the_group_has_to_leave() -> (
+    None
+):
     """An action before enqueue goes by what a record says, and would claim room for the group."""
     told = (Verdict(plugin="allocate", reason=Waiting.WAITING_FOR_RESOURCES),)
     group, *pods = a_running_group("g", 1, min_member=1)

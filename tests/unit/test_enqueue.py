@@ -23,7 +23,7 @@ def test_the_group_that_came_first_is_admitted_first() -> None:
     assert decided.reasons("late") == ["WaitingForResources"]
 
 
-def test_of_two_groups_of_one_instant_the_one_with_the_smaller_number_as_uid_is_first() -> None:
+def test_the_lower_numeric_uid_comes_first_of_two_groups_of_one_instant() -> None:
     decided = decide(a_node(cpu=1), a_group("tenth", uid="10"), a_group("ninth", uid="9"))
     assert decided.admitted == ["default/ninth"]
 
@@ -99,7 +99,7 @@ def test_for_a_head_above_what_its_queue_deserves_nothing_is_set_aside() -> None
     assert len(decide(a_queue("strict", strict=True), *objects).admitted) == 5
 
 
-def test_what_a_pass_admits_counts_for_the_order_of_queues_in_the_same_pass() -> None:
+def test_admissions_of_a_pass_count_for_the_order_of_queues_in_the_same_pass() -> None:
     groups = [a_group(f"{queue}{n}", queue=queue, created=n) for queue in "ab" for n in range(4)]
     decided = decide(a_node(cpu=4), a_queue("a"), a_queue("b"), *groups)
     assert decided.admitted == ["default/a0", "default/b0", "default/a1", "default/b1"]

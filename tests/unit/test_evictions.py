@@ -115,7 +115,7 @@ def test_pods_that_others_made_room_for_come_before_what_is_set_aside_for_a_stri
     ]
 
 
-def test_what_a_reservation_promises_already_is_not_promised_twice_to_pods_beyond_it() -> None:
+def test_room_promised_by_a_reservation_is_not_promised_again_to_pods_beyond_it() -> None:
     small = {"name": "small", "replicas": 2, "template": {"requests": {"cpu": 1}}}
     large = {"name": "large", "replicas": 1, "template": {"requests": {"cpu": 2}}}
     world = [

@@ -100,7 +100,7 @@ def a_busy_queue(strategy: Strategy) -> list[Any]:
     ]
 
 
-def test_nobody_of_a_strict_queue_starts_before_those_ahead() -> None:
+def test_no_group_of_a_strict_queue_starts_before_those_ahead() -> None:
     assert starts(*a_busy_queue(STRICT)) == {
         "wide": 100,
         "long": 130,
@@ -140,7 +140,7 @@ def test_without_the_action_that_fills_a_backfilled_queue_is_strict() -> None:
     }
 
 
-def test_who_has_to_end_or_to_start_before_is_told() -> None:
+def test_groups_that_have_to_end_or_to_start_before_are_named() -> None:
     found = told(*a_busy_queue(STRICT))
     assert (found["wide"].ended, found["wide"].behind) == (("default/runs",), "")
     assert found["long"].ended == ("default/wide",)
@@ -158,13 +158,13 @@ def test_who_has_to_end_or_to_start_before_is_told() -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_what_runs_without_a_walltime_never_ends(strategy: Strategy) -> None:
+def test_a_running_group_without_a_walltime_never_ends(strategy: Strategy) -> None:
     world = [a_node(cpu=4), served(strategy), *runs("r", 4, None), waits("a", 1, 9)]
     found = told(*world)
     assert found["a"] == Expected(None, why="no walltime says when there will be room for it")
 
 
-def test_what_is_planned_without_a_walltime_stays_for_ever() -> None:
+def test_a_planned_group_without_a_walltime_stays_for_ever() -> None:
     world = [a_node(cpu=4), *runs("r", 4, 100), waits("a", 3), waits("b", 2, 9), waits("c", 1, 9)]
     assert starts(*world) == {"a": 100, "b": NEVER, "c": 100}
 
@@ -222,7 +222,7 @@ def gated(name: str) -> PodGroup:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_nobody_knows_when_somebody_opens_a_gate_and_nobody_waits_for_it(
+def test_a_gated_group_has_no_expected_start_and_no_group_waits_for_it(
     strategy: Strategy,
 ) -> None:
     world = [a_node(cpu=4), served(strategy), *runs("r", 4, 100), gated("g"), waits("a", 4, 9)]
@@ -233,7 +233,7 @@ def test_nobody_knows_when_somebody_opens_a_gate_and_nobody_waits_for_it(
     assert found["a"].at == 100_000
 
 
-def test_who_is_suspended_too_large_or_in_no_queue_has_no_start() -> None:
+def test_a_group_that_is_suspended_too_large_or_in_no_queue_has_no_start() -> None:
     found = told(
         a_node(cpu=4),
         waits("suspended", 1, suspend=True),
@@ -252,13 +252,13 @@ def paused(name: str, cpu: int, until_s: int, for_s: int) -> PodGroup:
     return waits(name, cpu, for_s, status=status)
 
 
-def test_who_pauses_starts_when_that_is_over_even_if_there_is_room() -> None:
+def test_a_group_that_pauses_starts_when_that_is_over_even_if_there_is_room() -> None:
     found = told(a_node(cpu=4), paused("p", 1, 20, 9))
     assert found["p"].at == 20_000
     assert found["p"].why.startswith("BackingOff: pauses for 10s, until 1970-01-01T00:00:20Z")
 
 
-def test_nobody_waits_for_who_pauses_before_that_is_over() -> None:
+def test_no_group_waits_for_one_that_pauses_before_that_is_over() -> None:
     world = [
         a_node(cpu=4),
         served(STRICT),
@@ -294,7 +294,7 @@ def a_check() -> AdmissionCheck:
     )
 
 
-def test_nobody_knows_when_a_check_passes_before_and_after_the_reservation() -> None:
+def test_a_group_with_a_check_has_no_expected_start_before_and_after_its_reservation() -> None:
     checked = served(FIRST_FIT, "checked", admission_checks=("approval",))
     found = told(
         a_node(cpu=4),
@@ -432,7 +432,7 @@ def test_the_more_important_group_is_planned_first() -> None:
     assert starts(*world) == {"urgent": 100, "low": 109}
 
 
-def test_of_more_than_can_be_planned_the_rest_is_told_so() -> None:
+def test_groups_beyond_what_can_be_planned_are_told_so() -> None:
     world = [
         a_node(cpu=1),
         *runs("r", 1, 10),
@@ -450,7 +450,7 @@ def test_of_more_than_can_be_planned_the_rest_is_told_so() -> None:
     assert found["g"].is_planned
 
 
-def test_who_asks_about_one_hears_the_same_and_those_behind_are_not_planned() -> None:
+def test_asking_about_one_group_gives_the_same_answer_and_plans_none_behind_it() -> None:
     world = [a_node(cpu=1), *runs("r", 1, 10), *(waits(f"w{n}", 1, 1) for n in range(9))]
     whole, some = told(*world), told(*world, wanted=["w4"])
     assert some["w4"] == whole["w4"]

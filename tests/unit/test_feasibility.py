@@ -83,7 +83,7 @@ def test_open_nodes_are_looked_at_besides_the_known_ones_if_one_is_cordoned(
     assert looks == ["n1 n2", "n1"]
 
 
-def test_what_is_remembered_of_gangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_gangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feasibility, "_MOST_KNOWN", 2)
     groups = [a_group(f"g{cpu}", cpu=cpu, created=cpu) for cpu in range(1, 6)]
     done = decide(a_node(cpu=5), *groups)

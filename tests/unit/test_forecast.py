@@ -73,7 +73,7 @@ def test_an_array_with_pods_yet_to_come_keeps_its_reservation() -> None:
     assert told(a_node(cpu=4), group, first) == [(HOUR, "default/r", 1, False)]
 
 
-def test_what_is_told_to_stop_ends_with_its_grace() -> None:
+def test_a_stopping_pod_ends_with_its_grace() -> None:
     group, pod = a_running_group("r", walltime=HOUR)
     assert told(a_node(cpu=4), group, stopping(pod, 90_000)) == [
         (120_000, "default/r", 1, False),
@@ -98,7 +98,7 @@ def test_a_group_starts_when_enough_of_them_have_ended() -> None:
     assert [end.group.key for end in found.ends] == ["default/early", "default/middle"]
 
 
-def test_what_ends_in_another_queue_is_no_help_against_a_queue_s_limit() -> None:
+def test_an_end_in_another_queue_is_no_help_against_a_queues_limit() -> None:
     session = opened(
         a_node(cpu=4),
         a_queue("mine", capability={"cpu": 1}),
@@ -110,7 +110,7 @@ def test_what_ends_in_another_queue_is_no_help_against_a_queue_s_limit() -> None
     assert (found.at, [end.group.key for end in found.ends]) == (2 * HOUR, ["default/own"])
 
 
-def test_nobody_s_end_opens_a_gate() -> None:
+def test_the_end_of_a_group_opens_no_gate() -> None:
     gated = waits(scheduling_gates=(SchedulingGate(name="data-ready"),))
     session = opened(a_node(cpu=4), gated)
     found = forecast(session, session.by_key["default/g"])

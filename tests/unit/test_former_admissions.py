@@ -62,7 +62,7 @@ def test_other_pods_of_an_array_go_first_while_a_former_process_ends() -> None:
     assert list(decided.bound) == ["default/g-w-1", "default/g-w-2"]
 
 
-def test_what_an_array_finished_in_a_former_admission_still_counts() -> None:
+def test_pods_that_an_array_finished_in_a_former_admission_still_count() -> None:
     group = _admitted_again(2, 1)
     pods = (_former(group, 0, **_SUCCEEDED), a_pod(group, 1, **_SUCCEEDED))
     decided = decide(a_node(cpu=4), group, *pods)

@@ -194,6 +194,6 @@ def test_a_factor_is_read_exactly(written: str | float, thousandths: int) -> Non
 @pytest.mark.parametrize(
     "written", ["1e99", "1e-9", 10**400, -1, "-0.1", "1.0001", True, None, float("inf"), 1000.001]
 )
-def test_what_is_no_factor_is_refused(written: object) -> None:
+def test_an_invalid_factor_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="expected a number from 0 to 1000 with at most three"):
         parse_factor(written)

@@ -55,7 +55,9 @@ def test_a_json_value_stays_what_it_is(value: Any, written: str | None) -> None:
         (print, "", "a builtins.builtin_function_or_method"),
     ],
 )
-def test_what_json_would_spoil_is_refused_at_its_place(value: Any, place: str, found: str) -> None:
+def test_a_value_that_json_would_spoil_is_refused_at_its_place(
+    value: Any, place: str, found: str
+) -> None:
     with pytest.raises(NotJson) as caught:
         as_json(value)
     assert (caught.value.place, caught.value.found) == (place, found)

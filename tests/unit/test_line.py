@@ -58,7 +58,7 @@ def test_a_group_that_ready_nodes_would_not_take_empty_holds_back_nothing_behind
     assert set(decided.reasons("first")) == {"WaitingForResources"}
 
 
-def test_who_has_just_failed_stands_in_no_line() -> None:
+def test_a_group_that_has_just_failed_stands_in_no_line() -> None:
     decided = decide(
         a_node(cpu=3),
         a_group("g", depends_on=(Dependency(name="gone", uid="gone"),)),
@@ -83,7 +83,7 @@ def test_a_stop_of_the_root_queue_stops_all() -> None:
     assert drained.reasons("runs") == ["QueueStopped"]
 
 
-def test_what_a_group_depended_on_may_be_forgotten_once_it_was_admitted() -> None:
+def test_a_dependency_may_be_forgotten_once_its_dependent_was_admitted() -> None:
     depends = (Dependency(name="first", uid="first"),)
     came_back = PodGroupStatus(admission=1)
     decided = decide(a_node(cpu=3), a_group("g", depends_on=depends, status=came_back))
@@ -198,16 +198,16 @@ def _bound_beside_a_strict_head(queue: str) -> int:
     return len(decided.bound)
 
 
-def test_what_is_set_aside_binds_elastic_pods_of_other_queues() -> None:
+def test_a_head_reservation_binds_elastic_pods_of_other_queues() -> None:
     # Both deserve four: the array may have nothing of the three that are free.
     assert _bound_beside_a_strict_head("other") == 0
 
 
-def test_what_is_set_aside_binds_no_elastic_pods_of_its_own_queue() -> None:
+def test_a_head_reservation_binds_no_elastic_pods_of_its_own_queue() -> None:
     assert _bound_beside_a_strict_head("strict") == 3
 
 
-def test_who_is_refused_for_what_is_set_aside_is_told_so() -> None:
+def test_a_group_refused_for_a_head_reservation_is_told_so() -> None:
     decided = decide(
         a_node(cpu=8),
         a_queue("strict", strict=True),
@@ -365,7 +365,7 @@ def test_a_gang_that_fits_in_the_order_of_its_priorities_is_not_unschedulable() 
     assert decided.bound == {"default/g-large-0": "n1", "default/g-small-0": "n2"}
 
 
-def test_what_does_not_fit_together_is_not_put_down_to_nodes_that_are_busy() -> None:
+def test_a_gang_that_does_not_fit_together_is_not_put_down_to_busy_nodes() -> None:
     status = _in_queue(cpu=6, pods=3)
     decided = decide(
         a_node("n1", cpu=3),

@@ -251,7 +251,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_in_one_sentence(case: str) -> None:
+def test_an_error_is_told_in_one_sentence(case: str) -> None:
     data, message = WRONG[case]
     with pytest.raises(InvalidInput) as caught:
         decode(data)

@@ -101,7 +101,7 @@ def objects(kind: str) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_encoded_decodes_to_the_same(kind: str, data: st.DataObject) -> None:
+def test_an_encoded_object_decodes_to_the_same(kind: str, data: st.DataObject) -> None:
     obj = data.draw(objects(kind))
     manifest = encode(obj)
     assert decode(manifest) == obj
@@ -113,7 +113,7 @@ def test_what_is_encoded_decodes_to_the_same(kind: str, data: st.DataObject) -> 
 
 @given(data=st.data())
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_printed_as_yaml_reads_as_the_same(data: st.DataObject) -> None:
+def test_an_object_printed_as_yaml_reads_as_the_same(data: st.DataObject) -> None:
     obj = data.draw(objects("PodGroup"))
     text = print_documents([encode(obj)])
     (document,) = read_documents(text, "printed.yaml")

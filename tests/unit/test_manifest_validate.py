@@ -255,7 +255,9 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
 
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("case", ALWAYS_WRONG)
-def test_what_is_wrong_anywhere(case: str, described: bool) -> None:
+def test_a_wrong_manifest_is_refused_whether_submitted_or_described(
+    case: str, described: bool
+) -> None:
     kind, spec, message = ALWAYS_WRONG[case]
     assert problem(read(kind, spec), described=described) == message
 
@@ -348,7 +350,7 @@ def test_a_queue_names_what_there_can_be(spec: Any, message: str) -> None:
     assert caught.value.message == message
 
 
-def test_what_is_built_is_accepted() -> None:
+def test_implemented_fields_are_accepted() -> None:
     queue = {
         "parent": "org",
         "weight": 0,
@@ -384,7 +386,7 @@ def test_a_function_is_named_by_its_module_and_its_name(name: str) -> None:
         *("os:system;x", "../x:y", "1a:b", "a:lambda", "a/b:c", "a:b\n"),
     ],
 )
-def test_what_is_no_name_of_a_function_is_refused(name: str) -> None:
+def test_an_invalid_function_name_is_refused(name: str) -> None:
     assert problem(read("PodGroup", template(command=[], function=name))) == (
         "PodGroup default/x: spec.tasks[0].template.function: expected package.module:name,"
         f" found {name!r}"

@@ -38,7 +38,7 @@ def test_whether_it_fits_now_is_asked_for_each_length_by_itself() -> None:
     assert table.fits_now(one, 249_000)
 
 
-def test_what_is_held_from_now_on_is_seen_by_those_who_asked_before() -> None:
+def test_a_hold_from_now_on_is_seen_by_a_gang_that_asked_before() -> None:
     table, gang = two_nodes()
     assert table.fits_now(gang[:0], None)
     one = [(gang[0][0], 1)]

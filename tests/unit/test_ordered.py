@@ -32,7 +32,7 @@ def test_the_first_is_known_and_whoever_follows_a_key() -> None:
     assert _of().first() is None
 
 
-def test_what_is_not_there_cannot_be_taken_out() -> None:
+def test_a_missing_key_cannot_be_removed() -> None:
     found = _of(1, 3)
     with pytest.raises(KeyError):
         found.remove(2)
@@ -44,7 +44,7 @@ def test_what_is_not_there_cannot_be_taken_out() -> None:
     assert list(found) == ["item 3"]
 
 
-def test_what_lay_at_the_front_and_is_gone_does_not_come_back() -> None:
+def test_an_item_removed_from_the_front_does_not_come_back() -> None:
     found = _of(*range(10_000))
     for key in range(9_990):
         found.remove(key)
@@ -55,7 +55,9 @@ def test_what_lay_at_the_front_and_is_gone_does_not_come_back() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80))
-def test_it_is_a_sorted_dict_whatever_comes_and_goes(steps: list[tuple[bool, int]]) -> None:
+def test_the_ordered_list_is_a_sorted_dict_whatever_comes_and_goes(
+    steps: list[tuple[bool, int]],
+) -> None:
     found: Ordered[int] = Ordered()
     plain: dict[int, int] = {}
     for number, (comes, key) in enumerate(steps):

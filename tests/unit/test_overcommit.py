@@ -58,7 +58,7 @@ def test_the_factor_of_a_resource_comes_before_that_of_all() -> None:
     assert decided(*world, factor=0.5, resources={"gpu": 1}).admitted == ["default/b"]
 
 
-def test_what_never_fits_is_told_and_holds_nobody_up() -> None:
+def test_a_group_that_never_fits_is_told_so_and_holds_up_no_other() -> None:
     world = (
         a_queue(strict=True),
         a_node(cpu=4),

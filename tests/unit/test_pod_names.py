@@ -101,7 +101,7 @@ def test_once_the_other_is_deleted_the_name_is_free() -> None:
     store.submit(a("a-b", "c"))
 
 
-def test_of_two_submissions_at_once_the_store_refuses_the_second() -> None:
+def test_the_store_refuses_the_second_of_two_submissions_at_once() -> None:
     store = Store()
     one = changes.create(store, a("a", "b-c"), now_ms=0, uid="u1")
     other = changes.create(store, a("a-b", "c"), now_ms=0, uid="u2")

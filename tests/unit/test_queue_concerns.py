@@ -90,7 +90,7 @@ def stored(store: MemoryStore, name: str) -> Queue:
         ({"stopPolicy": "Hold"}, {}, "stopPolicy Hold -> None"),
     ],
 )
-def test_what_an_edit_changes_is_said_field_by_field(
+def test_an_edit_is_told_field_by_field(
     old: dict[str, Any], new: dict[str, Any], words: str
 ) -> None:
     found = differences(queue("q", **old), queue("q", **new))
@@ -98,7 +98,7 @@ def test_what_an_edit_changes_is_said_field_by_field(
     assert bool(found) == bool(words)
 
 
-def test_of_many_differences_eight_are_named() -> None:
+def test_eight_of_many_differences_are_named() -> None:
     amounts = {f"licence{number}": 1 for number in range(11)}
     found = differences(queue("q"), queue("q", capability=amounts))
     assert found.count(" -> ") == 8
@@ -114,7 +114,7 @@ def test_the_event_of_an_edit_and_its_answer_say_the_same(store: MemoryStore) ->
     assert [one.changes for one in plan.applied] == ["deserved cpu 4 -> unstated, weight 1 -> 2"]
 
 
-def test_of_a_new_queue_and_one_that_is_as_it_was_nothing_is_said(store: MemoryStore) -> None:
+def test_a_new_or_unchanged_queue_has_no_differences(store: MemoryStore) -> None:
     assert [(one.effect, one.changes) for one in apply(store, queue("q"))] == [("created", "")]
     assert [(one.effect, one.changes) for one in apply(store, queue("q"))] == [("unchanged", "")]
 
@@ -196,13 +196,13 @@ def test_more_guaranteed_than_there_is_is_told_once_with_the_largest(store: Memo
     ]
 
 
-def test_what_just_fits_and_what_has_no_nodes_yet_is_no_concern(store: MemoryStore) -> None:
+def test_a_guarantee_that_just_fits_or_has_no_nodes_yet_is_no_concern(store: MemoryStore) -> None:
     assert apply(store, queue("early", guarantee={"cpu": 1}))[0].warnings == ()
     with_nodes(store, a_node("n1", cpu=8))
     assert apply(store, queue("fits", guarantee={"cpu": 7}))[0].warnings == ()
 
 
-def test_who_guarantees_nothing_is_not_told_of_others(store: MemoryStore) -> None:
+def test_a_queue_that_guarantees_nothing_is_not_told_of_others(store: MemoryStore) -> None:
     with_nodes(store, a_node("n1", cpu=1))
     apply(store, queue("big", guarantee={"cpu": 7}))
     assert apply(store, queue("meek", weight=3))[0].warnings == ()
@@ -281,7 +281,7 @@ def test_default_may_get_queues_below_it_and_then_holds_none(store: MemoryStore)
         planned(store, group("typo", "belov"))
 
 
-def test_who_is_there_already_and_a_described_world_are_let_be(store: MemoryStore) -> None:
+def test_an_existing_group_and_a_described_world_are_let_be(store: MemoryStore) -> None:
     apply(store, queue("p"), group("g", "p"))
     apply(store, queue("a", parent="p"))
     assert [one.effect for one in apply(store, group("g", "p"))] == ["unchanged"]

@@ -187,7 +187,7 @@ def _asking(**cpus: int) -> list[Any]:
         ),
     ],
 )
-def test_what_queues_deserve_of_ten_cpus(
+def test_queues_deserve_their_shares_of_ten_cpus(
     sentence: str, objects: list[Any], deserved: dict[str, int]
 ) -> None:
     assert _cpu(_session(a_node(cpu=10), *objects)) == deserved
@@ -234,7 +234,7 @@ def test_pods_count_in_the_share_of_the_queue_that_states_them_and_in_no_other()
     assert share_of_queue(session, "b").rounded() == 0.25
 
 
-def test_what_is_reserved_is_not_asked_for_once_more() -> None:
+def test_a_reservation_is_not_asked_for_once_more() -> None:
     reserved = PodGroupStatus(
         phase=PodGroupPhase.PENDING, reserved_at=0, reservation=amounts(cpu=4, pods=1)
     )
@@ -308,7 +308,7 @@ def test_an_admission_of_which_nobody_wants_anything_costs_its_path_alone() -> N
     assert _cpu(session) == {"x": 12, "x1": 8, "x2": 4, "y": 4}
 
 
-def test_who_is_held_back_by_its_weight_deserves_no_more_for_asking_more() -> None:
+def test_a_queue_held_back_by_its_weight_deserves_no_more_for_asking_more() -> None:
     session = _session(
         a_node(cpu=4, pods=4),
         *(_queue("a"), _queue("b")),
@@ -430,7 +430,7 @@ def _holds(queue: str, cpu: str | int, memory: str | int = 0) -> list[Any]:
         ),
     ],
 )
-def test_what_kube_batch_would_share_out(
+def test_water_filling_shares_out_the_cases_of_kube_batch(
     case: str,
     node: dict[str, Any],
     weights: dict[str, int],
@@ -442,7 +442,7 @@ def test_what_kube_batch_would_share_out(
     assert {name: (shared[name]["cpu"], shared[name]["memory"]) for name in weights} == deserved
 
 
-def test_what_lies_beyond_the_cluster_deserves_nothing_here_and_a_part_there() -> None:
+def test_a_request_beyond_the_cluster_deserves_nothing_here_and_a_part_in_kube_batch() -> None:
     """W12: a group that asks for a gpu where there is none can never run; it asks for nothing.
 
     kube-batch counts its cpus, and lets the missing gpu lift the cap on them.
@@ -453,7 +453,7 @@ def test_what_lies_beyond_the_cluster_deserves_nothing_here_and_a_part_there() -
     assert _cpu(session) == {"q1": 0, "q2": 10}
 
 
-def test_of_a_gpu_only_who_asks_for_it_deserves_some() -> None:
+def test_a_gpu_is_deserved_only_by_queues_that_ask_for_it() -> None:
     """W09, as in kube-batch."""
     session = _session(
         a_node(cpu=10, memory="10Gi", gpu=4),

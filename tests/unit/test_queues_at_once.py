@@ -91,7 +91,9 @@ RACES: dict[str, tuple[list[Object], Object, Object]] = {
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("case", RACES)
-def test_of_two_who_write_at_once_the_second_is_told_to_look_again(case: str, turned: bool) -> None:
+def test_the_second_of_two_concurrent_writers_is_told_to_look_again(
+    case: str, turned: bool
+) -> None:
     before, left, right = RACES[case]
     store = MemoryStore()
     alone(store, *before)

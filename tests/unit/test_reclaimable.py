@@ -33,7 +33,7 @@ def queues(**of_b: Any) -> tuple[Any, ...]:
 CLAIMANT = a_group("c", queue="a", cpu=1)
 
 
-def test_what_a_queue_holds_above_deserved_may_be_taken_back() -> None:
+def test_room_that_a_queue_holds_above_deserved_may_be_taken_back() -> None:
     assert asked(*queues(), *running("v", cpu=5, queue="b"), CLAIMANT) is True
 
 
@@ -140,11 +140,11 @@ def test_a_team_and_its_organisation_above_what_they_deserve_give_back() -> None
         {"of_team": {"guarantee": amounts(cpu=1)}},
     ],
 )
-def test_what_protects_an_organisation_protects_its_teams(kept: Any) -> None:
+def test_protection_of_an_organisation_covers_its_teams(kept: Any) -> None:
     assert asked(*tree(**kept), *running("v", cpu=5, queue="x"), CLAIMANT) is False
 
 
-def test_what_an_organisation_is_guaranteed_matters_between_its_teams_not_at_all() -> None:
+def test_a_guarantee_of_an_organisation_does_not_matter_between_its_teams() -> None:
     world = tree(of_org={"guarantee": amounts(cpu=3), "reclaimable": False})
     y = a_group("c", queue="y", cpu=1)
     assert asked(*world, *running("v", cpu=3, queue="x"), y) is True

@@ -18,7 +18,7 @@ def test_items_stand_in_the_order_of_their_keys() -> None:
     assert list(reversed(rows)) == [3, 2, 1]
 
 
-def test_of_a_key_that_comes_twice_the_last_counts() -> None:
+def test_the_last_row_of_a_key_that_comes_twice_counts() -> None:
     assert Rows.of([("a", 1), ("a", 2)]) == (2,)
 
 
@@ -102,7 +102,7 @@ def test_nothing_differs_from_itself_and_all_from_nothing() -> None:
     assert list(rows.differences(Rows())) == [(key, None, it) for key, it in numbered(600)]
 
 
-def test_what_belongs_to_groups_is_read_by_their_uids() -> None:
+def test_rows_of_groups_are_read_by_their_uids() -> None:
     of_groups = ByUid(Rows.of([("u2", ("x",)), ("u1", ("y", "z"))]))
     assert dict(of_groups) == {"u1": ("y", "z"), "u2": ("x",)}
     assert of_groups["u2"] == ("x",)

@@ -60,7 +60,7 @@ def test_water_filling_above_floors(
     assert water_fill(amount, [QueuePart(*part) for part in parts])[0] == given_out
 
 
-def test_what_nobody_wants_is_told() -> None:
+def test_water_fill_tells_the_rest_that_no_queue_wants() -> None:
     assert water_fill(10, [QueuePart(1, 0, 3), QueuePart(1, 0, 4)]) == ([3, 4], 3)
 
 
@@ -180,7 +180,7 @@ def test_a_queue_without_anything_counts_as_served() -> None:
     assert share_of({"cpu": 0}, {"cpu": 0, "pods": 7}).rounded() == 1.0
 
 
-def test_who_deserves_and_holds_nothing_has_a_share_of_nothing() -> None:
+def test_a_queue_that_deserves_and_holds_nothing_has_a_share_of_nothing() -> None:
     assert share_of({}, {"cpu": 4}).rounded() == 0.0
 
 

@@ -37,7 +37,7 @@ def decided(
 IMPORTANT = (a_priority("high", 9), a_group("new", created=HOUR, priority_class_name="high"))
 
 
-def test_who_has_waited_too_long_comes_before_the_more_important() -> None:
+def test_an_overdue_group_comes_before_the_more_important() -> None:
     world = (a_node(cpu=1), *IMPORTANT, waits("old", sla="1h"))
     assert decided(*world, now_ms=HOUR).admitted == ["default/old"]
 
@@ -52,7 +52,7 @@ def test_named_after_priority_it_orders_equals_alone() -> None:
     assert decided(*world, now_ms=HOUR, plugins=LAST).admitted == ["default/new"]
 
 
-def test_who_came_first_for_waiting_is_not_preempted_by_those_that_it_passed() -> None:
+def test_an_overdue_group_is_not_preempted_by_those_that_it_passed() -> None:
     """It has started after it was due; it would have to leave in the next session."""
     group, pod = running("old", started=2 * HOUR)
     old = structs.replace(group, metadata=waits("old", sla="1h").metadata)
@@ -62,14 +62,14 @@ def test_who_came_first_for_waiting_is_not_preempted_by_those_that_it_passed() -
     assert [intent.pod for intent in evicted] == ["default/old-w-0"]
 
 
-def test_who_started_in_time_is_a_victim_like_any_other() -> None:
+def test_a_group_that_started_in_time_is_a_victim_like_any_other() -> None:
     group, pod = running("old", started=HOUR - 1)
     old = structs.replace(group, metadata=waits("old", sla="1h").metadata)
     evicted = decided(a_node(cpu=1), *IMPORTANT, old, pod, now_ms=3 * HOUR).of(Evict)
     assert [intent.pod for intent in evicted] == ["default/old-w-0"]
 
 
-def test_who_has_been_overdue_for_longer_still_preempts() -> None:
+def test_a_group_that_has_been_overdue_for_longer_still_preempts() -> None:
     group, pod = running("old", started=2 * HOUR)
     old = structs.replace(group, metadata=waits("old", sla="1h", created=5).metadata)
     longer = waits("longer", sla="1h", priority_class_name="high")
@@ -91,7 +91,7 @@ def test_the_argument_holds_for_all_and_the_annotation_for_one() -> None:
     assert decided(*patient, now_ms=HOUR, waitingTime="1h").admitted == ["default/new"]
 
 
-def test_it_lets_nobody_past_a_limit() -> None:
+def test_sla_lets_no_group_past_a_limit() -> None:
     world = (a_node(cpu=1), waits("large", sla="1h", cpu=2), waits("small", created=1))
     done = decided(*world, now_ms=5 * HOUR)
     assert done.admitted == ["default/small"]

@@ -59,29 +59,29 @@ def slot(*objects: Any, length: int | None = MINUTE, name: str = "g") -> int | N
 FILLED = (a_node(cpu=4), *running("r", 3, 400_000))
 
 
-def test_who_fits_has_a_slot_now() -> None:
+def test_a_group_that_fits_has_a_slot_now() -> None:
     assert slot(*FILLED, a_group("g", cpu=1)) == NOW
 
 
-def test_who_does_not_has_one_at_the_end_that_it_takes() -> None:
+def test_a_group_that_does_not_fit_has_a_slot_at_the_end_that_it_takes() -> None:
     assert slot(*FILLED, a_group("g", cpu=4)) == 400_000
 
 
-def test_of_several_ends_it_takes_as_many_as_leave_enough() -> None:
+def test_a_slot_waits_for_as_many_of_several_ends_as_leave_enough() -> None:
     world = (a_node(cpu=4), *running("a", 2, 300_000), *running("b", 2, 400_000))
     assert slot(*world, a_group("g", cpu=2)) == 300_000
     assert slot(*world, a_group("g", cpu=3)) == 400_000
 
 
-def test_what_should_have_ended_leaves_in_a_second() -> None:
+def test_a_group_that_should_have_ended_leaves_in_a_second() -> None:
     assert slot(a_node(cpu=4), *running("r", 3, 50_000), a_group("g", cpu=4)) == NOW + 1_000
 
 
-def test_there_is_none_behind_what_never_ends() -> None:
+def test_no_slot_lies_behind_a_group_that_never_ends() -> None:
     assert slot(a_node(cpu=4), *running("r", 3, None), a_group("g", cpu=4)) is None
 
 
-def test_there_is_none_for_more_than_a_limit() -> None:
+def test_no_slot_is_found_for_more_than_a_limit() -> None:
     assert slot(*FILLED, a_group("g", cpu=5)) is None
 
 
@@ -99,7 +99,7 @@ def test_every_limit_counts(limited: Any, expected: int) -> None:
     assert slot(*FILLED, limited, a_group("g", cpu=1)) == expected
 
 
-def test_what_is_guaranteed_to_a_sibling_counts() -> None:
+def test_a_siblings_guarantee_delays_a_slot() -> None:
     siblings = (a_queue("s", guarantee=amounts(cpu=1)), a_queue("q"))
     assert slot(*FILLED, *siblings, a_group("g", cpu=1, queue="q")) == 400_000
 
@@ -128,7 +128,7 @@ def test_whether_one_fits_now_goes_by_how_long() -> None:
     assert not table.fits_now(of(session, "g"), None)
 
 
-def test_who_has_started_counts_until_its_end_whether_or_not_anything_was_asked_before() -> None:
+def test_a_started_group_counts_until_its_end_even_if_no_slot_was_asked_for_before() -> None:
     session = opened(a_node(cpu=4), a_group("g", cpu=3), a_group("h", cpu=3))
     asked, unasked = LedgerTimeline(session), LedgerTimeline(session)
     assert asked.slot(of(session, "h"), MINUTE) == NOW
@@ -141,7 +141,7 @@ def test_who_has_started_counts_until_its_end_whether_or_not_anything_was_asked_
         assert table.slot(of(session, "h"), MINUTE) == NOW + MINUTE
 
 
-def test_what_is_booked_beside_is_not_booked_here() -> None:
+def test_a_booking_in_a_plan_beside_is_not_booked_here() -> None:
     session = opened(*FILLED, a_group("head", cpu=4), a_group("g", cpu=1))
     table = LedgerTimeline(session)
     plan = table.beside()
@@ -181,7 +181,7 @@ def test_others_wait_for_them() -> None:
     assert slot(a_node(cpu=4), *left("r", 4), a_group("g", cpu=1)) == NOW + 30_000
 
 
-def test_what_it_holds_still_is_part_of_what_is_booked_for_it() -> None:
+def test_room_a_group_still_holds_is_part_of_what_is_booked_for_it() -> None:
     """Of five cpus it holds two, and is to have three: two are left, before and after."""
     group, pod = left("back", 2)
     group = structs.replace(group, spec=structs.replace(group.spec, min_resources=amounts(cpu=3)))
@@ -214,7 +214,7 @@ def test_nor_does_it_count_twice_where_its_time_is_over_before_its_pods_have_end
 # --- Nodes ----------------------------------------------------------------------------------------
 
 
-def test_what_is_free_in_pieces_is_no_room_for_one_pod() -> None:
+def test_room_that_is_free_in_pieces_is_no_room_for_one_pod() -> None:
     """One cpu is free on each node; on n1 the rest ends at 400 s, on n2 at 300 s."""
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4)]
     world += [*running("a", 3, 400_000, node="n1"), *running("b", 3, 300_000, node="n2")]
@@ -264,7 +264,7 @@ def test_a_booking_takes_room_on_nodes_that_others_leave_to_it() -> None:
     assert not table.fits_now(of(session, "g"), 200_001)
 
 
-def test_of_pods_of_several_sizes_the_largest_find_their_nodes_first_if_need_be() -> None:
+def test_the_largest_pods_of_several_sizes_find_their_nodes_first_if_need_be() -> None:
     """In the order written, small ones would leave no node for the large one."""
     tasks = (a_task("small", 4, requests={"cpu": 1}), a_task("large", 1, requests={"cpu": 4}))
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4)]

@@ -69,7 +69,7 @@ def test_an_admission_elsewhere_may_move_what_a_queue_deserves_and_so_its_turn()
     assert turns.next() == "c"  # 3 of 4, and c 2 of 4
 
 
-def test_what_is_undone_gives_a_turn_back() -> None:
+def test_an_undone_admission_gives_a_turn_back() -> None:
     session = _session(a_node(cpu=9), *_tree(), a_group("g", queue="x1"), a_group("h", queue="y"))
     turns = FairShareSelector(session, ["x1", "y"])
     group = session.by_key["default/g"]

@@ -53,36 +53,36 @@ def test_after_a_half_life_what_was_used_counts_for_half() -> None:
     assert weight(WEEK // 2, WEEK) == 759_250_124
 
 
-def test_who_has_used_nothing_has_no_share() -> None:
+def test_a_queue_that_has_used_nothing_has_no_share() -> None:
     assert share() == 0
     assert share(a_group("waits", queue="q")) == 0
 
 
-def test_who_has_all_nodes_for_ever_has_used_all() -> None:
+def test_a_queue_that_has_all_nodes_for_ever_has_used_all() -> None:
     assert share(*ran("r", 8, 0, None)) > Fraction(999, 1000)
     assert share(*ran("r", 8, 0, None)) <= 1
 
 
-def test_what_ended_counts_as_what_runs_does() -> None:
+def test_an_ended_run_counts_as_a_running_one_does() -> None:
     """An hour's run that has just ended, and one that goes on."""
     ended, runs = share(*ran("e", 4, NOW - HOUR, NOW)), share(*ran("r", 4, NOW - HOUR, None))
     assert ended > 0
     assert abs(ended - runs) < runs / 100
 
 
-def test_what_ended_a_half_life_ago_counts_for_half_of_that() -> None:
+def test_a_run_that_ended_a_half_life_ago_counts_for_half() -> None:
     late = share(*ran("e", 4, NOW - HOUR, NOW))
     early = share(*ran("e", 4, NOW - WEEK - HOUR, NOW - WEEK))
     assert abs(2 * early - late) < late / 50
 
 
-def test_of_a_run_of_a_million_years_the_last_one_counts() -> None:
+def test_the_last_year_of_a_run_of_a_million_years_counts() -> None:
     """Whoever may write a pod may say so; hour by hour, that kept a session for hours."""
     ages = ran("old", 8, -(2**55), NOW)
     assert share(*ages) == share(*ran("new", 8, NOW - 365 * DAY, NOW))
 
 
-def test_what_reclaim_or_preempt_took_away_is_not_counted() -> None:
+def test_runs_that_reclaim_or_preempt_took_away_are_not_counted() -> None:
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.RECLAIMED)) == 0
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.PREEMPTED)) == 0
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.NODE_LOST)) > 0

@@ -162,13 +162,13 @@ def low_and_high(**low: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("point", BOTH)
-def test_who_has_run_for_less_than_min_runtime_is_no_victim(point: str) -> None:
+def test_a_group_that_has_run_for_less_than_min_runtime_is_no_victim(point: str) -> None:
     world = low_and_high(started=10_000)
     assert votes(opened(*world, now_ms=39_999, **AGREED), point) is False
     assert votes(opened(*world, now_ms=40_000, **AGREED), point) is True
 
 
-def test_who_has_lost_pods_meanwhile_is_protected_as_before() -> None:
+def test_a_group_that_has_lost_pods_meanwhile_is_protected_as_before() -> None:
     world = low_and_high(started=10_000, phase=PodGroupPhase.UNKNOWN)
     assert votes(opened(*world, now_ms=39_999, **AGREED)) is False
     assert votes(opened(*world, now_ms=40_000, **AGREED)) is True
@@ -182,7 +182,7 @@ def test_pods_beyond_min_member_are_protected_like_the_group() -> None:
         assert vote(session, "preemptable", session.by_key["default/c"], victim) is may
 
 
-def test_nobody_is_asked_about_who_is_protected() -> None:
+def test_no_plugin_is_asked_about_a_protected_victim() -> None:
     session = opened(*low_and_high(started=10_000), now_ms=39_999, **AGREED)
     asked: list[str] = []
 
@@ -243,7 +243,7 @@ def test_drf_compares_the_dominant_share_of_each() -> None:
     assert answer(session, "preemptable", "l", some_pods(session, "v", 3)) is True
 
 
-def test_what_leaves_whole_keeps_no_share_and_drf_refuses() -> None:
+def test_drf_refuses_a_victim_that_leaves_whole_and_keeps_no_share() -> None:
     session = opened(a_node(cpu=8), *running("v", 4), a_group("c", cpu=1), plugins=("drf",))
     assert answer(session, "preemptable", "c", whole(session, "v")) is False
 

@@ -105,7 +105,9 @@ def _threaded(tree: Tree) -> None:
         (_threaded, "is of type 'threaded', expected 'domain'"),
     ],
 )
-def test_there_is_no_base(tree: Tree, arrange: Callable[[Tree], None], why: str) -> None:
+def test_an_unsuitable_cgroup_is_no_base(
+    tree: Tree, arrange: Callable[[Tree], None], why: str
+) -> None:
     tree.cgroup("batchq.service", ME)
     arrange(tree)
     found = tree.found()

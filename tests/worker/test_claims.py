@@ -132,7 +132,7 @@ def test_a_run_file_is_there_before_the_claim_and_goes_with_a_refusal(node: Node
     assert node.files.read("g-1-0", 1) is None
 
 
-def test_what_is_not_bound_here_is_declined_without_a_word(node: Node) -> None:
+def test_a_pod_not_bound_here_is_declined_without_a_fact(node: Node) -> None:
     assert node.claim(node.fold) == declined("gone or superseded")
     node.put(node="n2")
     assert node.claim(node.fold) == declined("Bound on n2")
@@ -142,7 +142,7 @@ def test_what_is_not_bound_here_is_declined_without_a_word(node: Node) -> None:
     assert node.desk.pending() == []
 
 
-def test_of_two_that_claim_one_attempt_one_is_declined(node: Node) -> None:
+def test_one_of_two_claims_on_an_attempt_is_declined(node: Node) -> None:
     node.put()
 
     def other_is_faster() -> None:
@@ -278,7 +278,7 @@ def test_a_pod_whose_group_is_gone_is_given_back(node: Node) -> None:
     assert left.outcome.stopped == "NodeLost"
 
 
-def test_what_was_read_with_the_delivery_counts_for_the_first_look_only(node: Node) -> None:
+def test_the_record_read_with_a_delivery_counts_for_the_first_look_only(node: Node) -> None:
     node.put()
     stored = node.store.link.ask(lambda client: client.hget(keys.objects("Pod"), "g-1-0"))
     assert isinstance(stored, bytes)

@@ -23,7 +23,7 @@ def settled(wanted: Containment, tmp_path: Path, *, mounts: str = "", own: str =
     )
 
 
-def test_what_an_operator_demands_and_the_kernel_does_not_grant_is_refused(tmp_path: Path) -> None:
+def test_a_demanded_containment_the_kernel_does_not_grant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         settled(Containment.CGROUP, tmp_path)
     assert refused.value.message == "--containment cgroup: no cgroup v2 file system is mounted"

@@ -69,7 +69,7 @@ def test_a_killed_work_horse_takes_its_pods_group_along_while_the_agent_is_pause
     assert stage.ended(pod).status.phase == PodPhase.EVICTED
 
 
-def test_what_survives_agent_and_work_horse_is_swept_by_the_next_agent(stage: Stage) -> None:
+def test_processes_surviving_agent_and_work_horse_are_swept_by_the_next_agent(stage: Stage) -> None:
     agent = stage.start_agent()
     (pod,) = stage.bind("sh", "-c", FAMILY)
     group = stage.started(pod, saying="\n")
@@ -249,7 +249,7 @@ def test_a_drained_agent_lets_its_pods_end(stage: Stage) -> None:
     assert stage.now(pod).status.phase == PodPhase.SUCCEEDED
 
 
-def test_what_outlasts_the_drain_is_stopped_with_its_grace(stage: Stage) -> None:
+def test_a_pod_that_outlasts_the_drain_is_stopped_with_its_grace(stage: Stage) -> None:
     agent = stage.start_agent(drain_timeout_s=0.2)
     (pod,) = stage.bind(
         "sh",

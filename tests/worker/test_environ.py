@@ -23,7 +23,7 @@ from batchq.worker.workhorse.process import base_environment
         ("borg_passphrase", "x"),
     ],
 )
-def test_what_sounds_like_a_secret_is_left_out(name: str, value: str) -> None:
+def test_a_variable_that_sounds_like_a_secret_is_left_out(name: str, value: str) -> None:
     assert base_environment({name: value}, secrets=()) == {}
 
 
@@ -38,5 +38,5 @@ def test_what_sounds_like_a_secret_is_left_out(name: str, value: str) -> None:
         ("REPOSITORY", "https://me@host/x:y"),
     ],
 )
-def test_what_does_not_is_passed_on(name: str, value: str) -> None:
+def test_a_variable_that_does_not_sound_like_a_secret_is_passed_on(name: str, value: str) -> None:
     assert base_environment({name: value}, secrets=()) == {name: value}

@@ -76,7 +76,7 @@ def test_an_attempt_whose_bind_was_forgotten_goes_on_to_its_end(
     assert f"node:{NODE}" not in stage.store.ledger()
 
 
-def test_what_a_server_knows_nothing_of_any_more_is_ended(stage: Stage, server: Server) -> None:
+def test_a_pod_the_server_has_forgotten_is_ended(stage: Stage, server: Server) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
     group = stage.started(pod, saying="up")

@@ -131,7 +131,7 @@ def test_a_function_cannot_start_where_there_is_no_folder(stage: Stage) -> None:
     assert status.message == "workingDir /no/such is not a directory on this node"
 
 
-def test_nobody_can_read_the_arguments_in_a_list_of_processes(stage: Stage, folder: Path) -> None:
+def test_arguments_are_not_shown_in_a_list_of_processes(stage: Stage, folder: Path) -> None:
     stage.start_agent()
     (pod,) = call(stage, folder, "until_there", "/a/secret")
     group = stage.started(pod, saying="up")
@@ -167,7 +167,7 @@ def test_a_function_that_ignores_the_order_is_killed_after_its_grace(
     assert members(group) == []
 
 
-def test_what_a_stopped_function_returns_is_no_result(stage: Stage, folder: Path) -> None:
+def test_the_return_value_of_a_stopped_function_is_no_result(stage: Stage, folder: Path) -> None:
     stage.start_agent()
     (pod,) = call(stage, folder, "polite")
     stage.started(pod, saying="up")

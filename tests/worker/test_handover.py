@@ -70,14 +70,14 @@ def test_each_node_gets_its_own_in_order_and_nobody_gets_nothing(
     ]
 
 
-def test_what_nobody_takes_goes_by_itself(link: RqLink, raw: redis.Redis) -> None:
+def test_an_attempt_no_agent_takes_expires_by_itself(link: RqLink, raw: redis.Redis) -> None:
     enqueue(node_queue("n1", link), [PodAttempt("p", 1)])
     names = raw.keys("*")
     assert len(names) == 2
     assert {0 < raw.ttl(name) <= 24 * 3600 for name in names} == {True}
 
 
-def test_what_is_handed_over_again_is_written_once_more(link: RqLink) -> None:
+def test_an_attempt_handed_over_again_is_written_once_more(link: RqLink) -> None:
     queue = node_queue("n1", link)
     for _ in range(2):
         enqueue(queue, [PodAttempt("p", 1)])

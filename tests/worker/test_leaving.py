@@ -55,7 +55,7 @@ def test_the_records_of_what_found_no_slot_are_removed(stage: Stage, raw: redis.
     assert _records(raw) == []
 
 
-def test_what_was_handed_over_to_an_agent_that_ends_is_run_by_the_next(
+def test_a_pod_handed_over_to_an_ending_agent_is_run_by_the_next(
     stage: Stage, raw: redis.Redis
 ) -> None:
     _leave(stage.start_agent())

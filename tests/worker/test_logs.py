@@ -79,7 +79,7 @@ def test_single_bytes_by_turns_do_not_fill_the_memory() -> None:
     assert len(chunks) == 8_129
 
 
-def test_what_could_not_be_sent_comes_first_again() -> None:
+def test_a_chunk_that_could_not_be_sent_comes_first_again() -> None:
     stream = LogStream()
     stream.write("stdout", b"first")
     stream.write("stderr", b"second")

@@ -38,7 +38,7 @@ def test_pods_that_follow_each_other_have_one_work_horse_which_then_ends(stage: 
     until(lambda: not is_alive(int(said[0][0])), within_s=WITHIN_S)
 
 
-def test_what_a_pod_was_given_the_next_one_does_not_see(stage: Stage) -> None:
+def test_the_next_pod_does_not_see_the_environment_of_the_one_before(stage: Stage) -> None:
     stage.start_agent(slots=1)
     _, first = ran(stage, *PARENT, env={"MINE": "secret"})
     _, second = ran(stage, *PARENT)

@@ -37,7 +37,9 @@ def started(*argv: str) -> Iterator[Command]:
         (("a\0b",), 126, "cannot run 'a\\x00b': embedded null byte"),
     ],
 )
-def test_what_cannot_start_says_why(argv: tuple[str, ...], exit_code: int, message: str) -> None:
+def test_a_command_that_cannot_start_says_why(
+    argv: tuple[str, ...], exit_code: int, message: str
+) -> None:
     with pytest.raises(NotStarted) as refused:
         start(argv, PATH, "")
     outcome = refused.value.outcome

@@ -21,7 +21,7 @@ def said_by(script: str) -> str:
     ).stdout
 
 
-def test_what_was_forked_while_the_time_ran_out_is_told_to_be_left() -> None:
+def test_processes_forked_while_the_time_ran_out_are_reported_as_left() -> None:
     """The last child forks while the others are collected, and has ended when its turn comes."""
     assert (
         said_by(

@@ -127,7 +127,7 @@ def call(folder: Path, function: str, *args: Any, **kwargs: Any) -> Called:
     return Called(outcome, result, done.stdout, done.stderr)
 
 
-def test_what_a_function_returns_is_its_result_and_what_it_prints_its_output(folder: Path) -> None:
+def test_a_functions_return_value_is_its_result_and_its_prints_are_its_output(folder: Path) -> None:
     done = call(folder, "tasks:add", 2, b=40)
     assert (done.outcome.exit_code, done.outcome.message) == (0, "")
     assert (done.result, done.out, done.err) == (b"42", "adding\n", "")
@@ -259,7 +259,7 @@ def test_a_failure_is_one_sentence_and_an_exit_code(folder: Path, case: str) -> 
     assert done.result is None
 
 
-def test_what_is_not_there_is_named_with_where_it_was_looked_for(folder: Path) -> None:
+def test_a_missing_function_or_module_is_named_with_where_it_was_looked_for(folder: Path) -> None:
     assert call(folder, "tasks:nope").outcome == PodOutcome(
         exit_code=127, message=f"module tasks ({folder}/tasks.py) has no function nope"
     )
@@ -315,7 +315,7 @@ def test_a_result_that_is_larger_than_the_callee_allows_is_none(size: int) -> No
     assert (outcome.exit_code, result) == (1, None)
 
 
-def test_what_the_log_says_of_a_failure_is_said_as_well(folder: Path) -> None:
+def test_a_failure_to_keep_the_output_is_told_beside_the_functions_own(folder: Path) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.ftruncate(program.stdin, 0)
     os.pwrite(program.stdin, b'{"message":"ValueError: bad"}', 0)

@@ -30,14 +30,14 @@ def test_output_that_is_older_than_a_week_goes(tmp_path: Path) -> None:
     assert left(tmp_path) == ["u-1-0-2.log"]
 
 
-def test_of_too_much_output_the_oldest_goes(tmp_path: Path) -> None:
+def test_the_oldest_output_goes_when_there_is_too_much(tmp_path: Path) -> None:
     for age in range(10):
         write(tmp_path, f"u-1-{age}-1.log", size=100, age_s=age)
     prune_logs(tmp_path, running=(), now_s=NOW_S, most_bytes=350)
     assert left(tmp_path) == ["u-1-0-1.log", "u-1-1-1.log", "u-1-2-1.log"]
 
 
-def test_what_a_running_pod_writes_to_stays_and_counts(tmp_path: Path) -> None:
+def test_the_log_of_a_running_pod_stays_and_counts(tmp_path: Path) -> None:
     write(tmp_path, "u-1-0-1.log", size=300, age_s=9 * DAY_S)
     write(tmp_path, "u-1-1-1.log", size=50, age_s=1)
     write(tmp_path, "u-1-2-1.log", size=50, age_s=2)

@@ -35,7 +35,7 @@ def test_where_nothing_runs_everything_is_known(redis_store: RedisStore, tmp_pat
     assert roll_call.told_to == "run 1"
 
 
-def test_what_the_server_knows_to_run_here_need_not_be_told(
+def test_a_pod_the_server_knows_to_run_here_need_not_be_told(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     know(redis_store)
@@ -43,7 +43,7 @@ def test_what_the_server_knows_to_run_here_need_not_be_told(
     assert redis_store.inboxes.own("n1") == []
 
 
-def test_what_the_server_does_not_know_is_told_and_keeps_the_node_from_having_reported(
+def test_a_pod_unknown_to_the_server_is_told_and_the_node_has_not_reported_yet(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     roll_call = a_roll_call(redis_store, tmp_path)
@@ -60,7 +60,7 @@ def test_a_pod_that_is_known_to_run_elsewhere_is_not_known_to_run_here(
     assert not a_roll_call(redis_store, tmp_path).answer("run 1", HORSES)
 
 
-def test_it_is_not_told_again_at_once(redis_store: RedisStore, tmp_path: Path) -> None:
+def test_an_unknown_pod_is_not_told_again_at_once(redis_store: RedisStore, tmp_path: Path) -> None:
     roll_call = a_roll_call(redis_store, tmp_path)
     roll_call.answer("run 1", HORSES)
     [entry] = redis_store.inboxes.look(["n1"])
@@ -80,7 +80,7 @@ def test_the_node_has_reported_once_the_attempt_is_known_or_gone(
     assert roll_call.told_to == "run 1"
 
 
-def test_what_has_ended_does_not_run(redis_store: RedisStore, tmp_path: Path) -> None:
+def test_an_ended_pod_does_not_count_as_running(redis_store: RedisStore, tmp_path: Path) -> None:
     assert a_roll_call(redis_store, tmp_path, outcome=PodOutcome(exit_code=0)).answer(
         "run 1", HORSES
     )

@@ -128,7 +128,7 @@ def test_a_module_that_has_changed_is_imported_as_it_is_now(standby: Standby, fo
         assert call(standby, folder, "changing:number")[1] == str(number).encode()
 
 
-def test_what_is_still_to_be_written_at_the_end_is_written(standby: Standby, folder: Path) -> None:
+def test_output_still_to_be_written_at_exit_is_written(standby: Standby, folder: Path) -> None:
     path = folder / "late.txt"
     (folder / "call.py").write_text(f"import tasks\ndef late():\n    tasks.late({str(path)!r})\n")
     assert call(standby, folder, "call:late")[0].exit_code == 0

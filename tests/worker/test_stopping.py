@@ -74,7 +74,7 @@ def test_a_pod_that_is_stopped_before_it_starts_is_evicted_and_never_runs(stage:
     assert not (stage.home / "ran").exists()
 
 
-def test_what_a_pod_leaves_in_the_background_ends_with_it(stage: Stage) -> None:
+def test_processes_left_by_a_pod_in_the_background_end_with_it(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", "sleep 600 & setsid sleep 601 & echo $! ; exit 0")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED

@@ -483,7 +483,7 @@ def test_nothing_is_wrong_with(what: str) -> None:
     assert [one.level for one in of_check(state, check)] == [Level.OK], of_check(state, check)
 
 
-def test_what_may_not_be_seen_is_a_note_with_the_permission_that_lacks() -> None:
+def test_a_check_without_permission_is_a_note_naming_the_missing_permission() -> None:
     bare = a_server(
         informed=False,
         version="",

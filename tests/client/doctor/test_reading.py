@@ -41,7 +41,7 @@ def of_check(url: str, check: str) -> list[Finding]:
     return [finding for finding in examine(url).findings if finding.check == check]
 
 
-def test_what_a_stage_has_agrees_with_its_books(stage: Stage, server: Server) -> None:
+def test_a_healthy_stage_agrees_with_its_books(stage: Stage, server: Server) -> None:
     stage.client.submit(command=["true"], name="runs", cpus=2)
     stage.client.submit(command=["true"], name="waits", cpus=9)
     stage.client.set_quota("default", {"cpu": 4})
@@ -54,7 +54,9 @@ def test_what_a_stage_has_agrees_with_its_books(stage: Stage, server: Server) ->
     assert (found["ledger"], found["limits"], found["leader"]) == (Level.OK,) * 3
 
 
-def test_it_only_reads(stage: Stage, server: Server, raw: redis.Redis) -> None:
+def test_the_doctor_sends_only_reading_commands(
+    stage: Stage, server: Server, raw: redis.Redis
+) -> None:
     stage.client.submit(command=["true"], name="runs")
     stage.turn()
     raw.config_resetstat()
@@ -66,7 +68,7 @@ def test_it_only_reads(stage: Stage, server: Server, raw: redis.Redis) -> None:
     assert sent <= ONLY_READ
 
 
-def test_what_nobody_folds_is_told_and_what_is_folded_is_not(
+def test_only_facts_left_unfolded_in_an_inbox_are_reported(
     stage: Stage, server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batchq.client.doctor.system_state.FOLDED_WITHIN_S", 0.3)
@@ -136,7 +138,7 @@ def test_a_user_with_few_rights_is_told_what_it_cannot_see(
         raw.acl_deluser("readonly")
 
 
-def test_what_the_server_says_of_itself(server: Server) -> None:
+def test_facts_about_the_server_are_read_from_it(server: Server) -> None:
     store = open_for_inspection(server.url)
     facts = look_at_server(store)
     store.close()

@@ -49,7 +49,7 @@ def test_a_resource_that_no_node_has_is_told() -> None:
     assert found.found == "a pod of task w asks for gpu 1, and the largest node has gpu 0"
 
 
-def test_what_only_two_nodes_together_have_is_told() -> None:
+def test_a_pod_whose_request_only_two_nodes_together_could_meet_is_reported() -> None:
     nodes = (a_node("n1", cpu=4), a_node("n2", memory="8Gi"))
     found = told(a_state(a_queue(), *nodes, waiting_for(cpu=3, memory="1Gi")))
     assert found.found == (

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import run
@@ -105,6 +105,8 @@ def test_no_message_says_what_is_secret_in_a_url(
     place: str,
     words: str,
 ) -> None:
+    # That is a folder on the way to a socket, which is shown, and nothing secret.
+    assume(is_quoted or not (shape.startswith("unix://{}") and secret.startswith("/")))
     url = shape.format(quote(secret, safe="") if is_quoted else secret)
     with monkeypatch.context() as environ:
         if place == "variable":

@@ -484,5 +484,7 @@ def _less(amounts: Amounts) -> Amounts:
 
 #: How far the ledger had moved, and what is charged when from there.
 LEDGER_TIMELINE: StateKey[tuple[int, LedgerTimeline]] = StateKey(
-    "timetable", lambda session: (len(session.ledger.moved), LedgerTimeline(session))
+    "ledger timeline",
+    lambda session: (len(session.ledger.moved), LedgerTimeline(session)),
+    ends_with_session=True,
 )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from copy import copy
 from fractions import Fraction
 from functools import total_ordering
@@ -219,10 +218,7 @@ class FairShares:
         self._session = session
         self._resources = list(dict.fromkeys((*resources_named(session), PODS)))
         self._children = _children(session)
-        # What is set aside for heads goes by what queues deserve, and is not asked about here: a
-        # session that has ended knows the one, and has to work out the other anew.
-        with session.ledger.regarding(()) if session.ledger.aside else nullcontext():
-            self.demands = _demands_of_groups(session)
+        self.demands = _demands_of_groups(session)
         #: Queue -> min(demand, capability): what it would take if it could.
         self._wanted: dict[str, Amounts] = {}
         #: (queue, resource) -> what of it no child of the queue wants; None if all is wanted.

@@ -238,5 +238,5 @@ class Borrowers:
 
 #: Which queues hold more than they deserve, in a session.
 BORROWERS: StateKey[Borrowers] = StateKey(
-    "borrowers", lambda session: Borrowers(session, "reclaimable")
+    "borrowers", lambda session: Borrowers(session, "reclaimable"), ends_with_session=True
 )

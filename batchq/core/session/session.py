@@ -144,11 +144,15 @@ class StateKey(Generic[T]):
     modules, and knows none of them.
     """
 
-    __slots__ = ("make", "name")
+    __slots__ = ("ends_with_session", "make", "name")
 
-    def __init__(self, name: str, make: Callable[[Session], T]) -> None:
+    def __init__(
+        self, name: str, make: Callable[[Session], T], *, ends_with_session: bool = False
+    ) -> None:
+        """`ends_with_session`: nobody asks for it once everything is decided."""
         self.name = name
         self.make = make
+        self.ends_with_session = ends_with_session
 
 
 class Session:
@@ -525,7 +529,8 @@ class Session:
         self._cache.end()
         # They know the session: left here, both were a cycle, which only the collector frees.
         self.rankings.clear()
-        self._parts.clear()
+        for key in [key for key in self._parts if key.ends_with_session]:
+            del self._parts[key]
 
     def anybody_sleeps(self) -> bool:
         """Whether what anybody was told may be older than this session."""

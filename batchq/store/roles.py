@@ -25,13 +25,10 @@ _RQ_OF_A_NODE, _RQ = (keys.of_rq(node, f"{keys.RQ}*") for node in (_NODE, "*"))
 _CONNECTS = ("client|setinfo", "info", "ping", "select", "time")
 _LOOKS = (
     *("acl|whoami", "exec", "get", "hget", "hgetall", "hkeys", "hlen", "hmget", "hscan", "multi"),
-    *("xrange", "xread", "xrevrange"),
+    *("xinfo|stream", "xrange", "xread", "xrevrange"),
 )
 #: What `commit.lua` does, less what looks.
-_COMMITS = (
-    *("evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd"),
-    "xinfo|stream",
-)
+_COMMITS = ("evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd")
 #: The other scripts and commands of a leader, and handing pods to RQ.
 _LEADS = (
     *("del", "expire", "hrandfield", "hstrlen", "rpush"),

@@ -44,8 +44,8 @@ def test_the_help_names_every_role() -> None:
 def test_a_reader_is_one_line() -> None:
     assert run("acl", "readonly").out == (
         "user readonly reset off %R~{bq}:* resetchannels -@all +acl|whoami +client|setinfo +exec"
-        " +get +hget +hgetall +hkeys +hlen +hmget +hscan +info +multi +ping +select +time +xrange"
-        " +xread +xrevrange\n"
+        " +get +hget +hgetall +hkeys +hlen +hmget +hscan +info +multi +ping +select +time"
+        " +xinfo|stream +xrange +xread +xrevrange\n"
     )
 
 

@@ -174,7 +174,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         `resources` (name -> quantity, all per pod), `replicas` (1), `min_member` (all), `array`
         ("0-99" or a number of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`,
         `env`, `after` (names, or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0),
-        `external`, `working_dir`.
+        `external`, `working_dir` (the caller's folder for a function; "" leaves it to the agent).
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or

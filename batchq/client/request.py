@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -314,7 +315,7 @@ def _template(request: Request) -> PodTemplate:
         function=name_of(request.function),
         **arguments_of(request.args, request.kwargs),
         env=dict(request.env),
-        working_dir=os.fspath(request.working_dir or ""),
+        working_dir=_working_dir(request),
         termination_grace=(
             PodTemplate().termination_grace
             if request.grace is None
@@ -322,6 +323,22 @@ def _template(request: Request) -> PodTemplate:
         ),
         requests=_requests(request),
     )
+
+
+def _working_dir(request: Request) -> str:
+    """Return the folder in which a pod starts; "" leaves it to the agent.
+
+    A function is imported by the pod, so it starts where the caller's own import worked.
+    """
+    if request.working_dir is None and request.function:
+        try:
+            return str(Path.cwd())
+        except FileNotFoundError:
+            raise UsageError(
+                "the folder that this process runs in is gone, and a function starts there",
+                hint="change to a folder that exists, or give working_dir",
+            ) from None
+    return os.fspath(request.working_dir or "")
 
 
 def _requests(request: Request) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,6 +48,32 @@ def test_a_function_is_submitted_by_itself(stage: Stage) -> None:
     stored = stage.client.get("PodGroup", "sum")
     assert isinstance(stored, PodGroup)
     assert template(stored) == ("tests.client.calls:add", [1], {"other": 2})
+
+
+def test_a_function_starts_in_the_folder_of_its_caller_unless_told_otherwise(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    called = stage.client.submit(calls.add, args=[1])
+    elsewhere = stage.client.submit(calls.add, args=[1], working_dir="/srv")
+    left_open = stage.client.submit(calls.add, args=[1], working_dir="")
+    command = stage.client.submit(["true"])
+    folders = [
+        group.spec.tasks[0].template.working_dir
+        for group in (called, elsewhere, left_open, command)
+    ]
+    assert folders == [str(tmp_path), "/srv", "", ""]
+
+
+def test_a_function_without_a_folder_is_refused_in_a_sentence(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="the folder that this process runs in is gone"):
+        stage.client.submit(calls.add, args=[1])
 
 
 def test_a_function_is_submitted_by_its_name_and_names_its_group(stage: Stage) -> None:

@@ -162,7 +162,7 @@ class StandIn:
         self._store.now_ms()
         self._store.pods_on(self._name, self._pods)
         self._store.alive.leased(self._name)
-        self._slots.hand_in([])
+        self._slots.enqueue_missing([])
 
     def look_through(self) -> None:
         """A comparison that does not go by the ledger."""

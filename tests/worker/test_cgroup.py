@@ -96,11 +96,11 @@ def _threaded(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("arrange", "why"),
     [
-        (_no_v2, "is no cgroup v2 file system"),
+        (_no_v2, "is not a cgroup v2 file system"),
         (_shared, "also holds processes that are not the agent's: 7, 8"),
         (_outside, "outside of what this container can see"),
         (_only_v1, "outside of what this container can see"),
-        (_in_the_root, "the root of all cgroups"),
+        (_in_the_root, "the root cgroup"),
         (_without_memory, "has no memory controller"),
         (_threaded, "is of type 'threaded', expected 'domain'"),
     ],
@@ -121,7 +121,7 @@ def test_a_cgroup_that_may_not_be_written_is_no_base(tree: Tree) -> None:
     (base / "cgroup.subtree_control").chmod(0o444)
     found = tree.found()
     assert isinstance(found, Unusable)
-    assert "has not been delegated" in found.why
+    assert "is not delegated" in found.why
 
 
 def test_looking_changes_nothing(tree: Tree) -> None:

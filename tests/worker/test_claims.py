@@ -72,7 +72,7 @@ class Node:
                 assert not self.claims
                 return answer
             between()
-            self.now_ms = self.claims.next_look_at() or 0
+            self.now_ms = self.claims.next_check_at() or 0
         raise AssertionError("nothing was decided")
 
     def pod(self) -> Pod:
@@ -182,7 +182,7 @@ def test_a_claim_that_no_leader_folds_is_taken_back_in_the_end(node: Node) -> No
     looks: list[int] = []
 
     def nobody_leads() -> None:
-        looks.append((node.claims.next_look_at() or 0) - node.now_ms)
+        looks.append((node.claims.next_check_at() or 0) - node.now_ms)
 
     assert node.claim(nobody_leads) == declined("no scheduler let it start within 0 s")
     assert looks == [20, 40, 80, 160, 200]

@@ -39,8 +39,8 @@ def test_a_cgroup_that_another_user_owns_is_not_used(tmp_path: Path) -> None:
             own="0::/theirs",
         )
     assert refused.value.message == (
-        f"--containment cgroup: {tmp_path}/none/theirs may not be written:"
-        " it has not been delegated to this user"
+        f"--containment cgroup: {tmp_path}/none/theirs is not writable:"
+        " it is not delegated to this user"
     )
 
 
@@ -55,7 +55,7 @@ def test_a_folder_that_is_no_cgroup_is_found_out_by_trying(tmp_path: Path) -> No
             mounts=f"cgroup2 {pretended} cgroup2 rw 0 0",
             own="0::/",
         )
-    assert "it has no cgroup.kill, which Linux has from 5.14 on" in refused.value.message
+    assert "it has no cgroup.kill, which Linux has since 5.14" in refused.value.message
     assert [path.name for path in pretended.iterdir()] == ["cgroup.procs"]
 
 

@@ -12,7 +12,7 @@ import redis
 from batchq.api.lifecycle import PodPhase
 from batchq.store.node_channels import WakeReason, ring
 from batchq.store.redis import RedisStore
-from batchq.worker.agent.wakeups import Door
+from batchq.worker.agent.wakeups import WakeUpListener
 from tests.daemon.waiting import until
 from tests.worker.stage import Stage
 
@@ -23,22 +23,22 @@ def test_after_a_look_in_vain_the_next_is_a_second_later_unless_it_rings(
     redis_store: RedisStore,
 ) -> None:
     poll = select.poll()
-    door = Door(redis_store.url, "n1", poll)
+    door = WakeUpListener(redis_store.url, "n1", poll)
     door.listen()
-    door.has_looked(now_ms=5_000, are_more=False)
-    assert (door.look_at, door.most(8), door.most(0)) == (6_000, 1, 0)
+    door.note_look(now_ms=5_000, has_more=False)
+    assert (door.look_at, door.limit(8), door.limit(0)) == (6_000, 1, 0)
     ring(redis_store.link, ["n1"], WakeReason.CLAIMS)
     [(descriptor, _)] = poll.poll(10_000)
     assert door.is_at(descriptor)
     assert door.answer()
-    assert (door.look_at, door.most(8)) == (6_000, 1)
+    assert (door.look_at, door.limit(8)) == (6_000, 1)
     door.listen()
     ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert poll.poll(10_000)
     assert not door.answer()
-    assert (door.look_at, door.most(8)) == (0, 8)
-    door.has_looked(now_ms=5_000, are_more=True)
-    assert (door.look_at, door.most(8)) == (5_000, 8)
+    assert (door.look_at, door.limit(8)) == (0, 8)
+    door.note_look(now_ms=5_000, has_more=True)
+    assert (door.look_at, door.limit(8)) == (5_000, 8)
     door.close()
     assert poll.poll(0) == []
 

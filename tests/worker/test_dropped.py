@@ -24,7 +24,7 @@ def test_a_dropped_attempt_that_is_no_longer_bound_leaves_nothing(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     link = RqLink(redis_store.url)
-    assert _dropped(link).hand_in([]) == []
+    assert _dropped(link).enqueue_missing([]) == []
     link.close()
     assert raw.keys("{bq}-rq:n1:job:*") == []
     assert raw.keys("{bq}-rq:n1:queue:*") == []
@@ -35,7 +35,7 @@ def test_a_dropped_attempt_that_is_still_bound_is_handed_in_again(
 ) -> None:
     link = RqLink(redis_store.url)
     slots = _dropped(link)
-    assert slots.hand_in([_ATTEMPT]) == [_ATTEMPT]
+    assert slots.enqueue_missing([_ATTEMPT]) == [_ATTEMPT]
     (job,), _ = slots.take(1)
     assert job.asks_for() == _ATTEMPT
     link.close()
@@ -46,7 +46,7 @@ def test_an_attempt_whose_end_waits_to_be_seen_is_not_started_again(
 ) -> None:
     link = RqLink(redis_store.url)
     slots = _dropped(link)
-    slots.hand_in([_ATTEMPT])
+    slots.enqueue_missing([_ATTEMPT])
     assert slots.take(1, ended=[_ATTEMPT]) == ([], False)
     assert slots.take(1) == ([], False)
     link.close()

@@ -12,7 +12,7 @@ from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
-from batchq.worker.agent.wakeups import Chores
+from batchq.worker.agent.wakeups import PeriodicTasks
 from tests.daemon.waiting import until
 from tests.harness.server import Server
 from tests.worker.stage import WITHIN_S, Stage
@@ -103,7 +103,7 @@ def test_a_chore_that_the_server_does_not_let_happen_is_done_later_and_said_once
             raise StoreUnavailable("the server is not running")
         done.append(now_ms)
 
-    chores = Chores({chore: 1_000}, now_ms=0, outage=outage)
+    chores = PeriodicTasks({chore: 1_000}, now_ms=0, outage=outage)
     waits = []
     for _ in range(6):
         chores.do(now_ms=now_ms)

@@ -83,7 +83,7 @@ def test_a_process_that_a_function_has_put_beside_itself_ends_with_the_pod(tmp_p
             pidfd = os.pidfd_open(fork.pid)
             select.select([pidfd], [], [])
             outcome = PodOutcome(exit_code=os.waitstatus_to_exitcode(fork.reap()))
-            children = json.loads(program.settled(outcome)[1]).split()
+            children = json.loads(program.resolve(outcome)[1]).split()
             print(len(children), Enclosure().end_all(keep=fork.keep, within_s=5.0), has_children())
             print([pid for pid in children if os.path.exists("/proc/" + pid)])
             """

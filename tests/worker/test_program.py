@@ -123,7 +123,7 @@ def call(folder: Path, function: str, *args: Any, **kwargs: Any) -> Called:
         timeout=60,
         check=False,
     )
-    outcome, result = program.settled(PodOutcome(exit_code=done.returncode))
+    outcome, result = program.resolve(PodOutcome(exit_code=done.returncode))
     return Called(outcome, result, done.stdout, done.stderr)
 
 
@@ -304,14 +304,14 @@ def test_nothing_of_a_call_stands_in_the_arguments_of_its_process(folder: Path) 
 def test_a_process_that_was_stopped_has_no_result(outcome: PodOutcome) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.pwrite(program.stdin, b'{"result":42}       ', 0)
-    assert program.settled(outcome) == (outcome, None)
+    assert program.resolve(outcome) == (outcome, None)
 
 
 @pytest.mark.parametrize("size", [65_537, 80_000])
 def test_a_result_that_is_larger_than_the_callee_allows_is_none(size: int) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.pwrite(program.stdin, b'{"result":"%b"}' % (b"x" * (size - 2)), 0)
-    outcome, result = program.settled(PodOutcome(exit_code=0))
+    outcome, result = program.resolve(PodOutcome(exit_code=0))
     assert (outcome.exit_code, result) == (1, None)
 
 
@@ -319,7 +319,7 @@ def test_a_failure_to_keep_the_output_is_told_beside_the_functions_own(folder: P
     program = Program(PodTemplate(function="tasks:add"))
     os.ftruncate(program.stdin, 0)
     os.pwrite(program.stdin, b'{"message":"ValueError: bad"}', 0)
-    outcome, _ = program.settled(PodOutcome(exit_code=1, message="the output could not be kept"))
+    outcome, _ = program.resolve(PodOutcome(exit_code=1, message="the output could not be kept"))
     assert outcome.message == "ValueError: bad; the output could not be kept"
 
 

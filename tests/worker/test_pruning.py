@@ -60,7 +60,7 @@ def test_an_agent_that_starts_leaves_no_stray_files_about_former_pods(tmp_path: 
     files = RunFiles(tmp_path)
     files.occupy()
     files.write(RunFile(pod="u-1-0", attempt=1, horse=1, horse_started_ms=1))
-    files.tell_stop("u-1-1", 1, "Preempted")
+    files.write_stop("u-1-1", 1, "Preempted")
     files.unsent_file("u-1-2", 1).write_bytes(b"")
     (tmp_path / "u-1-3-1.json").write_text("{torn")
     files.forget_all()

@@ -7,7 +7,7 @@ from pathlib import Path
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Runs
 from batchq.store.redis import RedisStore
-from batchq.worker.agent.end_reports import RollCall
+from batchq.worker.agent.end_reports import Resync
 from batchq.worker.rq.delivery import PodAttempt
 from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles
 from tests.contract.made import pod, put, writing
@@ -16,12 +16,12 @@ HERE = PodAttempt("u1-1-0", 1)
 HORSES = ((HERE, 4711),)
 
 
-def a_roll_call(store: RedisStore, home: Path, *, outcome: PodOutcome | None = None) -> RollCall:
+def a_resync(store: RedisStore, home: Path, *, outcome: PodOutcome | None = None) -> Resync:
     """A node `n1` on which one attempt runs, or has ended."""
     files = RunFiles(home)
     started = {"horse": 4711, "horse_started_ms": 1, "group": 4712, "started_at": 5_000}
     files.write(RunFile(pod=HERE.pod, attempt=HERE.attempt, outcome=outcome, **started))
-    return RollCall(store, "n1", files, agent="host:1:1")
+    return Resync(store, "n1", files, agent="host:1:1")
 
 
 def know(store: RedisStore, *, node: str = "n1", attempt: int = 1) -> None:
@@ -30,25 +30,25 @@ def know(store: RedisStore, *, node: str = "n1", attempt: int = 1) -> None:
 
 
 def test_where_nothing_runs_everything_is_known(redis_store: RedisStore, tmp_path: Path) -> None:
-    roll_call = a_roll_call(redis_store, tmp_path)
-    assert roll_call.answer("run 1", ())
-    assert roll_call.told_to == "run 1"
+    resync = a_resync(redis_store, tmp_path)
+    assert resync.answer("run 1", ())
+    assert resync.known_to == "run 1"
 
 
 def test_a_pod_the_server_knows_to_run_here_need_not_be_told(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     know(redis_store)
-    assert a_roll_call(redis_store, tmp_path).answer("run 1", HORSES)
+    assert a_resync(redis_store, tmp_path).answer("run 1", HORSES)
     assert redis_store.inboxes.own("n1") == []
 
 
 def test_a_pod_unknown_to_the_server_is_told_and_the_node_has_not_reported_yet(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
-    roll_call = a_roll_call(redis_store, tmp_path)
-    assert not roll_call.answer("run 1", HORSES)
-    assert roll_call.told_to == ""
+    resync = a_resync(redis_store, tmp_path)
+    assert not resync.answer("run 1", HORSES)
+    assert resync.known_to == ""
     [told] = redis_store.inboxes.own("n1")
     assert told == Runs(pod="u1-1-0", attempt=1, author="host:1:1:4711", started_at=5_000)
 
@@ -57,30 +57,28 @@ def test_a_pod_that_is_known_to_run_elsewhere_is_not_known_to_run_here(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     know(redis_store, node="n2")
-    assert not a_roll_call(redis_store, tmp_path).answer("run 1", HORSES)
+    assert not a_resync(redis_store, tmp_path).answer("run 1", HORSES)
 
 
 def test_an_unknown_pod_is_not_told_again_at_once(redis_store: RedisStore, tmp_path: Path) -> None:
-    roll_call = a_roll_call(redis_store, tmp_path)
-    roll_call.answer("run 1", HORSES)
+    resync = a_resync(redis_store, tmp_path)
+    resync.answer("run 1", HORSES)
     [entry] = redis_store.inboxes.look(["n1"])
     redis_store.inboxes.folded([entry])
-    assert not roll_call.answer("run 1", HORSES)
+    assert not resync.answer("run 1", HORSES)
     assert redis_store.inboxes.own("n1") == []
 
 
 def test_the_node_has_reported_once_the_attempt_is_known_or_gone(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
-    roll_call = a_roll_call(redis_store, tmp_path)
-    assert not roll_call.answer("run 1", HORSES)
+    resync = a_resync(redis_store, tmp_path)
+    assert not resync.answer("run 1", HORSES)
     know(redis_store)
-    assert roll_call.answer("run 1", HORSES)
-    assert roll_call.answer("run 1", ())
-    assert roll_call.told_to == "run 1"
+    assert resync.answer("run 1", HORSES)
+    assert resync.answer("run 1", ())
+    assert resync.known_to == "run 1"
 
 
 def test_an_ended_pod_does_not_count_as_running(redis_store: RedisStore, tmp_path: Path) -> None:
-    assert a_roll_call(redis_store, tmp_path, outcome=PodOutcome(exit_code=0)).answer(
-        "run 1", HORSES
-    )
+    assert a_resync(redis_store, tmp_path, outcome=PodOutcome(exit_code=0)).answer("run 1", HORSES)

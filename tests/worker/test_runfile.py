@@ -68,7 +68,7 @@ def test_a_reason_to_stop_that_was_not_written_out_is_no_record(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", die)
         with pytest.raises(Killed):
-            files.tell_stop("u-1-0", 1, "Preempted")
+            files.write_stop("u-1-0", 1, "Preempted")
     assert files.read("u-1-0", 1) is None
     assert list(files.all()) == []
     files.forget("u-1-0", 1)
@@ -77,7 +77,7 @@ def test_a_reason_to_stop_that_was_not_written_out_is_no_record(
 
 def test_nothing_is_left_of_what_is_forgotten(files: RunFiles, tmp_path: Path) -> None:
     files.write(a_run(1))
-    files.tell_stop("u-1-0", 1, "Preempted")
+    files.write_stop("u-1-0", 1, "Preempted")
     (tmp_path / "u-1-0-1.draft").write_text("{torn")
     files.unsent_file("u-1-0", 1).write_text("output")
     files.forget("u-1-0", 1)

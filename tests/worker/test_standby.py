@@ -83,7 +83,7 @@ def call(
     assert fork is not None
     wait_status = ended(fork)
     outcome = PodOutcome(exit_code=os.waitstatus_to_exitcode(wait_status))
-    return program.settled(outcome)
+    return program.resolve(outcome)
 
 
 def ended(fork: Fork) -> int:

@@ -1,12 +1,13 @@
-"""The agent: it makes this machine a Node and runs the pods that are bound to it.
+"""The agent makes this machine a Node and runs the pods that are bound to it.
 
-One process, one thread, one loop: take attempts off the node's RQ queue, claim them, fork a
-work-horse for each that is ours, collect the ones that have ended, and now and then tell the server
-that the node lives, hand in again what RQ lost, and report what died without a word.
+It is one process with one thread and one loop. The loop takes attempts from the node's RQ queue,
+claims them, hands each claimed pod to a work-horse and collects the work-horses that have ended.
+Periodically it sends a heartbeat, enqueues again the pods that RQ lost, and reports the end of pods
+whose work-horse died without a report.
 
-    SIGTERM or SIGINT   drain: nothing new is bound here; what runs may end within the drain
-                        timeout, then it is stopped with its grace (NodeLost)
-    a second one        at once
+    SIGTERM or SIGINT   drain: the node accepts no new pods; running pods may finish within the
+                        drain timeout and are then stopped with their grace period (NodeLost)
+    a second signal     kill the running pods at once
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from batchq.store.connect import open_when_up
 from batchq.store.link import is_damaged, is_forbidden
 from batchq.store.outage import Backoff, Outage
 from batchq.store.rq_link import RqLink
-from batchq.worker.agent.end_reports import RollCall, Settling
+from batchq.worker.agent.end_reports import EndReporter, Resync
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.node import Membership, NodeOffer, own_identity
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.start_claims import Claimed, Claims
-from batchq.worker.agent.wakeups import Chores, Door
+from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, processes
 from batchq.worker.host.containment import Containment
 from batchq.worker.host.devices import GpuShares, detect_resources, gpu_indices
@@ -58,33 +59,37 @@ log = structlog.get_logger(__name__)
 
 _LAUNCHES_PER_TURN = 8
 _RECONCILE_MS = 10 * SECOND
-#: A Bound pod may be this old before it is held for lost by RQ; then it is handed in again.
+#: A pod that has been Bound for this long without a delivery is taken to be lost by RQ, and is
+#: enqueued again.
 _BOUND_PATIENCE_MS = 10 * SECOND
 _RQ_CLEAN_MS = 60 * SECOND
 _SETTLE_MS = 1 * SECOND
-#: Between two looks whether a server that was started anew knows what runs here.
-_ROLL_CALL_MS = 100
+#: Between two checks whether a restarted server knows what runs here.
+_RESYNC_MS = 100
 _ORPHANS_MS = 5 * SECOND
 _AWAY_MS = 1 * SECOND
-#: How long an agent waits at its end for a leader to note it, and how often it looks.
+#: How long a stopping agent waits for a leader to apply its withdrawal, and how often it checks.
 _LEAVE_MS, _LEAVE_LOOK_MS = 3 * SECOND, 20
-#: A node is missed soon after the server is back, so it is not left waiting longer.
-_AWAY_MOST_MS = 2 * SECOND
-#: How long a start waits for what a former agent has left, and how long each later try does.
+#: The cluster misses the node as soon as the server is back, so the retry interval stays short.
+_AWAY_MAX_MS = 2 * SECOND
+#: How long a starting agent tries to end the leftovers of its predecessor, and how long each later
+#: attempt may take.
 _SWEEP_S, _END_ROUND_S = 10.0, 1.0
 _SHOWN_PIDS = 5
-#: How long a node takes no pods after something under RQ's keys of it could not be read.
+#: How long a node takes no pods after unreadable data was found under its RQ keys.
 _SPOILED_MS = 10 * SECOND
-#: A work-horse that ends its pod at once, and reports that to a slow server, needs less.
+#: More than a work-horse needs to kill its pod and to report the end to a slow server.
 _END_MS = 90 * SECOND
-#: One that was killed is gone by then, unless a debugger keeps it.
+#: A killed work-horse is gone within this time unless a debugger holds it.
 _KILLED_MS = 10 * SECOND
 
 _UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
 
 
 class Agent:
-    """One node's agent. `run` once; it owns the process's signals and children."""
+    """The agent of one node. Call `run` once; the agent owns the signals and children of its
+    process.
+    """
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -95,25 +100,26 @@ class Agent:
         self._identity = own_identity()
         self._signals = Signals(signal.SIGTERM, signal.SIGINT)
         self._poll = select.poll()
-        self._door = Door(settings.url, settings.node, self._poll)
+        self._listener = WakeUpListener(settings.url, settings.node, self._poll)
         self._away_until = 0
         self._outage = Outage()
-        self._backoff = Backoff(longest_ms=_AWAY_MOST_MS)
+        self._backoff = Backoff(longest_ms=_AWAY_MAX_MS)
         self._paused = Paused(patience_ms=settings.lease_ms // 3)
         self._draining_since: int | None = None
-        #: Whether processes of a former agent's pods run: nothing is started beside them.
+        #: Whether processes of a former agent's pods still run; no pod is started beside them.
         self._has_leftovers = False
-        #: Whether the node takes no pods because some cannot be ended.
+        #: Whether the node takes no pods because the processes of some pods cannot be killed.
         self._is_out_of_service = False
-        #: Until when the node takes none because what stood under RQ's keys could not be read.
+        #: Until when, and why, the node takes no pods after unreadable data was found under its RQ
+        #: keys.
         self._spoiled_until, self._spoiled_by = 0, ""
         self._sent: set[signal.Signals] = set()
 
     def run(self) -> int:
-        """Until a signal has drained it; the exit code.
+        """Run until a signal has drained the agent, and return the exit code.
 
-        Waits for a server that does not answer yet. Raises Conflict if another agent serves the
-        node, UsageError where the system is not Linux.
+        Wait for a server that does not answer yet. Raise Conflict if another agent serves the node,
+        and UsageError if the system is not Linux.
         """
         processes.require()
         if os.geteuid() == 0:
@@ -140,19 +146,19 @@ class Agent:
             self._signals.close()
             self._files.release()
             self._link.close()
-            self._door.close()
+            self._listener.close()
             self._store.close()
         return 0
 
     def _pause(self, seconds: float) -> bool:
-        """Whether no signal has come meanwhile."""
+        """Wait, and return whether no signal has arrived."""
         self._signals.wait(seconds)
         return not self._signals_seen()
 
     def _signals_seen(self) -> int:
         return self._signals.count(signal.SIGTERM) + self._signals.count(signal.SIGINT)
 
-    # --- beginning and end ------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------
 
     def _begin(self) -> None:
         settings = self._settings
@@ -174,15 +180,16 @@ class Agent:
         )
         beat_ms = round(settings.beat_s * SECOND)
         self._member = Membership(self._store, offer, identity=self._identity, beat_ms=beat_ms)
-        self._desk = ReportSender(self._store, settings.node)
-        self._roll_call = RollCall(self._store, settings.node, self._files, agent=self._identity)
-        self._settling = Settling(self._store, settings.node, self._files, author=self._identity)
+        self._reports = ReportSender(self._store, settings.node)
+        self._resync = Resync(self._store, settings.node, self._files, agent=self._identity)
+        self._ends = EndReporter(self._store, settings.node, self._files, author=self._identity)
         self._member.refuse_if_served()
         self._files.occupy()
         self._boot = own_boot()
         self._post = GuardPost(processes.mark_of(self._run_dir))
-        # The guard is one of them: it is collected when this process ends.
-        self._strangers = child_pids()
+        # The guard is among the children that are left alone: it is collected when this process
+        # ends.
+        self._foreign_children = child_pids()
         processes.adopt_orphans()
         self._poll.register(self._signals.fileno(), select.POLLIN)
         self._slots = Slots(
@@ -199,21 +206,21 @@ class Agent:
             lease_ms=settings.lease_ms,
         )
         self._slots.take_out_damaged()
-        #: The RQ job of each attempt that is being claimed.
+        #: The RQ job of each attempt that waits for its start claim.
         self._jobs: dict[PodAttempt, PodJob] = {}
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
         for run in list(self._files.all()):
-            self._settling.is_missing(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
+            self._ends.note_missing(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
         self._settle_all()
-        self._files.forget_all(keep=self._settling.ids())
+        self._files.forget_all(keep=self._ends.ids())
         self._reconcile(bound_patience_ms=0)
-        # Nothing runs here yet: whoever sees the node ready may bind to it at once.
-        self._roll_call.answer(self._store.run_id(), ())
-        self._store.beat(settings.node, self._roll_call.told_to)
+        # Nothing runs here yet, and the scheduler may bind pods as soon as it sees the node ready.
+        self._resync.answer(self._store.run_id(), ())
+        self._store.beat(settings.node, self._resync.known_to)
         self._note_spoiled()
-        if not self._is_kept_out():
+        if not self._is_closed():
             self._member.register()
-        self._chores = Chores(
+        self._tasks = PeriodicTasks(
             {
                 self._beat: beat_ms,
                 self._settle_all: _SETTLE_MS,
@@ -229,13 +236,16 @@ class Agent:
             now_ms=monotonic_ms(),
             outage=self._outage,
         )
-        # Collecting garbage would write to every page that the work-horses share with this process.
+        # A garbage collection would write to every memory page that work-horses share with this
+        # process.
         gc.collect()
         gc.freeze()
         log.info("agent started", node=settings.node, agent=self._identity)
 
     def _end(self) -> None:
-        """Whatever happened, no work-horse outlives the loop; the rest is a courtesy."""
+        """End all work-horses, whatever ended the loop; then report and withdraw if the server
+        answers.
+        """
         self._slots.send(KILL_SIGNAL)
         give_up_at = monotonic_ms() + _END_MS
         while self._slots.horses():
@@ -249,52 +259,55 @@ class Agent:
         self._collect_orphans()
         try:
             self._settle_all()
-            self._take_leave()
+            self._await_withdrawal()
             self._slots.close()
         except StoreUnavailable as trouble:
             log.warning("agent left unannounced", trouble=trouble.message)
         self._post.end()
         log.info("agent stopped", node=self._settings.node)
 
-    def _take_leave(self) -> None:
-        """Wait a little until the leader has seen that nothing may be bound, and nothing runs."""
+    def _await_withdrawal(self) -> None:
+        """Wait briefly until the leader has marked the node unready and has applied all reports of
+        ends.
+        """
         give_up_at = monotonic_ms() + _LEAVE_MS
-        while not self._withdraw() or len(self._settling):
+        while not self._withdraw() or len(self._ends):
             if monotonic_ms() >= give_up_at:
-                log.warning("agent left before anybody noted it", pods=len(self._settling))
+                log.warning("agent left before anybody noted it", pods=len(self._ends))
                 return
             self._signals.wait(_LEAVE_LOOK_MS / 1000)
-            self._settling.let_go()
+            self._ends.forget_seen()
 
     # --- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> None:
         while not self._is_done():
-            self._take_on()
+            self._claim_and_launch()
             self._hear(self._pause_ms())
-            self._chores.do(now_ms=monotonic_ms())
+            self._tasks.do(now_ms=monotonic_ms())
             self._drain()
 
     def _pause_ms(self) -> int:
         now_ms = monotonic_ms()
-        due = self._chores.next_due_at()
+        due = self._tasks.next_due_at()
         if now_ms < self._away_until:
             return max(0, min(due, now_ms + _AWAY_MS // 4) - now_ms)
         if self._draining_since is not None:
             due = min(due, now_ms + _AWAY_MS // 4)
-        elif self._slots.room(beside=len(self._claims)) and not self._has_leftovers:
-            due = min(due, self._door.look_at)
-        look_at = self._claims.next_look_at()
-        return max(0, (due if look_at is None else min(due, look_at)) - now_ms)
+        elif self._slots.free(reserved=len(self._claims)) and not self._has_leftovers:
+            due = min(due, self._listener.look_at)
+        check_at = self._claims.next_check_at()
+        return max(0, (due if check_at is None else min(due, check_at)) - now_ms)
 
-    def _take_on(self) -> None:
-        """Claim what is bound here, and start what is ours, a few at a time, so that ends are seen,
-        too.
+    def _claim_and_launch(self) -> None:
+        """Claim the pods that are bound here and start those that are granted.
+
+        Each turn starts a few at most, so that the loop keeps noticing pods that end.
         """
         if monotonic_ms() < self._away_until or self._has_leftovers:
             return
         try:
-            self._door.listen()
+            self._listener.listen()
             if self._draining_since is None:
                 self._take_jobs()
             for answer in self._claims.step(now_ms=monotonic_ms()):
@@ -307,10 +320,10 @@ class Agent:
             if is_damaged(trouble):
                 self._slots.take_out_damaged()
             if is_forbidden(trouble):
-                # The server's users may be others by now.
+                # The server's ACL users may have changed.
                 self._find_place()
             self._outage.failed(trouble)
-            self._door.look_at = 0
+            self._listener.look_at = 0
             self._away_until = monotonic_ms() + self._backoff.next_ms()
 
     def _find_place(self) -> None:
@@ -319,22 +332,25 @@ class Agent:
 
     def _take_jobs(self) -> None:
         now_ms = monotonic_ms()
-        # A second work-horse would take the first one's last word for its own.
-        room = min(self._slots.room(beside=len(self._claims)), _LAUNCHES_PER_TURN)
-        if not room or now_ms < self._door.look_at:
+        # A pod that is claimed here must not run twice: a second work-horse would mistake the run
+        # file of the first for its own.
+        most = min(self._slots.free(reserved=len(self._claims)), _LAUNCHES_PER_TURN)
+        if not most or now_ms < self._listener.look_at:
             return
-        most = self._door.most(room)
-        jobs, are_more = self._slots.take(most, ended=self._settling, claimed=self._claims)
-        self._is_back()
-        self._door.has_looked(now_ms=now_ms, are_more=are_more)
+        most = self._listener.limit(most)
+        jobs, has_more = self._slots.take(most, ended=self._ends, claimed=self._claims)
+        self._note_answer()
+        self._listener.note_look(now_ms=now_ms, has_more=has_more)
         for job in jobs:
             self._jobs[job.asks_for()] = job
             self._claims.take(job.asks_for(), now_ms=now_ms, stored=job.pod)
 
-    def _is_back(self) -> None:
-        """The server has answered; after a silence it may be another one."""
+    def _note_answer(self) -> None:
+        """Note that the server has answered. After an outage it may be another server, so a beat
+        follows.
+        """
         if self._outage.unavailable:
-            self._chores.hurry(self._beat, now_ms=monotonic_ms())
+            self._tasks.hurry(self._beat, now_ms=monotonic_ms())
         self._outage.succeeded()
         self._backoff.reset()
 
@@ -357,9 +373,9 @@ class Agent:
         try:
             descriptors = self._slots.launch(job, harness)
         except StoreUnavailable:
-            # Claimed, and not started: as if its work-horse had died.
+            # The pod is claimed but was not started; treat it as if its work-horse had died.
             self._gpus.give_back(attempt.id)
-            self._settling.has_died(attempt, now_ms=monotonic_ms())
+            self._ends.note_death(attempt, now_ms=monotonic_ms())
             raise
         for descriptor in descriptors:
             self._poll.register(descriptor, select.POLLIN)
@@ -370,12 +386,12 @@ class Agent:
             if descriptor == self._signals.fileno():
                 self._signals.clear()
                 continue
-            if self._door.is_at(descriptor):
-                if self._door.answer():
-                    self._claims.look_now()
+            if self._listener.is_at(descriptor):
+                if self._listener.answer():
+                    self._claims.check_now()
                 continue
             if not self._slots.knows(descriptor):
-                # Closed with the other one of the same work-horse, just now.
+                # Closed a moment ago, together with the other descriptor of the same work-horse.
                 continue
             heard = self._slots.hear(descriptor, now_ms=monotonic_ms())
             for gone in heard.gone:
@@ -386,22 +402,25 @@ class Agent:
             self._poll.register(fresh, select.POLLIN)
         if left:
             try:
-                self._settling.report(left, now_ms=monotonic_ms())
+                self._ends.report_runs(left, now_ms=monotonic_ms())
             except StoreUnavailable as trouble:
-                # They are due, and told with the others.
+                # Their run files stay, so they are due for another report.
                 self._outage.failed(trouble)
 
     def _collect(self, attempt: PodAttempt, exit_code: int) -> list[RunFile]:
-        """A work-horse has ended; its run file, if its report was left to this agent."""
+        """Note that a work-horse has finished with an attempt.
+
+        Return its run file if the agent is to send the report, and an empty list otherwise.
+        """
         self._gpus.give_back(attempt.id)
         run = self._files.read(attempt.pod, attempt.attempt)
         if exit_code == 0 and run is not None and run.outcome is not None:
             if run.hands_over:
                 return [run]
-            self._settling.has_posted(attempt, now_ms=monotonic_ms())
+            self._ends.note_posted(attempt, now_ms=monotonic_ms())
         elif exit_code or run is not None:
             log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
-            self._settling.has_died(attempt, now_ms=monotonic_ms())
+            self._ends.note_death(attempt, now_ms=monotonic_ms())
         return []
 
     # --- drain ------------------------------------------------------------------------------
@@ -415,7 +434,7 @@ class Agent:
             self._draining_since = now_ms
             log.info("agent drains", node=self._settings.node, pods=len(self._slots.attempts()))
             self._claims.give_up()
-            self._chores.add(self._withdraw, _SETTLE_MS, now_ms=now_ms)
+            self._tasks.add(self._withdraw, _SETTLE_MS, now_ms=now_ms)
         if asked > 1:
             self._send_once(KILL_SIGNAL)
         elif now_ms >= self._draining_since + self._settings.drain_timeout_s * SECOND:
@@ -431,49 +450,54 @@ class Agent:
         return is_draining and not self._slots.attempts() and not self._claims
 
     def _withdraw(self) -> bool:
-        """Have nothing new bound here, and give back what was bound and has not started; whether
-        nothing more can come.
+        """Withdraw the node, give back pods that have not started, and return whether no pod can
+        follow.
         """
-        # Asked first: what is bound before the node is out of service is seen below.
+        # Withdraw first: a pod that is bound before the withdrawal takes effect is then seen below.
         is_withdrawn = self._member.withdraw()
         if self._member.is_taken_over():
             return True
         running = self._slots.attempts() | self._claims.attempts()
-        for pod in self._store.pods_on(self._settings.node, self._known()):
+        for pod in self._store.pods_on(self._settings.node, self._known_pods()):
             attempt = _attempt_of(pod)
             is_waiting = pod.status.phase == PodPhase.BOUND and attempt not in running
-            if is_waiting and attempt not in self._settling:
-                self._settling.tell(attempt, _UNSTARTED, now_ms=monotonic_ms())
+            if is_waiting and attempt not in self._ends:
+                self._ends.report_end(attempt, _UNSTARTED, now_ms=monotonic_ms())
         return is_withdrawn
 
-    # --- chores -----------------------------------------------------------------------------
+    # --- periodic tasks -----------------------------------------------------------------------
 
     def _beat(self) -> None:
         run = self._store.run_id()
-        is_known = self._roll_call.answer(run, self._slots.horses_by_attempt())
-        ready = self._draining_since is None and not self._is_kept_out()
-        self._member.keep(ready=ready, run=self._roll_call.told_to)
-        self._is_back()
+        is_known = self._resync.answer(run, self._slots.horses_by_attempt())
+        ready = self._draining_since is None and not self._is_closed()
+        self._member.keep(ready=ready, run=self._resync.known_to)
+        self._note_answer()
         if not is_known:
-            self._chores.hurry(self._beat, now_ms=monotonic_ms() + _ROLL_CALL_MS)
+            self._tasks.hurry(self._beat, now_ms=monotonic_ms() + _RESYNC_MS)
 
     def _settle_all(self) -> None:
-        """Report what work-horses could not; never before the last of their processes is gone."""
-        self._settling.let_go()
-        due = self._settling.due(now_ms=monotonic_ms())
+        """Report ends that work-horses could not, once the last process of each pod is gone."""
+        self._ends.forget_seen()
+        due = self._ends.due(now_ms=monotonic_ms())
         if not due and not self._has_leftovers:
             return
         left = self._end_processes(due)
         if left:
-            # The room of these pods is not free, and who knows whether that of others will be.
-            self._settling.hold(due, lease_ms=self._settings.lease_ms)
+            # The resources of these pods are still in use, and ends of other pods may be as
+            # uncertain.
+            self._ends.renew_leases(due, lease_ms=self._settings.lease_ms)
         self._take_out_of_service(left)
         for attempt in due if not left else ():
-            self._settling.settle(attempt, now_ms=monotonic_ms())
+            self._ends.resolve(attempt, now_ms=monotonic_ms())
 
     def _end_processes(self, attempts: Sequence[PodAttempt]) -> list[int]:
-        """End what is left of these attempts, and of a former agent's; the pids that are left."""
-        left = kill_children(keep=self._slots.horses() | self._strangers, within_s=_END_ROUND_S)
+        """End the processes of these attempts and of a former agent; return the pids that
+        remain.
+        """
+        left = kill_children(
+            keep=self._slots.horses() | self._foreign_children, within_s=_END_ROUND_S
+        )
         for attempt in attempts:
             cgroup = self._enforcement.of_pod(attempt.id)
             left += cgroup.end(_END_ROUND_S) if cgroup is not None else []
@@ -486,29 +510,32 @@ class Agent:
         return left
 
     def _sweep(self, *, within_s: float) -> list[int]:
-        """End what a former agent has left; nothing may have been started by this one."""
+        """End what a former agent has left. Call it only while this agent has started no pod."""
         existing = [*self._enforcement.existing(), *self._boundary.abandoned(())]
         runs, keep = list(self._files.all()), (self._post.pid,)
         return sweep(self._run_dir, runs, existing, keep=keep, within_s=within_s)
 
     def _take_out_of_service(self, left: Sequence[int]) -> None:
-        """A node on which pods cannot be ended takes no more; it is back once they have ended."""
+        """Withdraw the node while some processes cannot be killed, and offer it again
+        afterwards.
+        """
         if left:
             pids = sorted(set(left))
             shown = ", ".join(map(str, pids[:_SHOWN_PIDS]))
             log.error("processes cannot be killed", pids=shown, count=len(pids))
             self._member.withdraw(f"processes of its pods cannot be killed: {shown}")
         elif self._is_out_of_service:
-            self._chores.hurry(self._beat, now_ms=monotonic_ms())
+            self._tasks.hurry(self._beat, now_ms=monotonic_ms())
         self._is_out_of_service = bool(left)
 
-    def _is_kept_out(self) -> bool:
-        """Whether the node is to take no pods, though its agent serves it."""
+    def _is_closed(self) -> bool:
+        """Return whether the node is to take no pods although its agent serves it."""
         return self._is_out_of_service or monotonic_ms() < self._spoiled_until
 
     def _note_spoiled(self) -> None:
-        """Somebody else writes under RQ's keys of this node: it takes no more pods for a while, and
-        those that are here run on.
+        """Stop taking pods for a while if another program writes under RQ's keys of this node.
+
+        Pods that run here continue.
         """
         if spoiled := self._slots.take_spoiled():
             self._spoiled_until = monotonic_ms() + _SPOILED_MS
@@ -518,49 +545,54 @@ class Agent:
         self._note_spoiled()
         if self._draining_since is None and monotonic_ms() < self._spoiled_until:
             self._member.withdraw(f"{SPOILED}: {self._spoiled_by}")
-            self._chores.hurry(self._beat, now_ms=self._spoiled_until)
+            self._tasks.hurry(self._beat, now_ms=self._spoiled_until)
 
     def _reconcile(self, *, bound_patience_ms: int = _BOUND_PATIENCE_MS) -> None:
-        """Compare what the store says runs or waits here with what does."""
+        """Compare the pods that the store has on this node with those that run or wait here."""
         waiting: list[PodAttempt] = []
         now_ms, here_ms = self._store.now_ms(), monotonic_ms()
-        pods = self._store.pods_on(self._settings.node, self._known())
-        running, told = self._slots.attempts() | self._claims.attempts(), self._settling.told()
+        pods = self._store.pods_on(self._settings.node, self._known_pods())
+        running, reported = (
+            self._slots.attempts() | self._claims.attempts(),
+            self._ends.reported_subjects(),
+        )
         for pod in pods:
             attempt = _attempt_of(pod)
-            if attempt in running or attempt in self._settling or attempt.id in told:
+            if attempt in running or attempt in self._ends or attempt.id in reported:
                 continue
             if pod.status.phase == PodPhase.RUNNING or pod.status.terminating:
-                self._settling.is_missing(attempt, now_ms=here_ms)
+                self._ends.note_missing(attempt, now_ms=here_ms)
             elif now_ms - (pod.status.bound_at or 0) >= bound_patience_ms:
                 waiting.append(attempt)
         self._end_leases(running)
         if self._draining_since is None:
-            for attempt in self._slots.hand_in(waiting):
+            for attempt in self._slots.enqueue_missing(waiting):
                 log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
 
-    def _known(self) -> frozenset[str]:
-        known = self._slots.attempts() | self._claims.attempts() | self._settling.attempts()
+    def _known_pods(self) -> frozenset[str]:
+        known = self._slots.attempts() | self._claims.attempts() | self._ends.attempts()
         return frozenset(attempt.pod for attempt in known)
 
     def _end_leases(self, running: frozenset[PodAttempt]) -> None:
-        """Of attempts whose work-horse had no time to."""
+        """End the leases of attempts whose work-horse could not end them."""
         for uid, number in self._store.alive.leased(self._settings.node):
             attempt = PodAttempt(uid, number)
-            if attempt not in running and attempt not in self._settling:
-                self._desk.end_lease(uid, number)
+            if attempt not in running and attempt not in self._ends:
+                self._reports.end_lease(uid, number)
 
     def _end_paused(self) -> None:
-        """A work-horse that cannot go on is killed long before its pod's lease ends; so is a pod
-        that traces one, or the guard: it could keep them from ending it, or others.
+        """Kill work-horses that are stopped, well before their pods' leases expire.
+
+        Also kill pods that trace a work-horse or the guard: a tracer could keep them from ending
+        pods.
         """
         horses = self._slots.horses()
         for traced in sorted((*horses, self._post.pid)):
             for tracer in processes.tracers_of(traced):
-                if not (line := processes.line_to(tracer)):
+                if not (lineage := processes.lineage(tracer)):
                     continue
                 log.warning("pod killed that traces batchq", tracer=tracer, traced=traced)
-                for pid in (tracer, *horses.intersection(line)):
+                for pid in (tracer, *horses.intersection(lineage)):
                     processes.send(pid, signal.SIGKILL)
         for guard in stopped([self._post.pid]):
             processes.send(guard, signal.SIGCONT)
@@ -569,7 +601,7 @@ class Agent:
             os.kill(horse, signal.SIGKILL)
 
     def _collect_orphans(self) -> None:
-        reap_orphans(keep=self._slots.horses() | self._strangers)
+        reap_orphans(keep=self._slots.horses() | self._foreign_children)
         for abandoned in self._boundary.abandoned(self._slots.horses()):
             abandoned.end(0.0)
 
@@ -584,7 +616,10 @@ class Agent:
         self._slots.clean()
 
     def _prune_logs(self) -> None:
-        """Agents of several nodes may share the folder, so all their run files count."""
+        """Remove old pod logs.
+
+        Agents of several nodes may share the folder, so the run files of all of them count.
+        """
         running = {path.stem for path in self._run_dir.parent.glob("*/*.*")}
         prune_logs(self._log_dir, running=running, now_s=time())
 
@@ -594,11 +629,11 @@ def _attempt_of(pod: Pod) -> PodAttempt:
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):
-    """How a machine takes part.
+    """How a machine takes part in the cluster.
 
-    `resources` None: what is detected, in integer units (cpu milli, memory bytes, others
-    thousandths). `home`: logs go to `home/logs`, records of what runs to `home/run/<node>`.
-    `slots` bounds how many pods run at once, whatever is bound.
+    `resources` are in integer units (cpu in milli, memory in bytes, others in thousandths); None
+    means the detected ones. Logs go to `home/logs`, and run files to `home/run/<node>`. `slots`
+    bounds how many pods run at once.
     """
 
     node: str

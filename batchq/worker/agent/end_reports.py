@@ -1,10 +1,10 @@
-"""Ends that an agent sees to, until the server shows them.
+"""The end reports of a node: every end that the agent follows until the server shows it.
 
-A work-horse posts the end of its pod and goes; its run file stays. The agent looks whether the pod
-has ended, and only then lets go of the file: a server that lost its last second, or was restored
-from an older file, is told again. A work-horse that died without a word is spoken for: with the
-outcome in its run file, or, if there is none, the pod is lost. One of which nothing is known here
-may yet run, on the machine that had the node's name before: it is lost when its lease is over.
+A work-horse posts the end of its pod and exits; its run file stays. The agent releases the run file
+only when the server shows the end, so that a server that lost its last second, or was restored from
+an older file, receives the report again. For a work-horse that died without a report, the agent
+reports the outcome in its run file, or else that the pod is lost. An attempt that is unknown here
+may still run on the machine that had the node's name before; it is lost when its lease expires.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from batchq.api.transaction import fence_of
 from batchq.store.liveness import leases_of
 from batchq.store.pod_attempts import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
-from batchq.worker.agent.start_claims import SAY_AGAIN_MS
+from batchq.worker.agent.start_claims import REPEAT_MS
 from batchq.worker.rq.delivery import PodAttempt
 from batchq.worker.workhorse.output_log import send_kept
 from batchq.worker.workhorse.reporter import ReportSender, monotonic_ms
@@ -30,27 +30,27 @@ from batchq.worker.workhorse.run_pod import author_of
 log = structlog.get_logger(__name__)
 
 
-class Settling:
-    """The attempts of one node whose end is not seen yet; owned by the agent's loop.
+class EndReporter:
+    """The attempts of one node whose end the server does not show yet; owned by the agent's loop.
 
-    Instants are monotonic milliseconds. What asks the server raises StoreUnavailable.
+    Instants are monotonic milliseconds. Methods that ask the server raise StoreUnavailable.
     """
 
     def __init__(self, store: RedisStore, node: str, files: RunFiles, *, author: str) -> None:
         self._store = store
         self._node = node
-        self._desk = ReportSender(store, node)
+        self._reports = ReportSender(store, node)
         self._attempts = Attempts(store, node)
         self._files = files
         self._author = author
-        #: When each is to be told (again).
+        #: When each end is to be reported, or reported again.
         self._due_at: dict[PodAttempt, int] = {}
-        #: What was said in the place of work-horses that had left nothing to say.
-        self._said: dict[PodAttempt, PodOutcome] = {}
-        #: Those whose work-horses were children of this process, and were collected.
+        #: The outcomes reported for work-horses that left none in their run file.
+        self._reported_outcomes: dict[PodAttempt, PodOutcome] = {}
+        #: Attempts whose work-horses were children of this process, and were collected.
         self._seen_dead: set[PodAttempt] = set()
-        #: Those of which nothing is left to send.
-        self._reported: set[PodAttempt] = set()
+        #: Attempts whose output and result have been sent.
+        self._sent: set[PodAttempt] = set()
 
     def __contains__(self, attempt: object) -> bool:
         return attempt in self._due_at
@@ -59,20 +59,22 @@ class Settling:
         return len(self._due_at)
 
     def attempts(self) -> frozenset[PodAttempt]:
-        """Each of them."""
+        """Return the attempts whose end is not seen yet."""
         return frozenset(self._due_at)
 
     def ids(self) -> frozenset[str]:
-        """`<pod>-<attempt>` of each."""
+        """Return `<pod>-<attempt>` of each attempt."""
         return frozenset(attempt.id for attempt in self._due_at)
 
-    def has_posted(self, attempt: PodAttempt, *, now_ms: int) -> None:
-        """Its work-horse has said that it ended."""
-        self._due_at[attempt] = now_ms + SAY_AGAIN_MS
+    def note_posted(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """Note that a work-horse has posted the end of its attempt."""
+        self._due_at[attempt] = now_ms + REPEAT_MS
 
-    def report(self, runs: Sequence[RunFile], *, now_ms: int) -> None:
-        """Work-horses have left their reports to this agent: output and results first, for whoever
-        sees an end may read all of them. What fails is told again from the run files.
+    def report_runs(self, runs: Sequence[RunFile], *, now_ms: int) -> None:
+        """Report the ends of attempts that their work-horses handed over to this agent.
+
+        Output and results are sent first, so that a reader who sees an end can read all of them. An
+        end that cannot be reported now is due again, from its run file.
         """
         for run in runs:
             self._due_at[PodAttempt(run.pod, run.attempt)] = now_ms
@@ -80,28 +82,30 @@ class Settling:
         for run in runs:
             self._send_unsent(PodAttempt(run.pod, run.attempt), None)
             if run.outcome is not None:
-                fact = Ended(
+                report = Ended(
                     pod=run.pod, attempt=run.attempt, outcome=run.outcome, author=self._author
                 )
-                ends.append(AttemptEnd(fact=fact, result=run.result))
+                ends.append(AttemptEnd(fact=report, result=run.result))
         if ends:
             self._attempts.end(ends)
         for run in runs:
             attempt = PodAttempt(run.pod, run.attempt)
-            self._reported.add(attempt)
-            self.has_posted(attempt, now_ms=now_ms)
+            self._sent.add(attempt)
+            self.note_posted(attempt, now_ms=now_ms)
 
-    def has_died(self, attempt: PodAttempt, *, now_ms: int) -> None:
-        """Its work-horse was seen to end, and said nothing."""
+    def note_death(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """Note that a work-horse has ended without a report."""
         self._seen_dead.add(attempt)
-        self.is_missing(attempt, now_ms=now_ms)
+        self.note_missing(attempt, now_ms=now_ms)
 
-    def is_missing(self, attempt: PodAttempt, *, now_ms: int) -> None:
-        """It should run here, and does not."""
+    def note_missing(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """Note that an attempt should run here and does not."""
         self._due_at.setdefault(attempt, now_ms)
 
-    def let_go(self) -> None:
-        """Forget those whose end can be seen, with everything that was kept for it."""
+    def forget_seen(self) -> None:
+        """Forget the attempts whose end the server shows, with everything that was kept for
+        them.
+        """
         if not self._due_at:
             return
         attempts = sorted(self._due_at, key=lambda one: one.id)
@@ -113,7 +117,7 @@ class Settling:
             if isinstance(pod, Pod) and is_current and pod.status.phase in ON_NODE:
                 continue
             over.append(attempt)
-            if is_current and attempt not in self._reported:
+            if is_current and attempt not in self._sent:
                 self._send_unsent(attempt, self._files.read(attempt.pod, attempt.attempt))
         if over:
             self._attempts.end_leases([attempt.id for attempt in over])
@@ -121,64 +125,68 @@ class Settling:
             self._forget(attempt)
 
     def due(self, *, now_ms: int) -> Sequence[PodAttempt]:
-        """Those that are to be told now, in order."""
+        """Return the attempts whose end is to be reported now, ordered by id."""
         found = [attempt for attempt, at in self._due_at.items() if at <= now_ms]
         return sorted(found, key=lambda one: one.id)
 
-    def settle(self, attempt: PodAttempt, *, now_ms: int) -> None:
-        """Tell what the run file says, or that the pod is lost; Bound pods may start anew.
+    def resolve(self, attempt: PodAttempt, *, now_ms: int) -> None:
+        """Report the outcome in the run file, or that the pod is lost; a Bound pod may be started
+        again.
 
-        Never before the last of its processes is gone.
+        Call it only when the last of the attempt's processes is gone.
         """
         run = self._files.read(attempt.pod, attempt.attempt)
-        outcome = (run.outcome if run else None) or self._said.get(attempt)
-        pod = self._desk.current(attempt.pod, attempt.attempt)
+        outcome = (run.outcome if run else None) or self._reported_outcomes.get(attempt)
+        pod = self._reports.current(attempt.pod, attempt.attempt)
         if pod is None or pod.status.phase not in ON_NODE:
             self._due_at.setdefault(attempt, now_ms)
-            self.let_go()
-        elif outcome is None and self._may_start_anew(pod):
+            self.forget_seen()
+        elif outcome is None and self._may_start(pod):
             self._forget(attempt)
-        elif run is None and outcome is None and (left_ms := self._leased_for_ms(pod)) > 0:
+        elif run is None and outcome is None and (left_ms := self._lease_left_ms(pod)) > 0:
             self._due_at[attempt] = now_ms + left_ms
         else:
             self._send_unsent(attempt, run)
-            self.tell(attempt, outcome or _lost(pod), now_ms=now_ms)
+            self.report_end(attempt, outcome or _lost(pod), now_ms=now_ms)
 
-    def tell(self, attempt: PodAttempt, outcome: PodOutcome, *, now_ms: int) -> None:
-        """Tell an end in the place of the work-horse, and again until it is seen."""
-        self._desk.ended(attempt.pod, attempt.attempt, outcome, author=self._author)
-        self._due_at[attempt] = now_ms + SAY_AGAIN_MS
-        if attempt not in self._said:
-            self._said[attempt] = outcome
+    def report_end(self, attempt: PodAttempt, outcome: PodOutcome, *, now_ms: int) -> None:
+        """Report an end in place of the work-horse, and repeat the report until the end is seen."""
+        self._reports.ended(attempt.pod, attempt.attempt, outcome, author=self._author)
+        self._due_at[attempt] = now_ms + REPEAT_MS
+        if attempt not in self._reported_outcomes:
+            self._reported_outcomes[attempt] = outcome
             log.warning("pod ended for its work-horse", pod=attempt.pod, stopped=outcome.stopped)
 
-    def hold(self, attempts: Sequence[PodAttempt], *, lease_ms: int) -> None:
-        """Renew the leases of attempts of which processes are left: their pods have not ended, and
-        are not to be written off.
+    def renew_leases(self, attempts: Sequence[PodAttempt], *, lease_ms: int) -> None:
+        """Renew the leases of attempts whose processes remain.
+
+        Their pods have not ended, and an expired lease would end them.
         """
         for attempt in attempts:
-            pod = self._desk.current(attempt.pod, attempt.attempt)
+            pod = self._reports.current(attempt.pod, attempt.attempt)
             if pod is not None and pod.status.phase == PodPhase.RUNNING:
                 fence = fence_of(pod)
                 self._store.renew(self._node, attempt.pod, attempt.attempt, fence, lease_ms)
 
-    def told(self) -> frozenset[str]:
-        """The subjects of ends that wait to be folded, whoever left them."""
-        return frozenset(fact.subject for fact in self._desk.pending() if isinstance(fact, Ended))
+    def reported_subjects(self) -> frozenset[str]:
+        """Return the subjects of all ends that wait to be applied, the work-horses' included."""
+        return frozenset(
+            report.subject for report in self._reports.pending() if isinstance(report, Ended)
+        )
 
-    def _may_start_anew(self, pod: Pod) -> bool:
-        """A Bound pod may, unless a claim of it is left that would yet be folded."""
+    def _may_start(self, pod: Pod) -> bool:
+        """Return whether a Bound pod may start: no start claim or end of it waits to be applied."""
         if pod.status.phase != PodPhase.BOUND or pod.status.terminating:
             return False
         subject = subject_of_pod(pod.metadata.uid, pod.status.attempt)
-        left = [fact for fact in self._desk.pending() if fact.subject == subject]
-        return not any(isinstance(fact, StartClaim | Ended) for fact in left)
+        left = [report for report in self._reports.pending() if report.subject == subject]
+        return not any(isinstance(report, StartClaim | Ended) for report in left)
 
-    def _leased_for_ms(self, pod: Pod) -> int:
-        """How much longer somebody may run a pod of which nothing is known here.
+    def _lease_left_ms(self, pod: Pod) -> int:
+        """Return for how many milliseconds another machine may run a pod that is unknown here.
 
-        The node may have been on another machine, which cannot be reached or stands still: there
-        the pod goes on until its lease is nearly over.
+        The node's former machine may be unreachable or paused; there the pod runs on until its
+        lease is about to expire.
         """
         uid, number = pod.metadata.uid, pod.status.attempt
         if pod.status.phase != PodPhase.RUNNING or PodAttempt(uid, number) in self._seen_dead:
@@ -188,13 +196,13 @@ class Settling:
 
     def _forget(self, attempt: PodAttempt) -> None:
         self._due_at.pop(attempt, None)
-        self._said.pop(attempt, None)
+        self._reported_outcomes.pop(attempt, None)
         self._seen_dead.discard(attempt)
-        self._reported.discard(attempt)
+        self._sent.discard(attempt)
         self._files.forget(attempt.pod, attempt.attempt)
 
     def _send_unsent(self, attempt: PodAttempt, run: RunFile | None) -> None:
-        """The output and the result that its work-horse could not send."""
+        """Send the output and the result that a work-horse could not send."""
         uid, number = attempt.pod, attempt.attempt
         send_kept(
             self._files.unsent_file(uid, number),
@@ -210,36 +218,40 @@ def _lost(pod: Pod) -> PodOutcome:
     return LOST
 
 
-class RollCall:
-    """One node's answers; owned by the agent's loop. Asking the server raises StoreUnavailable."""
+class Resync:
+    """Reports to a restarted or restored server what runs on the node; owned by the agent's loop.
+
+    Methods that ask the server raise StoreUnavailable.
+    """
 
     def __init__(self, store: RedisStore, node: str, files: RunFiles, *, agent: str) -> None:
         self._store = store
         self._node = node
-        self._desk = ReportSender(store, node)
+        self._reports = ReportSender(store, node)
         self._files = files
         self._agent = agent
-        #: The run of the server that knows of everything that runs here.
-        self.told_to = ""
-        #: When each attempt was last told. Its work-horse waits until what was told is folded.
-        self._said_at: dict[PodAttempt, int] = {}
+        #: The run id of the server that knows everything that runs here.
+        self.known_to = ""
+        #: When each attempt was last reported; its work-horse waits until that report is applied.
+        self._reported_at: dict[PodAttempt, int] = {}
 
     def answer(self, run: str, horses: Sequence[tuple[PodAttempt, int]]) -> bool:
-        """Whether the server with this run id knows of all that runs; what it does not is told.
+        """Report what the server with this run id does not know, and return whether it knows
+        everything.
 
         `horses`: each attempt that runs here, and the pid of its work-horse.
         """
-        if run != self.told_to:
+        if run != self.known_to:
             unknown = self._unknown(horses)
             now_ms = monotonic_ms()
             for attempt, horse in unknown:
-                if now_ms >= self._said_at.get(attempt, -SAY_AGAIN_MS) + SAY_AGAIN_MS:
-                    self._said_at[attempt] = now_ms
-                    self._tell(attempt, horse)
+                if now_ms >= self._reported_at.get(attempt, -REPEAT_MS) + REPEAT_MS:
+                    self._reported_at[attempt] = now_ms
+                    self._post_runs(attempt, horse)
             if not unknown:
-                self.told_to = run
-                self._said_at.clear()
-        return run == self.told_to
+                self.known_to = run
+                self._reported_at.clear()
+        return run == self.known_to
 
     def _unknown(self, horses: Sequence[tuple[PodAttempt, int]]) -> list[tuple[PodAttempt, int]]:
         if not horses:
@@ -252,7 +264,10 @@ class RollCall:
         ]
 
     def _has_started(self, attempt: PodAttempt) -> bool:
-        """One that is still claimed starts nothing that the server does not know of."""
+        """Return whether the attempt's command runs.
+
+        An attempt that is still being claimed starts nothing before the server knows of it.
+        """
         run = self._files.read(attempt.pod, attempt.attempt)
         return run is not None and run.group != 0 and run.outcome is None
 
@@ -263,11 +278,11 @@ class RollCall:
         is_ours = status.node == self._node and status.attempt == attempt.attempt
         return is_ours and status.phase == PodPhase.RUNNING
 
-    def _tell(self, attempt: PodAttempt, horse: int) -> None:
+    def _post_runs(self, attempt: PodAttempt, horse: int) -> None:
         run = self._files.read(attempt.pod, attempt.attempt)
         if run is not None:
             author = author_of(self._agent, horse)
-            self._desk.post(
+            self._reports.post(
                 Runs(
                     pod=attempt.pod,
                     attempt=attempt.attempt,

@@ -1,7 +1,7 @@
-"""What a former agent of this node left running, ended before anything new begins.
+"""Ends what a former agent of this node left running, and prunes old pod logs.
 
-A work-horse dies with its agent and takes its pod along. Only where both were killed at once, as a
-pod of the same user can do it, may processes be left; they are known by their mark
+A work-horse dies with its agent and ends its pod. Processes remain only if both were killed at the
+same time, which a pod of the same user can do. They are found by their mark
 (`batchq.worker.host.processes`), by the process groups in the run files, and by their cgroups.
 """
 
@@ -20,7 +20,7 @@ import structlog
 
 from batchq.api.times import DAY, SECOND
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.processes import await_death, bears, mark_of
+from batchq.worker.host.processes import await_death, has_mark, mark_of
 from batchq.worker.workhorse.process import send_to_group
 from batchq.worker.workhorse.run_file import RunFile, own_boot, started_ms
 
@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 _HORSE_ENDS_WITHIN_S = 3.0
 _KILLED_WITHIN_S = 10.0
 _ROUND_S = 0.2
-#: In how many rounds something may vanish before it was looked at, and still nothing be left. What
-#: forks and exits in a loop is hit in one of so many.
+#: How many rounds in a row must find no process of a pod, if in each a process vanished before it
+#: could be read. A program that forks and exits in a loop is caught about once in this many rounds.
 _QUIET_ROUNDS = 100
 
 
@@ -42,13 +42,13 @@ def sweep(
     keep: Collection[int] = (),
     within_s: float = _KILLED_WITHIN_S,
 ) -> list[int]:
-    """End everything of the pods that used `run_dir`, and a guard of theirs that is left; the pids
-    that could not be killed within about `within_s`.
+    """End every process of the pods that used `run_dir`, and their guard.
 
-    `cgroups`: those of its pods that exist; they are removed. `keep`: processes with its mark that
-    are to live on, such as the guard of a new agent.
+    Return the pids that could not be killed within about `within_s` seconds. `cgroups`: the
+    existing cgroups of these pods; they are removed. `keep`: processes with the mark that are to
+    live on, such as the guard of a new agent.
     """
-    # The numbers in a record from before a reboot are by now those of other people's processes.
+    # After a reboot the pids in a run file belong to unrelated processes.
     runs = [run for run in runs if run.boot == own_boot()]
     _await_horses([run for run in runs if started_ms(run.horse) == run.horse_started_ms])
     left = [pid for one in cgroups for pid in one.end(within_s)]
@@ -61,7 +61,9 @@ def sweep(
 
 
 def _await_horses(runs: list[RunFile]) -> None:
-    """A work-horse without its agent is about to end its pod; one that does not is killed."""
+    """Wait for work-horses, which end their pods when their agent is gone; kill those that take too
+    long.
+    """
     deadline = monotonic() + _HORSE_ENDS_WITHIN_S
     while alive := [run.horse for run in runs if started_ms(run.horse) == run.horse_started_ms]:
         if monotonic() >= deadline:
@@ -72,27 +74,33 @@ def _await_horses(runs: list[RunFile]) -> None:
 
 
 def _kill_group(run_dir: Path, run: RunFile) -> None:
-    """While a group has members its number is nobody else's; a leader that lives must be ours."""
+    """Kill the run's process group, unless its number belongs to an unrelated process by now.
+
+    The number of a group is not reused while the group has members; a living leader must bear the
+    mark.
+    """
     mark = mark_of(run_dir)
-    if run.group and (not psutil.pid_exists(run.group) or bears(run.group, mark, run_dir)):
+    if run.group and (not psutil.pid_exists(run.group) or has_mark(run.group, mark, run_dir)):
         send_to_group(run.group, signal.SIGKILL)
 
 
 class _Hunt:
-    """The search for what bears the mark of a folder. Nothing else ties it to this process, so it
-    is found by looking at every process, and what changes its pid all the time by looking again
-    at those that are new, which takes less time than such a process lives.
+    """The search for processes that bear the mark of a folder.
+
+    No parent ties these processes to this one, so the search reads every process. A program that
+    changes its pid all the time is caught by reading only the new processes again, which takes less
+    time than such a process lives.
     """
 
     def __init__(self, run_dir: Path, keep: Collection[int]) -> None:
         self._run_dir = run_dir
         self._keep = {os.getpid(), *keep}
         self._mark = mark_of(run_dir)
-        #: Who was looked at, and is not of a pod.
+        #: Processes that were read and do not belong to a pod.
         self._others = set(self._keep)
 
     def end_all(self, within_s: float) -> list[int]:
-        """Kill all of them; those that are left."""
+        """Kill all of them, and return the pids of those that remain."""
         deadline = monotonic() + within_s
         before: list[int] = []
         quiet, is_told = 0, False
@@ -105,12 +113,13 @@ class _Hunt:
                 _kill(pid)
             quiet = 0 if ours else quiet + 1
             if not ours and (is_sure or quiet >= _QUIET_ROUNDS):
-                # Once more at all of them: a number may have been given away again meanwhile.
+                # Read all processes once more: a pid may have been reused since it was read.
                 self._others = set(self._keep)
                 ours, _ = self._look()
                 if not ours:
                     return []
-            # What was gone too soon may have been one of them: then the hunt goes on a little.
+            # A process that vanished unread may have been one of them, so the search goes on for a
+            # while.
             if ours and monotonic() >= deadline:
                 return ours
             if ours and ours == before:
@@ -118,13 +127,15 @@ class _Hunt:
             before = ours
 
     def _look(self) -> tuple[list[int], bool]:
-        """The processes of pods, of those not known yet; and whether none was gone too soon."""
-        listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - in a race
+        """Return the unread processes that belong to pods, and whether none vanished before it was
+        read.
+        """
+        listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - faster, in a race with forks
         self._others &= listed
         ours, is_sure = [], True
-        # The newest first: older ones have time.
+        # The newest first: older processes are less likely to be about to exit.
         for pid in sorted(listed - self._others, reverse=True):
-            match bears(pid, self._mark, self._run_dir):
+            match has_mark(pid, self._mark, self._run_dir):
                 case True:
                     ours.append(pid)
                 case False:
@@ -145,16 +156,17 @@ def _kill(pid: int) -> None:
 KEPT_S = 7 * DAY // SECOND
 KEPT_BYTES = 4 << 30
 
-#: `<group uid>-<admission>-<ordinal>-<attempt>.log`; the daemons' own logs may lie beside them.
+#: `<group uid>-<admission>-<ordinal>-<attempt>.log`; the daemons' own logs may be in the same
+#: folder.
 _POD_LOG = re.compile(r"([a-z0-9]+(?:-[0-9]+){3})\.log(?:\.1)?")
 
 
 def prune_logs(
     log_dir: Path, *, running: Collection[str], now_s: float, most_bytes: int = KEPT_BYTES
 ) -> None:
-    """Remove what is too old, and then the oldest until the rest is small enough.
+    """Remove logs that are too old, and then the oldest until the rest fits into `most_bytes`.
 
-    `running`: ids of attempts whose files are still written to; they stay, and count.
+    `running`: ids of attempts whose logs are still written to; these stay, and count.
     """
     files = sorted(_pod_logs(log_dir), key=lambda one: (-one[2].st_mtime, one[1]))
     size = sum(found.st_size for attempt, _, found in files if attempt in running)

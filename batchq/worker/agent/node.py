@@ -1,12 +1,12 @@
-"""This machine as a Node: offered, kept alive, withdrawn.
+"""This machine as a Node: its registration, heartbeat and withdrawal.
 
-The agent leaves facts about its node, and the leader makes the Node of them; what the agent wants
-and does not see, it says again with its next beat. The scheduler takes a node that is not heard of
-for dead; it comes back in the same way.
+The agent posts reports about its node, and the leader makes the Node object of them. If the Node
+does not show what the agent reported, the agent posts the report again with its next beat. The
+scheduler takes a silent node for dead; the next beat brings it back in the same way.
 
-One name, one agent: the node carries its agent's identity, `<host>:<pid>:<start in ms>`, in the
-annotation `batchq/agent`. Another agent is alive if its process is (on the same host), or if the
-node was heard of within three beats (elsewhere).
+A node name has one agent. The node carries its agent's identity, `<host>:<pid>:<start in ms>`, in
+the annotation `batchq/agent`. Another agent counts as alive if its process lives (on the same
+host), or if the node sent a beat within the last three periods (on another host).
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from batchq.worker.workhorse.run_file import started_ms
 
 log = structlog.get_logger(__name__)
 
-#: Of a pid and an instant, together.
-_MOST_DIGITS = 40
+#: The digits of a pid and an instant, together.
+_MAX_DIGITS = 40
 
 _BEATS_UNTIL_SILENT = 3
 
 
 class NodeOffer(Struct, frozen=True, kw_only=True):
-    """What the agent says of its node. Labels and annotations are added to those that others set;
-    taints, if any are given, replace them.
+    """What the agent reports of its node.
+
+    Labels and annotations are merged with those set by others; taints, if any are given, replace
+    them.
     """
 
     name: str
@@ -48,7 +50,7 @@ class NodeOffer(Struct, frozen=True, kw_only=True):
 
 
 def own_identity() -> str:
-    """`<host>:<pid>:<start in ms>` of this process."""
+    """Return `<host>:<pid>:<start in ms>` of this process."""
     return f"{socket.gethostname()}:{os.getpid()}:{started_ms(os.getpid())}"
 
 
@@ -63,20 +65,20 @@ class Membership:
         self._offer = offer
         self._identity = identity
         self._beat_ms = beat_ms
-        #: Who served the node before; dead, or `refuse_if_served` would have raised.
+        #: The node's former agent, which is dead: otherwise `refuse_if_served` raises.
         self._former = ""
-        #: Whether the node has been seen ready, and ours.
+        #: Whether the node was ready and ours at the last beat.
         self._in_service = False
 
     def refuse_if_served(self) -> None:
-        """Raises Conflict while another agent serves the name."""
+        """Raise Conflict while another agent serves the node."""
         node = self._node()
         if node is not None:
             self._refuse_if_served(node)
             self._former = _agent_of(node)
 
     def register(self) -> None:
-        """Offer the node. It is ready once a leader has seen that; `keep` sees to it."""
+        """Offer the node. A leader makes it ready; until it has, `keep` offers it again."""
         self._post(
             Serves(
                 agent=self._identity,
@@ -89,15 +91,15 @@ class Membership:
         log.info("node offered", node=self._offer.name, resources=self._offer.resources)
 
     def keep(self, *, ready: bool, run: str = "") -> None:
-        """One beat. A node that was taken for dead, changed or deleted is offered again.
+        """Send one beat, and offer the node again if it was taken for dead, changed or deleted.
 
-        `run` is the run id of the server that the agent has told everything to. Raises Conflict if
-        another agent has taken the name over.
+        `run`: the run id of the server that knows everything that runs here. Raise Conflict if
+        another agent has taken over the name.
         """
         self._store.beat(self._offer.name, run)
         node = self._node()
         agent = "" if node is None else _agent_of(node)
-        if self._is_anothers(agent):
+        if self._is_foreign(agent):
             raise Conflict(
                 f"node {self._offer.name} was taken over by the agent {_shown(agent)}",
                 hint="give each agent a node name of its own",
@@ -110,8 +112,9 @@ class Membership:
             self.register()
 
     def withdraw(self, reason: str = "") -> bool:
-        """Have nothing new bound here, for a reason unless the agent ends; whether that is so
-        already.
+        """Ask that no more pods are bound here, and return whether that is so already.
+
+        `reason`: why the node is closed while its agent goes on; empty if the agent ends.
         """
         node = self._node()
         if node is None or not node.status.ready or _agent_of(node) != self._identity:
@@ -120,15 +123,15 @@ class Membership:
         return False
 
     def is_taken_over(self) -> bool:
-        """Whether another agent serves the name: what is bound here is that one's to start."""
+        """Return whether another agent serves the node, and so starts what is bound to it."""
         node = self._node()
-        return node is not None and self._is_anothers(_agent_of(node))
+        return node is not None and self._is_foreign(_agent_of(node))
 
-    def _is_anothers(self, agent: str) -> bool:
+    def _is_foreign(self, agent: str) -> bool:
         return agent not in ("", self._identity, self._former)
 
-    def _post(self, fact: NodeReport) -> None:
-        self._store.inboxes.post(self._offer.name, fact)
+    def _post(self, report: NodeReport) -> None:
+        self._store.inboxes.post(self._offer.name, report)
 
     def _node(self) -> Node | None:
         node = self._store.get_if_readable("Node", self._offer.name)
@@ -155,9 +158,9 @@ class Membership:
 
 
 def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
-    """Have nothing new bound to a node, as long as `agent` is the one that serves it.
+    """Ask that no more pods are bound to a node while `agent` serves it.
 
-    Raises StoreUnavailable.
+    Raise StoreUnavailable.
     """
     node = store.get_if_readable("Node", name)
     if isinstance(node, Node) and node.status.ready and _agent_of(node) == agent:
@@ -166,19 +169,21 @@ def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
 
 
 def agent_pid(identity: str) -> int | None:
-    """The pid in an agent's identity."""
+    """Return the pid in an agent's identity; None if the identity is malformed."""
     return _parts(identity)[1]
 
 
 def _agent_of(node: Node) -> str:
-    """Who serves the node, or served it last; empty if nobody did."""
+    """Return the identity of the agent that serves the node or served it last; empty if it has had
+    none.
+    """
     return node.metadata.annotations.get(AGENT_ANNOTATION, "")
 
 
 def _parts(identity: str) -> tuple[str, int | None, int | None]:
     host, _, rest = identity.partition(":")
     pid, _, started = rest.partition(":")
-    if pid.isdigit() and started.isdigit() and len(rest) < _MOST_DIGITS:
+    if pid.isdigit() and started.isdigit() and len(rest) < _MAX_DIGITS:
         return host, int(pid), int(started)
     return host, None, None
 
@@ -192,13 +197,13 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class OwnServer(Struct, frozen=True):
-    """A process; its start tells it from a later one with the same pid."""
+    """A server process, told from a later process with the same pid by its start time."""
 
     pid: int
     started_ms: int | None
 
     def is_away(self) -> bool:
-        """Whether it serves nobody now."""
+        """Return whether the process has ended or is stopped, so that it answers no requests."""
         if started_ms(self.pid) != self.started_ms:
             return True
         try:
@@ -208,9 +213,9 @@ class OwnServer(Struct, frozen=True):
 
 
 class ServerWatch:
-    """Which process is the server, found anew after each time it was lost.
+    """Watches which process is the server, and looks it up again after each lost connection.
 
-    `heard` and `lost` are told by the thread that talks to the server, `is_away` is asked by any.
+    The thread that talks to the server calls `heard` and `lost`; any thread may call `is_away`.
     """
 
     def __init__(self, find: Callable[[], int | None]) -> None:
@@ -220,7 +225,7 @@ class ServerWatch:
         self._is_sure = False
 
     def heard(self) -> None:
-        """The server has answered."""
+        """Note that the server has answered."""
         if self._is_sure:
             return
         try:
@@ -232,8 +237,10 @@ class ServerWatch:
             self._is_sure = True
 
     def lost(self, *, refused: bool = False) -> None:
-        """The server has not answered: the next to answer may be another process. If it has
-        `refused` to, one is there, and serves others.
+        """Note that the server has not answered; the next one to answer may be another process.
+
+        If it `refused` the request, a server is there that may serve other clients, so its process
+        is forgotten.
         """
         self._is_sure = False
         if refused:
@@ -241,6 +248,6 @@ class ServerWatch:
                 self._server = None
 
     def is_away(self) -> bool:
-        """Whether the server that was heard last is known to serve nobody."""
+        """Return whether the server that answered last is known to answer no requests now."""
         with self._lock:
             return self._server is not None and self._server.is_away()

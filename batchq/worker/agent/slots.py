@@ -1,8 +1,8 @@
-"""Many RQ work-horses at once out of one process.
+"""Runs many RQ work-horses at once from one process.
 
 RQ's worker runs one job at a time. A `Slot` is such a worker whose steps are driven from outside;
-`Slots` owns as many as there are pods running, with one connection and no thread. Of RQ's own
-bookkeeping there is what is needed to hand jobs over, and to see which workers live.
+`Slots` owns one for each running pod, with one connection and no thread. It keeps only as much of
+RQ's own bookkeeping as is needed to hand over jobs and to see which workers live.
 """
 
 from __future__ import annotations
@@ -50,69 +50,72 @@ from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
 log = structlog.get_logger(__name__)
 
-#: RQ tells its own story line by line; ours is told where decisions take effect.
+#: batchq logs decisions where they take effect, so RQ's own log is not needed.
 logging.getLogger("rq").setLevel(logging.CRITICAL)
 for _name in ("rq.worker", "rq.queue", "rq.job", "rq.registry"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-#: RQ forgets a worker that has not been heard of for this long, and a minute.
+#: RQ forgets a worker a minute after it has been silent for this long.
 _WORKER_TTL_S = 90
 HEARTBEAT_S = 30
 
 
-#: A work-horse that has had nothing to do for so long ends.
+#: An idle work-horse ends after this time.
 IDLE_MS = 1 * SECOND
 
 
 class Heard(Struct, frozen=True, kw_only=True):
-    """What has become of a work-horse, and of its pod's attempt, if it has ended."""
+    """What happened to a work-horse, and the attempt it finished, if any."""
 
     attempt: PodAttempt | None = None
     exit_code: int = 0
-    #: Descriptors that are closed by now.
+    #: Descriptors that have been closed.
     gone: tuple[int, ...] = ()
 
 
 class Slot(Worker):
     """An RQ worker for one pod at a time, driven by `Slots`.
 
-    RQ forks its work-horses; what it would write down about each of them nobody reads, so the
-    work-horse runs its pod and no more.
+    RQ forks the work-horses. RQ's records about each of them have no reader, so the work-horse only
+    runs its pod.
     """
 
     job_class = PodJob
     death_penalty_class = NoAlarm
     harness: Harness
-    #: The work-horse's end of what `Reins` holds.
-    reins: socket.socket
-    #: Of all work-horses, the agent's ends; a copy of one would hide that the agent is gone.
+    #: The work-horse's end of its control socket.
+    control: socket.socket
+    #: The agent's ends of all control sockets. The child closes its copies: an open one would hide
+    #: from the other work-horses that the agent is gone.
     others: list[socket.socket]
 
     def _set_connection(self, connection: Any) -> Any:
-        """RQ would raise the timeouts for its blocking calls; a slot makes none."""
+        """Keep the connection's timeouts: RQ would raise them for blocking calls, and a slot makes
+        none.
+        """
         return connection
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
-        """In the child: nothing may return from here into the agent's loop."""
+        """Run the work-horse in the child process, and never return into the agent's loop."""
         exit_code = 1
         try:
             for other in self.others:
                 other.close()
-            signals = self._put_on()
-            serve(self.harness, signals, self.reins)
+            signals = self._prepare()
+            serve(self.harness, signals, self.control)
             exit_code = 0
         except NotEnded as trouble:
             log.error("pod left to the agent", rq_job=job.id, why=str(trouble))
-        except Exception as error:  # whatever it is, the agent must hear of it, and go on alone
+        except Exception as error:  # anything: the agent must hear of it and continue
             log.exception("work-horse failed", rq_job=job.id, error=str(error))
         finally:
             os._exit(exit_code)
 
-    def _put_on(self) -> Signals:
+    def _prepare(self) -> Signals:
         signals = Signals(STOP_SIGNAL, KILL_SIGNAL)
         signals.install()
-        # Heard and not ignored: what is ignored here would be ignored by the pod's command, too.
-        signal.signal(signal.SIGINT, _not_ours)
+        # A handler instead of SIG_IGN, because the pod's command would inherit an ignored signal.
+        signal.signal(signal.SIGINT, _ignore_interrupt)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL, KILL_SIGNAL})
         assert self.pid is not None
         processes.die_with_parent(KILL_SIGNAL, self.pid)
@@ -121,7 +124,9 @@ class Slot(Worker):
 
 
 def _fields(record: Any) -> dict[bytes, bytes]:
-    """Of a record as HMGET has it. Raises NoSuchJobError for what is no hash."""
+    """Return the fields of a record as HMGET answers it. Raise NoSuchJobError if it is not a
+    hash.
+    """
     if isinstance(record, Exception):
         raise NoSuchJobError(str(record)[:80])
     data, origin = record
@@ -135,48 +140,52 @@ def _is_over(job_id: str, pod: Pod | None) -> bool:
     return job_id != PodAttempt(pod.metadata.uid, pod.status.attempt).id
 
 
-def _not_ours(_number: int, _frame: FrameType | None) -> None:
-    """Ctrl-C is the agent's business."""
+def _ignore_interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: Ctrl-C is handled by the agent."""
 
 
 class Horse:
-    """A work-horse of this agent: at a pod's attempt, or idle; owned by `Slots`."""
+    """A work-horse of this agent, idle or with an attempt; owned by `Slots`."""
 
-    def __init__(self, slot: Slot, reins: socket.socket, attempt: PodAttempt) -> None:
+    def __init__(self, slot: Slot, control: socket.socket, attempt: PodAttempt) -> None:
         self.slot = slot
-        self.reins = reins
+        self.control = control
         self.pid = slot.horse_pid
         self.pidfd = os.pidfd_open(self.pid)
         self.attempt: PodAttempt | None = attempt
-        #: What it was sent while it was idle, and whether it has ended without having read that.
+        #: What an idle work-horse was sent, and whether it ended without having read it.
         self.order: tuple[PodJob, Harness] | None = None
-        self.has_left_order = False
+        self.left_order_unread = False
         self.idle_since = 0
 
     def descriptors(self) -> tuple[int, int]:
-        """What becomes readable: when it has ended, and when it is ready for another pod."""
-        return self.pidfd, self.reins.fileno()
+        """Return the descriptors that become readable when it ends, and when it is ready for
+        another pod.
+        """
+        return self.pidfd, self.control.fileno()
 
     def is_ready(self) -> bool:
-        """Whether it has said that its pod has ended, and that it is ready for another."""
+        """Return whether it has announced that its pod has ended and that it is ready for
+        another.
+        """
         try:
-            return bool(self.reins.recv(1))
+            return bool(self.control.recv(1))
         except ConnectionResetError:
-            # Linux says so when the other end was closed with something unread in it.
-            self.has_left_order = True
+            # Linux answers so if the other end was closed with an unread message in it.
+            self.left_order_unread = True
         except OSError:
             pass
         return False
 
     def close(self) -> None:
         os.close(self.pidfd)
-        self.reins.close()
+        self.control.close()
 
 
 class Slots:
     """The work-horses of one node; owned by the agent's loop.
 
-    A work-horse whose pod has ended takes the next one: to fork costs more than a short pod.
+    A work-horse whose pod has ended takes the next one, because a fork costs more than a short pod.
     """
 
     def __init__(self, link: RqLink, node: str, *, prefix: str, bound: int) -> None:
@@ -186,16 +195,17 @@ class Slots:
         self._bound = bound
         self._made = 0
         self._free: list[Slot] = []
-        #: By both of their descriptors.
+        #: Each work-horse under both of its descriptors.
         self._horses: dict[int, Horse] = {}
-        #: What work-horses were sent that were killed before they read it.
+        #: Orders that were sent to work-horses which were killed before they read them.
         self._unread: list[tuple[PodJob, Harness]] = []
-        #: What was found that batchq never leaves there: see `take_spoiled`.
+        #: Data that was found under RQ's keys and that batchq never writes there; see
+        #: `take_spoiled`.
         self._spoiled = ""
-        #: RQ's records of jobs that are taken care of, to be removed with the next question.
-        self._done_with: list[str] = []
+        #: RQ's records of jobs that are handled; they are removed with the next request.
+        self._handled: list[str] = []
 
-    # --- what runs ------------------------------------------------------------------------
+    # --- running attempts -------------------------------------------------------------------
 
     def _all_horses(self) -> list[Horse]:
         return [horse for place, horse in self._horses.items() if place == horse.pidfd]
@@ -204,25 +214,25 @@ class Slots:
         return [horse for horse in self._all_horses() if horse.attempt is None]
 
     def attempts(self) -> frozenset[PodAttempt]:
-        """What runs now."""
+        """Return the attempts that run now."""
         return frozenset(one.attempt for one in self._all_horses() if one.attempt is not None)
 
     def horses(self) -> frozenset[int]:
-        """The pids of the work-horses, idle ones included."""
+        """Return the pids of the work-horses, idle ones included."""
         return frozenset(horse.pid for horse in self._all_horses())
 
     def horses_by_attempt(self) -> tuple[tuple[PodAttempt, int], ...]:
-        """What runs now, each with the pid of its work-horse."""
+        """Return each attempt that runs now, with the pid of its work-horse."""
         return tuple(
             (one.attempt, one.pid) for one in self._all_horses() if one.attempt is not None
         )
 
-    def room(self, *, beside: int = 0) -> int:
-        """How many more may run, `beside` so many that are about to."""
-        return max(0, self._bound - len(self.attempts()) - beside)
+    def free(self, *, reserved: int = 0) -> int:
+        """Return how many more pods may run, with `reserved` that are about to start."""
+        return max(0, self._bound - len(self.attempts()) - reserved)
 
     def send(self, sent: signal.Signals) -> None:
-        """A signal to every work-horse."""
+        """Send a signal to every work-horse."""
         for horse in self._all_horses():
             os.kill(horse.pid, sent)
 
@@ -235,19 +245,20 @@ class Slots:
         ended: Container[PodAttempt] = (),
         claimed: Container[PodAttempt] = (),
     ) -> tuple[list[PodJob], bool]:
-        """Take up to so many RQ jobs off the queue; and whether there are more.
+        """Take up to `most` RQ jobs from the queue; return them, and whether more are left.
 
-        What is no pod's attempt, runs already, or is one of `ended` or `claimed`, is dropped.
-        Raises StoreUnavailable: what was taken by then is handed in again.
+        Drop jobs that are no pod's attempt, that run already, or that are in `ended` or `claimed`.
+        Raise StoreUnavailable; the jobs taken by then are enqueued again later.
         """
         with self._link.errors():
-            taken, are_more = self._dequeue(most)
+            taken, has_more = self._dequeue(most)
             jobs = [job for job in self._read(taken) if self._is_to_run(job, ended, claimed)]
-        return jobs, are_more
+        return jobs, has_more
 
     def take_spoiled(self) -> str:
-        """What was found under RQ's keys of this node since the last call that batchq never leaves
-        there; empty if nothing was.
+        """Return and clear what was found under this node's RQ keys that batchq never writes there.
+
+        Empty if nothing was found since the last call.
         """
         spoiled, self._spoiled = self._spoiled, ""
         return spoiled
@@ -262,21 +273,23 @@ class Slots:
             self._spoiled = f"an RQ job: {wrong}"
             self._refuse(job, str(wrong))
             return False
-        self._done_with.append(job.id)
+        self._handled.append(job.id)
         if not (attempt in self.attempts() or attempt in ended or attempt in claimed):
             return True
         log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
         return False
 
     def launch(self, job: PodJob, harness: Harness) -> tuple[int, ...]:
-        """Have a work-horse run it, an idle one or a new one; the descriptors to wait for that are
-        new. Raises StoreUnavailable before it has forked.
+        """Have an idle work-horse or a new one run the job; return the new descriptors to poll.
+
+        Raise StoreUnavailable, only before anything has been forked.
         """
         order = order_of(harness)
         for horse in reversed(self._idle()):
-            # One that has died, or a pod that is too large for a message: others must see to it.
+            # If it has died, or the order is too large for a message, another work-horse runs the
+            # job.
             with suppress(OSError):
-                horse.reins.send(order)
+                horse.control.send(order)
                 horse.attempt, horse.order = harness.claimed.attempt, (job, harness)
                 return ()
         return self._fork(job, harness)
@@ -286,9 +299,9 @@ class Slots:
             slot = self._free.pop() if self._free else self._make()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        slot.harness, slot.reins = harness, theirs
-        slot.others = [ours, *(horse.reins for horse in self._all_horses())]
-        # Until the child has its own handlers, a signal to it must wait.
+        slot.harness, slot.control = harness, theirs
+        slot.others = [ours, *(horse.control for horse in self._all_horses())]
+        # Signals to the child wait until it has its own handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, {STOP_SIGNAL, KILL_SIGNAL})
         try:
             slot.fork_work_horse(job, self._queue)
@@ -301,16 +314,16 @@ class Slots:
         return horse.descriptors()
 
     def knows(self, descriptor: int) -> bool:
-        """Whether this is, still, a descriptor of a work-horse."""
+        """Return whether this is the descriptor of a work-horse that is still open."""
         return descriptor in self._horses
 
     def hear(self, descriptor: int, *, now_ms: int) -> Heard:
-        """What a descriptor that is readable has to say."""
+        """Handle a readable descriptor, and return what happened to its work-horse."""
         horse = self._horses[descriptor]
         if descriptor == horse.pidfd:
             return self._reap(horse)
         if not horse.is_ready():
-            # It has let go of the reins, and is about to end.
+            # It has closed its control socket and is about to end.
             del self._horses[descriptor]
             return Heard(gone=(descriptor,))
         attempt, horse.attempt, horse.order = horse.attempt, None, None
@@ -318,64 +331,66 @@ class Slots:
         return Heard(attempt=attempt)
 
     def _reap(self, horse: Horse) -> Heard:
-        """Collect one that has ended: its exit code is negative if it was killed."""
-        # None if a debugger keeps it to itself; the agent does not stand still for that.
+        """Collect a work-horse that has ended. Its exit code is negative if a signal killed it."""
+        # None if a debugger holds the process; the agent does not wait for it.
         wait_status = processes.collect(horse.pid)
         if wait_status is None:
             wait_status = int(signal.SIGKILL)
-        # It may have said so before it ended.
+        # It may have announced the end of its pod before it ended.
         has_ended_well = horse.is_ready()
         gone = tuple(one for one in horse.descriptors() if self._horses.pop(one, None))
         horse.close()
         self._free.append(horse.slot)
-        if horse.order is not None and horse.has_left_order:
-            # It was killed while it was idle, and what it was to run has not begun.
+        if horse.order is not None and horse.left_order_unread:
+            # It was killed while idle, so the pod it was sent has not started.
             self._unread.append(horse.order)
             return Heard(gone=gone)
         exit_code = 0 if has_ended_well else os.waitstatus_to_exitcode(wait_status)
         return Heard(attempt=horse.attempt, exit_code=exit_code, gone=gone)
 
     def launch_unread(self) -> list[int]:
-        """Have others run what work-horses had not read when they were killed; the descriptors to
-        wait for that are new.
+        """Have other work-horses run the orders that killed ones had not read; return the new
+        descriptors.
 
-        Not before everybody who was to be heard has been: new descriptors may have the numbers of
-        closed ones, and whoever listens to a work-horse that runs waits for its end.
+        Call it only after all readable descriptors were handled: a new descriptor may have the
+        number of a closed one, and would be taken for it.
         """
         orders, self._unread = self._unread, []
         return [descriptor for order in orders for descriptor in self._fork(*order)]
 
     def let_idle_go(self, *, now_ms: int, after_ms: int = IDLE_MS) -> None:
-        """Those that have had nothing to do for so long end."""
+        """End the work-horses that have been idle for `after_ms`."""
         for horse in self._idle():
             if now_ms - horse.idle_since >= after_ms:
                 with suppress(OSError):
-                    horse.reins.shutdown(socket.SHUT_WR)
+                    horse.control.shutdown(socket.SHUT_WR)
 
     # --- upkeep ----------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
-        """Tell RQ that everything lives. Raises StoreUnavailable."""
+        """Tell RQ that all slots live. Raise StoreUnavailable."""
         with self._link.errors():
             pipeline = self._queue.connection.pipeline(transaction=False)
             for slot in self._all():
                 slot.heartbeat(pipeline=pipeline)
-            self._keep(pipeline)
+            self._add_expiry(pipeline)
             pipeline.execute()
 
-    def _keep(self, pipeline: Any) -> None:
-        """Let all that RQ keeps of this node go by itself, long after its agent is gone."""
+    def _add_expiry(self, pipeline: Any) -> None:
+        """Give all RQ keys of this node a time to live, so that they expire long after the agent is
+        gone.
+        """
         if self._link.is_apart:
             for name in self._keys():
                 pipeline.expire(name, keys.RQ_TTL_S)
 
-    def _keep_all(self) -> None:
+    def _expire_keys(self) -> None:
         pipeline = self._queue.connection.pipeline(transaction=False)
-        self._keep(pipeline)
+        self._add_expiry(pipeline)
         pipeline.execute()
 
     def _keys(self) -> dict[str, str]:
-        """RQ's lists, sets and registries for this node; each with the type that it is of."""
+        """Return RQ's lists, sets and registries for this node, each with its Redis type."""
         queue = self._queue
         registries = (
             queue.started_job_registry,
@@ -392,16 +407,16 @@ class Slots:
         }
 
     def clean(self) -> None:
-        """Keep RQ's registries of this queue clean. Raises StoreUnavailable."""
+        """Remove expired entries from RQ's registries of this queue. Raise StoreUnavailable."""
         with self._link.errors():
             clean_registries(self._queue)
             clean_worker_registry(self._queue)
 
-    def hand_in(self, attempts: list[PodAttempt]) -> list[PodAttempt]:
-        """Enqueue those that are neither in the queue nor running; which those were.
+    def enqueue_missing(self, attempts: list[PodAttempt]) -> list[PodAttempt]:
+        """Enqueue the attempts that are neither queued nor running, and return those.
 
-        Whatever stands in RQ's intermediate list and does not run was dropped between two steps
-        of an agent that died; nobody else would ever take its record away. Raises StoreUnavailable.
+        A job in RQ's intermediate list that does not run was dropped between two steps of an agent
+        that died; its record is removed here, because nothing else would. Raise StoreUnavailable.
         """
         with self._link.errors():
             queued = set(self._ids_in(self._queue.key))
@@ -417,35 +432,35 @@ class Slots:
         return lost
 
     def close(self) -> None:
-        """Remove RQ's records of what will not run any more, and take the slots off its list of
-        workers. Raises StoreUnavailable.
+        """Remove RQ's records of jobs that will not run, and unregister the slots as RQ workers.
 
-        The node may never come back, and an agent that begins hands in again what is bound to it.
+        The node may never come back; a new agent enqueues again what is bound to it. Raise
+        StoreUnavailable.
         """
         with self._link.errors():
-            self._remove(self._done_with + self._stale())
+            self._remove(self._handled + self._stale())
             for slot in self._all():
-                slot.register_death()  # type: ignore[no-untyped-call]  # RQ has none
+                slot.register_death()  # type: ignore[no-untyped-call]  # RQ has no annotations
 
     def _stale(self) -> list[str]:
-        """The jobs of this queue whose attempt is not bound any more."""
+        """Return the jobs of this queue whose attempt is not bound any more."""
         queue = self._queue
         job_ids = [*self._ids_in(queue.key), *self._ids_in(queue.intermediate_queue_key)]
         pods = self._stored_pods(job_ids)
         return [job_id for job_id, pod in zip(job_ids, pods, strict=True) if _is_over(job_id, pod)]
 
     def _ids_in(self, key: str) -> list[str]:
-        """The ids in a list of this queue; what is none is taken out."""
+        """Return the job ids in a list of this queue, and remove entries that are not ids."""
         connection = self._queue.connection
         entries = cast("list[bytes]", connection.lrange(key, 0, -1))
         for entry in {entry for entry in entries if not is_id(entry)}:
-            log.error("foreign rq job refused", rq_job=repr(entry[:80]), why="its id is none")
-            self._spoiled = "an RQ job whose id is none"
+            log.error("foreign rq job refused", rq_job=repr(entry[:80]), why="its id is malformed")
+            self._spoiled = "an RQ job with a malformed id"
             connection.lrem(key, 0, entry)  # type: ignore[arg-type]  # any bytes will do
         return [entry.decode() for entry in entries if is_id(entry)]
 
     def _stored_pods(self, job_ids: Sequence[str]) -> list[Pod | None]:
-        """The pod of each job, as it stands in the store."""
+        """Return each job's pod from the store; None if it is missing or unreadable."""
         if not job_ids:
             return []
         uids = [job_id.rpartition("-")[0] for job_id in job_ids]
@@ -468,31 +483,33 @@ class Slots:
         return [*self._free, *(horse.slot for horse in self._all_horses())]
 
     def _dequeue(self, most: int) -> tuple[list[str], bool]:
-        """The next RQ jobs' ids, and whether more are left; with the same question records that are
-        done with are removed.
+        """Return the ids of the next RQ jobs, and whether more are left; remove handled records
+        with the same request.
 
-        From here until its claim is left a job stands in RQ's intermediate list, or nowhere:
-        an agent that dies meanwhile leaves a Bound pod, which is handed in again.
+        From here until its start claim is posted, a job is in RQ's intermediate list or in no list:
+        if the agent dies meanwhile, the pod stays Bound and is enqueued again.
         """
-        queue, done_with = self._queue, self._done_with
+        queue, handled = self._queue, self._handled
         pipeline = queue.connection.pipeline(transaction=False)
-        for job_id in done_with:
+        for job_id in handled:
             pipeline.lrem(queue.intermediate_queue_key, 1, job_id)
-        if done_with:
-            pipeline.delete(*map(PodJob.key_for, done_with))
+        if handled:
+            pipeline.delete(*map(PodJob.key_for, handled))
         for _ in range(most):
             pipeline.lmove(queue.key, queue.intermediate_queue_key)
         pipeline.expire(queue.intermediate_queue_key, keys.RQ_TTL_S)
         pipeline.lrange(queue.key, 0, 0)
         *taken, _, left = pipeline.execute()[-most - 2 :]
-        del self._done_with[: len(done_with)]
+        del self._handled[: len(handled)]
         ids = [job_id.decode() for job_id in taken if job_id is not None and is_id(job_id)]
         if any(job_id is not None and not is_id(job_id) for job_id in taken):
             self._ids_in(queue.intermediate_queue_key)
         return ids, bool(left)
 
     def _read(self, ids: Sequence[str]) -> list[PodJob]:
-        """The RQ jobs with these ids, and their pods. One that is delivered twice is one."""
+        """Return the RQ jobs with these ids, with their pods; a job that was delivered twice counts
+        once.
+        """
         names = list(dict.fromkeys(ids))
         if not names:
             return []
@@ -502,7 +519,7 @@ class Slots:
         pipeline.hmget(keys.objects("Pod"), [job_id.rpartition("-")[0] for job_id in names])
         *records, pods = pipeline.execute(raise_on_error=False)
         if isinstance(pods, Exception):
-            # Whoever needs them asks for them, and says what is wrong.
+            # The claim reads the pods again and reports the error.
             pods = [None] * len(names)
         jobs: list[PodJob] = []
         for job_id, record, pod in zip(names, records, pods, strict=True):
@@ -513,20 +530,20 @@ class Slots:
                 jobs.append(job)
                 continue
             except NoSuchJobError:
-                # Delivered twice, and taken care of; or nobody knows what it was.
+                # Either delivered twice and already handled, or a job of unknown origin.
                 pass
             except (DeserializationError, ValueError, TypeError, LookupError) as wrong:
                 log.error("foreign rq job refused", rq_job=job_id, why=str(wrong))
                 self._spoiled = f"an RQ job: {wrong}"
-            self._done_with.append(job_id)
-        # The other one of each that was there twice.
-        self._done_with += (Counter(ids) - Counter(names)).elements()
+            self._handled.append(job_id)
+        # The extra copies of jobs that were in the list more than once.
+        self._handled += (Counter(ids) - Counter(names)).elements()
         return jobs
 
     def take_out_damaged(self) -> list[str]:
-        """Take out those of RQ's keys for this node that are of another type; which those were.
+        """Delete this node's RQ keys that have the wrong type, and return their names.
 
-        Raises StoreUnavailable.
+        Raise StoreUnavailable.
         """
         queue, types = self._queue, self._keys()
         with self._link.errors():
@@ -547,7 +564,7 @@ class Slots:
             ]
             if damaged:
                 log.error("rq keys of another type taken out", keys=damaged)
-                self._spoiled = f"{damaged[0]} of RQ's is of another type"
+                self._spoiled = f"RQ's key {damaged[0]} has the wrong type"
                 queue.connection.delete(*damaged)
         return damaged
 
@@ -558,10 +575,10 @@ class Slots:
         job.ended_at = now()
         slot.handle_job_failure(job, self._queue, exc_string=f"refused: {why}")
         self._queue.intermediate_queue.remove(job.id)
-        self._keep_all()
+        self._expire_keys()
 
     def _make(self) -> Slot:
-        """One more slot; its name is new for every process, so that no restart is refused."""
+        """Return a new slot. Its name is unique to this process, so that RQ refuses no restart."""
         slot = Slot(
             [self._queue],
             name=f"{self._prefix}.{self._made}",
@@ -575,8 +592,8 @@ class Slots:
         )
         self._made += 1
         slot.hostname, slot.pid, slot.ip_address = socket.gethostname(), os.getpid(), "unknown"
-        slot.register_birth()  # type: ignore[no-untyped-call]  # RQ has none
-        self._keep_all()
+        slot.register_birth()  # type: ignore[no-untyped-call]  # RQ has no annotations
+        self._expire_keys()
         return slot
 
 
@@ -585,16 +602,16 @@ _STOPPED = ("T", "t")
 
 
 class Paused:
-    """For how long the work-horses of one agent have been stopped; owned by the agent's loop."""
+    """How long each work-horse of one agent has been stopped; owned by the agent's loop."""
 
     def __init__(self, *, patience_ms: int) -> None:
         self._patience_ms = patience_ms
         self._since: dict[int, int] = {}
 
     def overdue(self, stopped: Collection[int], *, now_ms: int) -> list[int]:
-        """Those of the pids, all that are stopped now, that have been so for too long.
+        """Return the pids that have been stopped for too long, of all pids that are stopped now.
 
-        They are told once. One that goes on in between is believed anew.
+        Each is returned once. The time of a process that continued in between starts again.
         """
         self._since = {pid: self._since.get(pid, now_ms) for pid in sorted(stopped)}
         found = [pid for pid, at in self._since.items() if now_ms - at >= self._patience_ms]
@@ -604,18 +621,18 @@ class Paused:
 
 
 def stopped(pids: Collection[int]) -> list[int]:
-    """Those of the processes that cannot go on by themselves."""
+    """Return the processes that are stopped, by a signal or by a debugger."""
     return [pid for pid in pids if _state(pid) in _STOPPED]
 
 
 def _state(pid: int) -> str:
-    """The letter that Linux has for it; empty if there is no such process.
+    """Return the state letter of a process in /proc; empty if there is no such process.
 
-    Read without psutil, which opens three files where one will do: this is asked every second.
+    psutil would open three files where one is enough, and this runs every second.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return ""
-    # The name before it is in brackets, and may hold brackets of its own.
+    # The process name before it is in brackets, and may contain brackets.
     return stat.rpartition(") ")[2][:1]

@@ -1,9 +1,9 @@
-"""Claims of a node's agent that wait to be folded.
+"""Start claims of a node's agent, from the delivery of a pod until the leader has applied them.
 
-Nothing may start before its pod is Running and ours. The agent takes what is delivered to it from
-Bound to Running: it takes the lease, leaves the claim, and looks until the leader has folded it;
-only then a work-horse is forked, which finds everything it needs in its memory. All claims go
-together, so that many cost no more questions than one.
+A pod starts only when it is Running and held by this agent. The agent moves a delivered pod from
+Bound to Running: it takes the lease, posts the claim, and checks until the leader has applied it.
+Only then does a work-horse get the pod, with everything it needs in memory. All claims are sent
+together, so that many of them cost as many round trips as one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from batchq.worker.workhorse.run_file import RunFile, RunFiles, own_boot
 
 log = structlog.get_logger(__name__)
 
-#: Between two looks whether claims have been folded, should nobody have said so.
-_LOOK_FIRST_MS, _LOOK_MOST_MS = 20, 200
-#: A fact that shows no effect is left again: its bell may be lost, or the server has forgotten it.
-SAY_AGAIN_MS = 5_000
-#: So long a claim waits for a leader; the pod is given back then.
+#: The pause between two checks of waiting claims, if no wake-up arrives.
+_CHECK_FIRST_MS, _CHECK_MAX_MS = 20, 200
+#: A report without effect is posted again: its wake-up may be lost, or the server may have lost it.
+REPEAT_MS = 5_000
+#: How long a claim waits for a leader before the pod is given back.
 PATIENCE_MS = 60_000
 
 
 class Claimed(Struct, frozen=True, kw_only=True):
-    """The pod is Running, and this attempt of it is ours; its lease counts from `lease_from`."""
+    """The pod is Running and this attempt is ours; its lease started at `lease_from`."""
 
     attempt: PodAttempt
     pod: Pod
@@ -55,14 +55,14 @@ Answer = Claimed | Declined
 
 
 class _Waiting:
-    """One claim, from the delivery on."""
+    """One claim, from its delivery on."""
 
     def __init__(self, attempt: PodAttempt, pod: Pod | None, *, since: int) -> None:
         self.attempt = attempt
-        #: As it was when it was delivered, for the first look.
+        #: The pod at its delivery, for the first check.
         self.pod = pod
         self.since = since
-        self.said_at: int | None = None
+        self.posted_at: int | None = None
         self.lease_from = since
         self.group: PodGroup | None = None
 
@@ -70,7 +70,8 @@ class _Waiting:
 class Claims:
     """The claims of one agent, `author`; owned by its loop. Instants are monotonic milliseconds.
 
-    What asks the server raises StoreUnavailable, and is asked again the next time.
+    Methods that ask the server raise StoreUnavailable; the claims stay, and the next call asks
+    again.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Claims:
         self._attempts = Attempts(store, node)
         self._boot = own_boot()
         self._waiting: dict[PodAttempt, _Waiting] = {}
-        self._look_at = 0
-        self._pause_ms = _LOOK_FIRST_MS
+        self._check_at = 0
+        self._pause_ms = _CHECK_FIRST_MS
         self._gives_up = False
 
     def __contains__(self, attempt: object) -> bool:
@@ -103,34 +104,36 @@ class Claims:
         return len(self._waiting)
 
     def attempts(self) -> frozenset[PodAttempt]:
-        """Those that wait."""
+        """Return the attempts whose claims wait."""
         return frozenset(self._waiting)
 
-    def next_look_at(self) -> int | None:
-        """When `step` has something to do; None while nothing waits."""
-        return self._look_at if self._waiting else None
+    def next_check_at(self) -> int | None:
+        """Return when `step` has something to do; None while no claim waits."""
+        return self._check_at if self._waiting else None
 
     def take(self, attempt: PodAttempt, *, now_ms: int, stored: bytes | None = None) -> None:
-        """One more to claim; `stored`: its pod, if it has just been read."""
+        """Add an attempt to claim. `stored`: the bytes of its pod, if it was just read."""
         pod = codec.pod_if_readable(stored)
         self._waiting[attempt] = _Waiting(attempt, pod, since=now_ms)
-        self._look_at, self._pause_ms = now_ms, _LOOK_FIRST_MS
+        self._check_at, self._pause_ms = now_ms, _CHECK_FIRST_MS
 
-    def look_now(self) -> None:
-        """Those that wait may have been folded."""
-        self._look_at, self._pause_ms = 0, _LOOK_FIRST_MS
+    def check_now(self) -> None:
+        """Check the claims with the next step: some may have been applied."""
+        self._check_at, self._pause_ms = 0, _CHECK_FIRST_MS
 
     def give_up(self) -> None:
-        """The node goes away: what is not ours by the next step is given back."""
+        """Give back with the next step all pods that are not ours by then, because the node goes
+        away.
+        """
         self._gives_up = True
-        self._look_at = 0
+        self._check_at = 0
 
     def step(self, *, now_ms: int) -> list[Answer]:
-        """Claim what is new, look after the others; what has been decided, in order."""
-        if not self._waiting or now_ms < self._look_at:
+        """Claim what is new, check the other claims, and return the decided ones in order."""
+        if not self._waiting or now_ms < self._check_at:
             return []
-        self._look_at = now_ms + self._pause_ms
-        self._pause_ms = min(2 * self._pause_ms, _LOOK_MOST_MS)
+        self._check_at = now_ms + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, _CHECK_MAX_MS)
         waiting = list(self._waiting.values())
         pods = self._pods(waiting)
         answers: list[Answer] = []
@@ -138,14 +141,16 @@ class Claims:
         ends: list[Ended] = []
         for one in waiting:
             pod = pods.get(one.attempt.pod)
-            answer = self._judged(one, pod, ends, now_ms)
+            answer = self._decide(one, pod, ends, now_ms)
             if answer is not None:
                 answers.append(answer)
-            elif pod is not None and one.said_at is None:
+            elif pod is not None and one.posted_at is None:
                 fresh.append((one, pod))
         if fresh:
             answers += self._claim(fresh, ends, now_ms)
-        self._keep([pods[one.attempt.pod] for one in self._old(answers, now_ms)], now_ms)
+        self._renew(
+            [pods[one.attempt.pod] for one in self._due_for_renewal(answers, now_ms)], now_ms
+        )
         self._give_back(ends)
         for answer in answers:
             del self._waiting[answer.attempt]
@@ -154,7 +159,9 @@ class Claims:
         return answers
 
     def _pods(self, waiting: Sequence[_Waiting]) -> dict[str, Pod]:
-        """The pods of those that wait, as they are; those just delivered as they were then."""
+        """Return the current pods of the claims; a pod that was just delivered is not read
+        again.
+        """
         known = {one.attempt.pod: one.pod for one in waiting if one.pod is not None}
         unknown = [one.attempt.pod for one in waiting if one.attempt.pod not in known]
         for one in waiting:
@@ -162,10 +169,10 @@ class Claims:
         found = self._store.get_many("Pod", list(dict.fromkeys(unknown))) if unknown else {}
         return known | {key: one for key, one in found.items() if isinstance(one, Pod)}
 
-    def _judged(
+    def _decide(
         self, one: _Waiting, pod: Pod | None, ends: list[Ended], now_ms: int
     ) -> Answer | None:
-        """What became of one that waits; None if it waits on, or is not even claimed."""
+        """Return the decision on a claim; None if it waits or has not been posted yet."""
         attempt = one.attempt
         if pod is None or pod.status.attempt != attempt.attempt:
             return Declined(attempt=attempt, why="gone or superseded")
@@ -176,15 +183,15 @@ class Claims:
             return Declined(attempt=attempt, why=f"{status.phase} on {where}")
         if is_ours and one.group is not None:
             return Claimed(attempt=attempt, pod=pod, group=one.group, lease_from=one.lease_from)
-        why = self._why_not(one, pod, now_ms)
+        why = self._refusal(one, pod, now_ms)
         if why is None:
             return None
         reason = status.reason if status.terminating else Leaving.NODE_LOST
         ends.append(self._end(attempt, reason, why))
         return Declined(attempt=attempt, why=why)
 
-    def _why_not(self, one: _Waiting, pod: Pod, now_ms: int) -> str | None:
-        """Why a pod that could be ours is not started."""
+    def _refusal(self, one: _Waiting, pod: Pod, now_ms: int) -> str | None:
+        """Return why a pod that could be ours is not to start; None if it may."""
         if pod.status.terminating:
             return "stopped before it started"
         if self._gives_up:
@@ -194,15 +201,17 @@ class Claims:
         return None
 
     def _end(self, attempt: PodAttempt, reason: str, message: str) -> Ended:
-        """It takes the place of the claim, so that nothing is started for nobody."""
+        """Return the end report that takes the place of a claim, so that the pod is not left
+        waiting.
+        """
         outcome = PodOutcome(stopped=reason, message=message)
         return Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author=self._author)
 
     def _claim(
         self, fresh: list[tuple[_Waiting, Pod]], ends: list[Ended], now_ms: int
     ) -> list[Answer]:
-        """Take the leases and leave the claims; what is decided by that."""
-        facts = [
+        """Take the leases and post the claims; return what is decided by the answers."""
+        claims = [
             (
                 StartClaim(pod=one.attempt.pod, attempt=one.attempt.attempt, author=self._author),
                 fence_of(pod),
@@ -210,12 +219,12 @@ class Claims:
             for one, pod in fresh
         ]
         for one, _ in fresh:
-            self._note(one.attempt)
+            self._write_run_file(one.attempt)
         names = [_group(pod) for _, pod in fresh]
-        renewals, groups = self._attempts.claim(facts, list(dict.fromkeys(names)), self._lease_ms)
+        renewals, groups = self._attempts.claim(claims, list(dict.fromkeys(names)), self._lease_ms)
         answers: list[Answer] = []
         for (one, pod), name, renewal in zip(fresh, names, renewals, strict=True):
-            one.said_at, one.lease_from = now_ms, now_ms
+            one.posted_at, one.lease_from = now_ms, now_ms
             one.group = groups.get(name)
             if renewal.word == "fenced":
                 answers.append(Declined(attempt=one.attempt, why="gone or superseded"))
@@ -224,7 +233,7 @@ class Claims:
                 ends.append(self._end(one.attempt, Leaving.NODE_LOST, why))
                 answers.append(Declined(attempt=one.attempt, why=why))
             elif pod.status.phase == PodPhase.RUNNING:
-                # Folded while the server did not answer.
+                # Applied while the server did not answer.
                 answers.append(
                     Claimed(attempt=one.attempt, pod=pod, group=one.group, lease_from=now_ms)
                 )
@@ -234,26 +243,26 @@ class Claims:
                 answers.append(Declined(attempt=one.attempt, why=why))
         return answers
 
-    def _old(self, answers: Sequence[Answer], now_ms: int) -> list[_Waiting]:
-        """Those that still wait, and whose lease is to be renewed."""
+    def _due_for_renewal(self, answers: Sequence[Answer], now_ms: int) -> list[_Waiting]:
+        """Return the claims that still wait and whose lease is to be renewed."""
         decided = {answer.attempt for answer in answers}
         return [
             one
             for one in self._waiting.values()
             if one.attempt not in decided
-            and one.said_at is not None
+            and one.posted_at is not None
             and now_ms - one.lease_from >= CHECK_MS
         ]
 
-    def _keep(self, pods: Sequence[Pod], now_ms: int) -> None:
-        """Renew the leases of claims that have waited for long, and say them again."""
+    def _renew(self, pods: Sequence[Pod], now_ms: int) -> None:
+        """Renew the leases of claims that have waited for long, and post the claims again."""
         for pod in pods:
             one = self._waiting[PodAttempt(pod.metadata.uid, pod.status.attempt)]
             uid, number = one.attempt.pod, one.attempt.attempt
             self._store.renew(self._node, uid, number, fence_of(pod), self._lease_ms)
             one.lease_from = now_ms
-            if now_ms - (one.said_at or 0) >= SAY_AGAIN_MS:
-                one.said_at = now_ms
+            if now_ms - (one.posted_at or 0) >= REPEAT_MS:
+                one.posted_at = now_ms
                 claim = StartClaim(pod=uid, attempt=number, author=self._author)
                 self._store.inboxes.post(self._node, claim)
 
@@ -261,8 +270,10 @@ class Claims:
         if ends:
             self._attempts.end([AttemptEnd(fact=fact) for fact in ends])
 
-    def _note(self, attempt: PodAttempt) -> None:
-        """From now on the next agent knows that nobody else runs it."""
+    def _write_run_file(self, attempt: PodAttempt) -> None:
+        """Write a run file, from which the next agent knows that no other machine runs the
+        attempt.
+        """
         self._files.write(
             RunFile(
                 pod=attempt.pod,

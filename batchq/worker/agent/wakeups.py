@@ -1,6 +1,4 @@
-"""When an agent looks whether pods were brought to its node: when its doorbell rings, and seldom
-otherwise.
-"""
+"""When the agent acts: the listener on its wake-up channel, and its periodic tasks."""
 
 from __future__ import annotations
 
@@ -16,114 +14,118 @@ from batchq.store.link import is_damaged
 from batchq.store.node_channels import WakeReason, WakeUpChannel
 from batchq.store.outage import Backoff, Outage
 
-#: Between two looks at an empty queue, should nobody have rung: a leader of before there was a
-#: doorbell, or a server that lost its last second.
+#: The pause between two looks at an empty queue without a wake-up: an older leader may send none,
+#: and a server may lose its last second.
 LOOK_MS = 1 * SECOND
 
 
-class Door:
-    """The node's door; owned by the agent's loop, whose `poll` hears the bell beside all else.
+class WakeUpListener:
+    """Listens on the node's wake-up channel; owned by the agent's loop, which polls its descriptor.
 
     Instants are monotonic milliseconds.
     """
 
     def __init__(self, url: str, node: str, poll: select.poll) -> None:
-        self._bell = WakeUpChannel(url, node)
+        self._channel = WakeUpChannel(url, node)
         self._poll = poll
-        self._heard_on: int | None = None
-        #: When there is something to look for, and how much may have come.
+        self._polled: int | None = None
+        #: When to look at the queue next, and whether many pods may have come.
         self.look_at = 0
         self._may_be_many = False
 
     def listen(self) -> None:
-        """Have the bell among what is waited for. Raises StoreUnavailable."""
+        """Subscribe to the channel and register its descriptor. Raise StoreUnavailable."""
         try:
-            self._bell.listen()
+            self._channel.listen()
         finally:
-            self._hear_on(self._bell.fileno())
+            self._poll_on(self._channel.fileno())
 
     def is_at(self, descriptor: int) -> bool:
-        """Whether it is the bell that this descriptor tells of."""
-        return descriptor == self._heard_on
+        """Return whether this is the channel's descriptor."""
+        return descriptor == self._polled
 
     def answer(self) -> bool:
-        """Hear what it rings for: for pods, there is something to look for; whether for claims."""
-        words = self._bell.hear()
-        # It has another descriptor after each connection that broke.
-        self._hear_on(self._bell.fileno())
-        if WakeReason.PODS in words:
+        """Read the wake-ups. If pods have come, the queue is due; return whether claims were
+        applied.
+        """
+        reasons = self._channel.hear()
+        # Each reconnection has a new descriptor.
+        self._poll_on(self._channel.fileno())
+        if WakeReason.PODS in reasons:
             self.look_at, self._may_be_many = 0, True
-        return WakeReason.CLAIMS in words
+        return WakeReason.CLAIMS in reasons
 
-    def most(self, room: int) -> int:
-        """How many to look for, with so much room: one where nobody has said that there are any."""
-        return room if self._may_be_many else min(1, room)
+    def limit(self, free: int) -> int:
+        """Return how many jobs to ask for: `free`, or one if no wake-up announced any."""
+        return free if self._may_be_many else min(1, free)
 
-    def has_looked(self, *, now_ms: int, are_more: bool) -> None:
-        """Something was looked for, and there may be more."""
-        self.look_at = now_ms if are_more else now_ms + LOOK_MS
-        self._may_be_many = are_more
+    def note_look(self, *, now_ms: int, has_more: bool) -> None:
+        """Note that the queue was read, and whether it has more."""
+        self.look_at = now_ms if has_more else now_ms + LOOK_MS
+        self._may_be_many = has_more
 
     def close(self) -> None:
         """Stop listening."""
-        self._hear_on(None)
-        self._bell.close()
+        self._poll_on(None)
+        self._channel.close()
 
-    def _hear_on(self, descriptor: int | None) -> None:
-        if descriptor == self._heard_on:
+    def _poll_on(self, descriptor: int | None) -> None:
+        if descriptor == self._polled:
             return
-        if self._heard_on is not None:
-            self._poll.unregister(self._heard_on)
+        if self._polled is not None:
+            self._poll.unregister(self._polled)
         if descriptor is not None:
             self._poll.register(descriptor, select.POLLIN)
-        self._heard_on = descriptor
+        self._polled = descriptor
 
 
 log = structlog.get_logger(__name__)
 
 _AGAIN_MS = 500
-_AGAIN_MOST_MS = 2000
+_AGAIN_MAX_MS = 2000
 
 
-class Chores:
-    """Steps with their periods; owned by one loop. Instants are monotonic milliseconds.
+class PeriodicTasks:
+    """Tasks with their periods; owned by one loop. Instants are monotonic milliseconds.
 
-    `outage` hears of a server that is away; that it is back says who knows that it has answered.
+    A task that finds the server unavailable reports that to `outage`. The loop reports the
+    recovery, because only the loop knows that the server has answered.
     """
 
     def __init__(
         self, steps: dict[Callable[[], object], int], *, now_ms: int, outage: Outage
     ) -> None:
         self._outage = outage
-        #: How often each step has failed, by its name.
+        #: How often each task has failed, by its name.
         self.failures: Counter[str] = Counter()
-        self._backoff = Backoff(first_ms=_AGAIN_MS, longest_ms=_AGAIN_MOST_MS)
+        self._backoff = Backoff(first_ms=_AGAIN_MS, longest_ms=_AGAIN_MAX_MS)
         self._periods = dict(steps)
         self._due_at = dict.fromkeys(steps, now_ms)
-        #: Steps that are to come round again sooner than after their period.
+        #: Tasks that are to run again before their period is over.
         self._hurried: dict[Callable[[], object], int] = {}
 
     def add(self, step: Callable[[], object], period_ms: int, *, now_ms: int) -> None:
-        """One more step, due now."""
+        """Add a task that is due now."""
         self._periods[step] = period_ms
         self._due_at[step] = now_ms
 
     def hurry(self, step: Callable[[], object], *, now_ms: int) -> None:
-        """Let a step be due at `now_ms` at the latest, though it may be under way."""
+        """Make a task due at `now_ms` at the latest, even while it runs."""
         self._hurried[step] = min(now_ms, self._hurried.get(step, now_ms))
         self._due_at[step] = min(now_ms, self._due_at[step])
 
     def next_due_at(self) -> int:
-        """When `do` has something to do."""
+        """Return when `do` has something to do."""
         return min(self._due_at.values())
 
     def do(self, *, now_ms: int) -> None:
-        """What is due. A step that the server does not let happen is tried again soon; one that
-        fails for another reason, or meets what batchq never writes, is told of, counted, and due
-        again after its period: pods that run are not to end with it.
+        """Run the tasks that are due.
 
-        The steps behind it wait for the next turn: asking a server that is away takes seconds,
-        and signals are looked at between turns.
+        A task that finds the server unavailable is tried again soon, and the remaining tasks wait
+        for the next turn: a request to such a server takes seconds, and the loop looks at signals
+        between turns. A task that fails for another reason, or reads data that batchq never writes,
+        is logged, counted, and due again after its period, so that running pods survive the
+        failure.
         """
         for step, due_at in list(self._due_at.items()):
             if now_ms < due_at:
@@ -140,9 +142,9 @@ class Chores:
             except UnreadableRecord as error:
                 self._note_failure(step, error)
             except (BatchqError, InvariantBroken):
-                # What this agent is to end for: another serves its node, or a mistake of ours.
+                # The agent ends in these cases: another agent serves its node, or batchq has a bug.
                 raise
-            except Exception as error:  # RQ raises anything over what anybody has written there
+            except Exception as error:  # RQ raises anything if its keys hold foreign data
                 self._note_failure(step, error)
             if not self._outage.unavailable:
                 self._backoff.reset()

@@ -1,16 +1,17 @@
-"""A cgroup (v2) for each pod: a bound on its memory, and an end that nothing of it escapes.
+"""A cgroup (v2) for each pod: it bounds the pod's memory, and no process of the pod escapes its
+end.
 
-Possible where the machine lends the agent the cgroup that it runs in (systemd's `Delegate=yes`, a
-container whose cgroup file system may be written), and the agent is alone in it:
+It is possible where the machine delegates to the agent the cgroup that it runs in (systemd's
+`Delegate=yes`, or a container with a writable cgroup file system), and the agent is alone in it:
 
-    <base>              the agent's cgroup as it found it; empty once it is taken
+    <base>              the agent's cgroup as it was found; empty once it is taken
     <base>/agent        the agent and its work-horses: only a cgroup without processes may pass
-                        the memory controller on to those below it
-    <base>/pod-…        one for each pod attempt, named after the agent's run folder, too, so that
-                        agents that share a base know their own
+                        the memory controller on to its children
+    <base>/pod-…        one for each pod attempt; the name contains a hash of the agent's run
+                        folder, so that agents with the same base recognize their own
 
-Nothing here touches a process that is not the agent's or a pod's: a base that anybody else is in
-is left alone.
+This module touches only processes of the agent and its pods, and leaves a base alone that holds any
+other process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 class Unusable(Struct, frozen=True):
-    """No pod can be given a cgroup here; `why` is for people."""
+    """Pods cannot have cgroups here; `why` is for people."""
 
     why: str
 
@@ -49,7 +50,7 @@ class PodCgroup(Struct, frozen=True):
     path: Path
 
     def make(self, memory_bytes: int | None) -> None:
-        """Create it; with `memory_bytes` nothing in it can use more. Raises OSError."""
+        """Create it, with a limit of `memory_bytes` unless that is None. Raise OSError."""
         self.path.mkdir(exist_ok=True)
         if memory_bytes is None:
             return
@@ -61,15 +62,15 @@ class PodCgroup(Struct, frozen=True):
             _write(group, "1")
 
     def entrance(self) -> int:
-        """A descriptor: whoever writes `0` to it is inside from then on. Raises OSError."""
+        """Return a descriptor; a process that writes `0` to it enters the cgroup. Raise OSError."""
         return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
     def enter(self) -> None:
-        """Have this process be in it. Raises OSError."""
+        """Move this process into it. Raise OSError."""
         _write(self.path / "cgroup.procs", "0")
 
     def has_run_out_of_memory(self) -> bool:
-        """Whether the kernel killed something in it for passing its bound."""
+        """Return whether the kernel killed a process in it for exceeding the limit."""
         with suppress(OSError, ValueError):
             for line in (self.path / "memory.events").read_text().splitlines():
                 name, _, count = line.partition(" ")
@@ -78,34 +79,37 @@ class PodCgroup(Struct, frozen=True):
         return False
 
     def kill(self) -> None:
-        """SIGKILL for everything in it; nothing happens where it does not exist."""
+        """Send SIGKILL to every process in it; do nothing if it does not exist."""
         try:
             _write(self.path / "cgroup.kill", "1")
         except OSError:
-            # Linux before 5.14 has no cgroup.kill; what forks meanwhile is met the next time.
+            # Linux before 5.14 has no cgroup.kill. A process that is forked meanwhile is killed in
+            # the next round.
             for pid in self.pids():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def pids(self) -> list[int]:
-        """The processes in it and in the cgroups that they made below it."""
+        """Return the processes in it and in the cgroups below it."""
         return sorted(pid for folder in self._folders() for pid in _pids(folder))
 
     def end(self, within_s: float) -> list[int]:
-        """Kill everything in it and remove it; the pids that could not be killed.
+        """Kill every process in it and remove it; return the pids that could not be killed.
 
-        For whoever reaps its processes, or is no parent of theirs.
+        The caller must reap its own children in it, or have none there.
         """
         if left := self.kill_all(within_s):
             return left
         for folder in self._folders():
-            # One that is not empty yet goes with the next sweep.
+            # A cgroup that is not empty yet is removed by the next sweep.
             with suppress(OSError):
                 folder.rmdir()
         return []
 
     def kill_all(self, within_s: float) -> list[int]:
-        """Kill everything in it, and leave it where it is; the pids that could not be killed."""
+        """Kill every process in it and keep the cgroup; return the pids that could not be
+        killed.
+        """
         deadline = monotonic() + within_s
         while pids := self._killed():
             rest = deadline - monotonic()
@@ -121,43 +125,43 @@ class PodCgroup(Struct, frozen=True):
         return pids
 
     def _folders(self) -> Iterator[Path]:
-        """It and those below it, the deepest first."""
+        """Yield it and the cgroups below it, the deepest first."""
         for folder, _, _ in os.walk(self.path, topdown=False):
             yield Path(folder)
 
 
 def find(*, mount: Path = MOUNT, own: Path = OWN, me: int) -> Path | Unusable:
-    """The base below which pods could have cgroups of their own; looks, and changes nothing.
+    """Return the base below which pods can have cgroups; change nothing.
 
-    `own` says which cgroup the process `me` is in, as /proc/self/cgroup does.
+    `own` is the file that names the cgroup of the process `me`, such as /proc/self/cgroup.
     """
     if not (mount / "cgroup.controllers").is_file():
-        return Unusable(f"{mount} is no cgroup v2 file system")
+        return Unusable(f"{mount} is not a cgroup v2 file system")
     name = _name_in(own)
     if name is None or ".." in Path(name).parts:
-        return Unusable("the agent's cgroup lies outside of what this container can see")
+        return Unusable("the agent's cgroup is outside of what this container can see")
     mine = mount / name.lstrip("/")
-    # Where the service's starter (systemd's DelegateSubgroup=agent), or this agent's predecessor
-    # in the same process, has made the leaf already.
+    # The leaf may exist already: made by the service manager (systemd's DelegateSubgroup=agent), or
+    # by a former agent in the same process.
     base = mine.parent if mine.name == _AGENT and not _pids(mine.parent) else mine
     if not (base / "cgroup.type").is_file():
-        return Unusable(f"the agent runs in {base}, which is the root of all cgroups or not there")
+        return Unusable(f"the agent runs in {base}, which is the root cgroup or does not exist")
     if (kind := _read(base / "cgroup.type")) != "domain":
         return Unusable(f"{base} is of type {kind!r}, expected 'domain'")
     if "memory" not in _read(base / "cgroup.controllers").split():
         return Unusable(f"{base} has no memory controller")
     if not all(os.access(path, os.W_OK) for path in _needed(base)):
-        return Unusable(f"{base} may not be written: it has not been delegated to this user")
-    if strangers := [pid for pid in _pids(base) if pid != me]:
-        shown = ", ".join(map(str, strangers[:5]))
+        return Unusable(f"{base} is not writable: it is not delegated to this user")
+    if others := [pid for pid in _pids(base) if pid != me]:
+        shown = ", ".join(map(str, others[:5]))
         return Unusable(f"{base} also holds processes that are not the agent's: {shown}")
     return base
 
 
 def take(base: Path, *, me: int) -> Unusable | None:
-    """Move the process `me` out of the base and have the memory controller passed on.
+    """Move the process `me` out of the base, and enable the memory controller for the pods.
 
-    Where that fails, everything is as it was before.
+    If that fails, everything is as before.
     """
     leaf = base / _AGENT
     try:
@@ -178,8 +182,8 @@ def take(base: Path, *, me: int) -> Unusable | None:
 
 
 def own_cgroup(*, mounts: Path = MOUNTS, own: Path = OWN) -> Path | Unusable:
-    """The cgroup of this process, below which others can be made, without any controller; looks,
-    and changes nothing.
+    """Return this process's cgroup, in which others can be made without a controller; change
+    nothing.
     """
     mount = next(
         (
@@ -193,38 +197,38 @@ def own_cgroup(*, mounts: Path = MOUNTS, own: Path = OWN) -> Path | Unusable:
         return Unusable("no cgroup v2 file system is mounted")
     name = _name_in(own)
     if name is None or ".." in Path(name).parts:
-        return Unusable("the agent's cgroup lies outside of what this container can see")
+        return Unusable("the agent's cgroup is outside of what this container can see")
     base = mount / name.lstrip("/")
     if not all(os.access(path, os.W_OK) for path in (base, base / "cgroup.procs")):
-        return Unusable(f"{base} may not be written: it has not been delegated to this user")
+        return Unusable(f"{base} is not writable: it is not delegated to this user")
     return base
 
 
 def try_out(trial: PodCgroup) -> Unusable | None:
-    """Make a cgroup, have a process in it, kill that by `cgroup.kill`, and remove it.
+    """Make a cgroup with a process in it, kill that by `cgroup.kill`, and remove the cgroup.
 
-    The calling process must have a single thread.
+    Return why that failed, or None. The calling process must have a single thread.
     """
     child = 0
     try:
         trial.make(None)
         if not (trial.path / "cgroup.kill").exists():
-            return Unusable("it has no cgroup.kill, which Linux has from 5.14 on")
+            return Unusable("it has no cgroup.kill, which Linux has since 5.14")
         child = os.fork()
         if child == 0:
             with suppress(OSError):
                 trial.enter()
                 signal.pause()
             os._exit(0)
-        # It is there, or has ended without.
+        # Wait until the child is in the cgroup, or has ended because it could not enter.
         deadline = monotonic() + _TRIAL_S
         while child not in trial.pids() and os.waitid(os.P_PID, child, _HAS_ENDED) is None:
             if monotonic() >= deadline:
-                return Unusable(f"no process gets into {trial.path}")
+                return Unusable(f"no process appeared in {trial.path}")
         _write(trial.path / "cgroup.kill", "1")
         await_death([child], _TRIAL_S)
         if os.waitid(os.P_PID, child, _HAS_ENDED) is None or trial.pids():
-            return Unusable(f"cgroup.kill of {trial.path} ends nothing")
+            return Unusable(f"cgroup.kill of {trial.path} did not kill")
         _, wait_status = os.waitpid(child, 0)
         child = 0
         if os.waitstatus_to_exitcode(wait_status) != -signal.SIGKILL:
@@ -240,22 +244,22 @@ def try_out(trial: PodCgroup) -> Unusable | None:
 
 
 def mark_of(run_dir: Path) -> str:
-    """What the cgroups of an agent's pods are named after, made of its folder."""
+    """Return the part of its pods' cgroup names that identifies an agent: a hash of its folder."""
     return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]
 
 
 def pod_cgroups(base: Path, mark: str) -> list[PodCgroup]:
-    """Those that exist, of the agent with this mark."""
+    """Return the existing cgroups of the agent with this mark."""
     return [PodCgroup(path) for path in sorted(base.glob(f"pod-{mark}-*"))]
 
 
 def pod_cgroup(base: Path, mark: str, attempt: str) -> PodCgroup:
-    """The one of a pod's attempt."""
+    """Return the cgroup of a pod's attempt."""
     return PodCgroup(base / f"pod-{mark}-{attempt}")
 
 
 def _name_in(own: Path) -> str | None:
-    """The path in the line `0::<path>`, which is that of version 2."""
+    """Return the path in the line `0::<path>`, which is the one of version 2."""
     for line in _read(own).splitlines():
         if line.startswith("0::"):
             return line.removeprefix("0::")
@@ -271,7 +275,7 @@ def _pids(folder: Path) -> list[int]:
 
 
 def _read(path: Path) -> str:
-    """The content without its end of line; empty where it cannot be read."""
+    """Return the content without its end of line; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -279,7 +283,7 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """One write to a file that the kernel made: never creates one."""
+    """Write to an existing kernel file; never create one."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())

@@ -1,15 +1,15 @@
-"""What keeps the processes of a pod together, so that its end is the end of all of them.
+"""What keeps the processes of a pod together, so that all of them end with it.
 
-    cgroup          work-horse and pod are in a cgroup (version 2) of their own; `cgroup.kill` ends
-                    in one step whatever is in it
-    pid-namespace   the pod is in a PID namespace of its work-horse's: it sees no process outside,
-                    and the kernel ends all of it with the namespace's first process
-    subreaper       the work-horse becomes the parent of what the pod leaves behind, and kills its
-                    children until there are none
+    cgroup          work-horse and pod have a cgroup (version 2) of their own; `cgroup.kill` kills
+                    every process in it in one step
+    pid-namespace   the pods of a work-horse have a PID namespace: they see no process outside, and
+                    the kernel kills all of them with the namespace's first process
+    subreaper       the work-horse becomes the parent of the pod's orphans, and kills its children
+                    until none is left
 
-The first that works here is taken, unless the operator names one. What works is found out by doing
-it at the agent's start, since kernels, containers and security modules refuse each of it in ways of
-their own. In all of them the work-horse looks after its children as well.
+The first kind that works here is used, unless the operator names one. The agent tries each out when
+it starts, since kernels, containers and security modules refuse them in different ways. The
+work-horse kills its remaining children with every kind.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from batchq.worker.host.processes import has_children_of, kill_children
 log = structlog.get_logger(__name__)
 
 _HORSE = "horse"
-_AT_ONCE_S = 0.05
+_QUICK_S = 0.05
 
 
 class Containment(StrEnum):
-    """What the operator asks for; AUTO is the first of the others that works here."""
+    """The operator's choice; AUTO means the first of the others that works here."""
 
     AUTO = "auto"
     CGROUP = "cgroup"
@@ -46,23 +46,25 @@ class Containment(StrEnum):
 
 
 class Boundary(Struct, frozen=True, kw_only=True):
-    """What holds on this machine; made once by `settle`, given to every work-horse."""
+    """The kind of containment on this machine; made once by `settle`, given to every work-horse."""
 
     kind: Containment
-    #: Below which each work-horse has a cgroup; None where pods have some of their own already, for
-    #: their memory, or none at all.
+    #: The cgroup below which each work-horse has its own. None if each pod has a cgroup already,
+    #: for its memory limit, or if no cgroups are used.
     base: Path | None = None
-    #: Tells this agent's cgroups from those of another below the same base.
+    #: Distinguishes this agent's cgroups from those of other agents below the same base.
     mark: str = ""
 
     def of_horse(self, pid: int) -> PodCgroup | None:
-        """The cgroup of a work-horse and its pods, made or not; None where there are none."""
+        """Return the cgroup of a work-horse and its pods, whether it exists or not; None without a
+        base.
+        """
         if self.base is None:
             return None
         return cgroup.pod_cgroup(self.base, self.mark, f"{_HORSE}-{pid}")
 
     def abandoned(self, horses: Collection[int]) -> list[PodCgroup]:
-        """The cgroups of work-horses that are none of these, and have ended."""
+        """Return the cgroups of work-horses that have ended: all but those of `horses`."""
         if self.base is None:
             return []
         kept = {self.of_horse(pid) for pid in horses}
@@ -73,10 +75,10 @@ OF_CHILDREN = Boundary(kind=Containment.SUBREAPER)
 
 
 class Enclosure:
-    """What a work-horse has around its pods, one after the other; owned by the work-horse."""
+    """What surrounds the pods of a work-horse, one pod after the other; owned by the work-horse."""
 
     def __init__(self, boundary: Boundary = OF_CHILDREN) -> None:
-        """Put it up, around this process, which has a single thread and has started nothing."""
+        """Set it up around this process, which has a single thread and has started nothing."""
         self._boundary = boundary
         #: Made with the first command; the starter of functions uses it as well.
         self.namespace: PidNamespace | None = None
@@ -91,9 +93,9 @@ class Enclosure:
             self.cgroup = None
 
     def make_ready(self) -> None:
-        """To be called before a command is started. Raises OSError.
+        """Prepare for the next command. Raise OSError.
 
-        A namespace that has ended, because somebody killed its first process, has a successor.
+        A namespace that ended because its first process was killed is replaced.
         """
         if self._boundary.kind != Containment.PID_NAMESPACE:
             return
@@ -104,7 +106,7 @@ class Enclosure:
             self.namespace = PidNamespace()
 
     def keeps(self) -> tuple[int, ...]:
-        """The children of this process that are part of it."""
+        """Return the children of this process that belong to the enclosure."""
         return () if self.namespace is None else (self.namespace.pid,)
 
     def end_all(
@@ -114,12 +116,13 @@ class Enclosure:
         within_s: float,
         kill_others: Callable[[], bool] | None = None,
     ) -> list[int]:
-        """Kill every process of the last pod, whose command has been collected; the pids of those
-        that are left after about `within_s`.
+        """Kill every process of the last pod, whose command has been collected; return those that
+        remain.
 
-        `keep`: children of this process that are no pod's. They are killed as well if they have
-        children, and in a cgroup if there is anything else to kill. `kill_others` has the process
-        that stays in the namespace kill all others in it, if it answers.
+        `within_s`: about how long that may take. `keep`: children of this process that belong to no
+        pod. They are killed as well if they have children, or, in a cgroup, if any other process is
+        left there. `kill_others` has the process that stays in the namespace kill all others in it,
+        and returns whether it did.
         """
         keep = (*keep, *self.keeps())
         if self.namespace is not None:
@@ -127,17 +130,17 @@ class Enclosure:
             end = self.namespace.await_all if has_killed else self.namespace.end_all
             return end(within_s) + kill_children(keep=keep, within_s=within_s)
         if self.cgroup is None:
-            # A pod can put a child beside itself, below the process that it was forked from.
+            # A pod can put a child below the process that it was forked from, beside itself.
             alone = [pid for pid in keep if not has_children_of(pid)]
             return kill_children(keep=alone, within_s=within_s)
-        # To step outside takes the kernel longer than to end what most pods leave.
-        left = kill_children(keep=keep, within_s=min(_AT_ONCE_S, within_s))
+        # Leaving the cgroup takes the kernel longer than killing what most pods leave.
+        left = kill_children(keep=keep, within_s=min(_QUICK_S, within_s))
         if set(self.cgroup.pids()) <= {os.getpid(), *keep}:
             return left
         return self._end_cgroup(self.cgroup, within_s) + kill_children(keep=keep, within_s=within_s)
 
     def close(self) -> None:
-        """Take it down; what is left in it, if there is anything, is the agent's to end."""
+        """Remove it; the agent ends the processes that are left in it."""
         if self.namespace is not None:
             self.namespace.close()
         if self.cgroup is not None:
@@ -146,7 +149,7 @@ class Enclosure:
                 self.cgroup.path.rmdir()
 
     def _end_cgroup(self, inside: PodCgroup, within_s: float) -> list[int]:
-        """Step outside, kill what is inside, and step in again."""
+        """Leave the cgroup, kill every process in it, and enter it again."""
         try:
             PodCgroup(inside.path.parent).enter()
             left = inside.kill_all(within_s)
@@ -165,9 +168,9 @@ def settle(
     mounts: Path = cgroup.MOUNTS,
     own: Path = cgroup.OWN,
 ) -> Boundary:
-    """Find out what works here, and say so in the log.
+    """Find out which containment works here, and log it.
 
-    Raises UsageError, with the reason, if what is wanted does not.
+    Raise UsageError, with the reason, if the wanted one does not work.
     """
     refused: dict[Containment, str] = {}
     for kind in (Containment.CGROUP, Containment.PID_NAMESPACE, Containment.SUBREAPER):
@@ -175,7 +178,7 @@ def settle(
             continue
         found = _try(kind, enforcement, run_dir, mounts, own)
         if isinstance(found, Boundary):
-            log.info("pods are contained", by=str(kind), refused=_said(refused))
+            log.info("pods are contained", by=str(kind), refused=_reasons(refused))
             return found
         refused[kind] = found.why
     raise UsageError(
@@ -205,5 +208,5 @@ def _try(
             return Boundary(kind=kind)
 
 
-def _said(refused: dict[Containment, str]) -> str:
+def _reasons(refused: dict[Containment, str]) -> str:
     return "; ".join(f"{kind}: {why}" for kind, why in refused.items())

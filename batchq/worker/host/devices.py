@@ -1,7 +1,7 @@
-"""What this machine has to offer: cpu, memory and gpus, as the pods on it would find them.
+"""The resources of this machine: cpu, memory and gpus, as far as its pods can use them.
 
-A container's limits count, not the machine it stands on: the cpu affinity and the cgroup's quota
-for cpu, the cgroup's limit for memory.
+In a container its limits count, not the machine's size: the cpu affinity, the cgroup's cpu quota,
+and the cgroup's memory limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_LIMIT = 1 << 60
 
 
 def detect_resources() -> dict[str, int]:
-    """cpu in milli-cores, memory in bytes, gpu in thousandths (left out where there is none)."""
+    """Return cpu in milli-cores, memory in bytes, and gpu in thousandths (absent without GPUs)."""
     found = {CPU: _cpu_milli(), MEMORY: _memory_bytes()}
     gpus = gpu_indices()
     if gpus:
@@ -36,9 +36,9 @@ def detect_resources() -> dict[str, int]:
 
 
 def parse_resources(text: str) -> dict[str, int]:
-    """The amounts of `cpu=16,memory=64Gi,gpu=4`.
+    """Return the amounts in a text such as `cpu=16,memory=64Gi,gpu=4`.
 
-    Raises InvalidInput, naming the part, for anything else.
+    Raise InvalidInput, which names the faulty part, for any other text.
     """
     amounts: dict[str, int] = {}
     for part in text.split(","):
@@ -59,7 +59,9 @@ def parse_resources(text: str) -> dict[str, int]:
 
 
 def gpu_indices(declared: Mapping[str, int] | None = None) -> tuple[int, ...]:
-    """The indices of this machine's GPUs: as many as declared, else as nvidia-smi lists."""
+    """Return the indices of this machine's GPUs: as many as declared, or else what nvidia-smi
+    lists.
+    """
     if declared is not None:
         return tuple(range(declared.get(GPU, 0) // 1000))
     tool = shutil.which("nvidia-smi")
@@ -100,7 +102,10 @@ def _memory_bytes() -> int:
 
 
 def _quota_milli(folder: Path) -> int | None:
-    """cgroup v2 writes `<quota|max> <period>`, v1 has a file for each; both in microseconds."""
+    """Return the cpu quota in milli-cores; None if there is none.
+
+    cgroup v2 writes `<quota|max> <period>`, v1 has a file for each; both are in microseconds.
+    """
     both = _text(folder / "cpu.max").split()
     if len(both) == 2:
         quota, period = _number(both[0]), _number(both[1])
@@ -113,7 +118,9 @@ def _quota_milli(folder: Path) -> int | None:
 
 
 def _own_cgroups() -> list[Path]:
-    """The folders of this process's cgroups and of all their ancestors; a limit of any holds."""
+    """Return the folders of this process's cgroups and all their ancestors; each may set a
+    limit.
+    """
     folders: list[Path] = []
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -142,18 +149,18 @@ _WHOLE = 1000
 
 
 class GpuShares:
-    """What is free of each GPU, in thousandths; owned by the agent's loop."""
+    """The free part of each GPU, in thousandths; owned by the agent's loop."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._free = dict.fromkeys(indices, _WHOLE)
         self._held: dict[str, dict[int, int]] = {}
 
     def take(self, holder: str, requests: Mapping[str, int]) -> str | None:
-        """The value for CUDA_VISIBLE_DEVICES, or None on a node without GPUs.
+        """Return the value for CUDA_VISIBLE_DEVICES, or None on a node without GPUs.
 
-        Whole GPUs are taken where nobody shares, a fraction where the least that suffices is
-        free. A holder that asks again, or for more than there is, gets what can be had: the
-        scheduler's count is the limit, this is only the choice.
+        Whole GPUs are taken from those that are unused, and a fraction from the fullest GPU that
+        fits. A holder that asks again gives back what it had. If less is free than requested, the
+        holder gets what is free: the scheduler's count is the limit, this is only the choice.
         """
         if not self._free:
             return None
@@ -175,6 +182,6 @@ class GpuShares:
         return ",".join(str(index) for index in sorted(taken))
 
     def give_back(self, holder: str) -> None:
-        """Free what `holder` had; nothing if it had nothing."""
+        """Free what `holder` has, if anything."""
         for index, units in self._held.pop(holder, {}).items():
             self._free[index] += units

@@ -1,12 +1,13 @@
 """How pods are held to the memory that they request on this machine.
 
-    cgroup   all processes of a pod together; who takes more is killed, and its message says so
-    rlimit   each process by itself (RLIMIT_DATA): who asks for more is told ENOMEM, which Python
-             shows as MemoryError. Not RLIMIT_AS: CUDA, Go and Java reserve far more addresses
-             than they use
-    none     nothing is held to anything
+    cgroup   all processes of a pod together; if they use more, they are killed, and the pod's
+             message says so
+    rlimit   each process separately (RLIMIT_DATA): allocations beyond it fail with ENOMEM, which
+             Python shows as MemoryError. Not RLIMIT_AS: CUDA, Go and Java reserve far more
+             addresses than they use
+    none     no limit
 
-A pod that requests no memory is not limited by any of them.
+A pod that requests no memory is not limited.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class Enforce(StrEnum):
-    """What the operator asks for; AUTO is a cgroup where there can be one, else RLIMIT."""
+    """The operator's choice; AUTO means CGROUP if that is possible, else RLIMIT."""
 
     AUTO = "auto"
     CGROUP = "cgroup"
@@ -38,14 +39,14 @@ class Enforce(StrEnum):
 
 
 class ProcessBounds(Struct, frozen=True, kw_only=True):
-    """What one command is started within."""
+    """The limits within which one command is started."""
 
     cgroup: PodCgroup | None = None
-    #: In bytes; how, `cgroup` tells: there is one, or each process has an rlimit.
+    #: The limit in bytes; enforced by `cgroup` if there is one, else as an rlimit of each process.
     memory_bytes: int | None = None
 
     def trouble(self) -> str:
-        """What they did to the command, for the pod's message; empty if nothing."""
+        """Return what the limits did to the command, for the pod's message; empty if nothing."""
         if self.cgroup is None or self.memory_bytes is None:
             return ""
         if not self.cgroup.has_run_out_of_memory():
@@ -58,26 +59,28 @@ UNBOUNDED = ProcessBounds()
 
 
 class Enforcement(Struct, frozen=True, kw_only=True):
-    """What this machine allows; made once by `settle`, given to every work-horse."""
+    """What this machine can enforce; made once by `settle`, given to every work-horse."""
 
     kind: Enforce
-    #: Only with `CGROUP`.
+    #: Set only with `CGROUP`.
     base: Path | None = None
-    #: Tells this agent's pods from those of another below the same base.
+    #: Distinguishes this agent's pods from those of other agents below the same base.
     mark: str = ""
 
     def of_pod(self, attempt: str) -> PodCgroup | None:
-        """The cgroup of a pod's attempt, made or not; None where pods have none."""
+        """Return the cgroup of a pod's attempt, whether it exists or not; None if pods have
+        none.
+        """
         return None if self.base is None else cgroup.pod_cgroup(self.base, self.mark, attempt)
 
     def existing(self) -> list[PodCgroup]:
-        """The cgroups of this agent's pods, leftovers included."""
+        """Return the cgroups of this agent's pods, leftovers included."""
         return [] if self.base is None else cgroup.pod_cgroups(self.base, self.mark)
 
     def bounds(self, attempt: str, requests: Mapping[str, int]) -> ProcessBounds:
-        """For the command of a pod's attempt; its cgroup is there afterwards.
+        """Return the bounds for the command of a pod's attempt, and create its cgroup.
 
-        A cgroup that cannot be made is replaced by an rlimit, and that is logged.
+        If the cgroup cannot be created, that is logged and an rlimit takes its place.
         """
         memory_bytes = requests.get(MEMORY) or None
         if self.kind == Enforce.NONE:
@@ -104,13 +107,13 @@ def settle(
     own: Path = cgroup.OWN,
     me: int | None = None,
 ) -> Enforcement:
-    """Find out what can be enforced, take the cgroup if there is one, and say so in the log.
+    """Find out what can be enforced, take the cgroup if possible, and log the result.
 
-    Raises UsageError if a cgroup is demanded and cannot be had.
+    Raise UsageError if a cgroup is demanded and not possible.
     """
     why = ""
     if wanted in (Enforce.AUTO, Enforce.CGROUP):
-        found = _taken(mount, own, os.getpid() if me is None else me)
+        found = _take_cgroup(mount, own, os.getpid() if me is None else me)
         if isinstance(found, Path):
             mark = cgroup.mark_of(run_dir)
             log.info("memory requests are enforced", by="cgroup", base=str(found))
@@ -130,16 +133,16 @@ def settle(
 
 
 def limit_data(memory_bytes: int) -> None:
-    """Let this process, and each that it starts, have no more private memory than this.
+    """Limit the private memory of this process and of each process that it starts.
 
-    Between fork and exec; a lower limit that holds already stays.
+    Runs between fork and exec. A lower limit that is already set stays.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _taken(mount: Path, own: Path, me: int) -> Path | Unusable:
+def _take_cgroup(mount: Path, own: Path, me: int) -> Path | Unusable:
     base = cgroup.find(mount=mount, own=own, me=me)
     if isinstance(base, Unusable):
         return base

@@ -1,13 +1,13 @@
 """A PID namespace in which the pods of one work-horse run, one after the other.
 
-Its first process is forked from the work-horse, starts commands for it, collects what they leave,
-and ends all of it at once: `kill(-1)` reaches every process of a namespace in one step of the
-kernel, so nothing can fork past it. Pods see a /proc of their own and no process outside, so they
-can signal neither agent nor work-horse nor guard. When the work-horse dies, its end of a socket
-closes, the first process ends, and the kernel ends everything with it.
+Its first process is forked from the work-horse. It starts commands, collects the processes they
+leave, and kills all of them at once: `kill(-1)` reaches every process of a namespace in one system
+call, so no fork escapes it. Pods have their own /proc and see no process outside, so they cannot
+signal the agent, a work-horse or the guard. When the work-horse dies, its end of a socket closes,
+the first process exits, and the kernel kills everything else in the namespace.
 
-Root makes the namespace as it is; anybody else within a user namespace, which has one user: the
-agent's.
+Root creates the namespace directly; another user creates it within a user namespace whose only user
+is the agent's.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from batchq.worker.host.processes import Signals, await_death, child_pids, reap_
 
 _NEW_MOUNTS, _NEW_USERS, _NEW_PIDS = 0x0002_0000, 0x1000_0000, 0x2000_0000
 _NOSUID, _NODEV, _NOEXEC, _REC, _SLAVE = 2, 4, 8, 1 << 14, 1 << 19
-#: A program may have to come from a slow disk.
+#: A program may be loaded from a slow disk.
 _ANSWERS_WITHIN_S = 60.0
 _ENDS_WITHIN_S = 2.0
 _ROUND_S = 0.05
-_MOST_WORDS = 4096
-#: What comes with the order to start: the order itself, stdin, stdout, stderr, a way into a cgroup.
-_MOST_DESCRIPTORS = 5
+_MAX_BYTES = 4096
+#: Sent with a start order: the order, stdin, stdout, stderr, and the way into a cgroup.
+_MAX_DESCRIPTORS = 5
 
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 _START, _COLLECT, _END, _END_OTHERS = b"start", b"collect", b"end", b"end others"
@@ -49,19 +49,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StartOrder(Struct, frozen=True, kw_only=True):
-    """What is to be started."""
+    """What to start, and how."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     folder: str
-    #: What each process may have; None where a cgroup holds it, or nothing.
+    #: The memory limit of each process; None if a cgroup limits it or nothing does.
     memory_bytes: int | None = None
-    #: Whether it serves the work-horse, and lives longer than one pod. There is one such at most.
+    #: Whether it serves the work-horse and outlives a pod. At most one such process exists.
     stays: bool = False
 
 
 class _Reply(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the first process says: an error of the system's, of the order's, or a number."""
+    """A reply of the first process: an error of the system, an error of the order, or a number."""
 
     errno: int = 0
     trouble: str = ""
@@ -69,36 +69,37 @@ class _Reply(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PidNamespace:
-    """One namespace; owned by its work-horse, which must adopt orphans, and have a single thread
-    when it makes one.
+    """One namespace; owned by its work-horse, which must adopt orphans.
+
+    The work-horse must have a single thread when it creates the namespace.
     """
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel grants none."""
+        """Raise OSError if the kernel does not grant one."""
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.settimeout(_ANSWERS_WITHIN_S)
         self.pid = 0
         try:
             self.pid = _fork_inside(_First(theirs).serve)
-            # It has no sooner said so than there is a /proc in it.
-            answer, _ = self._hear()
+            # The first process replies once the namespace has its own /proc.
+            answer, _ = self._receive()
             if answer.errno:
                 raise OSError(answer.errno, answer.trouble)
-        except BaseException:  # whatever it is, nothing of it may stay
+        except BaseException:  # anything: nothing of the namespace may stay
             self.close()
             raise
         finally:
             theirs.close()
 
     def is_gone(self) -> bool:
-        """Whether it has ended, so that nothing can be started in it."""
+        """Return whether it has ended, so that nothing can be started in it."""
         return os.waitid(os.P_PID, self.pid, _HAS_ENDED) is not None
 
     def start(self, order: StartOrder, descriptors: tuple[int, ...]) -> int:
-        """Start a process, in a session of its own; its pid as it is out here.
+        """Start a process in its own session, and return its pid outside of the namespace.
 
-        `descriptors`: what it is to have as stdin, stdout and stderr, and a way into its cgroup if
-        it is to have one. Raises OSError or ValueError, as subprocess does.
+        `descriptors`: its stdin, stdout and stderr, and the way into its cgroup if it has one.
+        Raise OSError or ValueError, as subprocess does.
         """
         written = os.memfd_create("batchq-order")
         try:
@@ -106,7 +107,7 @@ class PidNamespace:
             socket.send_fds(self._orders, [_START], [written, *descriptors])
         finally:
             os.close(written)
-        answer, pidfd = self._hear()
+        answer, pidfd = self._receive()
         if answer.errno:
             raise OSError(answer.errno, answer.trouble)
         if answer.trouble or pidfd is None:
@@ -114,39 +115,43 @@ class PidNamespace:
         return pid_behind(pidfd)
 
     def collect(self) -> int:
-        """Wait for the process that was started last and does not stay; its wait status."""
+        """Wait for the last started process that does not stay, and return its wait status."""
         try:
             self._orders.send(_COLLECT)
-            answer, _ = self._hear()
+            answer, _ = self._receive()
         except OSError:
-            # The namespace has ended, and that has killed it.
+            # The namespace has ended, which has killed the process.
             return int(signal.SIGKILL)
         return answer.number
 
     def end_all(self, within_s: float) -> list[int]:
-        """End every process in it but the first; the pids, as they are out here, of those that are
-        left after `within_s`.
+        """Kill every process in it but the first.
+
+        Return the pids, as seen outside, of those that remain after `within_s`.
         """
         return self._end(_END, within_s)
 
     def await_all(self, within_s: float) -> list[int]:
-        """The same once the process that stays has killed all others: it goes on."""
+        """Like `end_all`, once the process that stays has killed all others; that process goes
+        on.
+        """
         return self._end(_END_OTHERS, within_s)
 
-    def _end(self, words: bytes, within_s: float) -> list[int]:
+    def _end(self, message: bytes, within_s: float) -> list[int]:
         self._orders.settimeout(within_s + _ENDS_WITHIN_S)
         try:
-            self._orders.send(words + b" %d" % round(within_s * 1000))
-            answer, _ = self._hear()
+            self._orders.send(message + b" %d" % round(within_s * 1000))
+            answer, _ = self._receive()
         except OSError:
-            # It has ended, or stands still; with it the kernel ends the others.
+            # The first process has ended or is stopped; killing it makes the kernel kill the
+            # others.
             return self._end_first(within_s)
         finally:
             self._orders.settimeout(_ANSWERS_WITHIN_S)
         return self._inside() if answer.number else []
 
     def close(self) -> None:
-        """End it with everything in it."""
+        """End the namespace with everything in it."""
         self._orders.close()
         if self.pid:
             with suppress(ChildProcessError):
@@ -155,35 +160,37 @@ class PidNamespace:
             self.pid = 0
 
     def _end_first(self, within_s: float) -> list[int]:
-        """It is not collected: until then `is_gone` can tell."""
+        """Kill the first process without collecting it, because `is_gone` asks for it until
+        then.
+        """
         os.kill(self.pid, signal.SIGKILL)
         await_death([self.pid], within_s)
         return [] if self.is_gone() else [self.pid, *self._inside()]
 
     def _inside(self) -> list[int]:
-        """The children of the first process; those of others come to it when these have ended."""
+        """Return the children of the first process; orphans of others become its children later."""
         try:
             text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
         except OSError:
             return [self.pid]
         return [int(pid) for pid in text.split()] or [self.pid]
 
-    def _hear(self) -> tuple[_Reply, int | None]:
-        """An answer, and the pidfd that came with it. Raises OSError if none comes."""
+    def _receive(self) -> tuple[_Reply, int | None]:
+        """Return a reply and the pidfd that came with it. Raise OSError if none comes."""
         within_s = self._orders.gettimeout() or 0.0
         if not processes.is_answered(self._orders, within_s, waiting_for=(self.pid,)):
             raise TimeoutError(
-                errno.ETIMEDOUT, "the first process of its PID namespace stands still"
+                errno.ETIMEDOUT, "the first process of its PID namespace does not answer"
             )
-        words, descriptors, _, _ = socket.recv_fds(self._orders, _MOST_WORDS, 1)
-        if not words:
+        message, descriptors, _, _ = socket.recv_fds(self._orders, _MAX_BYTES, 1)
+        if not message:
             raise BrokenPipeError(errno.EPIPE, "the first process of its PID namespace has ended")
-        answer = msgspec.json.decode(words, type=_Reply)
+        answer = msgspec.json.decode(message, type=_Reply)
         return answer, descriptors[0] if descriptors else None
 
 
 def try_out() -> str:
-    """Why no such namespace can be had here; empty if it can.
+    """Return why no such namespace is possible here; empty if it is.
 
     The calling process must have a single thread.
     """
@@ -200,16 +207,18 @@ def try_out() -> str:
         finally:
             os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end, "rb") as said:
-        answer = said.read().decode()
+    with os.fdopen(read_end, "rb") as pipe:
+        answer = pipe.read().decode()
     os.waitpid(child, 0)
-    return "" if answer == "." else f"the kernel grants no PID namespace ({answer or 'no answer'})"
+    if answer == ".":
+        return ""
+    return f"the kernel does not grant a PID namespace ({answer or 'no answer'})"
 
 
 def pid_behind(pidfd: int) -> int:
-    """The pid, as it is out here, of the process that a descriptor stands for; closes it.
+    """Return the pid, outside of the namespace, of the process behind a descriptor; close that.
 
-    Raises ProcessLookupError if it has been collected.
+    Raise ProcessLookupError if the process has been collected.
     """
     try:
         shown = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
@@ -222,10 +231,10 @@ def pid_behind(pidfd: int) -> int:
 
 
 def _fork_inside(run: Callable[[], NoReturn]) -> int:
-    """Fork a process that runs this as the first one of new namespaces; its pid out here.
+    """Fork a process that runs this as the first one of new namespaces; return its pid outside.
 
-    One in between makes them: the namespace of a process's children cannot be changed back. Raises
-    OSError.
+    A process in between creates them, because a process cannot go back to its children's former
+    namespace. Raise OSError.
     """
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     between = os.fork()
@@ -241,8 +250,8 @@ def _fork_inside(run: Callable[[], NoReturn]) -> int:
         finally:
             os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end, "rb") as said:
-        answer = int(said.read() or b"-0")
+    with os.fdopen(read_end, "rb") as pipe:
+        answer = int(pipe.read() or b"-0")
     processes.collect(between)
     if answer <= 0:
         raise OSError(-answer, os.strerror(-answer))
@@ -255,7 +264,7 @@ def _make_namespaces() -> None:
         try:
             _check(_libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
         except PermissionError:
-            # Root of a container, who may do less.
+            # The root user of a container may lack the right.
             pass
         else:
             return
@@ -269,7 +278,7 @@ def _make_namespaces() -> None:
 
 
 def _mount_proc() -> None:
-    """A /proc of the namespace's own, of which nothing outside knows."""
+    """Mount a /proc of the namespace, visible only inside."""
     _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_REC | _SLAVE), None))
     flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
     _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None))
@@ -282,41 +291,42 @@ def _check(result: int) -> None:
 
 
 class _First:
-    """In the first process of the namespace: obeys its work-horse, and collects what ends."""
+    """The first process of the namespace: it obeys its work-horse, and collects ended processes."""
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
-        #: What was started last, until it is collected.
+        #: The last started process, until it is collected.
         self._command: subprocess.Popen[bytes] | None = None
         self._staying: subprocess.Popen[bytes] | None = None
 
     def serve(self) -> NoReturn:
-        """Until the work-horse lets go of its end, or is gone."""
+        """Serve until the work-horse closes its end of the socket or is gone."""
         try:
-            self._settle_in()
+            self._detach()
             signals = Signals(signal.SIGCHLD)
             signals.install()
             poll = select.poll()
             for descriptor in (self._orders.fileno(), signals.fileno()):
                 poll.register(descriptor, select.POLLIN)
-            self._say(_Reply())
+            self._reply(_Reply())
             while True:
-                heard = {descriptor for descriptor, _ in poll.poll()}
-                if signals.fileno() in heard:
+                readable = {descriptor for descriptor, _ in poll.poll()}
+                if signals.fileno() in readable:
                     signals.clear()
                     self._collect_orphans()
-                if self._orders.fileno() in heard:
+                if self._orders.fileno() in readable:
                     self._obey()
         except OSError as trouble:
             with suppress(OSError):
-                self._say(_Reply(errno=trouble.errno or 1, trouble=str(trouble.strerror)))
+                self._reply(_Reply(errno=trouble.errno or 1, trouble=str(trouble.strerror)))
         finally:
-            # The kernel ends everything else.
+            # The kernel kills everything else.
             os._exit(0)
 
-    def _settle_in(self) -> None:
-        """Hold nothing open of the work-horse's, and hear none of its signals: those that are not
-        heard do nothing to the first process of a namespace.
+    def _detach(self) -> None:
+        """Close the work-horse's descriptors and drop its signal handlers.
+
+        The first process of a namespace ignores signals that it does not handle.
         """
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -331,20 +341,20 @@ class _First:
         _mount_proc()
 
     def _obey(self) -> None:
-        words, descriptors, _, _ = socket.recv_fds(self._orders, _MOST_WORDS, _MOST_DESCRIPTORS)
-        if words == _START:
+        message, descriptors, _, _ = socket.recv_fds(self._orders, _MAX_BYTES, _MAX_DESCRIPTORS)
+        if message == _START:
             self._start(descriptors)
-        elif words == _COLLECT:
-            self._say(_Reply(number=self._collect()))
-        elif words:
-            order, _, within_ms = words.rpartition(b" ")
+        elif message == _COLLECT:
+            self._reply(_Reply(number=self._collect()))
+        elif message:
+            order, _, within_ms = message.rpartition(b" ")
             staying = self._staying if order == _END_OTHERS else None
-            self._say(_Reply(number=self._end(int(within_ms) / 1000, staying)))
+            self._reply(_Reply(number=self._end(int(within_ms) / 1000, staying)))
         else:
             # The work-horse is gone.
             os._exit(0)
 
-    def _say(self, answer: _Reply, descriptors: Sequence[int] = ()) -> None:
+    def _reply(self, answer: _Reply, descriptors: Sequence[int] = ()) -> None:
         socket.send_fds(self._orders, [msgspec.json.encode(answer)], descriptors)
 
     def _start(self, descriptors: Sequence[int]) -> None:
@@ -352,16 +362,16 @@ class _First:
             order = msgspec.json.decode(_content(descriptors[0]), type=StartOrder)
             started = _popen(order, descriptors[1:])
         except OSError as trouble:
-            self._say(_Reply(errno=trouble.errno or errno.EIO, trouble=str(trouble.strerror)))
+            self._reply(_Reply(errno=trouble.errno or errno.EIO, trouble=str(trouble.strerror)))
         except (ValueError, subprocess.SubprocessError) as trouble:
-            self._say(_Reply(trouble=str(trouble)))
+            self._reply(_Reply(trouble=str(trouble)))
         else:
             if order.stays:
                 self._staying = started
             else:
                 self._command = started
             pidfd = os.pidfd_open(started.pid)
-            self._say(_Reply(), [pidfd])
+            self._reply(_Reply(), [pidfd])
             os.close(pidfd)
         finally:
             for descriptor in descriptors:
@@ -378,12 +388,15 @@ class _First:
         return wait_status
 
     def _collect_orphans(self) -> None:
-        """The command waits for who asks for it: until then its pid is its own."""
+        """Collect ended children but the command, whose pid stays reserved until it is
+        collected.
+        """
         reap_orphans(keep=() if self._command is None else (self._command.pid,))
 
     def _end(self, within_s: float, staying: subprocess.Popen[bytes] | None) -> int:
-        """How many children are left, apart from the one that stays; where none does, after all
-        have been killed.
+        """Kill all children but the one that stays, and return how many are left.
+
+        If one stays, it has killed the others already, and this only waits for them.
         """
         deadline = monotonic() + within_s
         self._command = None
@@ -399,7 +412,7 @@ class _First:
 
 
 def _kill_all_others() -> None:
-    """Every process of the namespace but this one, its first, in one step."""
+    """Kill every process of the namespace but this one, its first, in one system call."""
     if os.getpid() == 1:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -423,7 +436,7 @@ def _popen(order: StartOrder, descriptors: Sequence[int]) -> subprocess.Popen[by
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
-        # This process has a single thread, so nothing can be locked in the child.
+        # This process has a single thread, so no lock is held in the child.
         preexec_fn=prepare if entrance or memory_bytes is not None else None,
     )
 

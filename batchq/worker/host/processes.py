@@ -1,12 +1,11 @@
-"""Ending what a process that adopts orphans has below it (`PR_SET_CHILD_SUBREAPER`).
+"""Ends all descendants of a process that adopts orphans (`PR_SET_CHILD_SUBREAPER`).
 
-A process that loses its parent becomes a child of the subreaper before its parent can be collected,
-so a subreaper without children has no descendants at all, whatever sessions and groups they were
-in. Killing children until there are none therefore reaches everything. A program that forks,
-calls setsid and exits in a loop changes its pid some thousand times a second: a round here is a
-read of one file and a signal for each pid in it, which is shorter than the life of one such
-process, so that one of the next rounds hits it. The rounds are bounded; what they could not end is
-the answer.
+A process that loses its parent becomes a child of the subreaper before that parent can be
+collected. So a subreaper without children has no descendants, in whatever sessions and groups they
+were, and killing children until none is left reaches all of them. A program that forks, calls
+setsid and exits in a loop changes its pid some thousand times a second. A round here reads one file
+and signals each pid in it, which takes less time than such a process lives, so a later round hits
+it. The rounds are bounded; the processes that remain are returned.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ import psutil
 
 from batchq.errors import UsageError
 
-#: How long a round waits for processes that were killed and have not ended yet.
+#: How long a round waits for killed processes to end.
 _ROUND_S = 0.1
 _COLLECTED_WITHIN_S, _LOOK_AGAIN_MS = 1.0, 2
 _TRACER = re.compile(rb"^TracerPid:\s+(\d+)$", re.MULTILINE)
-#: As many as there can be processes, as Linux is set up.
-_MOST_ANCESTORS = 1 << 15
+#: The default limit of the number of processes on Linux.
+_MAX_ANCESTORS = 1 << 15
 
 
 def kill_children(*, keep: Collection[int], within_s: float) -> list[int]:
-    """Kill every descendant of this process but `keep` and theirs; the pids of those children that
-    are left after `within_s`.
+    """Kill every descendant of this process except `keep` and their descendants.
 
-    For a process that adopts orphans, called in its main thread.
+    Return the pids of the children that remain after `within_s`. For a process that adopts orphans;
+    call it in the main thread.
     """
     deadline = monotonic() + within_s
     before: list[int] = []
     others = _others(keep)
     while others:
         left = [pid for pid in others if not _kill(pid)]
-        # Those that were killed and collected are not all: what they had forked is here by now.
+        # Descendants of the children that were killed and collected have become children by now.
         others = _others(keep)
         rest = deadline - monotonic()
         if rest <= 0:
             return others
-        # Nothing new has come: those that were killed are on their way out, or cannot be killed.
+        # No new child has come: the killed ones are about to end, or cannot be killed.
         if left and left == before:
             for pid in left:
                 end_tracers(pid)
@@ -69,12 +68,14 @@ def reap_orphans(*, keep: Collection[int]) -> None:
 
 
 def child_pids() -> frozenset[int]:
-    """The children of this process."""
+    """Return the children of this process."""
     return frozenset(_children())
 
 
 def has_children() -> bool:
-    """Whether this process has any child, ended ones included; cheaper than listing them."""
+    """Return whether this process has any child, ended ones included; cheaper than a list of
+    them.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -83,15 +84,15 @@ def has_children() -> bool:
 
 
 def has_children_of(pid: int) -> bool:
-    """Whether another process has any child, if it is there and has a single thread.
+    """Return whether another process, which has a single thread, has any child.
 
-    Sure as long as it collects none: they stay in the list when they have ended.
+    The answer is reliable while that process collects none, because ended children stay listed.
     """
     return bool(_listed_children(pid))
 
 
 def _others(keep: Collection[int]) -> list[int]:
-    """The children but `keep`, those included that have ended and wait to be collected."""
+    """Return the children except `keep`, including ended ones that wait to be collected."""
     return [pid for pid in _children() if pid not in keep]
 
 
@@ -104,7 +105,7 @@ def _listed_children(pid: int) -> list[int]:
         return [int(one) for one in _read(f"/proc/{pid}/task/{pid}/children").split()]
     except OSError:
         pass
-    # It is gone, or this is a kernel without CONFIG_PROC_CHILDREN.
+    # The process is gone, or the kernel lacks CONFIG_PROC_CHILDREN.
     try:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.NoSuchProcess:
@@ -112,23 +113,23 @@ def _listed_children(pid: int) -> list[int]:
 
 
 def _read(path: str) -> bytes:
-    """A file of the kernel's, read for each pod and in each round: so without pathlib."""
+    """Read a kernel file. This runs for each pod and in each round, so it does without pathlib."""
     parts = []
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see above
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is slower
         while part := file.read(1 << 16):
             parts.append(part)
     return b"".join(parts)
 
 
 def _kill(pid: int) -> bool:
-    """Kill a child, and collect it if it has ended by now; whether it is gone.
+    """Kill a child, collect it if it has ended, and return whether it is gone.
 
-    Until it is collected its number cannot be anybody else's.
+    Its pid cannot be reused until it is collected.
     """
     try:
         os.kill(pid, signal.SIGKILL)
     except PermissionError:
-        # A program that runs with another user's rights.
+        # The program runs with another user's rights.
         pass
     except ProcessLookupError:
         return True
@@ -143,12 +144,11 @@ def _reap(pid: int) -> bool:
 
 
 def collect(pid: int, *, within_s: float = _COLLECTED_WITHIN_S) -> int | None:
-    """The wait status of a child that has ended, or is about to. None if that cannot be had within
-    this time. Raises ChildProcessError if there is no such child.
+    """Return the wait status of a child that has ended or is about to; None if it takes too long.
 
-    A process that is traced ends for its tracer first, and for its parent only when the tracer has
-    asked for that or has ended itself. So nobody waits here for as long as a pod likes: a tracer
-    that comes from below this process is killed.
+    A traced process ends for its tracer first, and for its parent only when the tracer has
+    collected it or has ended. A pod must not be able to delay this, so a tracer below this process
+    is killed. Raise ChildProcessError if there is no such child.
     """
     deadline = monotonic() + within_s
     while True:
@@ -162,8 +162,9 @@ def collect(pid: int, *, within_s: float = _COLLECTED_WITHIN_S) -> int | None:
 
 
 def is_answered(answers: socket, within_s: float, *, waiting_for: Collection[int]) -> bool:
-    """Whether there is something to read within that time. Tracers from below this process of those
-    that are to answer, or that these wait for, are killed meanwhile.
+    """Return whether data to read arrives within that time.
+
+    Meanwhile, tracers below this process that trace one of `waiting_for` are killed.
     """
     deadline = monotonic() + within_s
     while True:
@@ -177,16 +178,16 @@ def is_answered(answers: socket, within_s: float, *, waiting_for: Collection[int
 
 
 def end_tracers(pid: int) -> None:
-    """Kill those that trace a process, as far as they come from below this one: those of pods."""
+    """Kill the tracers of a process that are below this process, and so belong to pods."""
     for tracer in tracers_of(pid):
-        if line_to(tracer):
+        if lineage(tracer):
             send(tracer, signal.SIGKILL)
 
 
 def tracers_of(pid: int) -> list[int]:
-    """The processes that trace this one, or one of its threads (ptrace)."""
+    """Return the processes that trace this one or one of its threads (ptrace)."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - asked of each, every second
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - faster; runs for each every second
     except OSError:
         return []
     found = set()
@@ -197,15 +198,17 @@ def tracers_of(pid: int) -> list[int]:
     return sorted(found - {0})
 
 
-def line_to(pid: int) -> list[int]:
-    """A process and its ancestors, up to a child of this process; empty if it is not below it."""
+def lineage(pid: int) -> list[int]:
+    """Return a process and its ancestors up to a child of this process; empty if it is not below
+    it.
+    """
     line = [pid]
-    while len(line) <= _MOST_ANCESTORS:
+    while len(line) <= _MAX_ANCESTORS:
         try:
             stat = _read(f"/proc/{line[-1]}/stat")
         except OSError:
             return []
-        # The name before it is in brackets, and may hold brackets of its own.
+        # The process name before it is in brackets, and may contain brackets.
         parent = int(stat.rpartition(b") ")[2].split()[1])
         if parent == os.getpid():
             return line
@@ -216,40 +219,42 @@ def line_to(pid: int) -> list[int]:
 
 
 def send(pid: int, sent: signal.Signals) -> None:
-    """Send a signal, if there is still somebody who may be sent it."""
+    """Send a signal; do nothing if the process is gone or may not be signalled."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, sent)
 
 
 _RLIMIT_LOCKS = 10
-#: Far above what anybody would set by hand, and still exact in every tool that reads it.
-_LEAST, _RANGE = 1 << 48, 1 << 48
-_SHOWN = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
+#: Far above what an operator would set, and still exact in every tool that reads it.
+_BASE, _RANGE = 1 << 48, 1 << 48
+_LOCK_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
 _STOP_FILE = b"BATCHQ_STOP_FILE="
 _ENDED = "ZXx"
 
 
 def mark_of(run_dir: Path) -> int:
-    """The number that stands for the folder of an agent's run files."""
+    """Return the number that identifies the folder of an agent's run files."""
     digest = hashlib.sha256(os.fsencode(run_dir)).digest()
-    wanted = _LEAST + int.from_bytes(digest[:6]) % _RANGE
+    wanted = _BASE + int.from_bytes(digest[:6]) % _RANGE
     _, hard = resource.getrlimit(_RLIMIT_LOCKS)
-    # Inside a pod of another agent, say: it stays below that one's mark, and is still its own.
+    # The limit may be lower, for example inside a pod of another agent; the mark must be below it
+    # and is still distinct.
     return wanted if hard == resource.RLIM_INFINITY or wanted < hard else wanted % max(hard, 1)
 
 
-def put_on(mark: int) -> None:
-    """Have this process, and all that comes of it, bear the mark."""
+def set_mark(mark: int) -> None:
+    """Set the mark of this process and of all its descendants."""
     resource.setrlimit(_RLIMIT_LOCKS, (mark, mark))
 
 
-def bears(pid: int, mark: int, run_dir: Path) -> bool | None:
-    """Whether a process that runs is of a pod of the agent with this mark and folder; None if there
-    is no such process any more.
+def has_mark(pid: int, mark: int, run_dir: Path) -> bool | None:
+    """Return whether a running process belongs to a pod of the agent with this mark and folder.
+
+    None if the process no longer exists.
     """
     try:
-        shown = _SHOWN.search(_read(f"/proc/{pid}/limits"))
-        if not (shown and int(shown[1]) == mark) and not _names(pid, run_dir):
+        shown = _LOCK_LIMIT.search(_read(f"/proc/{pid}/limits"))
+        if not (shown and int(shown[1]) == mark) and not _has_stop_file(pid, run_dir):
             return False
         state = _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1].decode()
     except (FileNotFoundError, ProcessLookupError):
@@ -259,8 +264,10 @@ def bears(pid: int, mark: int, run_dir: Path) -> bool | None:
     return state not in _ENDED
 
 
-def _names(pid: int, run_dir: Path) -> bool:
-    """Whether its environment has a stop file in the folder; False where that is not shown."""
+def _has_stop_file(pid: int, run_dir: Path) -> bool:
+    """Return whether its environment names a stop file in the folder; False if it is not
+    readable.
+    """
     try:
         environment = _read(f"/proc/{pid}/environ")
     except PermissionError:
@@ -294,7 +301,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _load() -> ctypes.CDLL | None:
-    """The C library, looked up once: a child between fork and exec must not load anything."""
+    """Load the C library in advance: a child between fork and exec must not load anything."""
     libc = ctypes.CDLL(None, use_errno=True)
     return libc if hasattr(libc, "prctl") else None
 
@@ -303,7 +310,7 @@ _LIBC = _load()
 
 
 def require() -> None:
-    """Raises UsageError where the system has no prctl."""
+    """Raise UsageError if the system has no prctl."""
     if _LIBC is None:
         raise UsageError(
             "a worker needs Linux, and this system has no prctl()",
@@ -314,7 +321,7 @@ def require() -> None:
 def die_with_parent(sent: signal.Signals, parent: int) -> None:
     """Have `sent` delivered to this process when its parent, `parent`, ends.
 
-    If the parent has ended already the signal would never come, so it is sent here.
+    If the parent has already ended, the signal is sent here, because the kernel would not send it.
     """
     _call(_PR_SET_PDEATHSIG, int(sent))
     if os.getppid() != parent:
@@ -335,7 +342,7 @@ def _call(option: int, value: int) -> None:
 
 
 class Signals:
-    """Counts of the signals that came; one per process, owned by its loop."""
+    """Counts the signals that arrive; one per process, owned by its loop."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._counts = dict.fromkeys(numbers, 0)
@@ -343,13 +350,13 @@ class Signals:
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:
-        """Hear the signals from now on; in the main thread only."""
+        """Install the handlers; call it in the main thread."""
         signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for number in self._counts:
             self._former[number] = signal.signal(number, self._seen)
 
     def close(self) -> None:
-        """Stop hearing; what heard them before `install` does so again."""
+        """Restore the former handlers and close the pipe."""
         for number, former in self._former.items():
             signal.signal(number, former)
         signal.set_wakeup_fd(-1)
@@ -357,7 +364,7 @@ class Signals:
         os.close(self._write_end)
 
     def fileno(self) -> int:
-        """Readable when something came since the last `clear`."""
+        """Return a descriptor that is readable when a signal has arrived since the last `clear`."""
         return self._read_end
 
     def clear(self) -> None:
@@ -369,11 +376,11 @@ class Signals:
             return
 
     def count(self, number: signal.Signals) -> int:
-        """How often `number` came."""
+        """Return how often `number` has arrived."""
         return self._counts[number]
 
     def wait(self, within_s: float) -> None:
-        """Return when a signal comes, or after `within_s`."""
+        """Return when a signal arrives, or after `within_s`."""
         is_readable(self._read_end, within_ms=round(within_s * 1000))
         self.clear()
 
@@ -382,7 +389,7 @@ class Signals:
 
 
 def is_readable(descriptor: int, *, within_ms: int) -> bool:
-    """Whether there is something to read, now or within that time; for any descriptor number."""
+    """Return whether there is data to read now or within that time; any descriptor number works."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(within_ms))

@@ -1,8 +1,8 @@
-"""A node's RQ queue, and the only kind of RQ job that a batchq worker knows.
+"""A node's RQ queue, and the only kind of RQ job that a batchq worker runs.
 
-RQ would import and call whatever name stands in a job. Anybody who can write to the server could
-have any function called; so the name is compared here, never imported, and callbacks, webhooks,
-retries and dependencies that a job may carry are dropped when it is read.
+RQ would import and call whatever function a job names, so everyone with write access to the server
+could have any function called. Here the name is only compared, never imported, and callbacks,
+webhooks, retries and dependencies that a job may carry are dropped when it is read.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from batchq.store.rq_link import RqConnection, RqLink
 
 RunPod = TypeVar("RunPod", bound=Callable[..., Any])
 
-#: The name under which RQ's records have it; it stays, wherever the function is.
+#: The function's name in RQ's records. It is stored, so it stays when the function moves.
 ENTRY = "batchq.worker.entry.run_pod"
 
-#: RQ's records are not the truth and nobody reads them; they go after a minute.
+#: RQ's records are not the source of truth and have no reader, so they expire after a minute.
 _RECORD_TTL_S = 60
 _QUEUE_PREFIX = "bq-node-"
 #: A pod's uid and a number are far shorter.
-_MOST_PAYLOAD_BYTES = 16 * 1024
+_MAX_PAYLOAD_BYTES = 16 * 1024
 _ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")
 
 
 class NotOurs(Exception):
-    """An RQ job that is not a pod's attempt."""
+    """The RQ job is not a pod's attempt."""
 
 
 class DamagedKeys(Exception):
-    """Keys of RQ's are of another type; nothing that matters is in them."""
+    """Some of RQ's keys have the wrong type; they hold nothing of value."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
@@ -55,7 +55,9 @@ class DamagedKeys(Exception):
 
 
 class NoAlarm(BaseDeathPenalty):
-    """RQ's time limits, switched off: a pod's time is the work-horse's and scheduler's matter."""
+    """RQ's time limits, switched off: the work-horse and the scheduler enforce a pod's time
+    limits.
+    """
 
     def setup_death_penalty(self) -> None:
         pass
@@ -65,19 +67,21 @@ class NoAlarm(BaseDeathPenalty):
 
 
 class PodAttempt(Struct, frozen=True):
-    """What an RQ job may ask for."""
+    """One attempt of a pod: the only thing an RQ job may ask for."""
 
     pod: str
     attempt: int
 
     @property
     def id(self) -> str:
-        """The RQ job's id."""
+        """The RQ job's id, `<pod>-<attempt>`."""
         return f"{self.pod}-{self.attempt}"
 
 
 class _EntryPoint:
-    """What a work-horse runs for a job: registered by the module that has it, which knows this
+    """The function that a work-horse runs for a job.
+
+    The module that defines the function registers it here, because this module must not import that
     one.
     """
 
@@ -86,13 +90,13 @@ class _EntryPoint:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Raises NotOurs in a process that is no work-horse."""
+        """Raise NotOurs in a process that is no work-horse."""
         if self._function is None:
             raise NotOurs("this process runs no pods")
         return self._function
 
     def register(self, function: RunPod) -> RunPod:
-        """Have every job run this."""
+        """Have every job run this function."""
         self._function = function
         return function
 
@@ -101,18 +105,19 @@ entry_point = _EntryPoint()
 
 
 class PodJob(Job):
-    """An RQ job that can be nothing but one attempt of a pod."""
+    """An RQ job that can only be one attempt of a pod."""
 
-    #: That pod as it stood in the store when the record was read; None if nobody has looked.
+    #: The pod's bytes in the store when the record was read; None if the pod was not read.
     pod: bytes | None = None
 
     def restore(self, raw_data: Any) -> None:
-        """Take the payload out of the record, and nothing else that would make RQ call or do more.
+        """Take the payload from the record, and nothing that would make RQ call or do more.
 
-        Whoever may write RQ's keys may write anything there: RQ would read dates, numbers and lists
-        of any size, and unpack what is packed whatever it comes to.
+        A program with write access to RQ's keys may write anything there: RQ would parse dates,
+        numbers and lists of any size, and decompress data of any length.
 
-        Raises NoSuchJobError if there is none, ValueError for one that is too large.
+        Raise NoSuchJobError if the record has no payload, and ValueError if the payload is too
+        large.
         """
         record = {bytes(name): value for name, value in dict(raw_data).items()}
         if b"data" not in record:
@@ -124,7 +129,7 @@ class PodJob(Job):
         self.result_ttl = self.failure_ttl = _RECORD_TTL_S
 
     def asks_for(self) -> PodAttempt:
-        """The pod's attempt. Raises NotOurs."""
+        """Return the pod's attempt. Raise NotOurs."""
         try:
             name, arguments, keywords = self.func_name, self.args, self.kwargs
         except (DeserializationError, ValueError, RecursionError, TypeError):
@@ -138,35 +143,37 @@ class PodJob(Job):
 
     @property
     def func(self) -> Callable[..., Any]:
-        """The entry point, whatever the record says. Raises NotOurs."""
+        """The entry point, whatever the record says. Raise NotOurs."""
         self.asks_for()
         return entry_point.function
 
 
 def _unpacked(data: bytes) -> bytes:
-    """A payload, which RQ may have packed. Raises ValueError if it is longer than any of ours."""
+    """Return a payload, which RQ may have compressed. Raise ValueError if it is too long to be
+    ours.
+    """
     unpacker = zlib.decompressobj()
     try:
-        plain = unpacker.decompress(data[:_MOST_PAYLOAD_BYTES], _MOST_PAYLOAD_BYTES)
+        plain = unpacker.decompress(data[:_MAX_PAYLOAD_BYTES], _MAX_PAYLOAD_BYTES)
     except zlib.error:
         plain = data
-    if len(data) > _MOST_PAYLOAD_BYTES or len(plain) >= _MOST_PAYLOAD_BYTES:
-        raise ValueError(f"its payload is longer than {_MOST_PAYLOAD_BYTES} bytes")
+    if len(data) > _MAX_PAYLOAD_BYTES or len(plain) >= _MAX_PAYLOAD_BYTES:
+        raise ValueError(f"its payload is longer than {_MAX_PAYLOAD_BYTES} bytes")
     return plain
 
 
 def is_id(job_id: bytes) -> bool:
-    """Whether an RQ job with this id may be a pod's attempt."""
+    """Return whether an RQ job with this id may be a pod's attempt."""
     return _ID.fullmatch(job_id) is not None
 
 
 def queue_name(node: str) -> str:
-    """The name of a node's RQ queue."""
+    """Return the name of a node's RQ queue."""
     return f"{_QUEUE_PREFIX}{node}"
 
 
 def node_queue(node: str, link: RqLink) -> Queue:
-    """A node's RQ queue, among the keys of that node."""
+    """Return a node's RQ queue, under the keys of that node."""
     return Queue(
         queue_name(node),
         connection=link.connection.of(node),
@@ -177,7 +184,7 @@ def node_queue(node: str, link: RqLink) -> Queue:
 
 
 def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
-    """Hand over attempts; one that is there already is only written once more."""
+    """Enqueue attempts; one that is queued already is written once more, which is harmless."""
     enqueue_all({queue: list(attempts)})
 
 
@@ -187,13 +194,14 @@ def enqueue_all(
     rings: Sequence[str] = (),
     taken_out: Sequence[Delivery] = (),
 ) -> None:
-    """Hand over the attempts of several queues of one connection, and ring at the nodes `rings`, in
-    one round trip.
+    """Enqueue attempts in several queues of one connection, and notify the nodes `rings`, in one
+    round trip.
 
-    Each record is there before its id is; what breaks off in between leaves records alone, which
-    are written once more when the attempts are handed over again. What is `taken_out` of the outbox
-    with that is so in the same step, in which all is done or, by a server that refuses writes,
-    nothing.
+    Each record is written before its id, so an interruption leaves only records, which are
+    overwritten when the attempts are enqueued again. The deliveries in `taken_out` are removed from
+    the outbox in the same transaction; a server that refuses writes refuses all of it.
+
+    Raise DamagedKeys if keys have the wrong type.
     """
     wanted = {queue: attempts for queue, attempts in attempts_of.items() if attempts}
     if not wanted:
@@ -230,13 +238,16 @@ def enqueue_all(
 
 
 def _key(queue: Queue, name: str) -> str:
-    """Where a key of a queue's node stands."""
+    """Return a key of a queue with the prefix of its node."""
     assert isinstance(queue.connection, RqConnection)
     return queue.connection.key(name)
 
 
 def _common_fields(queue: Queue) -> tuple[Any, ...]:
-    """What RQ would write of any attempt's job, as fields and values, worked out once for all."""
+    """Return the fields and values that RQ would write for any attempt's job.
+
+    They are computed once per call of `enqueue_all` and not per attempt.
+    """
     job = Job.create(
         ENTRY,
         id="any",
@@ -259,13 +270,13 @@ def _common_fields(queue: Queue) -> tuple[Any, ...]:
 
 
 def _payload(attempt: PodAttempt) -> bytes:
-    """The call as RQ's JSON serializer writes it; RQ reads it without compression, too."""
+    """Return the call as RQ's JSON serializer writes it; RQ reads it without compression, too."""
     written: bytes = JSONSerializer.dumps((ENTRY, None, [attempt.pod, attempt.attempt], {}))  # type: ignore[no-untyped-call]
     return written
 
 
 def by_node(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:
-    """The deliveries of each node, nodes by name, in the order given."""
+    """Return the deliveries of each node in the order given, with the nodes ordered by name."""
     nodes: dict[str, list[Delivery]] = {}
     for delivery in sorted(deliveries, key=lambda delivery: delivery.node):
         nodes.setdefault(delivery.node, []).append(delivery)
@@ -274,11 +285,11 @@ def by_node(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:
 
 log = structlog.get_logger(__name__)
 
-#: So many are handed over in one round trip: about 10 MB.
+#: How many deliveries go into one round trip: about 10 MB.
 DELIVERIES_A_TRIP = 20_000
-#: So many in one step of the server, which does nothing else meanwhile.
+#: How many deliveries go into one transaction, which blocks the server meanwhile.
 DELIVERIES_AT_ONCE = 100
-#: How often keys are taken out that somebody makes another type meanwhile.
+#: How often to retry while another program keeps changing the type of a key.
 _TRIES = 3
 
 
@@ -290,10 +301,11 @@ class Relay:
         self._link = RqLink(store.url)
 
     def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
-        """Hand over what waits, or what was `bound` just now; how many that were. Twice is
-        harmless.
+        """Enqueue what waits in the outbox, or what was `bound` just now; return how many
+        deliveries.
 
-        Raises StoreUnavailable; what was handed over until then may be so again.
+        Delivering twice is harmless. Raise StoreUnavailable; what was enqueued by then may be
+        enqueued again.
         """
         deliveries = self._store.outbox() if bound is None else bound
         for start in range(0, len(deliveries), DELIVERIES_A_TRIP):
@@ -316,7 +328,7 @@ class Relay:
         nodes: Sequence[str],
         taken_out: Sequence[Delivery],
     ) -> None:
-        """Hand over; a key that some worker has made another type is taken out first."""
+        """Enqueue; delete keys that another program has given the wrong type, and retry."""
         has_moved = False
         for _ in range(_TRIES):
             try:
@@ -334,13 +346,15 @@ class Relay:
                     self._store.link.suspect(node_of_rq(name), f"{name} is of another type")
                 with self._link.errors():
                     self._link.connection.delete(*damaged.names)
-        # The nodes' agents hand in what is bound to them within seconds.
+        # The nodes' agents enqueue what is bound to them within seconds.
         log.error("pods not delivered", nodes=nodes)
 
     def asking_s(self, thread: int) -> float:
-        """For how long this thread has been waiting for RQ's connection; 0 if it is not."""
+        """Return for how many seconds this thread has waited for RQ's connection; 0 if it does not
+        wait.
+        """
         return self._link.asking_s(thread)
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._link.close()

@@ -1,24 +1,25 @@
-"""The process of a pod that is a function: it imports the module, calls, and hands the result back.
+"""The process of a pod that is a function: it imports the module, calls the function, and returns
+the result.
 
-It is started as a plain script of the interpreter that runs the agent, with nothing but the
-standard library behind it: its start is what every function pod waits for, and the folder in which
-it runs comes first on `sys.path`, where a `batchq` of somebody else may lie.
+It runs as a plain script of the agent's interpreter and imports only the standard library. Every
+function pod waits for this start, and the pod's folder comes first on `sys.path`, where a foreign
+package named `batchq` may be.
 
-The call is read from stdin, a file without a name, and the answer is written over it; so `ps` shows
-neither, and nobody but the work-horse can read them. The function itself sees an empty stdin.
-What it prints is the pod's output.
+The call is read from stdin, a file without a name, and the answer is written over it, so that `ps`
+shows neither and only the work-horse can read them. The function itself sees an empty stdin. What
+it prints is the pod's output.
 
-Where stdin is a socket instead, it stands by: for each order that comes with the descriptors that a
-process is to have, it forks one, which costs a tenth of a start
-(`batchq/worker/workhorse/standby.py`).
+If stdin is a socket, the script is a standby (`batchq/worker/workhorse/standby.py`): each order
+arrives with the descriptors of the new process, and the script forks that process, at a tenth of
+the cost of a start.
 
-    exit code     the answer's message says
+    exit code     message of the answer
     0             – (the answer holds the result)
     1             which exception was raised, with its text; the traceback is in the output
-    65            that the result is not JSON, or larger than is kept
-    126           that the module could not be imported, or that the name is nothing to call
-    127           that there is no such module, or no such name in it
-    as called     that the function called sys.exit; 1 for sys.exit(0), since nothing was returned
+    65            the result is not JSON, or larger than the limit
+    126           the module could not be imported, or the name is not callable
+    127           the module, or the name in it, does not exist
+    as called     the function called sys.exit; 1 for sys.exit(0), since nothing was returned
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from contextlib import suppress
 from types import CoroutineType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-#: The agent bounds an answer, too; here it can be said in a sentence.
-RESULT_MOST_BYTES = 64 * 1024
-MESSAGE_MOST = 500
+#: The agent bounds an answer, too; here the limit comes with an explanation.
+RESULT_MAX_BYTES = 64 * 1024
+MESSAGE_MAX = 500
 
 RAISED = 1
 NO_RESULT = 65
@@ -45,17 +46,17 @@ NOT_CALLABLE = 126
 NOT_FOUND = 127
 
 _SIGKILL = 9
-#: Said to an interpreter that stands by: as its argument, that no process but pods of its
-#: work-horse's is in its PID namespace; and as an order, to kill all others there.
+#: The argument of a standby whose PID namespace holds only pods of its work-horse; and the order to
+#: kill all other processes in that namespace.
 ALONE = "alone"
 KILL_OTHERS = b"!"
 
 _STDIN = 0
 _KIND_OF_FILE, _IS_SOCKET = 0o170000, 0o140000
-_MOST_ORDER_BYTES = 1 << 20
-_MOST_DESCRIPTORS = 4
-#: What only who stands by needs. A forked process keeps it all: to take it apart, it would copy
-#: every page that it lies on.
+_MAX_ORDER_BYTES = 1 << 20
+_MAX_DESCRIPTORS = 4
+#: Modules and objects that only the standby needs. A forked process keeps them: freeing them would
+#: copy every memory page they are on.
 _own_modules: dict[str, ModuleType] = {}
 _kept: list[object] = []
 _IMPORTING = ("<frozen importlib", importlib.__file__)
@@ -71,36 +72,36 @@ class Failed(Exception):
 
 
 def main() -> int:
-    """Call what stdin says; the exit code."""
-    stands_by = os.fstat(_STDIN).st_mode & _KIND_OF_FILE == _IS_SOCKET
-    if stands_by and not _stand_by():
+    """Run the call on stdin, and return the exit code."""
+    is_standby = os.fstat(_STDIN).st_mode & _KIND_OF_FILE == _IS_SOCKET
+    if is_standby and not _stand_by():
         return 0
-    answer = _take_stdin()
+    answer = _detach_stdin()
     me = os.getpid()
     name, args, kwargs = json.loads(os.pread(answer, os.fstat(answer).st_size, 0))
     sys.argv[:] = [name]
-    # The folder of the pod comes first, as `python -m` has it.
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - importing pathlib costs more than all of this
-    # A pod's output is followed while it runs.
+    # The pod's folder comes first, as with `python -m`.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - importing pathlib is slower than all of this
+    # Readers follow a pod's output while it runs.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a TextIOWrapper
     try:
         written, exit_code = b'{"result":%b}' % _result(name, args, kwargs), 0
     except Failed as failure:
         written, exit_code = _message(failure.message), failure.exit_code
-    # A function may have forked, and its child may have come back from it as well.
+    # The function may have forked, and its child may have returned from it as well.
     if os.getpid() == me:
         os.ftruncate(answer, 0)
         os.pwrite(answer, written, 0)
-    if stands_by:
-        _leave(exit_code)
+    if is_standby:
+        _exit(exit_code)
     return exit_code
 
 
 def _stand_by() -> bool:
-    """Fork a process for each order. True in each of them, and False when there are no more orders.
+    """Fork a process for each order. Return True in each of them, and False after the last order.
 
-    Whoever gives them is answered with a pidfd, and with the wait status once it asks for that:
-    until then nobody else can have that pid.
+    Each order is answered with a pidfd, and with the wait status when the work-horse asks for it.
+    Until then the process is not collected, so its pid cannot be reused.
     """
     before = set(sys.modules)
     import socket
@@ -111,25 +112,26 @@ def _stand_by() -> bool:
     gc.collect()
     gc.freeze()
     while True:
-        order, descriptors, _, _ = socket.recv_fds(orders, _MOST_ORDER_BYTES, _MOST_DESCRIPTORS)
+        order, descriptors, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, _MAX_DESCRIPTORS)
         if not order:
             return False
         if order == KILL_OTHERS:
             _kill_others()
             orders.send(b".")
             continue
-        # Whatever a forked process writes to it copies first, so all that can be is done before.
-        wanted = json.loads(order)
-        _change(environment, wanted["environment"])
-        environment = wanted["environment"]
+        # A forked process copies each page that it writes to, so as much as possible is done
+        # before.
+        request = json.loads(order)
+        _change_environment(environment, request["environment"])
+        environment = request["environment"]
         pid = os.fork()
         if pid == 0:
             orders.close()
-            _kept.extend((orders, order, wanted, environment, descriptors))
-            # A module of the pod's may have the name of one that only this needs.
+            _kept.extend((orders, order, request, environment, descriptors))
+            # A module of the pod may have the name of one that only the standby needs.
             for name in _own_modules:
                 del sys.modules[name]
-            _put_on(wanted, descriptors)
+            _set_up(request, descriptors)
             return True
         for descriptor in descriptors:
             os.close(descriptor)
@@ -144,14 +146,14 @@ def _stand_by() -> bool:
 
 
 def _kill_others() -> None:
-    """Every process of the PID namespace but this one and the first, in one step of the kernel."""
+    """Kill every process of the PID namespace but this one and the first, in one system call."""
     if sys.argv[1:] == [ALONE] and os.getppid() == 1:
         with suppress(ProcessLookupError):
             os.kill(-1, _SIGKILL)
 
 
-def _change(before: dict[str, str], after: dict[str, str]) -> None:
-    """Have another environment, of which most is as it was."""
+def _change_environment(before: dict[str, str], after: dict[str, str]) -> None:
+    """Change the environment from `before` to `after`, which differ little."""
     for name in before.keys() - after.keys():
         del os.environ[name]
     for name, value in after.items():
@@ -159,8 +161,8 @@ def _change(before: dict[str, str], after: dict[str, str]) -> None:
             os.environ[name] = value
 
 
-def _put_on(order: dict[str, Any], descriptors: list[int]) -> None:
-    """Become what a process started with all this would be."""
+def _set_up(order: dict[str, Any], descriptors: list[int]) -> None:
+    """Give this process the session, descriptors, limits and folder of a started process."""
     os.setsid()
     for place, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, place)
@@ -170,16 +172,18 @@ def _put_on(order: dict[str, Any], descriptors: list[int]) -> None:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = order["memory"] if hard == resource.RLIM_INFINITY else min(order["memory"], hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        limit = order["memory"] if hard == resource.RLIM_INFINITY else min(order["memory"], hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if order["folder"]:
         os.chdir(order["folder"])
 
 
-def _leave(exit_code: int) -> NoReturn:
-    """End as an interpreter does, but for taking all modules apart: a forked process would copy
-    every page of them first. Nobody is promised more (`object.__del__`).
+def _exit(exit_code: int) -> NoReturn:
+    """Exit as an interpreter does, but without freeing all modules.
+
+    A forked process would copy every page of them first, and Python does not promise more
+    (`object.__del__`).
     """
     threading = sys.modules.get("threading")
     if threading is not None:
@@ -195,8 +199,8 @@ def _leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _take_stdin() -> int:
-    """The file that stdin is, for this process alone; stdin is empty from now on."""
+def _detach_stdin() -> int:
+    """Return the file on stdin as a private descriptor, and leave stdin empty."""
     taken = os.dup(_STDIN)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, _STDIN)
@@ -205,7 +209,7 @@ def _take_stdin() -> int:
 
 
 def _result(name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
-    """What the function returned, as JSON. Raises Failed."""
+    """Return what the function returned, as JSON. Raise Failed."""
     function = _find(name)
     try:
         value = function(*args, **kwargs)
@@ -214,7 +218,7 @@ def _result(name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
 
             value = asyncio.run(value)
     except SystemExit as left:
-        raise _left(name, left) from None
+        raise _early_exit(name, left) from None
     except BaseException as error:  # whatever a function raises is how it failed
         _print(error)
         raise Failed(RAISED, _text(error)) from None
@@ -222,13 +226,13 @@ def _result(name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
 
 
 def _find(name: str) -> Any:
-    """What is to be called. Raises Failed."""
+    """Return the function to call. Raise Failed."""
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
     except SystemExit as left:
-        raise _left(f"module {module_name}", left) from None
-    except BaseException as error:  # a module may raise anything while it is imported
+        raise _early_exit(f"module {module_name}", left) from None
+    except BaseException as error:  # importing a module may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise Failed(
@@ -258,7 +262,7 @@ def _place(module_name: str) -> str:
     return getattr(sys.modules[module_name], "__file__", None) or "built in"
 
 
-def _left(what: str, left: SystemExit) -> Failed:
+def _early_exit(what: str, left: SystemExit) -> Failed:
     code = left.code
     exit_code = code if isinstance(code, int) and 0 < code < 256 else RAISED
     said = "" if code is None else repr(code)[:80]
@@ -267,7 +271,7 @@ def _left(what: str, left: SystemExit) -> Failed:
 
 def _encoded(name: str, value: object) -> bytes:
     try:
-        # Not ASCII alone: what cannot be written as UTF-8 is no text.
+        # Not only ASCII: a value that cannot be written as UTF-8 is not valid text.
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         written = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -276,11 +280,11 @@ def _encoded(name: str, value: object) -> bytes:
             f"what {name} returned is not JSON ({_cut(str(error))}); return numbers, texts, lists"
             " and maps, or write a file and return its path",
         ) from None
-    if len(written) > RESULT_MOST_BYTES:
+    if len(written) > RESULT_MAX_BYTES:
         raise Failed(
             NO_RESULT,
             f"what {name} returned takes {len(written)} bytes as JSON, and at most"
-            f" {RESULT_MOST_BYTES} are kept; write a file and return its path",
+            f" {RESULT_MAX_BYTES} are kept; write a file and return its path",
         )
     return written
 
@@ -290,7 +294,7 @@ def _message(text: str) -> bytes:
 
 
 def _print(error: BaseException) -> None:
-    """The traceback to stderr, from where the function's own code begins."""
+    """Print the traceback to stderr, starting with the function's own code."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames):
         frames = frames.tb_next
@@ -302,13 +306,13 @@ def _is_ours(frames: TracebackType) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """`ValueError: text`, on one line."""
+    """Return `ValueError: text`, on one line."""
     return _cut("".join(traceback.format_exception_only(error)))
 
 
 def _cut(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= MESSAGE_MOST else f"{line[: MESSAGE_MOST - 1]}…"
+    return line if len(line) <= MESSAGE_MAX else f"{line[: MESSAGE_MAX - 1]}…"
 
 
 if __name__ == "__main__":

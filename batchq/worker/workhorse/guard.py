@@ -1,14 +1,14 @@
-"""The guard: it ends a pod's process group when the pod's work-horse is killed, or stands still.
+"""The guard: it kills a pod's process group when the pod's work-horse is killed or stopped.
 
-The agent would see to what a killed work-horse leaves; but an agent that is paused, or dies as
-well, does not, and once lease and grace have passed the pod begins elsewhere while its processes go
-on. So one process beside the agent waits for the ends of pipes, one for each pod, that the
-work-horses alone hold open: an end comes whatever kills one. And it knows when each pod's lease
-ends: a work-horse that is stopped by a signal can neither renew it nor end the pod. Where the pod
-has a cgroup, what left the group is killed as well.
+The agent ends what a killed work-horse leaves. An agent that is itself paused or killed cannot, and
+once lease and grace are over the pod starts elsewhere while its processes go on here. So one
+process beside the agent reads from pipes, one for each pod, whose write ends only the work-horses
+hold: when a work-horse dies for any reason, its pipe ends. The guard also knows when each pod's
+lease ends, because a work-horse that is stopped by a signal can neither renew the lease nor end the
+pod. If the pod has a cgroup, processes that left the group are killed as well.
 
-It outlives the agent for as long as there is a pod to guard. A work-horse that it does not answer,
-because somebody has killed or stopped it, forks a guard of its own.
+The guard outlives the agent while it has pods to guard. A work-horse that cannot reach it, because
+it was killed or stopped, forks a guard of its own.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from pathlib import Path
 from time import monotonic_ns
 
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.processes import collect, put_on
+from batchq.worker.host.processes import collect, set_mark
 
-_MOST_PATH_BYTES = 4096
+_MAX_PATH_BYTES = 4096
 _DEVNULL_FOR = (0, 1, 2)
 
 
 class Guard:
-    """A pod's guard, as its work-horse sees it: the pipe to the process that watches."""
+    """A pod's guard, as its work-horse sees it: the pipe to the guarding process."""
 
     def __init__(self, cgroup: PodCgroup | None = None, *, post: GuardPost | None = None) -> None:
-        """Have the pod watched over, by `post` if it answers, else by a process of its own.
+        """Have the pod guarded by `post`, or by a new process if the post does not answer.
 
-        Raises OSError. The calling process must have a single thread.
+        Raise OSError. The calling process must have a single thread.
         """
         read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
-        # A guard that does not read must not hold its work-horse up.
+        # A guard that does not read must not block its work-horse.
         os.set_blocking(self._write_end, False)
         self._pid = 0
         self._is_on_duty = True
@@ -48,15 +48,15 @@ class Guard:
             os.close(read_end)
 
     def watch_over(self, group: int) -> None:
-        """From now on the group ends with the calling process."""
+        """Kill the group when the calling process ends, from now on."""
         self._tell(f"group {group}")
 
     def allow_until(self, at_ms: int) -> None:
-        """The group ends at this instant of the monotonic clock, unless a later one is named."""
+        """Kill the group at this instant of the monotonic clock, unless a later one follows."""
         self._tell(f"until {at_ms}")
 
     def dismiss(self) -> None:
-        """The group needs no guard any more; may be called twice."""
+        """Release the guard; may be called twice."""
         if not self._is_on_duty:
             return
         self._tell("dismissed")
@@ -66,38 +66,39 @@ class Guard:
         os.close(self._write_end)
 
     def _tell(self, what: str) -> None:
-        # A guard that was killed cannot be told; then the agent is left to see to the group.
+        # If the guard was killed, the agent is left to end the group.
         with suppress(BrokenPipeError, BlockingIOError):
             if self._is_on_duty:
                 os.write(self._write_end, f"{what}\n".encode())
 
 
 class GuardPost:
-    """The process that guards all pods of an agent; made by the agent, and known to its
-    work-horses, which inherit it.
+    """The process that guards all pods of an agent.
+
+    The agent starts it; the work-horses inherit the socket to it.
     """
 
     def __init__(self, mark: int | None = None) -> None:
-        """Fork it. Raises OSError. The calling process must have a single thread.
+        """Fork the process. Raise OSError. The calling process must have a single thread.
 
-        By `mark`, if there is one, the next agent knows a guard that has been left.
+        `mark`: how the next agent recognizes a guard that has been left, if given.
         """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 if mark is not None:
-                    put_on(mark)
-                _keep_apart(theirs.fileno())
+                    set_mark(mark)
+                _detach(theirs.fileno())
                 _Watch(theirs).keep()
             finally:
                 os._exit(0)
         theirs.close()
-        # Nobody waits for a guard that stands still.
+        # A guard that is stopped must not block its callers.
         self._socket.setblocking(False)
 
     def enrol(self, read_end: int, cgroup: PodCgroup | None) -> bool:
-        """Whether the process at the post has been told to watch the other end of this pipe."""
+        """Hand a pipe to the guarding process, and return whether it could be sent."""
         path = b"" if cgroup is None else os.fsencode(cgroup.path)
         try:
             socket.send_fds(self._socket, [b"guard " + path], [read_end])
@@ -106,24 +107,24 @@ class GuardPost:
         return True
 
     def close(self) -> None:
-        """The process ends once no work-horse is left."""
+        """Close the socket; the process ends once no work-horse is left."""
         self._socket.close()
 
     def end(self) -> None:
-        """End the process, be it stopped. For an agent that has no work-horses any more."""
+        """Kill the process, even a stopped one. Call it when the agent has no work-horses left."""
         self._socket.close()
         _end(self.pid)
 
 
 def _end(pid: int) -> None:
-    # Whoever collects all children of this process may have collected the guard as well.
+    # A caller that collects all children of this process may have collected the guard as well.
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         collect(pid)
 
 
 def _fork(read_end: int, write_end: int, cgroup: PodCgroup | None) -> int:
-    """A process that watches this pipe alone; its pid."""
+    """Fork a process that watches this one pipe, and return its pid."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -137,9 +138,9 @@ def _fork(read_end: int, write_end: int, cgroup: PodCgroup | None) -> int:
     return pid
 
 
-def _keep_apart(kept: int) -> None:
-    """In the process at the post: no signal but SIGKILL ends it before its time, and it holds
-    open nothing of the agent's.
+def _detach(kept: int) -> None:
+    """Detach the guarding process: it closes the agent's descriptors and blocks all signals it
+    can.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.setsid()
@@ -152,7 +153,7 @@ def _keep_apart(kept: int) -> None:
 
 
 class _Pod:
-    """What is known of one pod."""
+    """What the guard knows of one pod."""
 
     def __init__(self, cgroup: PodCgroup | None) -> None:
         self._cgroup = cgroup
@@ -174,8 +175,8 @@ class _Pod:
                     self.is_dismissed = True
 
     def left_ms(self, now_ms: int) -> int | None:
-        """How long its time lasts; None as long as that is unknown, or nothing was started."""
-        # A time that is over before the command was started ends it as soon as there is one.
+        """Return for how long the pod may go on; None if that is unknown or no command runs yet."""
+        # A deadline that passes before the command starts ends it as soon as it has started.
         if self._until_ms is None or self._group is None:
             return None
         return max(0, self._until_ms - now_ms)
@@ -189,7 +190,7 @@ class _Pod:
 
 
 class _Watch:
-    """In the guarding process: all pods, each by its pipe."""
+    """All guarded pods, each with its pipe; used in the guarding process."""
 
     def __init__(self, post: socket.socket | None) -> None:
         self._post = post
@@ -199,12 +200,12 @@ class _Watch:
             self._poll.register(post.fileno(), select.POLLIN)
 
     def take(self, read_end: int, cgroup: PodCgroup | None) -> None:
-        """One more."""
+        """Guard one more pod."""
         self._pods[read_end] = _Pod(cgroup)
         self._poll.register(read_end, select.POLLIN)
 
     def keep(self) -> None:
-        """Until there is nobody left to enrol one, and none to guard."""
+        """Watch until no caller is left to enrol a pod, and no pod to guard."""
         while self._post is not None or self._pods:
             for descriptor, _ in self._poll.poll(self._wait_ms()):
                 if self._post is not None and descriptor == self._post.fileno():
@@ -223,7 +224,7 @@ class _Watch:
         return min((ms for ms in left if ms is not None), default=None)
 
     def _enrol(self, post: socket.socket) -> None:
-        message, descriptors, _, _ = socket.recv_fds(post, _MOST_PATH_BYTES, 1)
+        message, descriptors, _, _ = socket.recv_fds(post, _MAX_PATH_BYTES, 1)
         if not message:
             # Neither the agent nor any of its work-horses is left.
             self._poll.unregister(post.fileno())

@@ -1,11 +1,11 @@
-"""A pod's output: all of it in a bounded local file, and as much as is wise in the store.
+"""A pod's output: all of it in a bounded local file, and a bounded part of it in the store.
 
-The file holds the newest output: it is written up to half its limit, then renamed to `<file>.1`
-in place of the one before, and begun anew. So between half the limit and all of it is there.
+The file holds the newest output. At half its limit it is renamed to `<file>.1`, replacing the
+former one, and a new file is started; so at least half the limit is always kept.
 
-The stream to the store is batched, and slower than a flood: what does not fit into the buffer is
-left out, oldest first, and a line in the stream says how much. Neither a full disk nor a server
-that is away stops a pod: the first is told once, the second is waited out.
+The stream to the store is batched and slower than a flood of output. The oldest data that does not
+fit into the buffer is left out, and a line in the stream says how much. Neither a full disk nor an
+unavailable server stops a pod: the former is reported once, the latter is waited out.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ log = structlog.get_logger(__name__)
 
 FILE_LIMIT_BYTES = 16 << 20
 CHUNK_BYTES = 64 << 10
-#: The store keeps no more than this of an attempt, so nothing is gained by a larger buffer.
+#: The store keeps no more than this of an attempt, so a larger buffer gains nothing.
 BUFFER_BYTES = 1 << 20
-#: What a chunk costs beside its data: a pod that writes single bytes to its two streams in turns
-#: would otherwise fill the memory a hundred times over.
+#: The overhead of a chunk. Without it, a pod that writes single bytes to its two streams in turns
+#: could use a hundred times the memory of its output.
 _CHUNK_COST_BYTES = 128
 
 
@@ -41,9 +41,9 @@ class LogFile:
         self._descriptor: int | None = None
 
     def write(self, data: bytes) -> None:
-        """Keep `data`; after the first failure of the disk nothing more is tried.
+        """Append `data`. After the first error of the disk, do nothing.
 
-        A pod that says nothing has no file.
+        The file is created with the first data, so a pod without output has no file.
         """
         if self.trouble:
             return
@@ -52,7 +52,7 @@ class LogFile:
                 self._open()
             while data and self._descriptor is not None:
                 if self._size >= self._half:
-                    self._turn_over()
+                    self._rotate()
                 written = os.write(self._descriptor, data[: self._half - self._size])
                 self._size += written
                 data = data[written:]
@@ -70,7 +70,7 @@ class LogFile:
         self._descriptor = os.open(self.path, flags, 0o600)
         self._size = os.fstat(self._descriptor).st_size
 
-    def _turn_over(self) -> None:
+    def _rotate(self) -> None:
         self.close()
         self.path.replace(self.path.with_name(self.path.name + ".1"))
         self._open()
@@ -88,7 +88,7 @@ class LogStream:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[str, bytearray]] = deque()
         self._size = 0
-        self._left_out = 0
+        self._skipped_bytes = 0
 
     def write(self, stream: str, data: bytes) -> None:
         """Queue `data`, which came from `stream`."""
@@ -97,11 +97,11 @@ class LogStream:
                 self._queue(stream, data[start : start + CHUNK_BYTES])
 
     def take(self) -> tuple[str, bytes] | None:
-        """The next chunk to send, out of the buffer for good; None if nothing waits."""
+        """Remove and return the next chunk to send; None if the buffer is empty."""
         with self._lock:
-            if self._left_out:
-                note = _left_out(self._left_out)
-                self._left_out = 0
+            if self._skipped_bytes:
+                note = _skip_note(self._skipped_bytes)
+                self._skipped_bytes = 0
                 return "stderr", note
             if not self._waiting:
                 return None
@@ -110,16 +110,16 @@ class LogStream:
             return stream, bytes(data)
 
     def put_back(self, stream: str, data: bytes) -> None:
-        """What could not be sent is the first to be sent again."""
+        """Put a chunk that could not be sent back to the front of the buffer."""
         with self._lock:
             self._waiting.appendleft((stream, bytearray(data)))
             self._size += len(data) + _CHUNK_COST_BYTES
-            self._bound()
+            self._drop_excess()
 
     def waiting(self) -> list[tuple[str, bytes]]:
-        """What would be taken now, chunk by chunk; it stays."""
+        """Return the chunks in the buffer without removing them."""
         with self._lock:
-            note = [("stderr", _left_out(self._left_out))] if self._left_out else []
+            note = [("stderr", _skip_note(self._skipped_bytes))] if self._skipped_bytes else []
             return note + [(stream, bytes(data)) for stream, data in self._waiting]
 
     def _queue(self, stream: str, part: bytes) -> None:
@@ -130,26 +130,26 @@ class LogStream:
             self._waiting.append((stream, bytearray(part)))
             self._size += _CHUNK_COST_BYTES
         self._size += len(part)
-        self._bound()
+        self._drop_excess()
 
-    def _bound(self) -> None:
+    def _drop_excess(self) -> None:
         while self._size > BUFFER_BYTES:
             _, oldest = self._waiting.popleft()
             self._size -= len(oldest) + _CHUNK_COST_BYTES
-            self._left_out += len(oldest)
+            self._skipped_bytes += len(oldest)
 
 
-def _left_out(count: int) -> bytes:
+def _skip_note(count: int) -> bytes:
     return f"\n[batchq: {count} bytes of output left out here]\n".encode()
 
 
 class PodLog:
-    """Where the output of one pod attempt goes: the file, and the stream."""
+    """The destinations of one attempt's output: the file, and the stream."""
 
     def __init__(self, file: LogFile, stream: LogStream) -> None:
         self._file = file
         self._stream = stream
-        self._told = False
+        self._has_noted_trouble = False
 
     @property
     def trouble(self) -> str:
@@ -160,21 +160,21 @@ class PodLog:
         """Keep what the pod wrote to `stream` (`stdout` or `stderr`)."""
         self._file.write(data)
         self._stream.write(stream, data)
-        if self._file.trouble and not self._told:
-            self._told = True
+        if self._file.trouble and not self._has_noted_trouble:
+            self._has_noted_trouble = True
             self._stream.write("stderr", f"[batchq: {self.trouble}]\n".encode())
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the file after the last write."""
         self._file.close()
 
 
-#: What was written to which stream, in the order in which it is to be sent.
+#: Output and its stream, in the order in which it is to be sent.
 Chunks = Sequence[tuple[str, bytes]]
 
 
 def keep(path: Path, chunks: Chunks) -> None:
-    """Replace what is kept; nothing to keep is no file. A full disk is told in the log."""
+    """Replace the stored chunks; no chunks remove the file. A full disk is only logged."""
     try:
         if not chunks:
             path.unlink(missing_ok=True)
@@ -187,7 +187,7 @@ def keep(path: Path, chunks: Chunks) -> None:
 
 
 def kept(path: Path) -> Chunks:
-    """What is kept; nothing where there is no file, or none that can be read."""
+    """Return the stored chunks; empty if the file is missing or unreadable."""
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[str, bytes], ...])
     except FileNotFoundError:
@@ -198,9 +198,9 @@ def kept(path: Path) -> Chunks:
 
 
 def send_kept(path: Path, send: Callable[[str, bytes], None]) -> None:
-    """Send what is kept, and keep no more of it than could not be sent.
+    """Send the stored chunks, and keep only those that could not be sent.
 
-    Raises whatever `send` raises.
+    Raise whatever `send` raises.
     """
     left = list(kept(path))
     try:

@@ -1,9 +1,9 @@
-"""Starting a pod's command, hearing its output, and ending everything that it started.
+"""A pod's command: its start, its environment, its output, and the end of everything it started.
 
-The command leads a process group and a session of its own, which its guard ends when its work-horse
-dies. The work-horse is the parent of every orphan
-below it, so that at the end nothing that the pod started is left, whatever session it moved to;
-and what runs in a cgroup of its own ends with that.
+The command leads its own process group and session; its guard kills the group when the work-horse
+dies. The work-horse is the parent of every orphan below it, so at the end it can kill everything
+that the pod started, in whatever session. If the pod has its own cgroup, the processes in it are
+killed as well.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = structlog.get_logger(__name__)
 
 _READ_BYTES = 64 << 10
 _READS_PER_TURN = 4
-#: A pipe holds at most 1 MiB, so this empties any whose writers are gone.
+#: A pipe holds at most 1 MiB, so this many reads empty a pipe without writers.
 _READS_AT_END = 32
-#: For what ends as soon as it is killed.
+#: For processes that end as soon as they are killed.
 _KILLED_WITHIN_S = 0.2
 _TRACED = "how it ended is not known: a debugger holds its process"
 
@@ -53,27 +53,28 @@ class NotStarted(Exception):
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """A process just started, and how to wait for it; its outputs are read from descriptors."""
+    """A process that was just started: how to wait for it, and the descriptors of its outputs."""
 
     pid: int
     stdout: int
     stderr: int
-    #: Its wait status, once it has ended; None if it cannot be had.
+    #: Return its wait status once it has ended; None if the status is unknown.
     reap: Callable[[], int | None]
-    #: Children of this process that live longer than the command.
+    #: Children of this process that outlive the command.
     keep: tuple[int, ...] = ()
-    #: Has a process that stays in the PID namespace kill all others there; whether it has.
+    #: Has a process that stays in the PID namespace kill all others there; returns whether it has.
     kill_others: Callable[[], bool] | None = None
 
 
-#: Starts a function's process in an environment, a folder and bounds: it is given what it is to
-#: have as stdin, stdout and stderr, and a way into its cgroup. None where it cannot.
+#: Starts a function's process in an environment, a folder and bounds. The descriptors are its
+#: stdin, stdout and stderr, and the way into its cgroup if it has one. Returns None if it cannot.
 Starter = Callable[[Mapping[str, str], str, ProcessBounds, tuple[int, ...]], "Fork | None"]
 
 
 class Fork(Struct, frozen=True, kw_only=True):
-    """A process that another one has forked for this one; `keep` is that other one, if it is a
-    child of this process's.
+    """A process that another process has forked for this one.
+
+    `keep` is the pid of that other process if it is a child of this one.
     """
 
     pid: int
@@ -92,9 +93,9 @@ class Command:
         self._guard = guard
         self._bounds = bounds
         self._enclosure = enclosure
-        #: Once it has ended: what its bounds did to it, for the pod's message.
+        #: What its bounds did to the command, for the pod's message; set by `end`.
         self.trouble = ""
-        #: Processes that it has left, and that have not ended yet.
+        #: Processes that the command has left and that have not ended yet.
         self.left: list[int] = []
         self.group = started.pid
         self.pidfd = os.pidfd_open(started.pid)
@@ -104,7 +105,9 @@ class Command:
             os.set_blocking(descriptor, False)
 
     def read(self, descriptor: int, *, reads: int = _READS_PER_TURN) -> list[bytes]:
-        """What one of `outputs` has to say now, a bounded part of it; forgotten at its end."""
+        """Read a bounded part of what one of `outputs` holds now; drop the descriptor at its
+        end.
+        """
         parts: list[bytes] = []
         for _ in range(reads):
             try:
@@ -118,7 +121,7 @@ class Command:
         return parts
 
     def read_rest(self, descriptor: int) -> list[bytes]:
-        """What is left in a pipe when nobody writes to it any more."""
+        """Read what is left in a pipe without writers."""
         return self.read(descriptor, reads=_READS_AT_END)
 
     def send(self, sent: signal.Signals) -> None:
@@ -126,20 +129,22 @@ class Command:
         send_to_group(self.group, sent)
 
     def allow_until(self, at_ms: int) -> None:
-        """Let the guard kill the group at this instant, should nobody name a later one."""
+        """Let the guard kill the group at this instant, unless a later one follows."""
         self._guard.allow_until(at_ms)
 
     def collect(self) -> None:
-        """Collect what of it has ended and has no other parent: its pids are needed."""
+        """Collect ended orphans below this process, so that their pids are free again."""
         keep = (self._started.pid, *self._started.keep, *self._enclosure.keeps())
         reap_orphans(keep=keep)
 
     def end(self) -> int:
-        """Kill what is left below this process; the wait status of the command itself. What does
-        not end at once is in `left`: it is not over before `end_rest` says so.
+        """Kill what is left below this process, and return the wait status of the command itself.
 
-        Only to be called once `pidfd` is readable. The group is killed before its leader is
-        reaped: until then its number cannot belong to anybody else.
+        Processes that do not end at once are in `left`; the pod is over when `end_rest` returns
+        True.
+
+        Call it only once `pidfd` is readable. The group is killed before its leader is reaped,
+        because until then no other group can have its number.
         """
         send_to_group(self.group, signal.SIGKILL)
         wait_status = self.reap()
@@ -152,7 +157,7 @@ class Command:
         return wait_status
 
     def end_rest(self, within_s: float) -> bool:
-        """Kill what the command has left, once it has ended itself; whether nothing is left."""
+        """Kill what the ended command has left, and return whether nothing is left."""
         self.left = end_cgroup(self._bounds, within_s)
         self.left += self._enclosure.end_all(
             keep=self._started.keep,
@@ -162,11 +167,11 @@ class Command:
         return not self.left
 
     def reap(self) -> int | None:
-        """Collect the command itself; its wait status, None if it cannot be had."""
+        """Collect the command itself, and return its wait status; None if it is unknown."""
         return self._started.reap()
 
     def close(self) -> None:
-        """Let go of the guard, the pipes and the pidfd."""
+        """Close the guard, the pipes and the pidfd."""
         self._guard.dismiss()
         for descriptor in (self.pidfd, *self._pipes):
             os.close(descriptor)
@@ -184,12 +189,14 @@ def start(
     starter: Starter | None = None,
     enclosure: Enclosure | None = None,
 ) -> Command:
-    """Start `argv` in a process group of its own, within `bounds`; it reads from `stdin`. The guard
-    (of the agent's `post`, if there is one) ends it at `until_ms`, unless it is allowed more: this
-    process may stand still at any line. `starter` is tried first, if there is one. `enclosure` is
-    what this process has around its commands, if it has put one up.
+    """Start `argv` in its own process group, within `bounds`, with `stdin`.
 
-    Raises NotStarted, with exit code 127 or 126 as a shell would have it; the cgroup is left then.
+    The guard (of the agent's `post`, if there is one) kills the group at `until_ms` unless it is
+    allowed more time, because this process may be stopped at any line. `starter` is tried first if
+    given. `enclosure` is what this process has set up around its commands, if anything.
+
+    Raise NotStarted with exit code 127 or 126, as a shell would have it; the cgroup is left for the
+    caller.
     """
     if not argv:
         raise NotStarted(PodOutcome(exit_code=NOT_FOUND, message="the template names no command"))
@@ -258,10 +265,10 @@ def _started(
             stdout=out,
             stderr=err,
             start_new_session=True,
-            # The work-horse has a single thread, so nothing can be locked in the child.
+            # The work-horse has a single thread, so no lock is held in the child.
             preexec_fn=_preparation(bounds, entrance),
         )
-    except BaseException:  # whatever it is, the pipes must not stay open
+    except BaseException:  # anything: the pipes must not stay open
         os.close(stdout)
         os.close(stderr)
         raise
@@ -291,10 +298,10 @@ def _start_inside(
 
 
 def _preparation(bounds: ProcessBounds, entrance: int | None) -> Callable[[], None] | None:
-    """What the child does between fork and exec; `entrance` leads into its cgroup.
+    """Return what the child does between fork and exec; `entrance` leads into its cgroup.
 
-    None where there is nothing to do: the child is then started without a copy of this process's
-    memory (vfork), at a quarter of the cost. Signals that are heard here are reset by exec.
+    None if there is nothing to do: the child is then started without a copy of this process's
+    memory (vfork), at a quarter of the cost. Exec resets the signals that this process handles.
     """
     ignored = [
         number
@@ -318,12 +325,12 @@ def _preparation(bounds: ProcessBounds, entrance: int | None) -> Callable[[], No
 
 
 def end_cgroup(bounds: ProcessBounds, within_s: float = _KILLED_WITHIN_S) -> list[int]:
-    """Kill what is left in the cgroup, if there is one; the pids that have not ended yet."""
+    """Kill what is left in the cgroup, if there is one; return the pids that have not ended yet."""
     return [] if bounds.cgroup is None else bounds.cgroup.end(within_s)
 
 
 def send_to_group(group: int, sent: signal.Signals) -> None:
-    """A signal to every process of a group; nothing if there is none."""
+    """Send a signal to every process of a group; do nothing if the group is empty."""
     try:
         os.killpg(group, sent)
     except (ProcessLookupError, PermissionError):
@@ -331,9 +338,9 @@ def send_to_group(group: int, sent: signal.Signals) -> None:
 
 
 def _problem_of(working_dir: str) -> str:
-    """Why no command can start there; empty if nothing is known to be wrong with it."""
+    """Return why no command can start in the folder; empty if no reason is known."""
     try:
-        # Not is_dir(), which raises for some of what is no folder, and not for other.
+        # Not is_dir(), which raises for some paths that are no folder and returns False for others.
         found = Path(working_dir).stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return f"workingDir {working_dir} is not a directory on this node"
@@ -357,26 +364,26 @@ def _not_started(program: str, trouble: Exception) -> PodOutcome:
     return PodOutcome(exit_code=NOT_EXECUTABLE, message=message)
 
 
-_OURS = ("BATCHQ_", "RQ_", "REDIS_", "VALKEY_")
+_OWN_PREFIXES = ("BATCHQ_", "RQ_", "REDIS_", "VALKEY_")
 _SECRET_WORDS = (
     *("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIAL"),
     *("PRIVATE_KEY", "ACCESS_KEY", "API_KEY", "APIKEY", "SSH_AUTH_SOCK"),
 )
-#: As in `postgres://me:secret@db/x`, whatever the variable is called.
+#: As in `postgres://me:secret@db/x`, whatever the name of the variable.
 _URL_WITH_A_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def base_environment(agents: Mapping[str, str], *, secrets: tuple[str, ...]) -> dict[str, str]:
-    """The agent's own environment without what is no pod's business.
+    """Return the agent's own environment without what pods must not see.
 
-    Left out: everything of batchq, RQ and the server, names that sound like a secret, and any
-    value that contains one of `secrets` (the server's URL, say), or a URL with a password.
+    Left out: everything of batchq, RQ and the server, variables whose names sound like a secret,
+    and values that contain one of `secrets` (such as the server's URL) or a URL with a password.
     """
     return {
         name: value
         for name, value in agents.items()
-        if not name.startswith(_OURS)
+        if not name.startswith(_OWN_PREFIXES)
         and name != _VISIBLE_GPUS
         and not any(word in name.upper() for word in _SECRET_WORDS)
         and not name.upper().endswith("_PWD")
@@ -394,7 +401,7 @@ def pod_environment(
     gpus: str | None,
     stop_file: Path,
 ) -> dict[str, str]:
-    """What the command is started with; nothing in a template can pass for `BATCHQ_*`."""
+    """Return the command's environment; a template cannot set `BATCHQ_*`."""
     environment = {**base, **task.template.env}
     if gpus is not None:
         environment[_VISIBLE_GPUS] = gpus
@@ -416,10 +423,10 @@ def pod_environment(
     return environment
 
 
-#: -P: neither the folder of the script nor that of the pod is searched for what the callee imports.
+#: -P: the callee imports nothing from the folder of the script or of the pod.
 CALLEE = (sys.executable, "-P", callee.__file__)
-#: A result and the braces around it, or a message in which every character is spelled out.
-_ANSWER_MOST_BYTES = callee.RESULT_MOST_BYTES + 8192
+#: A result and the braces around it, or a message with every character escaped.
+_ANSWER_MAX_BYTES = callee.RESULT_MAX_BYTES + 8192
 _ENDED_EARLY = "its process ended before the function had returned; return instead of os._exit"
 
 
@@ -432,15 +439,16 @@ class Program:
     """What a template says is to run: `argv` with `stdin`; owned by the work-horse."""
 
     def __init__(self, template: PodTemplate) -> None:
-        """Raises NotStarted."""
+        """Raise NotStarted."""
         self.is_function = bool(template.function)
         self.argv: Sequence[str] = CALLEE if template.function else template.command
         self.stdin: int = _file_of(template) if template.function else subprocess.DEVNULL
 
-    def settled(self, outcome: PodOutcome) -> tuple[PodOutcome, bytes | None]:
-        """Once it has ended: the outcome with what a function says of it, and its result as JSON.
+    def resolve(self, outcome: PodOutcome) -> tuple[PodOutcome, bytes | None]:
+        """Return the outcome with the function's message, and its result as JSON, once it has
+        ended.
 
-        There is a result only of a process that ended with 0 and was not told to stop.
+        Only a process that exited with 0 and was not told to stop has a result.
         """
         if self.stdin == subprocess.DEVNULL:
             return outcome, None
@@ -449,15 +457,15 @@ class Program:
         if outcome.stopped or outcome.signal is not None:
             return outcome, None
         if outcome.exit_code != 0:
-            return _explained(outcome, answer.message[: callee.MESSAGE_MOST]), None
+            return _explained(outcome, answer.message[: callee.MESSAGE_MAX]), None
         result = bytes(answer.result)
-        if not result or len(result) > callee.RESULT_MOST_BYTES:
+        if not result or len(result) > callee.RESULT_MAX_BYTES:
             failed = structs.replace(outcome, exit_code=callee.RAISED)
             return _explained(failed, _ENDED_EARLY), None
         return outcome, result
 
     def close(self) -> None:
-        """Let go of the call and the answer; may be called twice."""
+        """Close the file of the call and the answer; may be called twice."""
         if self.stdin != subprocess.DEVNULL:
             os.close(self.stdin)
             self.stdin = subprocess.DEVNULL
@@ -475,9 +483,9 @@ def _file_of(template: PodTemplate) -> int:
 
 
 def _answer_in(file: int) -> _Answer:
-    """What stands in the file. The pod may have written anything: then it is no answer."""
+    """Return the answer in the file; an empty one if the pod has written anything else there."""
     try:
-        return msgspec.json.decode(os.pread(file, _ANSWER_MOST_BYTES, 0), type=_Answer)
+        return msgspec.json.decode(os.pread(file, _ANSWER_MAX_BYTES, 0), type=_Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _Answer()
 

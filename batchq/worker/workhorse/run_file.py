@@ -1,4 +1,4 @@
-"""How a pod's processes ended, in the words of the host that has seen it. Pure."""
+"""Run files: what an agent and its work-horses record of each pod attempt on this machine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["LOST", "NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-#: As a shell has it: killed by signal 9 is exit code 137.
+#: As in a shell: exit code 137 means killed by signal 9.
 _SIGNAL_BASE = 128
 
-#: What the agent says of a pod whose work-horse died.
+#: The outcome of a pod whose work-horse died.
 LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
 
 
 def outcome_of(wait_status: int, *, stopped: str, message: str = "") -> PodOutcome:
-    """The outcome behind a status of waitpid."""
+    """Return the outcome for a status of waitpid."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         how = f"exited with {code}"
@@ -51,27 +51,30 @@ log = structlog.get_logger(__name__)
 
 _SUFFIX, _DRAFT = ".json", ".draft"
 _STOP, _STOP_DRAFT = ".stop", ".stop-draft"
-#: Of everything that is kept about an attempt; what would stand in for a record goes before it.
+#: All files of an attempt. The draft, which may replace a missing record, is removed first.
 _SUFFIXES = (_DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft")
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
-    """One pod attempt. A pid alone may have been given away again, so its start is kept, too."""
+    """The record of one pod attempt. A pid may have been reused, so the start time is kept with
+    it.
+    """
 
     pod: str
     attempt: int
     horse: int
     horse_started_ms: int
-    #: Where its numbers are those of processes: `own_boot` of the work-horse.
+    #: The boot in which the pids and groups are valid: `own_boot` of the work-horse.
     boot: str = ""
-    #: The command's process group; 0 before it was started.
+    #: The command's process group; 0 before the command starts.
     group: int = 0
     #: When the pod began to run, in the server's milliseconds.
     started_at: int = 0
     outcome: PodOutcome | None = None
     #: What the pod's function returned, as JSON; kept with the outcome until both are reported.
     result: bytes | None = None
-    #: The agent is to report the outcome, and what is kept beside: the work-horse leaves it to it.
+    #: Whether the work-horse leaves it to the agent to report the outcome and to send unsent
+    #: output.
     hands_over: bool = False
 
 
@@ -83,9 +86,10 @@ class RunFiles:
         self._lock: IO[bytes] | None = None
 
     def occupy(self) -> None:
-        """Take the folder for as long as this process lives; its children have no part in that.
+        """Lock the folder until this process ends; its children do not hold the lock.
 
-        Raises Conflict if another process has it, InvalidInput if it cannot be written.
+        Raise Conflict if another process holds it, and InvalidInput if the folder cannot be
+        written.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -103,21 +107,21 @@ class RunFiles:
             ) from None
 
     def release(self) -> None:
-        """Let the next agent have the folder."""
+        """Unlock the folder for the next agent."""
         if self._lock is not None:
             self._lock.close()
 
     def stop_file(self, pod: str, attempt: int) -> Path:
-        """Where a pod reads why it is being stopped."""
+        """Return the path from which a pod reads why it is being stopped."""
         return self._directory / f"{pod}-{attempt}{_STOP}"
 
     def unsent_file(self, pod: str, attempt: int) -> Path:
-        """Where output that could not be sent is kept."""
+        """Return the path of the output that could not be sent."""
         return self._directory / f"{pod}-{attempt}.unsent"
 
     def write(self, run: RunFile) -> None:
-        """Replace the record at once; a full disk is told in the log and costs only this record."""
-        # Twice for each pod, so without the help of pathlib.
+        """Replace the record atomically. A full disk is logged and loses only this record."""
+        # Runs twice for each pod, so it does without pathlib, which is slower.
         stem = f"{self._directory}/{run.pod}-{run.attempt}"
         path, draft = f"{stem}{_SUFFIX}", f"{stem}{_DRAFT}"
         try:
@@ -127,12 +131,12 @@ class RunFiles:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 _write(draft, msgspec.json.encode(run))
             _remove(path)
-            os.replace(draft, path)  # noqa: PTH105 - see above
+            os.replace(draft, path)  # noqa: PTH105 - pathlib is slower
         except OSError as trouble:
             log.warning("run file not written", path=path, trouble=str(trouble))
 
-    def tell_stop(self, pod: str, attempt: int, reason: str) -> None:
-        """Write the reason where the pod can read it."""
+    def write_stop(self, pod: str, attempt: int, reason: str) -> None:
+        """Write the reason to the stop file."""
         path = self.stop_file(pod, attempt)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -143,11 +147,11 @@ class RunFiles:
             log.warning("stop file not written", path=str(path), trouble=str(trouble))
 
     def read(self, pod: str, attempt: int) -> RunFile | None:
-        """The record, or None if there is none (any more)."""
+        """Return the record; None if it is missing or unreadable."""
         return self._read(f"{pod}-{attempt}")
 
     def all(self) -> Iterator[RunFile]:
-        """Every record, ordered by name."""
+        """Yield every record, ordered by name."""
         found = [*self._directory.glob(f"*{_SUFFIX}"), *self._directory.glob(f"*{_DRAFT}")]
         for stem in sorted({path.stem for path in found}):
             run = self._read(stem)
@@ -155,8 +159,10 @@ class RunFiles:
                 yield run
 
     def _read(self, stem: str) -> RunFile | None:
-        """The record of an attempt, whatever its writer is at: a draft is whole once the file that
-        it replaces is gone, and the file is back once the draft is gone.
+        """Return the record of an attempt, while its writer may be at any step.
+
+        The writer removes the file only when the draft is complete, and then renames the draft to
+        the file.
         """
         path = self._directory / f"{stem}{_SUFFIX}"
         for one in (path, path.with_suffix(_DRAFT), path):
@@ -170,16 +176,15 @@ class RunFiles:
         return None
 
     def forget(self, pod: str, attempt: int) -> None:
-        """The attempt is over and reported."""
+        """Remove all files of an attempt that is over and reported."""
         for suffix in _SUFFIXES:
             _remove(f"{self._directory}/{pod}-{attempt}{suffix}")
 
     def forget_all(self, *, keep: Collection[str] = ()) -> None:
-        """For an agent that runs nothing yet, and has looked at every record; those of the
-        attempts (`<pod>-<attempt>`) in `keep` stay.
+        """Remove all files but those of the attempts (`<pod>-<attempt>`) in `keep`.
 
-        What is left then has lost its record to a full disk or a crash: nobody else would ever
-        take it away.
+        Call it when the agent has read every record and runs nothing. Files that are left lost
+        their record to a full disk or a crash, and nothing else would remove them.
         """
         for path in self._directory.iterdir():
             if path.suffix in _SUFFIXES and path.stem not in keep:
@@ -187,8 +192,9 @@ class RunFiles:
 
 
 def own_boot() -> str:
-    """Names this start of the machine, and of the container that this process may be in: pids and
-    process groups of another one are other people's here.
+    """Return a name for this boot of the machine, and for the PID namespace of this process.
+
+    Pids and process groups from another boot or namespace belong to unrelated processes here.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -198,16 +204,17 @@ def own_boot() -> str:
 
 
 def started_ms(pid: int) -> int | None:
-    """When the process with this pid started, counted from the start of the machine; None if there
-    is none that runs. The wall clock would give another instant after each time that it is set.
+    """Return when the process started, in milliseconds since the boot; None if it does not run.
+
+    A wall-clock time would change each time the clock is set.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name before them is in brackets, and may hold brackets of its own.
+    # The process name before them is in brackets, and may contain brackets.
     fields = stat.rpartition(") ")[2].split()
-    # A dead one that nobody has waited for (in a container without an init) runs no more.
+    # A zombie (in a container without an init) does not run any more.
     return None if fields[0] in "ZXx" else int(fields[19]) * 1000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -222,6 +229,6 @@ def _write(path: str, data: bytes) -> None:
 
 def _remove(path: str) -> None:
     try:
-        os.unlink(path)  # noqa: PTH108 - some for each pod, so without the help of pathlib
+        os.unlink(path)  # noqa: PTH108 - runs several times for each pod; pathlib is slower
     except FileNotFoundError:
         return

@@ -1,9 +1,9 @@
-"""`run_pod`: the one function that a work-horse runs.
+"""`run_pod`, the function that a work-horse runs.
 
-RQ hands over a pod's uid and an attempt, nothing else; the agent has claimed the pod by then, and
-what to run is in the memory that the work-horse was forked with. The work-horse starts the command,
-watches over it and sees to the report of its end. A pod that ends at once is reported by the agent,
-out of the run file: then the work-horse has had nothing to ask the server.
+RQ delivers only a pod's uid and an attempt. The agent has claimed the pod by then, and the
+work-horse was forked with everything it needs to know about the pod in its memory. It starts the
+command, supervises it, and sees that its end is reported. If a pod ends at once, the agent reports
+it from the run file, and the work-horse never contacts the server.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL, Lease,
 
 log = structlog.get_logger(__name__)
 
-#: How long a work-horse tries to report; then the agent does it, out of the run file.
+#: How long a work-horse tries to report; after that the agent reports from the run file.
 _REPORT_FOR_MS = 60_000
 _REPORT_FOR_WHEN_STOPPING_MS = 5_000
 _RETRY_FIRST_MS = 200
-_RETRY_MOST_MS = 2_000
-#: More output than this a work-horse sends itself.
-_HANDED_OVER_MOST_BYTES = 64 * 1024
-#: No message between agent and work-horse is longer.
-_MOST_ORDER_BYTES = 1 << 20
+_RETRY_MAX_MS = 2_000
+#: A work-horse sends more output than this itself.
+_HANDED_OVER_MAX_BYTES = 64 * 1024
+#: The limit of a message between agent and work-horse.
+_MAX_ORDER_BYTES = 1 << 20
 
 
 class Harness(Struct, frozen=True, kw_only=True):
-    """What the agent gives a work-horse on its way."""
+    """What the agent gives to a work-horse."""
 
     url: str
     node: str
-    #: Who writes to the store: the agent's identity; the work-horse adds its pid.
+    #: The author of the work-horse's reports: the agent's identity, to which the work-horse adds
+    #: its pid.
     agent: str
     run_dir: Path
     log_dir: Path
@@ -81,43 +82,44 @@ class Harness(Struct, frozen=True, kw_only=True):
     boundary: Boundary = OF_CHILDREN
     post: GuardPost | None = None
     boot: str = ""
-    #: Of the work-horse itself: what is around its pods, what forks functions, what it hands on of
-    #: its environment, and when it was started.
+    #: Set by the work-horse itself: the enclosure of its pods, the starter of functions, the part
+    #: of its environment that pods get, and when it was started.
     enclosure: Enclosure | None = None
     functions: Functions | None = None
     environment: Mapping[str, str] | None = None
     started_ms: int | None = None
 
 
-#: Set in the work-horse for each pod: what it was given, and the signals it hears.
+#: Set in the work-horse for each pod: its harness, and the signals it receives.
 HARNESS: ContextVar[tuple[Harness, Signals]] = ContextVar("harness")
 
 
 class NotEnded(Exception):
-    """A pod has left processes that cannot be killed; its outcome is in the run file. The agent
-    becomes their parent and sees to them, and to the report once there are none.
+    """A pod has left processes that cannot be killed; its outcome is in the run file.
+
+    The agent becomes their parent, ends them, and reports the pod once none remains.
     """
 
 
 class RunOrder(Struct, frozen=True, kw_only=True):
-    """What is different from one pod to the next of the same agent."""
+    """The parts of a harness that differ from one pod to the next of the same agent."""
 
     claimed: Claimed
     gpus: str | None
 
 
 def order_of(harness: Harness) -> bytes:
-    """For a work-horse that is idle."""
+    """Return the encoded order for an idle work-horse."""
     return msgspec.json.encode(RunOrder(claimed=harness.claimed, gpus=harness.gpus))
 
 
-def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
-    """Run the pod that the work-horse was forked for, and others after it.
+def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
+    """Run the pod that the work-horse was forked for, and then every pod that the agent sends.
 
-    After each, a byte tells the agent that it may send the next order; it lets go of the reins when
-    there is no more to do. Raises NotEnded.
+    After each pod, a byte on the control socket tells the agent that it may send the next order;
+    the work-horse closes the socket when it has no more to do. Raise NotEnded.
     """
-    processes.put_on(processes.mark_of(harness.run_dir))
+    processes.set_mark(processes.mark_of(harness.run_dir))
     enclosure = Enclosure(harness.boundary)
     functions = Functions(CALLEE, enclosure)
     harness = structs.replace(
@@ -132,7 +134,7 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
             HARNESS.set((harness, signals))
             attempt = harness.claimed.attempt
             run_pod(attempt.pod, attempt.attempt)
-            order = _next_order(signals, reins)
+            order = _next_order(signals, control)
             if order is None:
                 return
             harness = structs.replace(harness, claimed=order.claimed, gpus=order.gpus)
@@ -141,27 +143,26 @@ def serve(harness: Harness, signals: Signals, reins: socket.socket) -> None:
         enclosure.close()
 
 
-def _next_order(signals: Signals, reins: socket.socket) -> RunOrder | None:
+def _next_order(signals: Signals, control: socket.socket) -> RunOrder | None:
     poll = select.poll()
-    poll.register(reins.fileno(), select.POLLIN)
+    poll.register(control.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
-    # An agent that is gone shows as a broken pipe; as a reset, if it had not read that byte.
+    # If the agent is gone, the send fails with a broken pipe, or with a reset if the last byte is
+    # unread.
     with suppress(BrokenPipeError, ConnectionResetError):
-        reins.send(b".")
+        control.send(b".")
         while not (signals.count(KILL_SIGNAL) or signals.count(STOP_SIGNAL)):
-            heard = {descriptor for descriptor, _ in poll.poll()}
-            if reins.fileno() in heard:
-                told = reins.recv(_MOST_ORDER_BYTES)
-                return msgspec.json.decode(told, type=RunOrder) if told else None
+            readable = {descriptor for descriptor, _ in poll.poll()}
+            if control.fileno() in readable:
+                message = control.recv(_MAX_ORDER_BYTES)
+                return msgspec.json.decode(message, type=RunOrder) if message else None
             signals.clear()
     return None
 
 
 @entry_point.register
 def run_pod(uid: str, attempt: int) -> None:
-    """Run one attempt of a pod, which the agent has claimed, to the report of its end. Raises
-    NotEnded.
-    """
+    """Run one claimed attempt of a pod, up to the report of its end. Raise NotEnded."""
     harness, signals = HARNESS.get()
     structlog.contextvars.bind_contextvars(pod=uid, attempt=attempt)
     horse = WorkHorse(harness, signals)
@@ -173,17 +174,17 @@ def run_pod(uid: str, attempt: int) -> None:
 
 
 def _environment_of(harness: Harness) -> Mapping[str, str]:
-    """What pods are given of this process's own environment."""
+    """Return the part of this process's environment that pods get."""
     return base_environment(os.environ, secrets=(harness.url,))
 
 
 def author_of(agent: str, horse: int) -> str:
-    """Who a work-horse is, in what it says: its agent's identity, and its pid."""
+    """Return the author name of a work-horse: its agent's identity and its pid."""
     return f"{agent}:{horse}"
 
 
 def log_path(log_dir: Path, uid: str, attempt: int) -> Path:
-    """The local file that holds the newest output of an attempt."""
+    """Return the path of the local file with the newest output of an attempt."""
     return log_dir / f"{uid}-{attempt}.log"
 
 
@@ -198,15 +199,15 @@ class WorkHorse:
         self._uid, self._attempt = claimed.attempt.pod, claimed.attempt.attempt
         self._author = author_of(harness.agent, os.getpid())
         self._files = RunFiles(harness.run_dir)
-        #: Told to a server that was started anew, and not answered yet.
-        self._says_it_runs = False
+        #: Whether a `Runs` report for a restarted server is posted and not answered yet.
+        self._has_posted_runs = False
         self._lease_from = claimed.lease_from
         self._own_server = ServerWatch(lambda: pid_of_server(self._store.link))
         self._bounds = UNBOUNDED
         self._outage = Outage()
-        #: What the command has left, and could not be killed.
+        #: Processes that the command has left and that could not be killed.
         self._left: list[int] = []
-        #: Once the command has run: what of its output has not been sent yet.
+        #: Set once the command runs; holds the output that has not been sent yet.
         self._messenger: Messenger | None = None
         self._run = RunFile(
             pod=self._uid,
@@ -217,40 +218,40 @@ class WorkHorse:
         )
 
     def run(self) -> None:
-        """Run, report. Raises NotEnded."""
+        """Run the pod and report its end. Raise NotEnded."""
         outcome = self._outcome(self._pod, self._group)
         if self._left:
-            self._note(outcome=outcome)
+            self._write_run_file(outcome=outcome)
             self._keep_unsent()
             raise NotEnded(f"{len(self._left)} processes of its pod cannot be killed")
         if outcome is None:
             log.warning("pod superseded")
-            self._let_go()
+            self._forget()
         else:
             self._report(outcome)
 
     def close(self) -> None:
-        """Let go of the connection, if one was made."""
+        """Close the connection, if one was made."""
         if "_store" in self.__dict__:
             self._store.close()
 
     @cached_property
     def _store(self) -> RedisStore:
-        """Connected at the first question; most pods that end at once never ask one."""
+        """Connect on first use; most pods that end at once need no connection."""
         return RedisStore(self._harness.url)
 
     @cached_property
-    def _desk(self) -> ReportSender:
+    def _reports(self) -> ReportSender:
         return ReportSender(self._store, self._harness.node)
 
-    def _let_go(self) -> None:
-        """The attempt is somebody else's, or over: leave nothing of it behind."""
+    def _forget(self) -> None:
+        """Remove the files and the lease of an attempt that is superseded or over."""
         self._files.forget(self._uid, self._attempt)
         with suppress(StoreUnavailable):
-            self._desk.end_lease(self._uid, self._attempt)
+            self._reports.end_lease(self._uid, self._attempt)
 
     def _outcome(self, pod: Pod, group: PodGroup) -> PodOutcome | None:
-        """Run the command; None if the attempt turns out to be superseded."""
+        """Run the command, and return its outcome; None if the attempt is superseded."""
         task = next((task for task in group.spec.tasks if task.name == pod.spec.task), None)
         if task is None:
             return PodOutcome(
@@ -268,11 +269,11 @@ class WorkHorse:
             process.end_cgroup(self._bounds)
             return failure.outcome
         try:
-            return self._outcome_of(program, task, lease)
+            return self._run_program(program, task, lease)
         finally:
             program.close()
 
-    def _outcome_of(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
+    def _run_program(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
         pod, group, functions = self._pod, self._group, self._harness.functions
         try:
             command = process.start(
@@ -289,11 +290,11 @@ class WorkHorse:
         except process.NotStarted as failure:
             process.end_cgroup(self._bounds)
             return failure.outcome
-        self._note(group=command.group, started_at=pod.status.started_at or 0)
+        self._write_run_file(group=command.group, started_at=pod.status.started_at or 0)
         outcome = self._supervise(command, pod, group, lease)
         if outcome is None:
             return None
-        outcome, result = program.settled(outcome)
+        outcome, result = program.resolve(outcome)
         self._run = msgspec.structs.replace(self._run, result=result)
         return outcome
 
@@ -316,7 +317,7 @@ class WorkHorse:
                 grace_ms=pod.spec.termination_grace, walltime_ms=walltime_of_pod_ms(group)
             ),
             messenger=self._messenger,
-            tell_stop=lambda reason: self._files.tell_stop(self._uid, self._attempt, reason),
+            write_stop=lambda reason: self._files.write_stop(self._uid, self._attempt, reason),
             signals=self._signals,
             is_server_away=self._own_server.is_away,
         )
@@ -339,31 +340,32 @@ class WorkHorse:
             raise
         self._own_server.heard()
         if renewal.word == "fenced" and self._may_be_forgotten():
-            # No answer: the lease runs on, from when there was one.
+            # Without an answer the lease runs on from its last renewal.
             raise StoreUnavailable("the server was started anew, and does not know this attempt")
-        self._says_it_runs = False
+        self._has_posted_runs = False
         self._lease_from = asked_at
         return renewal
 
     def _may_be_forgotten(self) -> bool:
-        """Whether a server that does not know this attempt may only have forgotten it.
+        """Return whether a server that does not know this attempt may only have forgotten it.
 
-        It may have since it was started, until the node has told it everything. It is told that
-        the attempt runs; what it says once that is folded is final.
+        A restarted server may have lost the attempt until the node has reported everything to it.
+        Post a report that the attempt runs; the server's answer is final once that report is
+        applied.
         """
         if not self._run.group or self._store.alive.has_reported(self._harness.node):
             return False
-        fact = Runs(
+        report = Runs(
             pod=self._uid,
             attempt=self._attempt,
             author=self._author,
             started_at=self._run.started_at,
         )
-        if not self._says_it_runs:
-            self._desk.post(fact)
-            self._says_it_runs = True
+        if not self._has_posted_runs:
+            self._reports.post(report)
+            self._has_posted_runs = True
             return True
-        return any(left.subject == fact.subject for left in self._desk.pending())
+        return any(pending.subject == report.subject for pending in self._reports.pending())
 
     def _environment(self, pod: Pod, group: PodGroup, task: Task) -> dict[str, str]:
         return pod_environment(
@@ -375,7 +377,7 @@ class WorkHorse:
             stop_file=self._files.stop_file(self._uid, self._attempt),
         )
 
-    def _note(
+    def _write_run_file(
         self,
         *,
         group: int = 0,
@@ -393,19 +395,19 @@ class WorkHorse:
         self._files.write(self._run)
 
     def _report(self, outcome: PodOutcome) -> None:
-        """Report the end, patiently; what cannot be reported is left in the run file."""
+        """Report the end, with retries; what cannot be reported stays in the run file."""
         if self._may_hand_over():
             if self._messenger is not None and self._messenger.rest():
                 self._keep_unsent()
-            self._note(outcome=outcome, hands_over=True)
+            self._write_run_file(outcome=outcome, hands_over=True)
             log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
             return
-        self._note(outcome=outcome)
+        self._write_run_file(outcome=outcome)
         since = monotonic_ms()
-        backoff = Backoff(first_ms=_RETRY_FIRST_MS, longest_ms=_RETRY_MOST_MS)
+        backoff = Backoff(first_ms=_RETRY_FIRST_MS, longest_ms=_RETRY_MAX_MS)
         while True:
             try:
-                self._tell(outcome)
+                self._send_end(outcome)
             except StoreUnavailable as trouble:
                 self._outage.failed(trouble)
                 self._keep_unsent()
@@ -420,19 +422,23 @@ class WorkHorse:
             return
 
     def _may_hand_over(self) -> bool:
-        """Whether the agent is to report: it lives, nothing has been sent yet, and it is little."""
+        """Return whether the agent is to report the end.
+
+        It does if it lives, nothing has been sent yet, and little output waits.
+        """
         if self._signals.count(KILL_SIGNAL) or os.getppid() != agent_pid(self._harness.agent):
             return False
         if self._messenger is None:
             return True
         size = sum(len(data) for _, data in self._messenger.rest())
-        return not self._messenger.has_started and size <= _HANDED_OVER_MOST_BYTES
+        return not self._messenger.has_started and size <= _HANDED_OVER_MAX_BYTES
 
-    def _tell(self, outcome: PodOutcome) -> None:
-        """Output and result first: whoever sees the end may read all of them.
+    def _send_end(self, outcome: PodOutcome) -> None:
+        """Send output and result, and then the end, so that a reader who sees the end can read all
+        of it.
 
-        The run file stays: the agent lets go of it when it sees the end, and says it again until
-        then.
+        The run file stays: the agent repeats the report until it sees the end, and then removes the
+        file.
         """
         if self._messenger is not None:
             self._messenger.send_rest()
@@ -440,25 +446,27 @@ class WorkHorse:
             node = self._harness.node
             self._store.put_result(node, self._uid, self._attempt, self._run.result)
         self._withdraw_if_orphaned()
-        self._desk.ended(self._uid, self._attempt, outcome, author=self._author)
+        self._reports.ended(self._uid, self._attempt, outcome, author=self._author)
 
     def _withdraw_if_orphaned(self) -> None:
-        """A node whose agent is dead would be given this very pod again.
+        """Withdraw the node if its agent is dead; otherwise it could be given this very pod again.
 
-        A parent that lives is this process's parent, whatever the clocks say; and a node that
-        another agent has taken over is left alone.
+        The parent pid shows whether the agent lives, whatever the clocks say. A node that another
+        agent has taken over is left alone.
         """
         if os.getppid() != agent_pid(self._harness.agent):
             withdraw(self._store, self._harness.node, agent=self._harness.agent)
 
     def _keep_unsent(self) -> None:
-        """For the agent, should this process not live to send it."""
+        """Write the unsent output to a file, from which the agent sends it if this process dies."""
         if self._messenger is not None:
             path = self._files.unsent_file(self._uid, self._attempt)
             output_log.keep(path, self._messenger.rest())
 
     def _patience_ms(self) -> int:
-        """An agent that is to go is not kept waiting by a server that is away."""
+        """Return how long to retry the report; short if the agent stops, so that an outage does not
+        hold it.
+        """
         if self._signals.count(KILL_SIGNAL):
             return 0
         if self._signals.count(STOP_SIGNAL):
@@ -467,9 +475,10 @@ class WorkHorse:
 
 
 def walltime_of_pod_ms(group: PodGroup) -> int | None:
-    """The walltime of each pod of an array; the scheduler sees to that of every other group.
+    """Return the walltime of each pod of an array; None for other groups.
 
-    An array is a group with `minMember: 1` and more replicas.
+    An array is a group with `minMember: 1` and more than one replica. The scheduler enforces the
+    walltime of all other groups.
     """
     replicas = sum(task.replicas for task in group.spec.tasks)
     return group.spec.walltime if group.spec.min_member == 1 and replicas > 1 else None

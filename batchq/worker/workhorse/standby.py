@@ -1,9 +1,9 @@
-"""An interpreter that stands by, from which the process of a pod's function is forked.
+"""A standby interpreter, from which the processes of function pods are forked.
 
-To start Python takes longer than most of what is called in it. A work-horse that runs one function
-after the other keeps a bare interpreter beside it, with nothing of the agent in it: what is forked
-from that is as good as started, for a tenth of the time. It is no pod's parent but this
-work-horse's child, so all that a pod leaves behind still comes to the work-horse.
+Starting Python takes longer than most functions that pods call. A work-horse that runs functions
+one after the other keeps a bare interpreter beside it, which holds nothing of the agent; a fork of
+it costs a tenth of a start. The interpreter is a child of the work-horse and not the parent of the
+pod's orphans, so the processes a pod leaves behind still come to the work-horse.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from batchq.worker.workhorse.process import Fork
 
 log = structlog.get_logger(__name__)
 
-#: What an interpreter, or the C library, reads only at its start.
-_AT_START = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
-_AT_START_TOO = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "VIRTUAL_ENV"})
+#: Variables that the interpreter or the C library reads only at its start.
+_START_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
+_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "VIRTUAL_ENV"})
 _MARK = "BATCHQ_STOP_FILE"
-#: To fork, or to collect what has ended: it has nothing else to do.
+#: For a fork or a collection; the standby has nothing else to do.
 _ANSWERS_WITHIN_S = 10.0
 _KILLED_WITHIN_S = 2.0
 
 
 class Standby:
-    """One such interpreter; owned by a work-horse, and ended with it."""
+    """One standby interpreter; owned by a work-horse, and ended with it."""
 
     def __init__(
         self,
@@ -46,30 +46,30 @@ class Standby:
         environment: Mapping[str, str],
         namespace: PidNamespace | None = None,
     ) -> None:
-        """Start it in the environment of a pod, of which others must not differ where it counts;
-        where pods have a PID namespace, in that.
+        """Start it in the environment of a pod.
 
-        Raises OSError.
+        It serves only pods whose start variables are the same. If pods have a PID namespace, it
+        runs in that. Raise OSError.
         """
         self._namespace = namespace
-        self._at_start = _read_at_start(environment)
+        self._start_environment = _start_variables(environment)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.settimeout(_ANSWERS_WITHIN_S)
-        # No more than that: another pod's environment is nobody's business.
-        least = {
-            **self._at_start,
+        # Only these: the environment of one pod must not reach another.
+        minimal = {
+            **self._start_environment,
             "PATH": environment.get("PATH", os.defpath),
-            # By this leftovers are known for this agent's.
+            # Marks leftovers as this agent's.
             _MARK: environment.get(_MARK, ""),
         }
         self._process: subprocess.Popen[bytes] | _Guest
         try:
             if namespace is not None:
-                self._process = _Guest(namespace, [*argv, ALONE], least, theirs.fileno())
+                self._process = _Guest(namespace, [*argv, ALONE], minimal, theirs.fileno())
                 return
             self._process = subprocess.Popen(
                 list(argv),
-                env=least,
+                env=minimal,
                 cwd="/",
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -86,13 +86,13 @@ class Standby:
         bounds: ProcessBounds,
         descriptors: tuple[int, ...],
     ) -> Fork | None:
-        """Fork a process; None where it has to be started instead.
+        """Fork a process; return None if the caller has to start it instead.
 
         `descriptors`: its stdin, stdout and stderr, and the way into its cgroup if it has one.
         """
         folder = folder or str(Path.cwd())
-        fits = _read_at_start(environment) == self._at_start and os.access(folder, os.X_OK)
-        if not fits or self._process.poll() is not None:
+        is_same = _start_variables(environment) == self._start_environment
+        if not is_same or not os.access(folder, os.X_OK) or self._process.poll() is not None:
             return None
         order = {
             "environment": environment,
@@ -106,7 +106,7 @@ class Standby:
         except (OSError, ValueError) as trouble:
             log.warning("interpreter that stands by given up", trouble=str(trouble))
             self.close()
-            # It may have forked, and not have said so.
+            # It may have forked without having answered.
             if self._namespace is not None:
                 self._namespace.end_all(_KILLED_WITHIN_S)
             else:
@@ -119,7 +119,7 @@ class Standby:
         return Fork(pid=pid, reap=lambda: self._reap(pid), keep=(self._process.pid,))
 
     def close(self) -> None:
-        """End it; what was forked from it goes on, as a child of this process."""
+        """Kill it; processes forked from it go on, as children of this process."""
         self._orders.close()
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -131,7 +131,7 @@ class Standby:
                 self._process.returncode = os.waitstatus_to_exitcode(wait_status)
 
     def _reap(self, pid: int) -> int | None:
-        """The wait status of a process that was forked and has ended; None if it cannot be had."""
+        """Return the wait status of a forked process that has ended; None if it is unknown."""
         try:
             self._orders.send(b"?")
             if not is_answered(
@@ -140,12 +140,12 @@ class Standby:
                 raise TimeoutError
             return int(self._orders.recv(64))
         except (OSError, ValueError):
-            # It was killed; its child has become this process's.
+            # The standby was killed; its child is now a child of this process.
             self.close()
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             if self._namespace is not None:
-                # That of the namespace's first process, which collects it.
+                # The namespace's first process collects it and keeps its status.
                 return int(signal.SIGKILL)
             return collect(pid)
 
@@ -167,7 +167,7 @@ class _Guest:
         environment: Mapping[str, str],
         orders: int,
     ) -> None:
-        """Raises OSError."""
+        """Raise OSError."""
         order = StartOrder(argv=argv, environment=environment, folder="/", stays=True)
         empty = os.open(os.devnull, os.O_RDWR)
         try:
@@ -177,16 +177,16 @@ class _Guest:
         self._pidfd = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
-        """None while it runs."""
+        """Return None while it runs."""
         return None if self._pidfd >= 0 and not is_readable(self._pidfd, within_ms=0) else 0
 
     def kill(self) -> None:
-        """Raises ProcessLookupError if it has ended."""
+        """Raise ProcessLookupError if it has ended."""
         if self._pidfd >= 0:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Let go of it, once it has ended."""
+        """Wait until it has ended, and close its descriptor."""
         if self._pidfd >= 0:
             is_readable(self._pidfd, within_ms=round(1000 * _KILLED_WITHIN_S))
             os.close(self._pidfd)
@@ -194,15 +194,16 @@ class _Guest:
 
 
 class Functions:
-    """How a work-horse has functions' processes started: the first one plainly, as there may be no
-    other, and the others by an interpreter that stands by. Owned by the work-horse.
+    """Starts the processes of a work-horse's functions; owned by the work-horse.
+
+    The first one starts plainly, as there may be no second; the others are forked from a standby.
     """
 
     def __init__(self, argv: Sequence[str], enclosure: Enclosure | None = None) -> None:
-        """`enclosure`: what is around the work-horse's pods, if anything is."""
+        """`enclosure`: what surrounds the work-horse's pods, if anything."""
         self._argv = argv
         self._enclosure = enclosure
-        self._had_one = False
+        self._has_started_one = False
         self._standby: Standby | None = None
 
     def fork(
@@ -213,8 +214,8 @@ class Functions:
         descriptors: tuple[int, ...],
     ) -> Fork | None:
         """See `Standby.fork`."""
-        if not self._had_one:
-            self._had_one = True
+        if not self._has_started_one:
+            self._has_started_one = True
             return None
         forked = self._standby and self._standby.fork(environment, folder, bounds, descriptors)
         if forked:
@@ -229,15 +230,15 @@ class Functions:
         return self._standby.fork(environment, folder, bounds, descriptors)
 
     def close(self) -> None:
-        """Nothing stands by any more."""
+        """End the standby, if there is one."""
         if self._standby is not None:
             self._standby.close()
             self._standby = None
 
 
-def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_AT_START) or name in _AT_START_TOO
+        if name.startswith(_START_PREFIXES) or name in _START_NAMES
     }

@@ -1,9 +1,9 @@
-"""How long a work-horse may believe that the pod is still its own.
+"""The supervision of a running command, and its lease as the work-horse sees it.
 
-The server counts a lease from the moment it hears of it, the work-horse from the moment it asked:
-the work-horse's lease always ends first. When it cannot be renewed, the pod's processes are killed
-`margin_ms` before that, so that the pod never runs here and elsewhere at once. Instants are
-milliseconds of the monotonic clock and come in as arguments.
+The server counts a lease from the renewal's arrival, and the work-horse from the moment it sent the
+renewal, so the work-horse's lease always ends first. If the lease cannot be renewed, the pod's
+processes are killed `margin_ms` before its end, so that the pod never runs in two places at once.
+`Lease` takes all instants as arguments, in milliseconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,44 +29,49 @@ class Lease:
 
     def __init__(self, *, now_ms: int, lease_ms: int) -> None:
         self._lease_ms = lease_ms
-        #: Enough to kill a process group and to see it dead, and some for a slow machine.
+        #: Enough to kill a process group and to see its end, even on a slow machine.
         self.margin_ms = lease_ms // 6
         self.ends_at = now_ms + lease_ms
 
     def renewed(self, *, asked_at: int) -> None:
-        """The server agreed to what was asked at `asked_at`; or it was seen to be away then, and
-        judges no lease. An answer that comes late takes back nothing.
+        """Extend the lease from `asked_at`, when the renewal was sent.
+
+        It is also extended if the server was seen to be away then, because an absent server ends no
+        lease. A late answer never shortens the lease.
         """
         self.ends_at = max(self.ends_at, asked_at + self._lease_ms)
 
     @property
     def guarded_until(self) -> int:
-        """When the guard kills what its work-horse should have killed by then."""
+        """When the guard kills the pod, should the work-horse have failed to."""
         return self.ends_at - self.margin_ms // 2
 
     def is_lost(self, now_ms: int) -> bool:
-        """Whether the pod's processes must be killed now."""
+        """Return whether the pod's processes must be killed now."""
         return now_ms >= self.ends_at - self.margin_ms
 
 
 log = structlog.get_logger(__name__)
 
-#: The loop looks around at least this often.
+#: The longest pause between two turns of the loop.
 _TURN_MS = 500
-#: What a command leaves has so long to end, and the lease is renewed meanwhile; then the agent
-#: takes it over.
+#: How long the processes that a command leaves may take to end. The lease is renewed meanwhile;
+#: after that, the agent takes them over.
 _END_MS, _END_ROUND_S = 10_000, 0.5
 
 _SHOWN_PIDS = 20
 
-#: To the work-horse: stop the pod with its grace, this node goes away.
+#: Tells the work-horse to stop the pod with its grace period, because the node goes away.
 STOP_SIGNAL = signal.SIGTERM
-#: To the work-horse: end the pod at once. Also sent when the agent dies.
+#: Tells the work-horse to kill the pod at once. Also sent when the agent dies.
 KILL_SIGNAL = signal.SIGUSR1
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """`walltime_ms` only where the work-horse enforces it: for the pods of an array."""
+    """A pod's limits.
+
+    `walltime_ms` is set only if the work-horse enforces it: for the pods of an array.
+    """
 
     grace_ms: int
     walltime_ms: int | None = None
@@ -83,7 +88,7 @@ class Supervisor:
         lease: Lease,
         limits: Limits,
         messenger: Messenger,
-        tell_stop: Callable[[str], None],
+        write_stop: Callable[[str], None],
         signals: Signals,
         is_server_away: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -92,7 +97,7 @@ class Supervisor:
         self._lease = lease
         self._limits = limits
         self._messenger = messenger
-        self._tell_stop = tell_stop
+        self._write_stop = write_stop
         self._signals = signals
         self._is_server_away = is_server_away
         self._stopped = ""
@@ -100,8 +105,8 @@ class Supervisor:
         self._kill_at: int | None = None
         self._killed = False
         self._fenced = False
-        self._talks_at = monotonic_ms() + FLUSH_MS
-        self._collects_at = monotonic_ms() + _TURN_MS
+        self._messenger_due_at = monotonic_ms() + FLUSH_MS
+        self._collect_due_at = monotonic_ms() + _TURN_MS
         walltime_ms = limits.walltime_ms
         self._walltime_at = None if walltime_ms is None else monotonic_ms() + walltime_ms
         self._poll = select.poll()
@@ -110,39 +115,42 @@ class Supervisor:
             self._poll.register(descriptor, select.POLLIN)
 
     def run(self) -> PodOutcome | None:
-        """Until the command has ended and nothing of it is left, or what is left will not end:
-        then the command says so in `left`.
+        """Run until the command and all its processes have ended, or until the latter cannot be
+        killed.
 
-        None if the attempt turned out to be superseded: then its end is nobody's business.
+        The command's `left` then lists them. Return None if the attempt is superseded, so that its
+        end is not to be reported.
         """
         try:
             while not self._hear(self._wait_ms()):
                 now_ms = monotonic_ms()
-                self._begin_to_talk(now_ms)
+                self._start_messenger(now_ms)
                 self._obey_signals(now_ms)
-                self._keep_lease(now_ms)
-                self._keep_times(now_ms)
+                self._check_lease(now_ms)
+                self._check_times(now_ms)
                 self._collect(now_ms)
             return self._finish()
         finally:
             self._messenger.stop()
             self._command.close()
 
-    def _begin_to_talk(self, now_ms: int) -> None:
-        """A pod that ends at once costs no thread and no connection."""
-        if now_ms >= self._talks_at and not self._messenger.has_started:
+    def _start_messenger(self, now_ms: int) -> None:
+        """Start the messenger after a moment: a pod that ends at once costs no thread and no
+        connection.
+        """
+        if now_ms >= self._messenger_due_at and not self._messenger.has_started:
             self._messenger.start()
 
     def _wait_ms(self) -> int:
         now_ms = monotonic_ms()
         due = [now_ms + _TURN_MS]
         if not self._messenger.has_started:
-            due.append(self._talks_at)
+            due.append(self._messenger_due_at)
         due += [at for at in (self._kill_at, self._walltime_at) if at is not None]
         return max(0, min(due) - now_ms)
 
     def _hear(self, wait_ms: int) -> bool:
-        """Wait, read a bounded part of the output; whether the command has ended."""
+        """Wait, read a bounded part of the output, and return whether the command has ended."""
         has_ended = False
         for descriptor, _ in self._poll.poll(wait_ms):
             if descriptor == self._command.pidfd:
@@ -168,7 +176,7 @@ class Supervisor:
         elif self._signals.count(STOP_SIGNAL):
             self._stop(Leaving.NODE_LOST, now_ms)
 
-    def _keep_lease(self, now_ms: int) -> None:
+    def _check_lease(self, now_ms: int) -> None:
         while (answer := self._messenger.next_answer()) is not None:
             if answer.word == "fenced":
                 self._fenced = True
@@ -178,14 +186,14 @@ class Supervisor:
             if answer.word == "stop":
                 self._stop(answer.reason, now_ms)
         if self._is_server_away():
-            # Nobody judges a lease meanwhile; when the server is back it counts from the start.
+            # Only the server ends leases; when it is back it counts them from the start.
             self._lease.renewed(asked_at=now_ms)
         self._command.allow_until(self._lease.guarded_until)
         if self._lease.is_lost(now_ms) and not self._killed:
             self._message = "its lease could not be renewed"
             self._kill(Leaving.NODE_LOST)
 
-    def _keep_times(self, now_ms: int) -> None:
+    def _check_times(self, now_ms: int) -> None:
         if self._walltime_at is not None and now_ms >= self._walltime_at:
             self._walltime_at = None
             self._stop(Finish.WALLTIME_EXCEEDED, now_ms)
@@ -193,9 +201,9 @@ class Supervisor:
             self._kill(self._stopped)
 
     def _collect(self, now_ms: int) -> None:
-        """A command that forks in a loop must not take all pids of the machine."""
-        if now_ms >= self._collects_at:
-            self._collects_at = now_ms + _TURN_MS
+        """Collect orphans, or a command that forks in a loop would use up the machine's pids."""
+        if now_ms >= self._collect_due_at:
+            self._collect_due_at = now_ms + _TURN_MS
             self._command.collect()
 
     def _stop(self, reason: str, now_ms: int) -> None:
@@ -203,7 +211,7 @@ class Supervisor:
             return
         self._stopped = reason or "Stopped"
         self._kill_at = now_ms + self._limits.grace_ms
-        self._tell_stop(self._stopped)
+        self._write_stop(self._stopped)
         self._command.send(signal.SIGTERM)
         log.info("pod told to stop", reason=self._stopped, grace_ms=self._limits.grace_ms)
 
@@ -214,18 +222,18 @@ class Supervisor:
         self._killed = True
         if not self._stopped:
             self._stopped = reason
-            self._tell_stop(reason)
+            self._write_stop(reason)
         self._command.send(signal.SIGKILL)
 
     def _has_ended(self) -> bool:
-        """An end that came before an order to stop is the command's own."""
+        """Return whether the command has ended: an end before a stop is the command's own."""
         return is_readable(self._command.pidfd, within_ms=0)
 
     def _finish(self) -> PodOutcome | None:
         wait_status = self._command.end()
-        if self._is_of_the_guard(wait_status):
+        if self._is_killed_by_guard(wait_status):
             self._stopped = Leaving.NODE_LOST
-            self._message = "its lease ended while its work-horse stood still"
+            self._message = "its lease ended while its work-horse was stopped"
         self._end_rest()
         for descriptor in list(self._command.outputs):
             self._keep(descriptor, self._command.read_rest)
@@ -239,16 +247,16 @@ class Supervisor:
     def _end_rest(self) -> None:
         if not self._command.left:
             return
-        # The pod has not ended, so its lease must not.
-        self._begin_to_talk(self._talks_at)
+        # The pod has not ended, so its lease must not end.
+        self._start_messenger(self._messenger_due_at)
         give_up_at = monotonic_ms() + _END_MS
         while not self._command.end_rest(_END_ROUND_S) and monotonic_ms() < give_up_at:
             pass
         if self._command.left:
             log.error("processes cannot be killed", pids=self._command.left[:_SHOWN_PIDS])
 
-    def _is_of_the_guard(self, wait_status: int) -> bool:
-        """Whether nobody but the guard can have killed the command: the lease was at its end."""
+    def _is_killed_by_guard(self, wait_status: int) -> bool:
+        """Return whether only the guard can have killed the command: the lease was at its end."""
         is_over = monotonic_ms() >= self._lease.guarded_until
         return (
             is_over

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.sim.worlds import (
     Manifest,
+    answers,
     applies,
+    check,
     evicted,
     group,
     node,
@@ -52,6 +54,29 @@ def test_all_pods_of_a_more_important_array_come_before_a_less_important_gang() 
     assert [begun[f"gang-t-{k}"] for k in range(3)] == [20, 20, 20]
 
 
+def test_a_less_important_group_starts_beside_an_array_that_gives_way_to_a_claimant() -> None:
+    """The array binds no pod before `urgent`, which counts on one of its pods and waits for its
+    check: `small` takes what neither can use.
+    """
+    came = outcome(
+        node("n1", 4),
+        *CLASSES,
+        priority("urgent", 20),
+        check("license", preemptionPolicy="AfterCheckPassedOrOnDemand"),
+        queue("q", admissionChecks=["license"]),
+        *_running_since_zero("array", 4, replicas=6, queue="q", priorityClassName="high"),
+        group("urgent", queue="q", priorityClassName="urgent"),
+        group("small", queue="q", priorityClassName="low"),
+        timeline(
+            {"at": "10s", "finishPod": "default/array-t-2"},
+            {"at": "10s", "finishPod": "default/array-t-3"},
+            answers(20, "small", "license", True),
+            answers(30, "urgent", "license", True),
+        ),
+    )
+    assert starts(came) == {"small-t-0": 20, "urgent-t-0": 30}
+
+
 def test_the_pod_with_the_highest_index_is_evicted_and_rank_zero_stays() -> None:
     came = outcome(
         node("n1", 3),
@@ -62,8 +87,12 @@ def test_the_pod_with_the_highest_index_is_evicted_and_rank_zero_stays() -> None
     assert evicted(came)[0] == (0, [("default/elastic-t-2", "Preempted")])
 
 
-def _running_since_zero(name: str, pods: int, **spec: object) -> list[Manifest]:
-    held = group(name, pods, minMember=1, status={"phase": "Running", "startedAt": 0}, **spec)
+def _running_since_zero(
+    name: str, pods: int, replicas: int | None = None, **spec: object
+) -> list[Manifest]:
+    held = group(
+        name, replicas or pods, minMember=1, status={"phase": "Running", "startedAt": 0}, **spec
+    )
     return [
         held,
         *(

@@ -86,6 +86,9 @@ class GrowingGroups:
             session.grown_beside.setdefault(group.uid, heads)
             if waits_behind(session, group):
                 continue
+            if session.group_ready(group) and gives_way_to(session, group) is not None:
+                # Allocate binds no more pods of it before the claimant that it made room for.
+                continue
             enter_room(trial, group)
             bound: list[Pod] = []
             if _becomes_ready(trial, group):

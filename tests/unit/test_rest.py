@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import PodGroupStatus, Retry
+from batchq.api.objects import OpenedGate, PodGroupStatus, Retry
 from batchq.config.model import SchedulerConfig
 from tests.builders import (
     a_group,
@@ -97,3 +97,21 @@ def test_a_pod_beyond_the_gang_that_waits_beside_a_free_node_is_noticed() -> Non
     assert found == [
         "pod w-1 of default/r, beyond its gang, waits, and limits and a node would take it"
     ]
+
+
+def test_the_gang_of_an_array_stays_as_it_was_when_a_gate_of_another_task_is_opened() -> None:
+    """The array was admitted with its pod of four cpus and lost its node; the gate of the small pod
+    was opened afterwards.
+    """
+    status = PodGroupStatus(
+        phase=PodGroupPhase.UNKNOWN,
+        admission=1,
+        reserved_at=0,
+        in_queue_at=0,
+        reservation=amounts(cpu=4, pods=1),
+        charge=amounts(cpu=4, pods=1),
+        opened_gates=(OpenedGate("own", "small", at=500),),
+    )
+    tasks = (a_task("small", 1), a_task("large", 1, requests={"cpu": 4}))
+    array = a_group("array", tasks=tasks, min_member=1, status=status)
+    assert wrong(a_node("n1", cpu=2), a_queue(), array, a_pod(array, task="large")) == []

@@ -191,15 +191,22 @@ class Picture:
         first: Collection[tuple[str, int]] = (),
         without: Collection[tuple[str, int]] = (),
     ) -> list[Place]:
-        """Of a group that has run: the pods that its gang still needs, first in its order; those
-        named in `first` before others of their task, those in `without` left out.
+        """Of a group that has been admitted: the pods that its gang still needs, first in its
+        order; those named in `first` before others, those in `without` left out, and those whose
+        gates were opened since after all others: the gang is fixed at admission.
         """
+        since = group.status.in_queue_at
+        opened = {
+            one.task
+            for one in group.status.opened_gates
+            if one.task and since is not None and one.at > since
+        }
         now = self.counts_now(group)
         ended = Counter(pod.spec.task for pod in now if self.is_final(group, pod))
         done = Counter(pod.spec.task for pod in now if pod.status.phase == PodPhase.SUCCEEDED)
         final = {(pod.spec.task, pod.spec.index) for pod in now if self.is_final(group, pod)}
         left = [one for one in self.places(group) if one.name not in {*final, *without}]
-        left.sort(key=lambda one: one.name not in first)
+        left.sort(key=lambda one: (one.name not in first, one.task.name in opened))
         count = min(max(0, self.min_member(group) - sum(done.values())), len(left))
         least = {
             task.name: max(

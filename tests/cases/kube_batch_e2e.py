@@ -101,14 +101,14 @@ def written(name: str) -> Play:
 
 
 CLAIM = (
-    "a claimant takes what its minMember needs, and nothing is evicted for pods beyond it (rule:"
-    " claimants): kube-batch goes on for as long as the group has pods (request 951)"
+    "a preemptor evicts what its minMember needs, and nothing for pods beyond it (rule: "
+    "preemptors); kube-batch continues while the group has pods (request 951)"
 )
 
 SPARE = (
-    "the pods without a group are a group like others here, less important than the claimant and"
-    " with pods to spare (rule: victims): kube-batch takes nothing from groups that it made up, so"
-    " that the job waits until their owner deletes them"
+    "pods without a group form a normal group here, with a lower priority than the preemptor and"
+    " with pods beyond minMember (rule: victims); kube-batch evicts nothing from such generated "
+    "groups, so the job waits until their owner deletes them"
 )
 
 _SIMULATIONS = (
@@ -176,7 +176,7 @@ _SIMULATIONS = (
     Entry(
         "simulation: E2E Diff resource (nodes exactly 2cpu)",
         SAME,
-        "the first of its tasks is what it needs at least, and no node has room for that",
+        "the first of its tasks is its minimum, and no node has capacity for it",
         (
             "0s bind rs-1: 2 on n1 2 on n2 1 on n3",
             "end multi-task-diff-resource-job InQueue (Unschedulable), rs-1 Running 5",
@@ -200,8 +200,8 @@ _SIMULATIONS = (
     Entry(
         "simulation: E2E Proportion",
         DIFFERS,
-        "what fits evicts nobody: kube-batch reclaims the other queue's pod first (rule:"
-        " claimants)",
+        "a group that fits evicts nothing; kube-batch first reclaims the other queue's pod "
+        "(rule: preemptors)",
         (
             "0s bind q2-job-1: 1 on n1",
             "1s bind q1-job-1: 5 on n1 4 on n2 6 on n3",
@@ -213,8 +213,8 @@ _SIMULATIONS = (
     Entry(
         "simulation: E2E Reclaim (cpu+mem)",
         DIFFERS,
-        "three pods are taken back, and then both queues hold what they deserve and leave each"
-        " other alone; kube-batch evicts for ever (rule: reclaim; complaints 565 and 770)",
+        "three pods are reclaimed; then both queues have what they deserve, and the evictions "
+        "stop; kube-batch evicts forever (rule: reclaim; complaints 565 and 770)",
         (
             "0s bind q1-qj-1: 2 on n1 2 on n2 2 on n3",
             "2s evict q1-qj-1-t-5 for q2-qj-2, by reclaim",
@@ -228,8 +228,8 @@ _SIMULATIONS = (
     Entry(
         "simulation: E2E X reclaim 1 pod, grace 5 rounds: over-eviction",
         DIFFERS,
-        "one pod claims one victim: what it is promised is stored in a pledge, and is not claimed"
-        " anew while the victim terminates (rule: pledge; complaint 441)",
+        "one pod causes one eviction: its pledge is stored, and while the victim terminates no "
+        "other victim is evicted (rule: pledge; complaint 441)",
         (
             "0s bind q1-qj-1: 2 on n1 2 on n2 2 on n3",
             "2s evict q1-qj-1-t-5 for q2-qj-2, by reclaim",
@@ -377,7 +377,7 @@ _TESTS = (
     Entry(
         "e2e: Proportion",
         SAME,
-        "without the eviction on the way",
+        "without the eviction in between",
         (
             "0s bind q2-job-1: 1 on n1",
             "1s bind q1-job-1: 5 on n1 4 on n2 6 on n3",
@@ -410,9 +410,9 @@ _TESTS = (
     Entry(
         "e2e: Predicates: Hostport",
         NOT_APPLICABLE,
-        "processes share the ports of their machine: nothing maps them",
+        "processes share the ports of their machine, without port mapping",
     ),
-    Entry("e2e: Predicates: Pod Affinity", NOT_APPLICABLE, "there is no affinity between pods"),
+    Entry("e2e: Predicates: Pod Affinity", NOT_APPLICABLE, "pods have no affinity to each other"),
     Entry(
         "e2e: Predicates: Taints/Tolerations",
         SAME,
@@ -423,9 +423,9 @@ _TESTS = (
     Entry(
         "e2e: NodeOrder: Node Affinity",
         NOT_APPLICABLE,
-        "nodes are selected or not; there are no preferences",
+        "a node is selected or not; preferences do not exist",
     ),
-    Entry("e2e: NodeOrder: Pod Affinity", NOT_APPLICABLE, "there is no affinity between pods"),
+    Entry("e2e: NodeOrder: Pod Affinity", NOT_APPLICABLE, "pods have no affinity to each other"),
     Entry(
         "e2e: NodeOrder: Least Requested",
         SAME,
@@ -436,7 +436,7 @@ _TESTS = (
     Entry(
         "e2e: Performance density (kubemark only, skipped without kubeconfig)",
         NOT_APPLICABLE,
-        "a measurement, not a behaviour; ours are in benchmarks/",
+        "a measurement, not a behaviour; batchq's measurements are in benchmarks/",
     ),
 )
 

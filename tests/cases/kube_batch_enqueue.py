@@ -75,16 +75,15 @@ _ENQUEUE = (
     Entry(
         "enqueue first: pending pods exist",
         DIFFERS,
-        "pods do not exist before InQueue and are no way round the ledger (rules: lifecycle,"
-        " ledger)",
+        "pods do not exist before InQueue and cannot bypass the ledger (rules: lifecycle, ledger)",
         ("end a Pending (ExceedsCapacity)",),
         world(node("n1", 4), group("a", 2, minResources={"cpu": 8})),
     ),
     Entry(
         "enqueue first: no minResources",
         DIFFERS,
-        "without minResources the requests of minMember pods are reserved (rule: objects): a group"
-        " that states nothing is not let in past everybody",
+        "without minResources, the requests of minMember pods are reserved (rule: objects): a "
+        "group without minResources is not admitted past the others",
         ("end a Running 2, b Pending (WaitingForResources)",),
         world(node("n1", 4), *holds("a", 2), group("b", 3)),
     ),
@@ -132,8 +131,8 @@ _ENQUEUE = (
     Entry(
         "enqueue first: session close, not enough allocated",
         DIFFERS,
-        "it is not InQueue before nodes take it, so it holds nothing that others could use (rule:"
-        " enqueue 4; users of Volcano complain in 5006)",
+        "it is not InQueue before nodes take it, so it holds no resources that other groups "
+        "could use (rule: enqueue 4; Volcano's issue 5006)",
         ("end a Running 1, b Running 1, c Pending (WaitingForResources)",),
         world(
             node("n1", 2),
@@ -147,9 +146,9 @@ _ENQUEUE = (
     Entry(
         "enqueue test: when podgroup status is inqueue",
         DIFFERS,
-        "what would not fit on the empty ready nodes goes back at once, and here there are none"
-        " (rule: lifecycle): a group that no node can take holds nobody up (Volcano's complaint"
-        " 5006)",
+        "a group that does not fit the empty ready nodes returns to Pending at once, and here no"
+        " node is ready (rule: lifecycle): a group that no node can take does not block others "
+        "(Volcano's issue 5006)",
         ("0s requeue pg1 (Unschedulable)", "end pg1 Pending (WaitingForResources)"),
         world(
             queue("c1", capability={"cpu": 4, "memory": "4G"}),
@@ -159,8 +158,8 @@ _ENQUEUE = (
     Entry(
         "enqueue test: when podgroup status is pending",
         DIFFERS,
-        "with no nodes at all a group waits (rule: enqueue 1, WaitingForResources): Volcano's test"
-        " lets it in by the capability of its queue alone",
+        "without nodes a group waits (rule: enqueue 1, WaitingForResources); Volcano's test "
+        "admits it by the capability of its queue alone",
         ("end pg1 Pending (WaitingForResources), pg2 Pending (WaitingForResources)",),
         world(
             queue("c1", capability={"cpu": 4, "memory": "4G"}),
@@ -183,8 +182,8 @@ _ENQUEUE = (
     Entry(
         "enqueue test: queue missing",
         DIFFERS,
-        "a group whose queue is missing waits and says so (rule: reasons, QueueNotFound):"
-        " complaints 388, 521 and 664 are about jobs that vanish silently",
+        "a group whose queue does not exist waits with a reason (rule: reasons, QueueNotFound): "
+        "complaints 388, 521 and 664 are about jobs that disappear silently",
         ("end pg1 Pending (QueueNotFound)",),
         world(node("n1", 4), queue("c2", capability={"cpu": 4}), group("pg1", queue="c1")),
     ),
@@ -265,7 +264,7 @@ _NOT_RUN = (
     Entry(
         "not run: #686/#847 2",
         NOT_APPLICABLE,
-        "a pod is bound or it is not: nothing is allocated over what backfill has borrowed",
+        "a pod is bound or not: batchq does not allocate over borrowed resources",
     ),
     Entry(
         "not run: #686/#847 3",
@@ -290,15 +289,15 @@ _NOT_RUN = (
     Entry(
         "not run: #686/#847 4",
         NOT_APPLICABLE,
-        "actions have no arguments: waiting too long is the plugin sla's business, and backfill"
-        " has no threshold (rule: configuration)",
+        "actions have no arguments: the plugin sla handles long waits, and backfill has no "
+        "threshold (rule: configuration)",
     ),
     Entry(
         "not run: #662 1",
         DIFFERS,
-        "the third group waits in line instead of being refused, and comes when one leaves:"
-        " maxPodGroups counts groups with a reservation or a charge (rule: enqueue 3); the"
-        " request's own review, and complaint 452, wanted it in the scheduler",
+        "the third group waits in line instead of being refused, and is admitted when another "
+        "ends: maxPodGroups counts groups with a reservation or a charge (rule: enqueue 3); the "
+        "request's own review, and complaint 452, wanted this in the scheduler",
         (
             "0s bind a: 1 on n1, b: 1 on n1",
             "10s bind c: 1 on n1",

@@ -88,7 +88,7 @@ ENTRIES = (
     Entry(
         "probe: D11b BE min3 with 2 pods",
         SAME,
-        "and says so: Misconfigured",
+        "with the reason Misconfigured",
         ("end a Pending (Misconfigured)",),
         _played,
     ),
@@ -123,8 +123,9 @@ ENTRIES = (
     Entry(
         "probe: D15 preempt does not cross queues",
         DIFFERS,
-        "each queue deserves half a cpu, and the claimant's would end above that: equal queues"
-        " leave each other alone, whatever the priorities (rule: reclaim; complaint 565)",
+        "each queue deserves half a cpu, and the preemptor's queue would end above that: queues "
+        "with equal shares do not evict each other, whatever the priorities (rule: reclaim; "
+        "complaint 565)",
         ("end b InQueue (Unschedulable), v Running 1",),
         _played,
     ),
@@ -164,7 +165,7 @@ ENTRIES = (
     Entry(
         "probe: D21 preempt job with running + pending beyond min: elastic growth preempts lower",
         DIFFERS,
-        "nothing is evicted for pods beyond minMember within a queue (rule: claimants)",
+        "nothing is evicted for pods beyond minMember within a queue (rule: preemptors)",
         ("end a Running 3, b Running 1",),
         _played,
     ),

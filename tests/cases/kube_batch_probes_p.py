@@ -59,23 +59,23 @@ ENTRIES = (
     Entry(
         "probe: P05 preempt equal priority: tier2 drf never reached",
         SAME,
-        "because equals leave each other alone, not because a tier is never reached",
+        "because equal groups do not evict each other, not because a tier is never reached",
         ("end a Running 4, b InQueue (Unschedulable)",),
         _played,
     ),
     Entry(
         "probe: P05c preempt single tier gang+conformance+drf",
         DIFFERS,
-        "shares order groups and evict nobody within a queue: whole groups go to strictly higher"
-        " priority only, and so do pods of an array (rule: victims)",
+        "shares order groups, but cause no evictions within a queue: whole groups, and pods of "
+        "an array, are evicted only for strictly higher priority (rule: victims)",
         ("end a Running 4, b InQueue (Unschedulable)",),
         _played,
     ),
     Entry(
         "probe: P06 gang victim check not decremented within a call (min2 of 3 loses 2)",
         DIFFERS,
-        "a gang keeps its minMember or leaves as a whole; its slack moves with each victim (rule:"
-        " victims; request 921)",
+        "a gang keeps its minMember or is evicted whole; each victim reduces its slack (rule: "
+        "victims; request 921)",
         (
             "0s evict a1 a2 a3 for b, by preempt",
             "0s requeue a (Preempted)",
@@ -99,8 +99,8 @@ ENTRIES = (
     Entry(
         "probe: P07b min==2 running 2 not preemptable",
         DIFFERS,
-        "a whole gang of strictly lower priority makes room (rule: victims; complaints 261, 603"
-        " and 894 ask for preemption by the priority of jobs)",
+        "a whole gang is evicted for strictly higher priority (rule: victims; complaints 261, "
+        "603 and 894 ask for preemption by the priority of jobs)",
         (
             "0s evict a1 a2 for b, by preempt",
             "0s requeue a (Preempted)",
@@ -112,7 +112,7 @@ ENTRIES = (
     Entry(
         "probe: P09 preempt ignores idle: idle 1, preemptor 2, victim 1x1cpu",
         DIFFERS,
-        "what is idle counts, so that one victim is enough (rule: victims; request 951)",
+        "idle resources count, so that one victim is sufficient (rule: victims; request 951)",
         (
             "0s evict a1 for b, by preempt",
             "0s requeue a (Preempted)",
@@ -124,9 +124,9 @@ ENTRIES = (
     Entry(
         "probe: P10 reclaim e2e config one round",
         DIFFERS,
-        "as many pods as the rule allows, in one decision, until both queues hold what they"
-        " deserve; kube-batch takes one in each session and never stops (rules: claimants,"
-        " reclaim; complaint 565)",
+        "as many pods as the rule allows, in one decision, until both queues have what they "
+        "deserve; kube-batch takes one in each session and never stops (rules: preemptors, "
+        "reclaim; complaint 565)",
         (
             "0s evict a6 for b, by reclaim",
             "1s bind b: 1 on n1",
@@ -139,8 +139,8 @@ ENTRIES = (
     Entry(
         "probe: P10c reclaim single tier (proportion consulted), cpu only",
         DIFFERS,
-        "a queue gives back in a dimension that the claimant lacks (rule: reclaim): that nobody"
-        " asks for memory does not protect it (complaints 665, 666 and 889)",
+        "reclaim takes any resource that the preemptor lacks (rule: reclaim); a resource without"
+        " demand does not protect the queue (complaints 665, 666 and 889)",
         (
             "0s evict a6 for b, by reclaim",
             "1s bind b: 1 on n1",
@@ -153,8 +153,8 @@ ENTRIES = (
     Entry(
         "probe: P10d reclaim single tier, cpu+mem balanced",
         DIFFERS,
-        "as many pods as the rule allows, in one decision instead of one in each session (rule:"
-        " claimants)",
+        "as many pods as the rule allows, in one decision instead of one in each session (rule: "
+        "preemptors)",
         (
             "0s evict a6 for b, by reclaim",
             "1s bind b: 1 on n1",
@@ -167,19 +167,19 @@ ENTRIES = (
     Entry(
         "probe: P12b same, allocate only",
         DIFFERS,
-        "no epsilon (rule: objects): a small request is a request, and needs no action of its own",
+        "no epsilon (rule: objects): a small request is a request, and needs no separate action",
         ("0s bind a: 1 on n1", "end a Running 1"),
         _played,
     ),
     Entry(
         "probe: P12c empty Resreq but init container request: never scheduled",
         NOT_APPLICABLE,
-        "a pod is one process: there are no init containers",
+        "a pod is one process, without init containers",
     ),
     Entry(
         "probe: P12e besteffort pending (node selector mismatch n2 full) preempt w/out predicates",
         DIFFERS,
-        "what fits evicts nobody (rule: claimants)",
+        "a pod that fits evicts nothing (rule: preemptors)",
         ("0s bind b: 1 on n1", "end a Running 2, b Running 1"),
         _played,
     ),
@@ -215,7 +215,7 @@ ENTRIES = (
     Entry(
         "probe: P14 missing queue",
         DIFFERS,
-        "it waits and says so (rule: reasons, QueueNotFound; complaints 388, 521, 664 and 479)",
+        "it waits with a reason (rule: reasons, QueueNotFound; complaints 388, 521, 664 and 479)",
         ("end a Pending (QueueNotFound)",),
         _played,
     ),
@@ -229,15 +229,15 @@ ENTRIES = (
     Entry(
         "probe: P15b idle 1 + releasing 1 cannot combine for cpu 2",
         SAME,
-        "both wait for what terminates; here idle and terminating count together, so nobody would"
-        " be evicted for it either",
+        "both wait for terminating pods; here idle and terminating resources count together, so "
+        "it would not cause an eviction either",
         ("1s bind b: 1 on n1", "end a Cancelled, b Running 1"),
         _played,
     ),
     Entry(
         "probe: P16b zero weight queue + normal queue",
         DIFFERS,
-        "weight 0 deserves nothing but may use what is idle (rule: objects)",
+        "a queue of weight 0 deserves nothing, but may use idle resources (rule: objects)",
         ("0s bind b: 1 on n1, a: 1 on n1", "end a Running 1, b Running 1"),
         _played,
     ),
@@ -272,15 +272,15 @@ ENTRIES = (
     Entry(
         "probe: P20 within-job preemption by task priority? (same job)",
         DIFFERS,
-        "pods' own priority orders the pods of one group and nothing else (rule: victims); no"
-        " group takes pods from itself",
+        "the priority of pods orders the pods of one group and nothing else (rule: victims); a "
+        "group never evicts its own pods",
         ("end a Running 2",),
         _played,
     ),
     Entry(
         "probe: P20c within-job gang+conformance, lower-priority pending evicts higher running",
         DIFFERS,
-        "no group takes pods from itself, least of all the more important ones (rule: victims;"
+        "a group never evicts its own pods, least of all the more important ones (rule: victims;"
         " complaint 950)",
         ("end a Running 2",),
         _played,
@@ -288,15 +288,15 @@ ENTRIES = (
     Entry(
         "probe: P21 over-eviction by repeated reclaim while victims terminate (e2e conf)",
         DIFFERS,
-        "what terminates already, and is pledged to nobody else, counts before anybody is evicted"
-        " (rule: victims; complaint 441)",
+        "terminating pods that are not pledged to another group count before any eviction (rule:"
+        " victims; complaint 441)",
         ("1s bind b: 1 on n1", "end a Running 5, b Running 1"),
         _played,
     ),
     Entry(
         "probe: P23 unknown plugin and unknown key ignored",
         DIFFERS,
-        "a name that nobody provides keeps the daemon from starting (rule: configuration)",
+        "an unknown name prevents the daemon from starting (rule: configuration)",
         "there is no plugin 'nosuch'",
         _refused_plugin,
     ),
@@ -317,15 +317,15 @@ ENTRIES = (
     Entry(
         "probe: P25 reclaim picks random node/victim",
         SAME,
-        "the same victim whenever it is asked",
+        "the same victim each time",
         ("0s evict d1 for b, by reclaim", "1s bind b: 1 on n3", "end a Running 2, b Running 1"),
         _played,
     ),
     Entry(
         "probe: P27 reclaim job pops one task only per queue pop (job not pushed back)",
         DIFFERS,
-        "a gang claims all of its minMember in one decision, or nothing (rule: claimants;"
-        " complaints 376 and 446)",
+        "a preemption request covers the whole minMember of a gang, in one decision (rule: "
+        "preemptors; complaints 376 and 446)",
         (
             "0s evict a6 a5 a4 for b, by reclaim",
             "1s bind b: 3 on n1",
@@ -336,8 +336,8 @@ ENTRIES = (
     Entry(
         "probe: P28 reclaim for a gang that cannot be satisfied still evicts",
         DIFFERS,
-        "nobody is evicted without the claimant then reaching its minMember, and its queue must"
-        " end within what it deserves (rule: reclaim; complaints 376, 446 and 499)",
+        "evictions happen only if the preemptor then reaches its minMember and its queue stays "
+        "within what it deserves (rule: reclaim; complaints 376, 446 and 499)",
         ("end a Running 4, b InQueue (Unschedulable)",),
         _played,
     ),

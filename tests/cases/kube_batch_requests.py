@@ -24,23 +24,24 @@ ENTRIES = (
     Entry(
         "unit: UT preempt 1",
         DIFFERS,
-        "no group takes pods from itself, and nothing is evicted for pods beyond minMember (rule:"
-        " preempt); a third cpu is idle all the while (complaint 950, request 951)",
+        "a group never evicts its own pods, and preempt evicts nothing for pods beyond minMember"
+        " (rule: preempt); a third cpu is idle throughout (complaint 950, request 951)",
         ("end pg1 Running 2",),
         _played,
     ),
     Entry(
         "unit: UT preempt 2",
         DIFFERS,
-        "work of equal priority is left alone: of an array only pods of lower priority may go, of"
-        " any other group whole only lower ones (rule: victims; complaints 828 and 894)",
+        "groups of equal priority do not evict each other: an array loses pods only to higher "
+        "priority, and any other group is evicted whole only for higher priority (rule: victims;"
+        " complaints 828 and 894)",
         ("end pg1 Running 2, pg2 InQueue",),
         _played,
     ),
     Entry(
         "unit: UT reclaim 1",
         SAME,
-        "the victim is the first of equals in the order of uids, not a random one",
+        "among equal victims, the first in the order of uids, not a random one",
         ("0s evict preemptee3 for pg2, by reclaim", "end pg1 Running 2, pg2 InQueue"),
         _played,
     ),
@@ -54,15 +55,15 @@ ENTRIES = (
     Entry(
         "request: PR951-3 two Jobs on one node (want 2)",
         DIFFERS,
-        "work of equal priority is left alone (rule: victims; complaint 828)",
+        "groups of equal priority do not evict each other (rule: victims; complaint 828)",
         ("end pg1 Running 2, pg2 InQueue",),
         _played,
     ),
     Entry(
         "request: PR951-4 preempt one task of different job to fit both jobs on one node (want 1)",
         DIFFERS,
-        "one victim, as the request wants: the claimant needs no more than its minMember (rule:"
-        " claimants)",
+        "one victim, as the request wants: the preemptor needs no more than its minMember (rule:"
+        " preemptors)",
         ("0s evict preemptee2 for pg2, by preempt", "end pg1 Running 1, pg2 InQueue"),
         _played,
     ),
@@ -70,14 +71,15 @@ ENTRIES = (
         "request: PR951-6 between jobs: idle enough for 1 preemptor (want 2; author notes 1 would"
         " be ideal)",
         DIFFERS,
-        "work of equal priority is left alone (rule: victims; complaint 828)",
+        "groups of equal priority do not evict each other (rule: victims; complaint 828)",
         ("end pg1 Running 3, pg2 InQueue",),
         _played,
     ),
     Entry(
         "request: PR951-7 in job, high task priority preempts low in same job (want 2)",
         SAME,
-        "as at HEAD, not as the request wants: pods' own priority orders one group's pods only",
+        "as at HEAD, not as the request wants: the priority of pods orders the pods of one group"
+        " only",
         ("end pg1 Running 2",),
         _played,
     ),
@@ -98,8 +100,8 @@ ENTRIES = (
     Entry(
         "request: I561 shape: 3x32cpu+3x40cpu; job1 6x35 min4 first; job2 6x30 min3",
         DIFFERS,
-        "a gang that fails holds nothing and blocks nobody (rule: allocate; complaints 514, 561"
-        " and 492)",
+        "a gang that does not fit holds nothing and does not block other groups (rule: allocate;"
+        " complaints 514, 561 and 492)",
         (
             "0s bind job2: 1 on a1 1 on a2 1 on a3 1 on b1 1 on b2 1 on b3",
             "end job1 Pending (ExceedsCapacity), job2 Running 6",
@@ -109,8 +111,8 @@ ENTRIES = (
     Entry(
         "request: I561b: job2 6x20 min4",
         DIFFERS,
-        "a gang that fails holds nothing and blocks nobody (rule: allocate; complaints 514, 561"
-        " and 492)",
+        "a gang that does not fit holds nothing and does not block other groups (rule: allocate;"
+        " complaints 514, 561 and 492)",
         (
             "0s bind job2: 1 on a1 1 on a2 1 on a3 1 on b1 1 on b2 1 on b3",
             "end job1 Pending (ExceedsCapacity), job2 Running 6",

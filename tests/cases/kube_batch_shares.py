@@ -17,9 +17,9 @@ from tests.cases.kube_batch_world import text_of
 from tests.sim.worlds import Manifest, manifest
 
 PER_DIMENSION = (
-    "in each dimension a queue's part is capped by its own demand there, and what it leaves goes"
-    " to the others (rule: deserved and share): kube-batch fills a queue in all dimensions or in"
-    " none (complaints 665, 666, 729)"
+    "for each resource separately, the deserved amount of a queue is capped by its demand, and the"
+    " rest goes to the other queues (rule: deserved and share); kube-batch caps a queue in all"
+    " resources or in none (complaints 665, 666, 729)"
 )
 #: Queue -> dimension -> quantity.
 Deserved = dict[str, dict[str, str]]
@@ -117,13 +117,13 @@ ENTRIES = (
             "q2": {"cpu": "3666m", "memory": "3937053354"},
             "q3": {"cpu": "7333m", "memory": "7874106709"},
         },
-        "down to the unit: fractions round down (rule: deserved and share)",
+        "to the unit: fractions round down (rule: deserved and share)",
     ),
     _entry(
         "W06 cpu-only request below deserved: met, memory deserved 0",
         DIFFERS,
         {"q1": _parts("2", 0), "q2": _parts("4", 0)},
-        f"{PER_DIMENSION}; who asks for no memory deserves none",
+        f"{PER_DIMENSION}; a queue that requests no memory deserves none",
     ),
     _entry(
         "W07 request equal to deserved is NOT less -> not met",
@@ -137,7 +137,7 @@ ENTRIES = (
             "q1": _parts("2", 2, **{"nvidia.com/gpu": "0"}),
             "q2": _parts("4", 4, **{"nvidia.com/gpu": "4"}),
         },
-        f"{PER_DIMENSION}; q2 is given no more cpu than it asks for because it lacks gpus",
+        f"{PER_DIMENSION}; q2 does not get more cpu than it requests because it lacks gpus",
     ),
     _entry(
         "W10 gpu key explicit 0 on nodes and pods",
@@ -146,21 +146,21 @@ ENTRIES = (
             "q1": _parts("2", 2, **{"nvidia.com/gpu": "0"}),
             "q2": _parts("8", 8, **{"nvidia.com/gpu": "0"}),
         },
-        "in a request a zero is the same as an absent dimension (rule: objects): in kube-batch a"
-        " gpu key of 0 keeps a queue from ever being met",
+        "in a request, zero and absent are the same (rule: objects); in kube-batch a gpu request"
+        " of 0 prevents the capping of a queue",
     ),
     _entry(
         "W12 request has gpu key but no node has gpus",
         DIFFERS,
         {"q1": _parts("0", 0), "q2": _parts("10", 10)},
-        "what no node could ever take is out of line (rule: enqueue 1, ExceedsMaxQuota) and asks"
-        " for nothing",
+        "a request that no node could take is not in line (rule: enqueue 1, ExceedsMaxQuota) and"
+        " has no demand",
     ),
     _entry("W13 zero weight only", SAME, {"q1": _parts("0", 0)}),
     _entry(
         "W15 queue with nothing requested", SAME, {"q1": _parts("0", 0), "q2": _parts("10", 10)}
     ),
-    _entry("W16 no nodes", SAME, {"q1": {}}, "no dimension is named where there is no node"),
+    _entry("W16 no nodes", SAME, {"q1": {}}, "without nodes, no resource has a name"),
     _entry(
         "W18 negative-ish: allocated over total after node loss",
         SAME,

@@ -20,22 +20,22 @@ from tests.cases.kube_batch_world import text_of
 from tests.sim.worlds import Manifest, group, manifest, node, pod, queue, timeline
 
 NO_EPSILON = (
-    "resources are integers, and there is no epsilon (rule: objects): kube-batch lets 9"
-    " milli-cores or 10 MiB too much pass, again and again on one node"
+    "resources are integers, without an epsilon (rule: objects); kube-batch lets 9 milli-cores "
+    "or 10 MiB too much pass, repeatedly on one node"
 )
 NO_STRICT_LESS = (
-    "no order of vectors decides anything: what a queue deserves is capped by its demand in each"
-    " dimension on its own (rule: deserved and share), after complaints 665, 666 and 729"
+    "vectors are not ordered: the deserved amount of a queue is capped by its demand for each "
+    "resource separately (rule: deserved and share), after complaints 665, 666 and 729"
 )
-ONE_PROCESS = "a pod is one process with one request: no containers and init containers to add up"
+ONE_PROCESS = "a pod is one process with one request: containers and init containers do not exist"
 NO_STRAY_PODS = (
-    "a pod belongs to a group that exists, and does not exist before it is InQueue (rules: objects,"
-    " lifecycle): groups made up for stray pods had no status and no events (complaints 588 and"
-    " 596)"
+    "a pod belongs to an existing group, and does not exist before the group is InQueue (rules: "
+    "objects, lifecycle): groups generated for stray pods had no status and no events "
+    "(complaints 588 and 596)"
 )
 STRICT_CONFIG = (
-    "a wrong value keeps the daemon from starting, and the message names it (rule: configuration):"
-    " kube-batch logs a warning and takes the default"
+    "an invalid value prevents the daemon from starting, and the message names it (rule: "
+    "configuration); kube-batch logs a warning and uses the default"
 )
 
 
@@ -298,8 +298,8 @@ ENTRIES = (
     Entry(
         "resource_extra_not_in_suite 12",
         DIFFERS,
-        "x/0 is infinite, and 1 where there is nothing to divide (rule: deserved and share): a"
-        " queue that holds what it does not deserve comes after every other",
+        "x/0 is infinite, and 0/0 is 1 (rule: deserved and share): a queue that uses undeserved "
+        "resources is served after all others",
         [1.0, "inf", 0.75],
         _shares,
     ),
@@ -349,7 +349,7 @@ ENTRIES = (
         Entry(
             f"cache.getOrCreateJob {row}",
             NOT_APPLICABLE,
-            "pods do not choose among schedulers: there is one, and every pod is of a group",
+            "pods do not choose a scheduler: batchq has one, and every pod belongs to a group",
         )
         for row in (1, 2, 3)
     ),
@@ -371,7 +371,7 @@ ENTRIES = (
         "config, line 1: plugins[0].weight: expected a whole number, found ''",
         _weight_refused("''"),
     ),
-    Entry("arguments.GetInt 5", NOT_APPLICABLE, "a nil pointer in Go; there is nothing like it"),
+    Entry("arguments.GetInt 5", NOT_APPLICABLE, "a nil pointer in Go; batchq has no equivalent"),
     Entry(
         "conf.loadSchedulerConf 1",
         SAME,
@@ -382,7 +382,7 @@ ENTRIES = (
     Entry(
         "options.AddFlags 1",
         NOT_APPLICABLE,
-        "Go's reading of a command line; what the flags set is set in scheduler.yaml",
+        "Go's command line parsing; batchq sets these values in scheduler.yaml",
     ),
     Entry(
         "util.SelectBestNode 1",

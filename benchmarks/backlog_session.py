@@ -56,9 +56,9 @@ def main() -> None:
     assert epoch is not None, "another leads"
     stage = Stage(store, assemble(config), store, order.spec, epoch=epoch)
     # As the daemon does.
-    app.stand_still()
+    app.disable_gc()
     cold = stage.turn()
-    app.leave_alone()
+    app.freeze_gc()
     cold.all_s = time.monotonic() - order.started_at
     cold.all_cpu_s = time.process_time()
     _tell(COLD, [cold])

@@ -89,9 +89,9 @@ def jobs_of(log: Sequence[Job], *, loose: bool) -> list[NodeJob]:
 def compare(jobs: Sequence[NodeJob], walltimes: str) -> list[list[object]]:
     """A row for batchq, for the plain simulator on nodes, and for it in sums."""
     began = time.perf_counter()
-    app.leave_alone()
+    app.freeze_gc()
     starts, promised = play(jobs)
-    app.as_usual()
+    app.restore_gc()
     runs = [("batchq", starts, promised, time.perf_counter() - began)]
     for title, ledger_only in (("plain, on nodes", False), ("plain, ledger-only", True)):
         began = time.perf_counter()

@@ -62,9 +62,9 @@ def played(path: Path, preemption: QueuePreemption, most: int) -> Schedule:
         queues=[pattern],
     )
     # As the daemon does with what lasts.
-    app.leave_alone()
+    app.freeze_gc()
     schedule = play_load(load, POLICY_CONFIG, stopwatch=time.perf_counter)
-    app.as_usual()
+    app.restore_gc()
     return schedule
 
 

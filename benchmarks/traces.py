@@ -68,11 +68,11 @@ def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
         plain_s = time.perf_counter() - began
         load = swf_load(trace, title=name, strategy=strategy_of(policy))
         # As the daemon does with what lasts.
-        app.leave_alone()
+        app.freeze_gc()
         schedule = play_load(
             load, POLICY_CONFIG, name=policy, per_event=per_event, stopwatch=time.perf_counter
         )
-        app.as_usual()
+        app.restore_gc()
         yield [
             *(name, len(jobs), policy, "event" if per_event else "instant"),
             schedule.real_s,

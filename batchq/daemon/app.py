@@ -1,7 +1,7 @@
-"""The scheduler daemon, put together: store, leadership, loop and their end.
+"""The scheduler daemon: wires the store, leadership, the loop and all services together.
 
-`run_scheduler` is what `batchq scheduler` runs. The main thread only waits: for a signal, or for
-a thread that says that the process must end.
+`batchq scheduler` calls `run_scheduler`. The main thread only waits, for a signal or for a thread
+that asks the process to end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from batchq.api.transaction import Transaction, Write
 from batchq.daemon import leader
 from batchq.daemon.leader import Leadership
 from batchq.daemon.loop import Loop, TurnReport, watcher
-from batchq.daemon.node_reports import clerk_service
+from batchq.daemon.node_reports import node_report_service
 from batchq.daemon.observability.http_server import UNFIT_AFTER_PERIODS, MetricsServer
 from batchq.daemon.reload import Effective, Reload, reload_service
 from batchq.daemon.repair import Mender, Quarantine
@@ -54,52 +54,58 @@ from batchq.worker.rq.delivery import Relay
 
 _log = structlog.get_logger()
 
-#: So many new groups a session takes up, if they are many: those of shapes that it does not know
-#: take it a fifth of a millisecond each, and what could start waits for it to end.
+#: How many new groups one session takes up at most. Each group of an unknown shape costs about
+#: 0.2 ms, and groups that could start wait until the session ends.
 NEW_A_SESSION = 1_000
-#: So often a shard of the store is compared with what the scheduler believes.
-_COMPARED_EVERY_S = 5.0
-#: So many objects in one shard, about.
-_COMPARED_AT_ONCE = 1_000
-#: So often the outbox is looked at though nothing was bound: somebody may have died over it.
-_LOOKED_FOR_EVERY_S = 1.0
+#: Interval between comparisons of a shard of the store with the mirror.
+_COMPARE_EVERY_S = 5.0
+#: Approximate number of objects in one shard.
+_COMPARED_OBJECTS = 1_000
+#: Interval between looks at the outbox when nothing was bound: a former leader may have died
+#: before it delivered.
+_OUTBOX_EVERY_S = 1.0
+_OUTBOX_EVERY_S = 1.0
 
 
 class SchedulerOptions(Struct, frozen=True, kw_only=True):
-    """What the command line says. `url` None: BATCHQ_REDIS_URL, else the embedded server."""
+    """Options of the command line. With `url` None, BATCHQ_REDIS_URL or the embedded server."""
 
     url: str | None = None
     home: Path | None = None
     config: Path | None = None
     lease_ms: int = leader.LEASE_MS
-    #: `[HOST:]PORT` to serve metrics and health on; None to serve none.
+    #: `[HOST:]PORT` on which to serve metrics and health; None serves neither.
     metrics: str | None = None
 
 
 def run_scheduler(options: SchedulerOptions) -> int:
-    """Run until SIGTERM or SIGINT (exit code 0), or until an own mistake (70).
+    """Run until SIGTERM or SIGINT (exit code 0), or until an internal error (70).
 
-    Waits for a server that does not answer yet. The configuration file is followed from then on,
-    and read at once on SIGHUP. Raises InvalidInput for a wrong one, a wrong URL, or an address for
-    metrics that cannot be had, before anything is started.
+    Waits until the server answers. The configuration file is reread when it changes, and at once
+    on SIGHUP.
+
+    Raises InvalidInput, before anything is started, for an invalid configuration file or URL, or
+    an address that metrics cannot be served on.
     """
     url = resolve_url(options.url, find_home(options.home))
     ending = Termination()
-    lookout = MetricsServer(options.metrics, ending=lambda: ending.asked)
+    metrics_server = MetricsServer(options.metrics, ending=lambda: ending.asked)
     try:
-        reload = Reload(options.config, make=lookout.assemble, reloaded=lookout.reloaded)
+        reload = Reload(
+            options.config, make=metrics_server.assemble, reloaded=metrics_server.reloaded
+        )
         on_hangup(reload.ask)
         ending.on_signals(signal.SIGTERM, signal.SIGINT)
-        lookout.start()
-        return _run(url, reload, ending, lookout, lease_ms=options.lease_ms)
+        metrics_server.start()
+        return _run(url, reload, ending, metrics_server, lease_ms=options.lease_ms)
     finally:
-        lookout.stop()
+        metrics_server.stop()
 
 
 def _run(
-    url: str, reload: Reload, ending: Termination, lookout: MetricsServer, *, lease_ms: int
+    url: str, reload: Reload, ending: Termination, metrics_server: MetricsServer, *, lease_ms: int
 ) -> int:
-    """Wait for the server, and serve."""
+    """Wait for the server, then serve."""
     store = open_when_up(url, pause=lambda seconds: ending.wait(seconds) is None)
     if store is None:
         return 0
@@ -115,7 +121,9 @@ def _run(
         )
         actions = first.config.actions
         _log.info("scheduler.starts", server=shown(url), actions=actions, config=first.digest)
-        return _serve(store, cycle, reload, ending, lease_ms=lease_ms, lookout=lookout)
+        return _serve(
+            store, cycle, reload, ending, lease_ms=lease_ms, metrics_server=metrics_server
+        )
     finally:
         store.close()
 
@@ -127,18 +135,18 @@ def _serve(
     ending: Termination,
     *,
     lease_ms: int,
-    lookout: MetricsServer | None = None,
+    metrics_server: MetricsServer | None = None,
 ) -> int:
-    lookout = lookout or MetricsServer()
+    metrics_server = metrics_server or MetricsServer()
     settings, outage = reload.current.config.settings, Outage()
     store.judge_silence_by(settings.pod_lease_ms)
     store.link.waits_for_mending = False
-    before, threading.excepthook = threading.excepthook, _ends_the_process(ending)
+    before, threading.excepthook = threading.excepthook, _end_process_hook(ending)
     identity = leader.new_identity()
     _load_scripts(store)
 
     def attended() -> None:
-        # Whoever stands by loads them, too: of several versions, each has its own.
+        # Standby schedulers load them too: each version of batchq has its own scripts.
         store.link.keep_scripts()
         attend(store, identity, version=__version__, mirrored=turn.mirrored)
 
@@ -147,7 +155,7 @@ def _serve(
         identity=identity,
         outage=outage,
         lease_ms=lease_ms,
-        # Turn and loop are made after what they ask for the epoch; none runs before all are made.
+        # `turn` and `loop` are assigned below; no service runs before both are.
         fit=lambda: loop.hanging_s() < UNFIT_AFTER_PERIODS * loop.period_s,
         elected=lambda: loop.wake(),
         attend=attended,
@@ -171,10 +179,10 @@ def _serve(
         clock=store,
         epoch=leadership.epoch,
         ids=RandomIds(),
-        observed=lookout.observed,
+        observed=metrics_server.observed,
     )
     loop = Loop(
-        lookout.watching(turn),
+        metrics_server.watching(turn),
         settings=settings,
         outage=outage,
         crashed=_crash(ending),
@@ -186,11 +194,13 @@ def _serve(
         unchanged=loop.keep_pace,
         apart_s=lambda: loop.apart_s,
     )
-    # A thread of its own: what a pod waits for is not kept waiting by a long session.
-    clerk = clerk_service(store, epoch=leadership.epoch, ids=RandomIds(), freed=loop.hurry)
+    # Has its own thread, so that a long session does not delay pods that report to the leader.
+    node_reports = node_report_service(
+        store, epoch=leadership.epoch, ids=RandomIds(), freed=loop.hurry
+    )
     reloads = reload_service(reload, store, identity=identity, wake=loop.wake)
-    services = Services([leadership, loop, clerk, changes, reloads], name="scheduler")
-    lookout.follow(
+    services = Services([leadership, loop, node_reports, changes, reloads], name="scheduler")
+    metrics_server.follow(
         loop=loop,
         outage=outage,
         epoch=leadership.epoch,
@@ -199,25 +209,25 @@ def _serve(
         unreadable=lambda: turn.quarantine.counts,
         mended=lambda: turn.mender.mended,
     )
-    stand_still()
+    disable_gc()
     services.start()
     try:
         code = ending.wait()
     finally:
         services.stop()
-        as_usual()
+        restore_gc()
         threading.excepthook = before
     _log.info("scheduler.ends", exit_code=code)
     if services.alive:
-        # A thread that does not end would keep the interpreter from ending, for ever.
+        # A thread that does not end would keep the interpreter alive for ever.
         os._exit(code or OWN_MISTAKE)
     relay.close()
     return code or 0
 
 
 def _load_scripts(store: RedisStore) -> None:
-    """Others may call scripts that have been loaded, and may load none themselves."""
-    # A server that is away now is given them when the lease is asked for.
+    """Load the scripts, which users without the permission to load any may then call."""
+    # If the server is away now, they are loaded with the next request for the lease.
     with suppress(StoreUnavailable):
         if not store.link.keep_scripts():
             _log.error(
@@ -228,13 +238,13 @@ def _load_scripts(store: RedisStore) -> None:
 
 
 class LeaderTurn:
-    """One turn of a scheduler: a cycle and its deliveries, or, while another leads, a look.
+    """One turn of a scheduler: a cycle and its deliveries, or, on a standby, a mirror update.
 
-    Before either, `effective` puts in place the configuration that the whole turn goes by; who
-    leads publishes it.
+    `effective` is called first and returns the configuration for the whole turn; the leader
+    publishes it.
 
-    `mirrored` is the revision that the last turn has seen, None before the first; only the
-    deciding thread writes it.
+    `mirrored` is the revision that the last turn read, None before the first. Only the session
+    thread writes it.
     """
 
     def __init__(
@@ -257,47 +267,47 @@ class LeaderTurn:
         self._clock = clock
         self._epoch = epoch
         self._ids = ids
-        #: The epoch in which the store was furnished: a server may come back with nothing in it.
-        self._furnished_in: int | None = None
-        #: In which epoch what was published last.
+        #: The epoch in which the store was bootstrapped. A server may come back empty.
+        self._bootstrapped_in: int | None = None
+        #: The epoch and digest of the configuration that was published last.
         self._published: tuple[int, str] | None = None
-        #: When the mirror is held against the server again, and the outbox looked at; monotonic.
-        self._compare_at = time.monotonic() + _COMPARED_EVERY_S
+        #: When the mirror is compared next, and the outbox read next (monotonic clock).
+        self._compare_at = time.monotonic() + _COMPARE_EVERY_S
         self._deliver_at = 0.0
-        self._has_taken_in = False
+        self._has_run = False
         self.quarantine = Quarantine(store, ids)
         self.mender = Mender(store, ids)
-        #: What plugins of others have raised, as far as it has been told.
+        #: The errors of plugins that were already logged, by plugin.
         self._failures: dict[str, str] = {}
         self.mirrored: int | None = None
 
     def __call__(self) -> TurnReport:
-        """Take the turn; where something damaged stands in its way, mend it and take it again.
+        """Take the turn; if a damaged key interrupts it, repair the key and try once more.
 
         Raises StoreUnavailable.
         """
         try:
-            return self._take()
+            return self._run_turn()
         except StoreUnavailable as error:
             if not is_damaged(error) or self._epoch() is None:
                 raise
         self.mender.hurry()
-        return self._take()
+        return self._run_turn()
 
-    def _take(self) -> TurnReport:
+    def _run_turn(self) -> TurnReport:
         effective = self._effective()
         epoch = self._epoch()
         if epoch is None:
-            # A warm mirror: who succeeds the leader decides at once, and lists nothing first.
+            # Keep the mirror warm, so that a successor decides at once without listing first.
             self.mirrored = self._store.follow()
             self.quarantine.look()
-            self._taken_in()
+            self._after_first_turn()
             return TurnReport()
         has_looked = self.mender.look(epoch)
-        if self._furnished_in != epoch:
+        if self._bootstrapped_in != epoch:
             self._deliver_at = 0.0
             ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
-            self._furnished_in = epoch
+            self._bootstrapped_in = epoch
         if has_looked and read_config_text(self._store) != effective.text:
             if self._published is not None and self._published[0] == epoch:
                 self.mender.has_mended(CONFIG, "is not what was published", epoch)
@@ -308,22 +318,22 @@ class LeaderTurn:
             publish_config(self._store, effective.text, epoch=epoch)
             self._published = (epoch, effective.digest)
         report = self._cycle.run_once(epoch)
-        self._taken_in()
+        self._after_first_turn()
         self.mirrored = report.session.snapshot.revision
         if self.quarantine.look():
-            # One of them may have stood in the place of the default queue.
-            self._furnished_in = None
-            # What it was charged is charged to nobody, once it is gone.
+            # The unreadable record may have had the key of the default queue.
+            self._bootstrapped_in = None
+            # Its charges have no holder once it is deleted.
             self.mender.suspect()
         if any(one.answer.subject == THE_LEDGER for one in report.commit.refused):
             self.mender.suspect()
         self.quarantine.tell(epoch)
         self._observed(report)
         self._deliver(report)
-        _tell(report, effective)
-        self._tell_failures(report.session.failures)
+        _log_session(report, effective)
+        self._log_plugin_failures(report.session.failures)
         if time.monotonic() >= self._compare_at:
-            self._compare_at = time.monotonic() + _COMPARED_EVERY_S
+            self._compare_at = time.monotonic() + _COMPARE_EVERY_S
             self._compare()
         if self._store.is_behind:
             return TurnReport(due_in_ms=1)
@@ -332,39 +342,39 @@ class LeaderTurn:
         return TurnReport(due_in_ms=report.next_due_at - self._clock.now_ms())
 
     def _limit_objects(self, effective: Effective, epoch: int) -> None:
-        """See that submitters are held to the configured number of groups per namespace."""
+        """Publish the configured number of groups per namespace, which submissions obey."""
         most = effective.config.settings.max_pod_groups_per_namespace
         if read_object_limit(self._store) != most:
             publish_object_limit(self._store, most, request_id=self._ids.new_uid(), epoch=epoch)
 
     def _deliver(self, report: CycleReport) -> None:
-        """What this turn has bound, and now and then what anybody has left in the outbox."""
+        """Deliver what this turn bound, and periodically everything left in the outbox."""
         bound = [delivery for done in report.commit.applied for delivery in done.deliveries]
         look_at, self._deliver_at = self._deliver_at, 0.0
-        # Whatever fails on the way is made good by the next turn.
+        # If a delivery fails, `_deliver_at` stays 0 and the next turn reads the outbox.
         if time.monotonic() >= look_at:
             self._executor.deliver()
-            look_at = time.monotonic() + _LOOKED_FOR_EVERY_S
+            look_at = time.monotonic() + _OUTBOX_EVERY_S
         elif bound:
             self._executor.deliver(bound)
         self._deliver_at = look_at
 
-    def _taken_in(self) -> None:
-        """After the first turn: everything that lasts is there."""
-        if not self._has_taken_in:
-            self._has_taken_in = True
-            leave_alone()
+    def _after_first_turn(self) -> None:
+        """After the first turn, start garbage collection: all long-lived objects exist."""
+        if not self._has_run:
+            self._has_run = True
+            freeze_gc()
 
-    def _tell_failures(self, failures: dict[str, str]) -> None:
-        """Once for as long as a plugin goes on raising the same."""
+    def _log_plugin_failures(self, failures: dict[str, str]) -> None:
+        """Log each plugin's failure once, until it changes."""
         for where, error in failures.items():
             if self._failures.get(where) != error:
                 _log.error("plugin.failed", plugin=where, error=error)
         self._failures = dict(failures)
 
     def _compare(self) -> None:
-        """Look whether the mirror is true; a difference is our mistake, and heals by listing."""
-        for difference in self._store.compare(_COMPARED_AT_ONCE):
+        """Compare the mirror with the store; a difference is a bug, and listing heals it."""
+        for difference in self._store.compare(_COMPARED_OBJECTS):
             _log.error(
                 "mirror.differs",
                 kind=difference.kind,
@@ -375,7 +385,7 @@ class LeaderTurn:
 
 
 def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:
-    """Make the queue `default` unless it exists, or something unreadable stands in its place.
+    """Create the queue `default` unless it exists or an unreadable record has its key.
 
     Raises StoreUnavailable.
     """
@@ -387,11 +397,11 @@ def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:
     uid = ids.new_uid()
     queue = Queue(metadata=Metadata(name=DEFAULT, uid=uid, creation_timestamp=clock.now_ms()))
     write = Write(kind="Queue", key=DEFAULT, expect=0, value=queue)
-    # A refusal means that somebody else has made it meanwhile.
+    # A refusal means that another process has created it meanwhile.
     store.commit([Transaction(subject=f"Queue/{DEFAULT}", writes=(write,))], request_id=uid)
 
 
-def _tell(report: CycleReport, effective: Effective) -> None:
+def _log_session(report: CycleReport, effective: Effective) -> None:
     commit = report.commit
     if report.intents:
         _log.info(
@@ -412,8 +422,8 @@ def _crash(ending: Termination) -> Callable[[BaseException], None]:
     return crashed
 
 
-def _ends_the_process(ending: Termination) -> Callable[[threading.ExceptHookArgs], None]:
-    """No thread dies unnoticed: what leaves one is our mistake."""
+def _end_process_hook(ending: Termination) -> Callable[[threading.ExceptHookArgs], None]:
+    """Return a hook that ends the process when an exception leaves a thread."""
 
     def hook(args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread else "?"
@@ -423,25 +433,25 @@ def _ends_the_process(ending: Termination) -> Callable[[threading.ExceptHookArgs
     return hook
 
 
-#: New objects before the youngest are looked at; such looks before the next generation, and so on.
+#: Thresholds of generations 0, 1 and 2 (`gc.set_threshold`).
 _THRESHOLDS = (50_000, 20, 50)
-_USUAL = gc.get_threshold()
+_DEFAULT_THRESHOLDS = gc.get_threshold()
 
 
-def stand_still() -> None:
-    """Collect nothing until `leave_alone` is called."""
+def disable_gc() -> None:
+    """Turn garbage collection off until `freeze_gc` is called."""
     gc.disable()
 
 
-def leave_alone() -> None:
-    """Whatever there is lasts; collect what comes from now on, now and then."""
+def freeze_gc() -> None:
+    """Exempt all present objects from garbage collection, and collect new ones rarely."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
     gc.enable()
 
 
-def as_usual() -> None:
-    """Look at everything again, as often as Python does."""
+def restore_gc() -> None:
+    """Collect everything again, at Python's usual thresholds."""
     gc.unfreeze()
-    gc.set_threshold(*_USUAL)
+    gc.set_threshold(*_DEFAULT_THRESHOLDS)
     gc.enable()

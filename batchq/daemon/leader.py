@@ -1,8 +1,8 @@
-"""Who decides: of all schedulers on one store, the one that holds the leader's lease.
+"""Leader election: of all schedulers on one store, the holder of the leader lease decides.
 
-The lease runs out by itself, so a scheduler that dies is succeeded. Each change of leader raises
-the *epoch*, which every decision carries: what a former leader still sends is refused by the
-store, whatever that leader believes. Believing less is only a courtesy.
+The lease expires, so a dead leader is succeeded. Each change of leader raises the *epoch*, the
+fencing token that every decision carries: the store refuses what a former leader still sends,
+whatever that leader believes. The local check of the lease only saves such refusals.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from batchq.store.outage import Backoff, Outage
 
 _log = structlog.get_logger()
 
-#: How long a dead leader keeps its successor waiting.
+#: How long a successor waits for a dead leader's lease to expire.
 LEASE_MS = 5000
-#: Renewed so often that two renewals may be lost.
+#: With three renewals per lease, two may be lost.
 _RENEWALS_PER_LEASE = 3
 
 
@@ -35,24 +35,24 @@ class LeaseStore(Protocol):
     """The part of a store that keeps the leader's lease."""
 
     def lead(self, identity: str, lease_ms: int) -> int | None:
-        """Take or renew the lease: the epoch, or None if another leads."""
+        """Take or renew the lease; return the epoch, or None if another process leads."""
 
     def resign(self, identity: str) -> None:
-        """Give the lease up, if it is ours."""
+        """Give up the lease if `identity` holds it."""
 
 
 def new_identity() -> str:
-    """`host:pid:chance`: tells people which process it is, and restarts apart."""
+    """Return `host:pid:random`, which identifies the process and differs after a restart."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class Leadership:
-    """A service that takes the lease, renews it, and gives it up at `stop`.
+    """A service that takes the lease, renews it, and resigns at `stop`.
 
-    `fit` is asked before each renewal: a leader whose deciding thread hangs lets its lease run
-    out. `elected` is called, from the service's thread, when this process begins to lead.
-    `attend` is called from there after each request for the lease, whoever got it, and `depart`
-    at the end: they tell the others that this process is there.
+    `fit` is called before each renewal: a leader whose session thread hangs lets its lease expire.
+    `elected` is called from the service's thread when this process begins to lead. `attend` is
+    called from there after each request for the lease, successful or not, and `depart` at the end:
+    they announce this process to the others.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Leadership:
         self._elected = elected
         self._attend = attend
         self._depart = depart
-        # Written by the service's thread alone; one tuple, so that readers see both or neither.
+        # Written only by the service's thread; one tuple, so that readers see both values or none.
         self._held: tuple[int, float] | None = None
         self._waiting = False
-        # A server that is back shall not be asked by everybody at once.
+        # Backs off with jitter, so that a server that is back is not asked by all at once.
         self._backoff = Backoff(longest_ms=max(1, lease_ms // _RENEWALS_PER_LEASE))
         self._thread = ThreadService("leadership", self._keep)
 
@@ -101,7 +101,7 @@ class Leadership:
         self._thread.stop()
 
     def epoch(self) -> int | None:
-        """The epoch while this process leads, else None. Never later than the lease's end."""
+        """Return the epoch while this process leads, else None; None from the lease's end on."""
         held = self._held
         return held[0] if held is not None and time.monotonic() < held[1] else None
 
@@ -112,7 +112,7 @@ class Leadership:
             if self._held is not None and self.epoch() is None:
                 self._lose()
             stopping.wait(self._pause_ms() / 1000)
-        self._give_up()
+        self._resign()
 
     def _pause_ms(self) -> int:
         if self._outage.unavailable:
@@ -120,7 +120,7 @@ class Leadership:
         return self._lease_ms // _RENEWALS_PER_LEASE
 
     def _ask(self) -> None:
-        # The lease counts from before the call: a slow reply must not make it look longer.
+        # The lease counts from before the call, so that a slow reply does not seem to extend it.
         asked_at = time.monotonic()
         try:
             epoch = self._store.lead(self.identity, self._lease_ms)
@@ -129,23 +129,23 @@ class Leadership:
             return
         self._outage.succeeded()
         self._backoff.reset()
-        self._take_in(epoch, asked_at)
-        # Only people look at it; if the server is away, the next request for the lease says so.
+        self._apply(epoch, asked_at)
+        # The announcement only informs people; an outage shows in the next request for the lease.
         with suppress(StoreUnavailable):
             self._attend()
 
-    def _take_in(self, epoch: int | None, asked_at: float) -> None:
+    def _apply(self, epoch: int | None, asked_at: float) -> None:
         if epoch is None:
-            self._follow()
+            self._stand_by()
             return
         before = self._held
         self._held = (epoch, asked_at + self._lease_ms / 1000)
         self._waiting = False
         if before is None or before[0] != epoch:
-            _log.info("leader.elected", identity=self.identity, **_told(epoch))
+            _log.info("leader.elected", identity=self.identity, **_epoch_fields(epoch))
             self._elected()
 
-    def _follow(self) -> None:
+    def _stand_by(self) -> None:
         if self._held is not None:
             self._lose()
         if not self._waiting:
@@ -154,23 +154,27 @@ class Leadership:
 
     def _lose(self) -> None:
         held, self._held = self._held, None
-        _log.warning("leader.lost", identity=self.identity, **(_told(held[0]) if held else {}))
+        _log.warning(
+            "leader.lost", identity=self.identity, **(_epoch_fields(held[0]) if held else {})
+        )
 
-    def _give_up(self) -> None:
+    def _resign(self) -> None:
         held, self._held = self._held, None
         if held is not None:
             try:
                 self._store.resign(self.identity)
             except StoreUnavailable as error:
-                # The lease runs out by itself.
+                # The lease expires without it.
                 _log.warning("leader.not_resigned", error=error.message)
                 return
-            _log.info("leader.resigned", identity=self.identity, **_told(held[0]))
-        # Whoever cannot say good-bye is forgotten within a minute.
+            _log.info("leader.resigned", identity=self.identity, **_epoch_fields(held[0]))
+        # A process that cannot announce its end is forgotten within a minute.
         with suppress(StoreUnavailable):
             self._depart()
 
 
-def _told(epoch: int) -> dict[str, int]:
-    """An epoch as `batchq scheduler --status` counts it, and the server's start it belongs to."""
+def _epoch_fields(epoch: int) -> dict[str, int]:
+    """Return an epoch's log fields: its count, as `batchq scheduler --status` shows, and its
+    generation, the server's start that it belongs to.
+    """
     return {"epoch": count_of(epoch), "generation": generation_of(epoch)}

@@ -1,12 +1,14 @@
-"""The pace of the scheduler: a turn every period, and sooner when something has changed.
+"""The pace of the scheduler: one turn per period, and sooner after a change.
 
-One thread decides, that of the executor `session`. All else only moves the time of its next turn:
-a change in the store brings it forward (many at once count as one, and two turns are at least
-`min_session_interval_ms` apart), and so does an instant that the last turn said something is due
-at. Room that has come free is somebody's who waits: then two turns are no further apart than a
-quarter of what the last one took. A store that does not answer pushes the next turn back.
-APScheduler keeps the grid, and refuses to start a turn while one runs; here stands what it does
-not do: wake, back off, and speak up when a turn hangs.
+One thread decides, that of the executor `session`. Everything else only moves the time of its next
+turn. A change in the store brings the turn forward; many changes at once count as one, and two
+turns are at least `min_session_interval_ms` apart. An instant at which the last turn said that
+something is due brings it forward too. After resources were freed, the distance shrinks to a
+quarter of the last turn's duration, because a group may be waiting for them. A store that does not
+answer pushes the next turn back.
+
+APScheduler keeps the period and refuses to start a turn while one runs. This module adds what
+APScheduler lacks: waking, backing off, and reporting a turn that hangs.
 """
 
 from __future__ import annotations
@@ -41,28 +43,28 @@ from batchq.store.outage import Backoff, Outage
 
 _log = structlog.get_logger()
 
-#: A turn that takes longer than this many periods is said to hang.
+#: A turn that takes longer than this many periods is reported as hanging.
 HANGS_AFTER_PERIODS = 10
 _SESSION = "session"
 
 
 class TurnReport(Struct, frozen=True, kw_only=True):
-    """What a turn tells the loop."""
+    """The result of a turn."""
 
-    #: How long until something is due, in milliseconds.
+    #: Milliseconds until something is due; None if nothing is.
     due_in_ms: int | None = None
 
 
-#: What the loop runs: reads, decides, writes. Raises StoreUnavailable.
+#: What the loop runs: read, decide, write. Raises StoreUnavailable.
 Turn = Callable[[], TurnReport]
 
 
 class Loop:
-    """A service that runs `turn` at the pace of `settings`, until `go_by` names others.
+    """A service that runs `turn` at the pace of `settings`, or of those last passed to `go_by`.
 
-    `crashed` is called, from the deciding thread, with whatever left a turn other than
-    StoreUnavailable; no further turn is run then. `asking_s` says of a thread for how long it has
-    been waiting for the store: a store that hangs is an outage, and not a turn that hangs.
+    `crashed` is called from the session thread with any exception of a turn other than
+    StoreUnavailable; no turn runs after that. `asking_s` returns how long a thread has been waiting
+    for the store, in seconds: a store that hangs is an outage, not a hanging turn.
     """
 
     name = "loop"
@@ -86,24 +88,24 @@ class Loop:
         self._patience_s = patience_s
         self._period_s = settings.schedule_period_ms / 1000
         self._apart_s = settings.min_session_interval_ms / 1000
-        # Guards the fields below. Never held while APScheduler is called: it calls back with
-        # locks of its own held.
+        # Guards the fields below. Never held while APScheduler is called, which calls back while
+        # it holds its own locks.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._started = False
-        #: No turn is to begin any more: asked for by `stop`, or after a crash.
+        #: No further turn begins; set by `stop`, and after a crash.
         self._stopping = False
         self._ended = False
         self._woken = False
         self._hurried = False
         self._holding_off = False
-        #: Touched by APScheduler's own thread alone.
-        self._settle_when_planned = False
+        #: Used only by APScheduler's own thread.
+        self._move_when_planned = False
         self._due_in_s: float | None = None
         self._running_since: float | None = None
         self._ended_at = time.monotonic()
         self._lasted_s = 0.0
-        self._decider: threading.Thread | None = None
+        self._session_thread: threading.Thread | None = None
         self._next_complaint_s = HANGS_AFTER_PERIODS * self._period_s
         self._scheduler = self._make_scheduler()
 
@@ -111,11 +113,11 @@ class Loop:
 
     @property
     def alive(self) -> bool:
-        """Whether a turn runs or another will."""
+        """Whether a turn runs or another will run."""
         return self._running_since is not None or (self._started and not self._stopping)
 
     def start(self) -> None:
-        """Run the first turn at once, and then at its pace."""
+        """Run the first turn at once, and further turns at the pace of the settings."""
         with self._lock:
             if self._started or self._stopping:
                 return
@@ -126,7 +128,7 @@ class Loop:
             seconds=self._period_s,
             id=_SESSION,
             executor=_SESSION,
-            # Late is better than not at all, and twice late is once.
+            # A late turn still runs, and several late ones run once.
             coalesce=True,
             misfire_grace_time=None,
             max_instances=1,
@@ -135,7 +137,7 @@ class Loop:
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Let the turn that runs finish, for as long as patience lasts, and run no more."""
+        """Wait up to the patience for the current turn to finish; no further turn runs."""
         with self._lock:
             first, self._ended = not self._ended, True
             self._stopping = True
@@ -144,74 +146,78 @@ class Loop:
         if not finished:
             _log.error("service.stuck", service=self.name, waited_s=self._patience_s)
         if first and self._started:
-            # APScheduler would wait for the thread with its own locks held, and the end of a turn
-            # needs them to move the next one: so it does not wait, and the thread is joined here.
+            # With wait=True, APScheduler joins the thread while it holds its locks, which the end
+            # of a turn needs in order to move the next one: deadlock. Join the thread here.
             self._scheduler.shutdown(wait=False)
-            if finished and self._decider is not None:
-                self._decider.join(self._patience_s)
+            if finished and self._session_thread is not None:
+                self._session_thread.join(self._patience_s)
 
-    # --- what others say --------------------------------------------------------------------
+    # --- wake-ups ----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something has changed: take a turn as soon as the interval between turns allows."""
+        """Take a turn after a change, as soon as the interval between turns allows."""
         with self._lock:
             self._woken = True
-        self._settle()
+        self._move_next_turn()
 
     def hurry(self) -> None:
-        """Room has come free: as `wake`, but turns may take up to four fifths of the time."""
+        """Take a turn after resources were freed: like `wake`, but turns may then use up to four
+        fifths of the time.
+        """
         with self._lock:
             self._woken = self._hurried = True
-            # One that was planned for later may be waiting for its distance already.
+            # A turn planned for later may already be waiting for its distance.
             self._changed.notify_all()
-        self._settle()
+        self._move_next_turn()
 
     def keep_pace(self) -> None:
-        """To be called about once a period: takes the turn that a clock set back would put off.
+        """Take the turn that a clock set back would delay; call this about once a period.
 
-        APScheduler goes by the wall clock; this by the monotonic one.
+        APScheduler uses the wall clock, this check the monotonic one.
         """
         if self._is_idle() and time.monotonic() - self._ended_at > 2 * self._period_s:
             self.wake()
 
     def go_by(self, settings: Settings) -> None:
-        """Turn at the pace of other settings from now on; a turn may say so itself."""
+        """Change the pace from now on; a turn may call this itself."""
         with self._lock:
             self._period_s = settings.schedule_period_ms / 1000
             self._apart_s = settings.min_session_interval_ms / 1000
             self._next_complaint_s = HANGS_AFTER_PERIODS * self._period_s
-        # Before its start, and after its end, there is no next turn to move.
+        # Before the start and after the end, no job exists to reschedule.
         with suppress(JobLookupError):
             self._scheduler.reschedule_job(_SESSION, trigger="interval", seconds=self._period_s)
 
     @property
     def period_s(self) -> float:
-        """How far apart turns are when nothing happens."""
+        """The interval between turns when nothing changes, in seconds."""
         return self._period_s
 
     @property
     def apart_s(self) -> float:
-        """How far apart turns are at least."""
+        """The least interval between turns, in seconds."""
         return self._apart_s
 
     def hanging_s(self) -> float:
-        """For how long the turn that runs has been running, 0 between turns."""
+        """Return how long the current turn has been running, in seconds; 0 between turns."""
         since = self._running_since
         return time.monotonic() - since if since is not None else 0.0
 
     def waiting_for_store_s(self) -> float:
-        """How long the store call that is under way has taken; its end says what became of it."""
-        number = self._decider.ident if self._decider else None
+        """Return how long the store call in progress has taken, in seconds; 0 without one."""
+        number = self._session_thread.ident if self._session_thread else None
         return 0.0 if number is None else self._asking_s(number)
 
     def standing_still_s(self) -> float:
-        """For how long nothing has moved: a turn runs, and does not wait for the store; or none."""
+        """Return for how many seconds nothing has progressed: since the last turn ended, or, while
+        one runs, its duration less the wait for the store.
+        """
         since = self._running_since
         if since is None:
             return time.monotonic() - self._ended_at
         return max(0.0, time.monotonic() - since - self.waiting_for_store_s())
 
-    # --- the deciding thread ----------------------------------------------------------------
+    # --- the session thread -----------------------------------------------------------------
 
     def _run_turn(self) -> None:
         with self._lock:
@@ -219,8 +225,8 @@ class Loop:
             if self._stopping or self._too_early():
                 return
             self._running_since = time.monotonic()
-            self._decider = threading.current_thread()
-            # What is said from here on may not have been read by this turn: it makes another.
+            self._session_thread = threading.current_thread()
+            # A wake-up from here on may concern what this turn no longer reads: it causes another.
             self._woken = self._hurried = self._holding_off = False
             self._due_in_s = None
         try:
@@ -231,18 +237,18 @@ class Loop:
         else:
             self._backoff.reset()
             self._outage.succeeded()
-            # What was due already was seen by this very turn; to run again at once is no use.
+            # This turn has already seen what was due by now; running again at once is useless.
             if report.due_in_ms is not None and report.due_in_ms > 0:
                 self._due_in_s = report.due_in_ms / 1000
         finally:
             with self._lock:
-                self._say_if_it_hung()
+                self._log_end_of_hang()
                 self._lasted_s = self.hanging_s()
                 self._running_since, self._ended_at = None, time.monotonic()
                 self._changed.notify_all()
 
     def _await_distance(self) -> None:
-        """Keep turns apart, whoever asked for this one: a short wait, that a stop ends."""
+        """Wait until the least distance from the last turn has passed, or `stop` is called."""
         while not self._stopping:
             left_s = self._ended_at + self._distance_s() - time.monotonic()
             if left_s <= 0.0:
@@ -250,11 +256,11 @@ class Loop:
             self._changed.wait(left_s)
 
     def _distance_s(self) -> float:
-        """How far from the last turn the next one is at least."""
+        """Return the least distance between the last turn and the next, in seconds."""
         return min(self._apart_s, self._lasted_s / 4) if self._hurried else self._apart_s
 
     def _too_early(self) -> bool:
-        """Whether a turn planned before the last one failed comes within the wait after it."""
+        """Return whether a turn planned before the last one failed falls within the back-off."""
         return self._holding_off and (self._wanted_wait_s() or 0.0) > 0.0
 
     def _is_idle(self) -> bool:
@@ -263,29 +269,30 @@ class Loop:
     # --- the time of the next turn ----------------------------------------------------------
 
     def _after_turn(self, event: JobExecutionEvent) -> None:
-        """APScheduler counts the turn as ended now, and would start another.
+        """Move the next turn now that APScheduler counts this one as ended.
 
-        A turn's own end is too early for that: one brought forward there could be refused.
+        Inside the turn that would be too early: APScheduler could refuse a turn brought forward
+        there, because it still counts this one as running.
         """
         if event.exception is not None:
             with self._lock:
                 self._stopping = True
             self._crashed(event.exception)
             return
-        if threading.current_thread() is self._decider:
-            self._settle()
+        if threading.current_thread() is self._session_thread:
+            self._move_next_turn()
         else:
-            # The turn was over before APScheduler had even planned the one after it, and its own
-            # thread tells of the end. What is moved now would be planned over.
-            self._settle_when_planned = True
+            # The turn ended before APScheduler had planned the next one, and APScheduler's own
+            # thread reports the end. The plan would overwrite a move made now.
+            self._move_when_planned = True
 
     def _after_plan(self, event: SchedulerEvent) -> None:
-        if self._settle_when_planned:
-            self._settle_when_planned = False
-            self._settle()
+        if self._move_when_planned:
+            self._move_when_planned = False
+            self._move_next_turn()
 
-    def _settle(self) -> None:
-        """Move the next turn to where the fields want it."""
+    def _move_next_turn(self) -> None:
+        """Move the next turn to the time that the fields ask for."""
         with self._lock:
             wait_s = self._wanted_wait_s()
             firm = self._holding_off
@@ -294,12 +301,12 @@ class Loop:
         wanted_at = datetime.now(UTC) + timedelta(seconds=wait_s)
         planned = self._scheduler.get_job(_SESSION)
         if planned is not None and (firm or wanted_at < planned.next_run_time):
-            # The loop may be stopped between these lines; then there is no next turn to move.
+            # The loop may be stopped between these lines; the job is then gone.
             with suppress(JobLookupError):
                 self._scheduler.modify_job(_SESSION, next_run_time=wanted_at)
 
     def _wanted_wait_s(self) -> float | None:
-        """How long until the next turn is wanted; None to leave it where the period puts it."""
+        """Return the wait until the next turn in seconds; None leaves it to the period."""
         if self._stopping or not self._started or not self._is_idle():
             return None
         since_last_s = time.monotonic() - self._ended_at
@@ -309,26 +316,26 @@ class Loop:
 
     # --- the watchdog -----------------------------------------------------------------------
 
-    def _say_if_it_hung(self) -> None:
+    def _log_end_of_hang(self) -> None:
         first_complaint_s = HANGS_AFTER_PERIODS * self._period_s
         if self._next_complaint_s > first_complaint_s:
             _log.warning("session.ended_at_last", lasted_s=round(self.hanging_s(), 1))
         self._next_complaint_s = first_complaint_s
 
     def _refused(self, event: SchedulerEvent) -> None:
-        """A turn was due while another ran: is that one hanging?"""
-        # Under the lock, so that the turn cannot be said to have ended before it is said to hang.
+        """Report the current turn if it hangs; called when a turn was due while another ran."""
+        # Under the lock, so that the log reports the hang before the end.
         with self._lock:
             lasted_s = self.hanging_s()
             if lasted_s - self.waiting_for_store_s() < self._next_complaint_s:
                 return
-            # Each complaint waits twice as long as the last: the log says it, and does not fill.
+            # Double the interval between complaints, so that the log does not fill up.
             self._next_complaint_s = 2 * lasted_s
-            _log.error("session.hangs", for_s=round(lasted_s, 1), where=self._where())
+            _log.error("session.hangs", for_s=round(lasted_s, 1), where=self._innermost_calls())
 
-    def _where(self) -> str:
-        """The innermost calls of the deciding thread, as `file:line function`."""
-        number = self._decider.ident if self._decider else None
+    def _innermost_calls(self) -> str:
+        """Return the innermost calls of the session thread, as `file:line function`."""
+        number = self._session_thread.ident if self._session_thread else None
         frame = sys._current_frames().get(number or 0)
         calls = traceback.extract_stack(frame, limit=64)[-4:] if frame else []
         return " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
@@ -343,15 +350,18 @@ class Loop:
         return scheduler
 
 
-#: How long one wait lasts, and so how long a stop may have to wait for it.
+#: The longest single wait for a change, and so the longest delay of a stop, in milliseconds.
 WAIT_MS = 500
 
 
 class Changes(Protocol):
-    """The part of a store that tells of changes."""
+    """The part of a store that reports changes."""
 
     def wait_for_change(self, timeout_ms: int) -> bool:
-        """Wait; whether anything was written since the last call. Raises StoreUnavailable."""
+        """Wait; return whether anything was written since the last call.
+
+        Raises StoreUnavailable.
+        """
 
 
 def watcher(
@@ -361,8 +371,8 @@ def watcher(
     unchanged: Callable[[], None],
     apart_s: Callable[[], float],
 ) -> ThreadService:
-    """A service that calls `changed` after changes, `apart_s()` seconds apart at least, and
-    `unchanged` after a while without any.
+    """Return a service that calls `changed` after changes, at least `apart_s()` seconds apart, and
+    `unchanged` after each wait without one.
     """
 
     def watch(stopping: threading.Event) -> None:
@@ -371,7 +381,7 @@ def watcher(
             try:
                 any_change = changes.wait_for_change(WAIT_MS)
             except StoreUnavailable:
-                # The deciding thread meets the same outage and says so.
+                # The session thread meets the same outage and reports it.
                 stopping.wait(backoff.next_ms() / 1000)
                 continue
             backoff.reset()

@@ -1,8 +1,9 @@
-"""The leader's clerk at work: a thread that folds what nodes say while this process leads.
+"""The service that applies node reports: a thread that works while this process leads.
 
-It waits for the bell, and looks through all inboxes every second for what was rung while nobody
-led or was lost with a server. It folds with the leader's epoch, so a former leader folds nothing;
-what nobody can fold any more is told, counted and taken out.
+It waits on the wake-up channel. Every second it also reads all report queues, because a
+notification may have been sent while no scheduler led, or lost with a server. It applies reports
+with the leader's epoch, so a former leader applies nothing. Reports that have been superseded are
+logged, counted and removed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
 from batchq.scheduler.node_reports import (
-    Folded,
     NodeReportProcessor,
     PostedReport,
-    Worked,
+    ReportPlan,
+    ReportResult,
     out_of_service,
 )
 from batchq.store.node_channels import SUPERSEDED, OutboxEntry, Settled, WakeReason, ring
@@ -33,34 +34,34 @@ from batchq.store.redis import RedisStore
 
 _log = structlog.get_logger()
 
-#: How long one wait for the bell lasts, and so how long a stop may have to wait for it.
+#: The longest single wait for a notification, and so the longest delay of a stop.
 WAIT_MS = 200
 SWEEP_MS = 1_000
-#: Between two looks whether this process leads.
+#: Interval between looks whether this process leads.
 _ELECTED_WITHIN_S = 0.05
-#: One commit folds at most so many facts, each of an object that is held here meanwhile.
-_FACTS_A_FOLD = 10_000
-#: A fact whose object is written to all the time is left to the next look after so many tries.
-_TRIES = 5
-#: So long after a restart of the server nodes may tell of what it has forgotten.
-_REPORTED_WITHIN_MS = 60_000
-#: How long a node takes no pods after something under its own keys could not be read.
+#: The most reports in one commit; their objects are in memory meanwhile.
+_REPORTS_A_COMMIT = 10_000
+#: After this many conflicts, a report whose object is written all the time waits for the next turn.
+_MOST_TRIES = 5
+#: For this long after a restart of the server, nodes may report runs that it has forgotten.
+_UNKNOWN_WITHIN_MS = 60_000
+#: For how long a node takes no pods after an unreadable record under its own keys.
 KEPT_OUT_S = 10.0
-#: Of one fold, so many superseded facts become events; a flood of them must not wash others away.
-_MOST_TOLD = 20
+#: The most superseded reports of one turn that become events; a flood must not evict other events.
+_MOST_SUPERSEDED_EVENTS = 20
 
 
-def clerk_service(
+def node_report_service(
     store: RedisStore,
     *,
     epoch: Callable[[], int | None],
     ids: IdSource,
     freed: Callable[[], None] = lambda: None,
 ) -> ThreadService:
-    """A service that folds facts while `epoch` says that this process leads, and calls `freed`
-    when there is more room by that.
+    """Return a service that applies node reports while `epoch` returns one, and calls `freed` after
+    reports that free resources.
     """
-    desk = LeaderDesk(store, ids, freed=freed)
+    reader = NodeReportReader(store, ids, freed=freed)
 
     def work(stopping: threading.Event) -> None:
         backoff = Backoff()
@@ -70,20 +71,21 @@ def clerk_service(
                 stopping.wait(_ELECTED_WITHIN_S)
                 continue
             try:
-                desk.turn(current)
+                reader.turn(current)
             except StoreUnavailable:
-                # The deciding thread meets the same outage and says so.
+                # The session thread meets the same outage and reports it.
                 stopping.wait(backoff.next_ms() / 1000)
             else:
                 backoff.reset()
 
-    return ThreadService("clerk", work)
+    return ThreadService("node-reports", work)
 
 
-class LeaderDesk:
-    """All inboxes, as their reader sees them; owned by one thread.
+class NodeReportReader:
+    """The reader of all report queues; owned by one thread.
 
-    Every method raises StoreUnavailable; what was folded by then changes nothing the next time.
+    Every method raises StoreUnavailable; reports that were already applied then change nothing the
+    next time.
     """
 
     def __init__(
@@ -93,20 +95,20 @@ class LeaderDesk:
         self._freed = freed
         self._inboxes = store.inboxes
         self._ids = ids
-        self._clerk = NodeReportProcessor(store, ids)
+        self._processor = NodeReportProcessor(store, ids)
         self._epoch: int | None = None
-        #: Since when the server's present run has been led, in ms of its clock.
+        #: When the server's current run got its first leader, in ms of the server's clock.
         self._led_since = 0
         self._sweep_at = 0.0
-        #: Nodes that are kept out of service, and until when (monotonic clock).
+        #: Nodes out of service, and until when (monotonic clock).
         self._kept_out: dict[str, float] = {}
-        #: Nodes that rang and had more to say than was taken in, or are no objects yet.
+        #: Nodes with reports left to read, or whose Node object does not exist yet.
         self._left: list[str] = []
 
     def turn(self, epoch: int | None) -> None:
-        """Wait for the bell, for a while, and fold what lies in the inboxes of those who rang.
+        """Wait for a notification for a while, then apply the reports of the nodes that sent one.
 
-        `epoch` None: as nobody's leader, for a store that is led by nobody.
+        `epoch` None applies them without a leader, for a store that has none.
         """
         if epoch != self._epoch:
             self._led_since = self._store.led_since()
@@ -117,20 +119,20 @@ class LeaderDesk:
             nodes |= self._inboxes.nodes()
             self._sweep_at = time.monotonic() + SWEEP_MS / 1000
         left, self._left = self._left, []
-        self.fold([*left, *sorted(nodes.difference(left))], epoch)
+        self.apply([*left, *sorted(nodes.difference(left))], epoch)
 
-    def fold(self, nodes: Sequence[str], epoch: int | None) -> None:
-        """Fold what lies in the inboxes of these nodes: some round trips, however many they are."""
+    def apply(self, nodes: Sequence[str], epoch: int | None) -> None:
+        """Apply the reports of these nodes, in a fixed number of round trips per 10,000 reports."""
         entries, more = self._inboxes.look_through(nodes)
         self._left = more
         self._take_out_of_service(epoch)
         entries = [one for one in entries if not self._is_kept_out(one)]
-        for start in range(0, len(entries), _FACTS_A_FOLD):
-            self._fold(entries[start : start + _FACTS_A_FOLD], epoch)
+        for start in range(0, len(entries), _REPORTS_A_COMMIT):
+            self._apply(entries[start : start + _REPORTS_A_COMMIT], epoch)
 
     def _take_out_of_service(self, epoch: int | None) -> None:
-        """A node takes no pods for a while after something that cannot be read stood under its own
-        keys; the others go on.
+        """Take nodes with unreadable records under their own keys out of service for a while; other
+        nodes are unaffected.
         """
         suspects = self._store.link.take_suspects()
         found = self._store.get_many("Node", sorted(suspects)) if suspects else {}
@@ -145,12 +147,12 @@ class LeaderDesk:
             return
         commit = self._store.commit(changes, request_id=self._ids.new_uid(), epoch=epoch)
         for refusal in commit.refused:
-            # It was written to just now.
+            # The node was written to meanwhile; try again in the next turn.
             name = refusal.transaction.subject
             self._store.link.suspect(name, suspects[name])
 
     def _is_kept_out(self, entry: OutboxEntry) -> bool:
-        """Whether it offers a node that is kept out of service: it is heard later."""
+        """Return whether an entry offers a node that is out of service; it is read again later."""
         if not self._kept_out or not isinstance(entry.fact, Serves):
             return False
         if time.monotonic() < self._kept_out.get(entry.node, 0.0):
@@ -158,81 +160,82 @@ class LeaderDesk:
         self._kept_out.pop(entry.node, None)
         return False
 
-    def _fold(self, entries: Sequence[OutboxEntry], epoch: int | None) -> None:
-        by_posted = {
+    def _apply(self, entries: Sequence[OutboxEntry], epoch: int | None) -> None:
+        by_report = {
             id(posted): (posted, entry)
             for entry in entries
             for posted in (PostedReport(node=entry.node, fact=entry.fact),)
         }
-        left = [posted for posted, _ in by_posted.values()]
+        left = [posted for posted, _ in by_report.values()]
         known = {entry.pod.metadata.uid: entry.pod for entry in entries if entry.pod is not None}
-        for _ in range(_TRIES):
+        for _ in range(_MOST_TRIES):
             if not left:
                 return
             now_ms = self._store.now_ms()
-            worked = self._clerk.work_out(
+            plan = self._processor.plan(
                 left,
                 now_ms=now_ms,
                 epoch=epoch,
-                takes_in=self._takes_in(now_ms, epoch),
+                accepts_unknown=self._accepts_unknown(now_ms, epoch),
                 known=known,
             )
-            # What is applied is taken out, and rung for, in the same round trip.
-            folded = self._commit(
-                worked, [by_posted[id(one.posted)][1] for one in worked.steps], epoch
-            )
-            # Whoever waits for this comes first.
-            if any(isinstance(one.fact, Ended | Serves) for one in folded.done):
+            # The commit also removes the applied reports and notifies their nodes.
+            result = self._commit(plan, [by_report[id(one.posted)][1] for one in plan.steps], epoch)
+            # Wake the session at once: groups may be waiting for the freed resources.
+            if any(isinstance(one.fact, Ended | Serves) for one in result.done):
                 self._freed()
-            applied = {id(one) for one in folded.applied}
-            others = [one for one in folded.done if id(one) not in applied]
+            applied = {id(one) for one in result.applied}
+            others = [one for one in result.done if id(one) not in applied]
             claimed = {one.node for one in others if isinstance(one.fact, StartClaim)}
             ring(self._store.link, sorted(claimed), WakeReason.CLAIMS)
-            # Told before it is taken out: who dies in between tells it twice, and not never.
-            self._tell(folded, epoch)
-            self._inboxes.folded([by_posted[id(posted)][1] for posted in others])
-            left, known = list(folded.again), {}
+            # Events first, removal second: after a crash in between they are repeated, not lost.
+            self._report_superseded(result, epoch)
+            self._inboxes.folded([by_report[id(posted)][1] for posted in others])
+            left, known = list(result.again), {}
 
-    def _commit(self, worked: Worked, entries: Sequence[OutboxEntry], epoch: int | None) -> Folded:
-        if not worked.steps:
-            return worked.folded(Commit())
+    def _commit(
+        self, plan: ReportPlan, entries: Sequence[OutboxEntry], epoch: int | None
+    ) -> ReportResult:
+        if not plan.steps:
+            return plan.result_of(Commit())
         settled = [
             Settled(entry=entry, rings=isinstance(entry.fact, StartClaim)) if step.is_last else None
-            for step, entry in zip(worked.steps, entries, strict=True)
+            for step, entry in zip(plan.steps, entries, strict=True)
         ]
         commit = self._store.commit(
-            worked.transactions, request_id=self._ids.new_uid(), epoch=epoch, settled=settled
+            plan.transactions, request_id=self._ids.new_uid(), epoch=epoch, settled=settled
         )
-        return worked.folded(commit)
+        return plan.result_of(commit)
 
-    def _takes_in(self, now_ms: int, epoch: int | None) -> bool:
-        return epoch is None or now_ms < self._led_since + _REPORTED_WITHIN_MS
+    def _accepts_unknown(self, now_ms: int, epoch: int | None) -> bool:
+        return epoch is None or now_ms < self._led_since + _UNKNOWN_WITHIN_MS
 
-    def _tell(self, folded: Folded, epoch: int | None) -> None:
-        if not folded.superseded:
+    def _report_superseded(self, result: ReportResult, epoch: int | None) -> None:
+        if not result.superseded:
             return
         now_ms = self._store.now_ms()
-        told = folded.superseded[:_MOST_TOLD]
-        for one in told:
+        shown = result.superseded[:_MOST_SUPERSEDED_EVENTS]
+        for one in shown:
             _log.warning("fact.superseded", node=one.node, fact=one.fact.subject)
-        events = tuple(_event(one.node, one.fact, now_ms) for one in told)
+        events = tuple(_event(one.node, one.fact, now_ms) for one in shown)
         self._store.commit(
-            [Transaction(subject="clerk", events=events)],
+            [Transaction(subject="node-reports", events=events)],
             request_id=self._ids.new_uid(),
             epoch=epoch,
         )
-        self._inboxes.count(SUPERSEDED, len(folded.superseded))
+        self._inboxes.count(SUPERSEDED, len(result.superseded))
 
 
 def _event(node: str, fact: NodeReport, now_ms: int) -> Event:
-    """What was refused, for whoever reads about the pod or node that it is about."""
+    """Return the event that tells readers of the pod or node why the report was refused."""
     match fact:
         case StartClaim() | Ended() | Runs():
             what = {StartClaim: "start", Ended: "end", Runs: "run"}[type(fact)]
-            story = f"attempt {count_of(fact.attempt)} is not, or no longer, {node}'s to {what}"
+            attempt = f"attempt {count_of(fact.attempt)}"
+            story = f"{node} reported the {what} of {attempt}, which is not, or no longer, its own"
             kind, key = "Pod", fact.pod[:_LONGEST_KEY]
         case Serves() | Leaves():
-            kind, key, story = "Node", node, "its agent offers what no node can have"
+            kind, key, story = "Node", node, "its agent describes an invalid node"
     return Event(kind=kind, key=key, reason="Superseded", message=story, at=now_ms)
 
 

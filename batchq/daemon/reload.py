@@ -1,10 +1,10 @@
-"""By which configuration the daemon goes, and how another takes its place while it runs.
+"""The configuration in effect, and how the daemon reloads it while it runs.
 
-A thread looks at the file twice a second, and at once after a SIGHUP. What it finds there is read,
-checked and put together as at the start, and handed over whole; the deciding thread takes it up
-between two sessions, so that none goes by half of it. What is wrong changes nothing: an event and
-a line of the log say what, and where. The file is the only truth, and nothing is kept of a reload:
-a scheduler that dies in the middle of one reads the file when it starts again.
+A thread reads the file twice a second, and at once after SIGHUP. It validates and assembles a
+changed file exactly as at the start, and hands the result over as a whole; the session thread takes
+it up between two sessions, so that no session uses half of it. An invalid file changes nothing: an
+event and a log line say what is wrong, and where. The file is the only source, and no state of a
+reload is stored: a scheduler that dies in the middle of one reads the file at its next start.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from batchq.system import RandomIds
 
 _log = structlog.get_logger()
 
-#: The kind that events about a scheduler have; their key is its identity.
+#: The kind of events about a scheduler; their key is its identity.
 SCHEDULER = "Scheduler"
 RELOADED = "Reloaded"
 RELOAD_FAILED = "ReloadFailed"
 
-#: How often the file is looked at, and so how long a stop may have to wait for it.
+#: Interval between looks at the file, and so the longest delay of a stop.
 LOOK_EVERY_S = 0.5
-#: For a server that is away so many stories are kept.
-_MOST_UNTOLD = 16
+#: The most events that are kept for a server that is away.
+_MOST_PENDING = 16
 _LONGEST_MESSAGE = 1_000
 
 Make = Callable[[SchedulerConfig], Scheduler]
 
 
 class Effective(Struct, frozen=True, kw_only=True):
-    """A whole configuration, and the scheduler that goes by it.
+    """A whole configuration, and the scheduler that it configures.
 
-    `text` is a file that says the same, every default written out; `digest` names it in logs;
-    `unkept` says what holds no longer, as the plugin that sees to it is off.
+    `text` is an equivalent file with every default written out; `digest` identifies it in logs;
+    `unkept` names the promises that no longer hold, because the plugin that keeps them is off.
     """
 
     config: SchedulerConfig
@@ -69,15 +69,15 @@ class Effective(Struct, frozen=True, kw_only=True):
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """What there was to be read at the file's path; without `content`, why not."""
+    """What was found at the file's path; without `content`, `problem` says why not."""
 
     content: bytes | None = None
     problem: str = ""
     hint: str = ""
 
 
-class Story(Struct, frozen=True, kw_only=True):
-    """What became of a reload. Sent twice with its `id`, it is one event."""
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The outcome of a reload, to become an event. Sent twice with one `id`, it is one event."""
 
     id: str
     reason: str
@@ -85,10 +85,10 @@ class Story(Struct, frozen=True, kw_only=True):
 
 
 class Reload:
-    """The configuration in effect, and the one that comes next.
+    """The configuration in effect, and the next one.
 
-    `take_up` is the deciding thread's; `wait`, `look` and `tell` are those of `reload_service`.
-    `reloaded` hears of every file that was judged whether it was right.
+    `take_up` belongs to the session thread; `wait`, `look` and `tell` to `reload_service`.
+    `reloaded` is called with the verdict on every file that was read.
     """
 
     def __init__(
@@ -98,31 +98,31 @@ class Reload:
         make: Make = assemble,
         reloaded: Callable[[bool], None] = lambda ok: None,
     ) -> None:
-        """Read the file; without a path, the defaults, for ever. Raises InvalidInput."""
+        """Read the file; without a path, the defaults apply for good. Raises InvalidInput."""
         self._path = path
         self._make = make
         self._reloaded = reloaded
         self._ids = RandomIds()
-        self._judged = self._last = self._find()
-        #: Written by the deciding thread alone, once it is made.
+        self._judged = self._last = self._look_at_file()
+        #: Written only by the session thread, once this is constructed.
         self.current = self._read(self._judged)
-        #: What was handed over last, taken up already or not; the looking thread's own.
+        #: Handed over last, taken up already or not; owned by the reload thread.
         self._latest = self.current
-        # Guards what the threads hand to each other; never held while anything else is done.
+        # Guards what the threads exchange; nothing else happens while it is held.
         self._lock = threading.Lock()
         self._next: Effective | None = None
-        self._untold: deque[Story] = deque(maxlen=_MOST_UNTOLD)
-        # Its `put` may interrupt itself, as signal handlers do; setting an Event may not.
-        self._wishes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._pending: deque[Outcome] = deque(maxlen=_MOST_PENDING)
+        # SimpleQueue.put is reentrant, as a signal handler needs; Event.set is not.
+        self._requests: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def ask(self) -> None:
-        """Look at the file now, and tell what was found, whatever it is; a signal may call this."""
-        self._wishes.put(None)
+        """Read the file now and report the outcome in any case; safe in a signal handler."""
+        self._requests.put(None)
 
-    # --- the deciding thread ----------------------------------------------------------------
+    # --- the session thread ---------------------------------------------------------------------
 
     def take_up(self) -> Effective | None:
-        """What to go by from now on, if that is something new; only between two sessions."""
+        """Return the new configuration from now on, if there is one; call only between sessions."""
         with self._lock:
             fresh, self._next = self._next, None
         if fresh is None:
@@ -130,31 +130,31 @@ class Reload:
         before, self.current = self.current, fresh
         changes = what_changed(before.config, fresh.config)
         _log.info("config.reloaded", config=fresh.digest, changes=changes)
-        given_up = [one for one in fresh.unkept if one not in before.unkept]
-        for sentence in given_up:
+        newly_unkept = [one for one in fresh.unkept if one not in before.unkept]
+        for sentence in newly_unkept:
             _log.warning("config.unkept", what=sentence)
-        self._note(RELOADED, "; ".join([changes, *(f"note: {one}" for one in given_up)]))
+        self._note(RELOADED, "; ".join([changes, *(f"note: {one}" for one in newly_unkept)]))
         return fresh
 
-    # --- the looking thread -----------------------------------------------------------------
+    # --- the reload thread ----------------------------------------------------------------------
 
     def wait(self, most_s: float) -> bool:
-        """Wait until somebody asks for a look, once for all who have; whether anybody has."""
+        """Wait for a call of `ask`, and take all pending ones as one; return whether one came."""
         try:
-            self._wishes.get(timeout=most_s)
+            self._requests.get(timeout=most_s)
         except queue.Empty:
             return False
-        while not self._wishes.empty():
-            self._wishes.get()
+        while not self._requests.empty():
+            self._requests.get()
         return True
 
     def look(self, *, asked: bool) -> bool:
-        """Look at the file; whether there is something new, which is now to be taken up.
+        """Read the file; return whether a new configuration is ready to be taken up.
 
-        Who has not been asked waits until two looks have found the same: an editor may be in the
-        middle of writing, and half of a file may be a valid one.
+        Without `asked`, a change counts only once two looks have found the same content: an editor
+        may be in the middle of writing, and half of a file may be valid.
         """
-        found = self._find()
+        found = self._look_at_file()
         settled, self._last = found == self._last, found
         if not asked and (not settled or found == self._judged):
             return False
@@ -162,7 +162,7 @@ class Reload:
         try:
             fresh = self._read(found)
         except InvalidInput as problem:
-            self._refuse(problem)
+            self._log_refusal(problem)
             return False
         if fresh.config == self._latest.config:
             _log.info("config.unchanged", config=fresh.digest)
@@ -174,34 +174,34 @@ class Reload:
         return True
 
     def tell(self, store: RedisStore, identity: str) -> None:
-        """Add what has happened to the events; what a server that is away misses it hears later."""
-        while self._untold:
-            story = self._untold[0]
+        """Write the outcomes as events; those that an unavailable server misses are sent later."""
+        while self._pending:
+            outcome = self._pending[0]
             try:
                 event = Event(
                     kind=SCHEDULER,
                     key=identity,
-                    reason=story.reason,
-                    message=story.message,
+                    reason=outcome.reason,
+                    message=outcome.message,
                     at=store.now_ms(),
                 )
-                # Without an epoch: who stands by reloads, too, and it decides nothing.
-                said = Transaction(subject=f"{SCHEDULER}/{identity}", events=(event,))
-                store.commit([said], request_id=story.id)
+                # Without an epoch: standbys reload too, and this decides nothing.
+                transaction = Transaction(subject=f"{SCHEDULER}/{identity}", events=(event,))
+                store.commit([transaction], request_id=outcome.id)
             except StoreUnavailable:
-                # The deciding thread meets the same outage and says so.
+                # The session thread meets the same outage and reports it.
                 return
-            # The other thread's may have pushed it out meanwhile.
+            # A new outcome may have pushed this one out of the bounded deque meanwhile.
             with suppress(ValueError):
-                self._untold.remove(story)
+                self._pending.remove(outcome)
 
-    # --- parts ------------------------------------------------------------------------------
+    # --- parts ----------------------------------------------------------------------------------
 
     @property
     def _source(self) -> str:
         return "the defaults" if self._path is None else str(self._path)
 
-    def _find(self) -> Look:
+    def _look_at_file(self) -> Look:
         if self._path is None:
             return Look(content=b"")
         try:
@@ -217,20 +217,21 @@ class Reload:
             config = read_config(found.content, self._source, known=known_names())
             scheduler = self._make(config)
             text = as_text(config)
-            given_up = tuple(unkept(expanded(config)))
+            broken = tuple(unkept(expanded(config)))
         except InvalidInput:
             raise
-        except Exception as error:  # a plugin of others may raise anything while it is made
+        except Exception as error:  # a third-party plugin's constructor may raise anything
             raise InvalidInput(
-                f"{self._source}: what it names cannot be made: {type(error).__name__}: {error}",
-                hint="an installed action or plugin is at fault: ask who provides it",
+                f"{self._source}: its actions and plugins cannot be created: "
+                f"{type(error).__name__}: {error}",
+                hint="an installed action or plugin is at fault: ask its provider",
             ) from error
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return Effective(
-            config=config, scheduler=scheduler, text=text, digest=digest, unkept=given_up
+            config=config, scheduler=scheduler, text=text, digest=digest, unkept=broken
         )
 
-    def _refuse(self, problem: InvalidInput) -> None:
+    def _log_refusal(self, problem: InvalidInput) -> None:
         _log.error(
             "config.reload_failed",
             problem=problem.message,
@@ -238,20 +239,20 @@ class Reload:
             stays=self._latest.digest,
             exc_info=problem.__cause__,
         )
-        self._note(RELOAD_FAILED, f"{problem.message}; what was in effect stays")
+        self._note(RELOAD_FAILED, f"{problem.message}; the former configuration stays in effect")
 
     def _note(self, reason: str, message: str) -> None:
         if not message.startswith(self._source):
             message = f"{self._source}: {message}"
-        story = Story(id=self._ids.new_uid(), reason=reason, message=message[:_LONGEST_MESSAGE])
-        self._untold.append(story)
+        outcome = Outcome(id=self._ids.new_uid(), reason=reason, message=message[:_LONGEST_MESSAGE])
+        self._pending.append(outcome)
         self._reloaded(reason == RELOADED)
 
 
 def reload_service(
     reload: Reload, store: RedisStore, *, identity: str, wake: Callable[[], None]
 ) -> ThreadService:
-    """A service that looks at the file; `wake` asks for a turn that takes up what is new."""
+    """Return a service that watches the file; `wake` asks for a turn that takes up a new one."""
 
     def watch(stopping: threading.Event) -> None:
         while not stopping.is_set():
@@ -268,15 +269,16 @@ _LOOK_EVERY_S = 0.1
 
 
 def ask_to_reload(home: Home, client: Client, *, within_s: float = ANSWERS_WITHIN_S) -> Event:
-    """What the scheduler that `up` has started here says of its file: Reloaded or ReloadFailed.
+    """Ask the scheduler that `up` started here to reload; return its Reloaded or ReloadFailed
+    event.
 
-    Raises NotFound if none runs, or on another server than the client's; WaitTimedOut.
+    Raises NotFound if none runs, or only one on another server than the client's; WaitTimedOut.
     """
     record = stack.running_scheduler(home)
     if record is None:
         raise NotFound(
             "no scheduler that `batchq up` has started runs on this machine",
-            hint="send SIGHUP to the process that is to read its file again",
+            hint="send SIGHUP to the scheduler process",
         )
     identity = _identity_of(record.pid, client)
     before = client.events(kind=SCHEDULER, key=identity, most=1)
@@ -293,7 +295,7 @@ def ask_to_reload(home: Home, client: Client, *, within_s: float = ANSWERS_WITHI
 
 
 def _identity_of(pid: int, client: Client) -> str:
-    """By which name the server knows it."""
+    """Return the identity under which the server knows the process."""
     here = process_of(f"{socket.gethostname()}:{pid}:")
     for one in sorted(client.schedulers().there, key=lambda one: one.seen_ms_ago):
         if process_of(one.identity) == here:

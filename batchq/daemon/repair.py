@@ -1,6 +1,7 @@
-"""The leader mends what batchq can make anew: keys of another type, the count of writes, the books.
+"""The leader repairs what can be rebuilt from the objects: keys of a wrong type, the count of
+writes, and the books (ledger, charges, limits and heads).
 
-Anybody may have written there past batchq. What was mended is said in the log and as events.
+Another program may have overwritten any of these. Each repair is logged and becomes an event.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ from batchq.store.redis import RedisStore
 
 _log = structlog.get_logger()
 
-_LOOKED_EVERY_S = 1.0
-#: To count everything anew takes time in which nothing is decided: no more than a tenth of all.
+_LOOK_EVERY_S = 1.0
+#: Decisions pause during a recount, so recounts take at most a tenth of the time.
 _RECOUNT_APART = 10
-#: Of one recount, so many fields are told of by name.
-_MOST_TOLD = 20
-#: Where so many heads of a page were false, the next page is looked at, too; so many pages at most.
+#: The most repairs of one kind that are logged and become events at once.
+_MOST_REPORTED = 20
+#: If a page has this many wrong heads, the next page is checked in the same look, up to a limit.
 _MANY_HEADS, _HEAD_PAGES = 50, 8
 
 
 class Mender:
-    """Owned by the deciding thread. Every method raises StoreUnavailable."""
+    """Finds and repairs damage; owned by the session thread.
+
+    Every method raises StoreUnavailable.
+    """
 
     def __init__(self, store: RedisStore, ids: IdSource) -> None:
         self._store = store
@@ -53,39 +57,40 @@ class Mender:
         self._audit = BooksAudit(store.link, store.mirror)
         self._look_at = self._recount_at = 0.0
         self._is_suspect = False
-        #: Kinds of which a head may be missing or none.
+        #: Kinds that may lack some or all of their heads.
         self._headless: set[str] = set()
-        #: Keys and fields that were mended since the process started.
+        #: Keys and fields repaired since the process started.
         self.mended = 0
 
     def suspect(self) -> None:
-        """The books are not what they should be: count them anew at the next look."""
+        """Ask for a recount of the books at the next look."""
         self._is_suspect = True
 
     def hurry(self) -> None:
-        """Something damaged is in the way: look at once."""
+        """Look at once: damage is in the way of a session."""
         self._look_at = 0.0
 
     def has_mended(self, key: str, why: str, epoch: int) -> None:
-        """Say that another has mended a key as a whole."""
+        """Log a key that the caller has repaired, and add the event."""
         _log.error("key.mended", key=key, why=why)
-        self._tell([(KEY, key, "Mended", f"it {why}; it was mended")], epoch)
+        self._record_events([(KEY, key, "Mended", f"it {why}; it was repaired")], epoch)
 
     def look(self, epoch: int) -> bool:
-        """Now and then, as the leader of `epoch`: look for what is damaged, and mend it; whether it
-        was time for that.
+        """Look for damage, as the leader of `epoch`, at most once a second, and repair it.
+
+        Return whether a look was due.
         """
         now = time.monotonic()
         if now < self._look_at:
             return False
-        self._look_at = now + _LOOKED_EVERY_S
+        self._look_at = now + _LOOK_EVERY_S
         self._mend_keys(epoch)
         self._mend_outbox(epoch)
-        # Behind the keys as a whole: the names of the nodes stand in one of them. What is found is
-        # mended at the next look.
+        # After the keys, because one of them holds the names of the nodes. What this finds is
+        # repaired at the next look.
         self._bells.next()
         self._mend_heads(epoch)
-        # All of what is damaged is looked at, whatever else was found.
+        # Both advance at every look, whatever the other finds.
         found = [self._pages.next(), self._audit.next()]
         self._is_suspect = self._is_suspect or any(found)
         self._end_lone_pods(epoch)
@@ -102,12 +107,12 @@ class Mender:
         mend(self._store.link, damaged, epoch=epoch, now_ms=self._store.now_ms())
         for one in damaged:
             _log.error("key.mended", key=one.key, why=one.why)
-        self._tell(
-            [(one.kind, one.key, "Mended", f"{one.why}; it was mended") for one in damaged], epoch
+        self._record_events(
+            [(one.kind, one.key, "Mended", f"{one.why}; it was repaired") for one in damaged], epoch
         )
         if not of_all:
             return
-        # What stood in it is gone: books and lists are made anew from the objects.
+        # The content of these keys is lost: rebuild books and lists from the objects.
         self._is_suspect = True
         there = {one.key for one in damaged}
         self._headless |= {
@@ -120,24 +125,24 @@ class Mender:
         for _ in range(_HEAD_PAGES):
             found = mend_heads(self._store, epoch, self._store.suspect_heads())
             mended += found
-            # Many at once are hardly all: the next page is looked at in the same look.
+            # Many wrong heads on one page suggest more: check the next page too.
             if len(found) < _MANY_HEADS:
                 break
-        self.mended += len(mended[_MOST_TOLD:])
-        said = []
-        for one in mended[:_MOST_TOLD]:
+        self.mended += len(mended[_MOST_REPORTED:])
+        repairs = []
+        for one in mended[:_MOST_REPORTED]:
             _log.error("head.mended", kind=one.kind, key=one.key, was=one.was, now=one.now)
             held = f"its head in {keys.heads(one.kind)} held {one.was or 'nothing'!r}"
-            said.append(
-                (one.kind, one.key, "Recounted", f"{held}; made anew: {one.now or 'nothing'}")
+            repairs.append(
+                (one.kind, one.key, "Recounted", f"{held}; rebuilt as {one.now or 'nothing'}")
             )
-        self._tell(said, epoch)
+        self._record_events(repairs, epoch)
 
     def _end_lone_pods(self, epoch: int) -> None:
-        """Tell pods to stop whose group was deleted past batchq, and delete those that have ended:
-        no session has to do with a pod without its group.
+        """Ask pods to stop whose group was deleted past batchq, and delete those that have ended:
+        sessions ignore pods without a group.
         """
-        pods = [pod for pod in self._audit.lone_pods() if not _is_stopping(pod)][:_MOST_TOLD]
+        pods = [pod for pod in self._audit.lone_pods() if not _is_stopping(pod)][:_MOST_REPORTED]
         if not pods:
             return
         now_ms = self._store.now_ms()
@@ -152,12 +157,12 @@ class Mender:
         damaged = damaged_deliveries(self._store.link)
         if damaged:
             take_out_deliveries(self._store.link, damaged)
-            said = [
-                (one.kind, one.key, "Mended", f"{one.why}; it was taken out") for one in damaged
+            repairs = [
+                (one.kind, one.key, "Mended", f"{one.why}; it was removed") for one in damaged
             ]
-            for one in damaged[:_MOST_TOLD]:
+            for one in damaged[:_MOST_REPORTED]:
                 _log.error("delivery.taken_out", key=one.key, why=one.why)
-            self._tell(said, epoch)
+            self._record_events(repairs, epoch)
 
     def _recount(self, epoch: int) -> None:
         fields = recount(self._store, epoch, self._headless)
@@ -165,27 +170,27 @@ class Mender:
             return
         self._is_suspect, self._headless = False, set()
         self._audit.recounted(is_changed=bool(fields))
-        for one in fields[:_MOST_TOLD]:
+        for one in fields[:_MOST_REPORTED]:
             _log.error("books.recounted", kind=one.kind, key=one.key, was=one.was, now=one.now)
-        said = [
+        repairs = [
             (
                 one.kind,
                 one.key,
                 "Recounted",
-                f"held {one.was or 'nothing'!r}; counted anew from the objects: {one.now or 0}",
+                f"held {one.was or 'nothing'!r}; recounted from the objects: {one.now or 0}",
             )
             for one in fields
         ]
-        self._tell(said, epoch)
+        self._record_events(repairs, epoch)
 
-    def _tell(self, said: Sequence[tuple[str, str, str, str]], epoch: int) -> None:
-        self.mended += len(said)
-        if not said:
+    def _record_events(self, repairs: Sequence[tuple[str, str, str, str]], epoch: int) -> None:
+        self.mended += len(repairs)
+        if not repairs:
             return
         now_ms = self._store.now_ms()
         events = tuple(
             Event(kind=kind, key=key[:128], reason=reason, message=message, at=now_ms)
-            for kind, key, reason, message in said[:_MOST_TOLD]
+            for kind, key, reason, message in repairs[:_MOST_REPORTED]
         )
         self._store.commit(
             [Transaction(subject="mender", events=events)],
@@ -194,7 +199,7 @@ class Mender:
         )
 
 
-#: Why a pod was stopped of which there is no group.
+#: The reason for stopping a pod without a group.
 GROUP_GONE = "GroupGone"
 
 
@@ -203,11 +208,11 @@ def _is_stopping(pod: Pod) -> bool:
 
 
 def _end_of(pod: Pod, now_ms: int) -> Transaction:
-    """What tells a pod on a node to stop, and deletes another."""
+    """Return the transaction that asks a pod on a node to stop, or deletes any other."""
     uid, value = pod.metadata.uid, None
     message = f"Pod {full_name(pod)} has no group any more: it is deleted"
     if pod.status.phase in ON_NODE:
-        message = f"Pod {full_name(pod)} has no group any more: it is told to stop"
+        message = f"Pod {full_name(pod)} has no group any more: it is asked to stop"
         status = structs.replace(
             pod.status, terminating=True, terminating_at=now_ms, reason=GROUP_GONE
         )
@@ -223,21 +228,21 @@ _LONGEST_KEY = 128
 
 
 class Quarantine:
-    """What the mirror of a store has left out. Owned by the deciding thread; `counts` is replaced
-    whole, and so may be read by any.
+    """The unreadable records that the mirror leaves out. Owned by the session thread; `counts` is
+    replaced as a whole, so any thread may read it.
     """
 
     def __init__(self, store: RedisStore, ids: IdSource) -> None:
         self._store = store
         self._ids = ids
         self._known: Sequence[Unreadable] = ()
-        #: Of these the log and the events have told, in the epoch.
-        self._told: set[Unreadable] = set()
-        #: Kind -> records that cannot be read.
+        #: Records already logged and written as events in this epoch.
+        self._reported: set[Unreadable] = set()
+        #: Kind -> number of unreadable records.
         self.counts: Mapping[str, int] = {}
 
     def look(self) -> bool:
-        """Count them; whether they are others than at the last look."""
+        """Count the records; return whether they have changed since the last look."""
         found = self._store.unreadable()
         if found is self._known:
             return False
@@ -246,13 +251,13 @@ class Quarantine:
         return True
 
     def tell(self, epoch: int) -> None:
-        """Say, as the leader of `epoch`, which ones there are that it has not told of.
+        """Log the records that are new since the last call, as the leader of `epoch`, with events.
 
         Raises StoreUnavailable.
         """
         there = set(self._known)
-        self._told &= there
-        new = [one for one in self._known if one not in self._told][:_MOST_TOLD]
+        self._reported &= there
+        new = [one for one in self._known if one not in self._reported][:_MOST_REPORTED]
         if not new:
             return
         now_ms = self._store.now_ms()
@@ -264,12 +269,12 @@ class Quarantine:
         )
         for one in new:
             _log.error("record.unreadable", kind=one.kind, key=one.key[:_LONGEST_KEY], why=one.why)
-        self._told.update(new if len(there) <= len(self._told) + _MOST_TOLD else there)
+        self._reported.update(new if len(there) <= len(self._reported) + _MOST_REPORTED else there)
 
 
 def event_of(one: Unreadable, now_ms: int) -> Event:
-    """For whoever reads about the object."""
-    message = f"what is stored is unreadable, and left where it is: {one.why}"
+    """Return the event for readers of the object."""
+    message = f"the stored record is unreadable and stays in place: {one.why}"
     return Event(
         kind=one.kind, key=one.key[:_LONGEST_KEY], reason="Unreadable", message=message, at=now_ms
     )

@@ -1,8 +1,8 @@
 """One contract for everything that runs beside the main thread: `start()` and `stop()`.
 
-A service is made idle, started once, and stopped once; more calls of either do nothing. `stop`
-returns when the service has ended (or its patience has), may be called from any thread, before
-`start` too, and then the service never starts.
+A service is created idle, started once, and stopped once; further calls of either do nothing.
+`stop` returns when the service has ended, or its patience is over. Any thread may call it, also
+before `start`, and then the service never starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import structlog
 
 _log = structlog.get_logger()
 
-#: How long a stop waits for a thread before it says so and goes on, in seconds.
+#: How long `stop` waits for a thread before it logs an error and continues, in seconds.
 PATIENCE_S = 30.0
 
 
@@ -33,20 +33,20 @@ class Service(Protocol):
         """For logs and threads."""
 
     def start(self) -> None:
-        """Begin. A second call, and one after `stop`, do nothing."""
+        """Start. A second call, and one after `stop`, do nothing."""
 
     def stop(self) -> None:
-        """Ask to end and wait for it. A second call does nothing new."""
+        """Ask the service to end and wait for it. A second call does nothing new."""
 
     @property
     def alive(self) -> bool:
-        """Whether anything of it still runs."""
+        """Whether any part of the service still runs."""
 
 
 class ThreadService:
     """A service that is one thread running `body(stopping)` until the event is set.
 
-    An exception that leaves `body` goes to `threading.excepthook`, where the process decides.
+    An exception that leaves `body` goes to `threading.excepthook`, which decides for the process.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ThreadService:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Set the event and join the thread, for as long as patience lasts."""
+        """Set the event and join the thread, up to the patience."""
         with self._lock:
             self._stopping.set()
         if self._thread.ident is None or self._thread is threading.current_thread():
@@ -88,7 +88,7 @@ class ThreadService:
 
 
 class Services:
-    """Several services as one: started in order, stopped in reverse."""
+    """Several services as one, started in order and stopped in reverse."""
 
     def __init__(self, members: Sequence[Service], *, name: str = "services") -> None:
         self.name = name
@@ -100,7 +100,7 @@ class Services:
         return any(member.alive for member in self._members)
 
     def start(self) -> None:
-        """Start all; if one fails to, those before it are stopped and its error is raised."""
+        """Start all; if one fails, stop those before it and raise its error."""
         started = False
         try:
             for member in self._members:
@@ -111,21 +111,21 @@ class Services:
                 self.stop()
 
     def stop(self) -> None:
-        """Stop all, the last first."""
+        """Stop all, in reverse order."""
         for member in reversed(self._members):
             member.stop()
 
 
-#: The process stops because of its own mistake (EX_SOFTWARE): its supervisor may start it anew.
+#: Exit code of an internal error (EX_SOFTWARE): a supervisor may restart the process.
 OWN_MISTAKE = 70
 _STDERR = 2
 
 
 def on_hangup(act: Callable[[], object]) -> None:
-    """Let SIGHUP do something else than end the process. Main thread only.
+    """Call `act` on SIGHUP instead of ending the process. Main thread only.
 
-    `act` must bear to be called while it is being called. The loss of the terminal that the process
-    was started on comes as SIGHUP, too, and ends it as ever.
+    `act` must be reentrant. If SIGHUP comes because the process has lost the terminal that it was
+    started on, it ends the process as usual.
     """
     had_terminal = os.isatty(_STDERR)
 
@@ -140,7 +140,7 @@ def on_hangup(act: Callable[[], object]) -> None:
 
 
 class Termination:
-    """The wish that this process ends, and its exit code. Used by any thread; waited for by one."""
+    """A request to end this process, with its exit code. Any thread may ask; one waits."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -149,41 +149,41 @@ class Termination:
         self._codes: list[int] = []
 
     def ask(self, code: int) -> None:
-        """Wish the process to end with this code, unless another was wished before."""
+        """Request the end with this code, unless another code was requested before."""
         self._codes.append(code)
-        # A pipe that is full of wishes does not miss one more.
+        # A full pipe wakes the waiting thread as well.
         with suppress(BlockingIOError):
             os.write(self._writer, b"x")
 
     @property
     def asked(self) -> bool:
-        """Whether the process is to end."""
+        """Whether the end has been requested."""
         return bool(self._codes)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code once the end is wished; None when the time is over before."""
+        """Return the exit code once the end is requested; None if the timeout passes first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._codes:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select([self._reader], [], [], left)
             if ready:
-                # What woke it is done with: a handler has run before the next look, and a word is
-                # said before its byte is written.
+                # Safe to drain: the code is appended before the byte is written, and a signal's
+                # handler has run by the next look.
                 os.read(self._reader, select.PIPE_BUF)
             elif left is not None:
                 return None
         return self._codes[0]
 
     def on_signals(self, *numbers: signal.Signals) -> None:
-        """Let these signals wish the end, with exit code 0. Main thread only."""
-        # Python's handlers run in the main thread, which sleeps on if a signal comes just before
-        # its system call, or to another thread: so each signal writes a byte at once.
+        """Let these signals request the end, with exit code 0. Main thread only."""
+        # Python runs handlers in the main thread, which stays asleep if a signal arrives just
+        # before its system call, or in another thread. The wake-up fd gets a byte at once.
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, self._handle)
 
     def close(self) -> None:
-        """Give the pipe back. No signal may come any more. Main thread only."""
+        """Close the pipe. No signal may arrive after that. Main thread only."""
         if (other := signal.set_wakeup_fd(-1)) != self._writer:
             signal.set_wakeup_fd(other)
         os.close(self._reader)

@@ -1,11 +1,11 @@
-"""The clerk: it folds what nodes say into objects and ledger.
+"""The node-report processor: applies what nodes report to objects and the ledger.
 
-A fact is believed only as far as its node may speak: of pods that are bound to that node, in the
-very attempt that they are in, and of the node itself. What is superseded changes nothing and is
-counted. Pure over `ports.Store`: the same clerk serves the daemon and the simulator's agents.
+A report is believed only as far as its node may speak: about pods bound to that node, in their
+present attempt, and about the node itself. A superseded report changes nothing and is counted. Pure
+over `ports.Store`: the same processor serves the daemon and the simulator's agents.
 
-Folding twice is harmless. Each transaction compares the revisions it was worked out from, so a
-clerk that has been succeeded in the middle conflicts with its successor instead of repeating it.
+Applying a report twice is harmless. Each transaction compares the revisions that it was planned
+from, so a former leader's transaction conflicts with its successor's instead of repeating it.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from batchq.errors import InvalidInput
 from batchq.ports import IdSource, Store
 
 _set = msgspec.structs.replace
-#: Of an agent's reason to leave, which describe shows on one line.
-_MOST_REASON = 200
-_NOTHING_KNOWN: Mapping[str, Pod] = MappingProxyType({})
+#: Longest reason of an agent's `Leaves`, in characters; describe shows it on one line.
+_LONGEST_LEAVE_REASON = 200
+_NO_PODS: Mapping[str, Pod] = MappingProxyType({})
 
 
 class PostedReport(Struct, frozen=True, kw_only=True):
-    """A fact, and the node in whose inbox it lies."""
+    """A report, and the node whose queue it came from."""
 
     node: str
     fact: NodeReport
 
 
-class Folded(Struct, frozen=True, kw_only=True):
-    """What became of facts: `done` with (they may be taken out of the inbox), of which `applied`
-    have changed something, and `superseded` were about an attempt that is over; `again` at the next
-    turn.
+class ReportResult(Struct, frozen=True, kw_only=True):
+    """What became of reports: those that are `done` may be removed from the queue. Of these, some
+    were `applied`, and others were `superseded`: their attempt is over. Those in `again` are
+    retried in the next turn.
     """
 
     done: tuple[PostedReport, ...] = ()
@@ -78,19 +78,19 @@ class Folded(Struct, frozen=True, kw_only=True):
 
 
 class Superseded(Struct, frozen=True):
-    """The answer to a fact about an attempt that is over, or not the node's."""
+    """The answer to a report about an attempt that is over, or of another node."""
 
 
 class ReportStep(Struct, frozen=True, kw_only=True):
-    """What is to be written for a fact, and whether the fact is done with then."""
+    """What to write for a report, and whether the report is done with it."""
 
     posted: PostedReport
     transaction: Transaction
     is_last: bool
 
 
-class Worked(Struct, frozen=True, kw_only=True):
-    """What facts come to: `steps` that are to be written, and facts that are done with before."""
+class ReportPlan(Struct, frozen=True, kw_only=True):
+    """The plan for reports: the `steps` to write, and the reports that are done without a write."""
 
     steps: tuple[ReportStep, ...] = ()
     done: tuple[PostedReport, ...] = ()
@@ -98,11 +98,11 @@ class Worked(Struct, frozen=True, kw_only=True):
 
     @property
     def transactions(self) -> tuple[Transaction, ...]:
-        """What is to be written, in the order of `steps`."""
+        """The transactions to commit, in the order of `steps`."""
         return tuple(step.transaction for step in self.steps)
 
-    def folded(self, commit: Commit) -> Folded:
-        """What became of the facts by the commit of these transactions."""
+    def result_of(self, commit: Commit) -> ReportResult:
+        """Return what the commit of these transactions made of the reports."""
         applied: list[PostedReport] = []
         superseded: list[PostedReport] = []
         again: list[PostedReport] = []
@@ -116,7 +116,7 @@ class Worked(Struct, frozen=True, kw_only=True):
                 again.append(step.posted)
             else:
                 superseded.append(step.posted)
-        return Folded(
+        return ReportResult(
             done=(*self.done, *applied, *superseded),
             applied=tuple(applied),
             superseded=(*self.superseded, *superseded),
@@ -125,45 +125,46 @@ class Worked(Struct, frozen=True, kw_only=True):
 
 
 class NodeReportProcessor:
-    """Folds facts, as the leader of an epoch."""
+    """Applies node reports, as the leader of an epoch."""
 
     def __init__(self, store: Store, ids: IdSource) -> None:
         self._store = store
         self._ids = ids
 
-    def fold(
+    def apply(
         self,
         posted: Sequence[PostedReport],
         *,
         now_ms: int,
         epoch: int | None = None,
-        takes_in: bool = True,
-    ) -> Folded:
-        """Fold facts, of one subject one at most; all in one commit.
+        accepts_unknown: bool = True,
+    ) -> ReportResult:
+        """Apply reports, at most one per subject, in one commit.
 
-        Raises StoreUnavailable: what was folded by then is found folded the next time.
+        Raises StoreUnavailable; what was applied by then changes nothing the next time.
         """
-        worked = self.work_out(posted, now_ms=now_ms, epoch=epoch, takes_in=takes_in)
+        plan = self.plan(posted, now_ms=now_ms, epoch=epoch, accepts_unknown=accepts_unknown)
         commit = Commit()
-        if worked.steps:
+        if plan.steps:
             request = self._ids.new_uid()
-            commit = self._store.commit(worked.transactions, request_id=request, epoch=epoch)
-        return worked.folded(commit)
+            commit = self._store.commit(plan.transactions, request_id=request, epoch=epoch)
+        return plan.result_of(commit)
 
-    def work_out(
+    def plan(
         self,
         posted: Sequence[PostedReport],
         *,
         now_ms: int,
         epoch: int | None = None,
-        takes_in: bool = True,
-        known: Mapping[str, Pod] = _NOTHING_KNOWN,
-    ) -> Worked:
-        """What is to be written for facts, of one subject one at most; nothing is written.
+        accepts_unknown: bool = True,
+        known: Mapping[str, Pod] = _NO_PODS,
+    ) -> ReportPlan:
+        """Return what to write for reports, at most one per subject; nothing is written.
 
-        `takes_in`: whether an attempt may be believed to run that the server does not know of.
-        So soon after a restart only; at other times nobody may take a pod that nobody gave it.
-        `known`: pods by key, read no earlier than the facts. Raises StoreUnavailable.
+        `accepts_unknown` accepts a running attempt that the server does not know. That is right
+        only soon after a restart of the server; at other times a node must not run a pod that is
+        not bound to it. `known`: pods by key, read no earlier than the reports. Raises
+        StoreUnavailable.
         """
         steps: list[ReportStep] = []
         done: list[PostedReport] = []
@@ -171,7 +172,9 @@ class NodeReportProcessor:
         seen = self._look_up(posted, known)
         generation = 0 if epoch is None else generation_of(epoch)
         for one in posted:
-            found = _work_out(seen, one.node, one.fact, now_ms, generation, takes_in=takes_in)
+            found = _plan_for(
+                seen, one.node, one.fact, now_ms, generation, accepts_unknown=accepts_unknown
+            )
             if isinstance(found, Transaction):
                 is_last = not _needs_more(one.fact, found)
                 steps.append(ReportStep(posted=one, transaction=found, is_last=is_last))
@@ -179,10 +182,10 @@ class NodeReportProcessor:
             done.append(one)
             if isinstance(found, Superseded):
                 superseded.append(one)
-        return Worked(steps=tuple(steps), done=tuple(done), superseded=tuple(superseded))
+        return ReportPlan(steps=tuple(steps), done=tuple(done), superseded=tuple(superseded))
 
     def _look_up(self, posted: Sequence[PostedReport], known: Mapping[str, Pod]) -> _Seen:
-        """Whatever the facts are about, in three requests at most."""
+        """Read the objects that the reports are about, in at most three requests."""
         facts = [one.fact for one in posted]
         uids = dict.fromkeys(
             fact.pod for fact in facts if isinstance(fact, StartClaim | Ended | Runs)
@@ -210,17 +213,17 @@ class NodeReportProcessor:
 
 
 class _Seen(Struct, frozen=True, kw_only=True):
-    """What facts are about, by key, as it was before they were folded."""
+    """The objects that reports are about, by key, as they were before."""
 
     nodes: dict[str, Node]
     pods: dict[str, Pod]
     groups: dict[str, PodGroup]
 
 
-def _work_out(
-    seen: _Seen, node: str, fact: NodeReport, now_ms: int, generation: int, *, takes_in: bool
+def _plan_for(
+    seen: _Seen, node: str, fact: NodeReport, now_ms: int, generation: int, *, accepts_unknown: bool
 ) -> Transaction | Superseded | None:
-    """What to write; Superseded, or None where there is nothing (more) to do."""
+    """Return what to write, Superseded, or None if nothing is left to do."""
     match fact:
         case Serves():
             return serves(seen.nodes.get(node), node, fact, now_ms=now_ms)
@@ -234,7 +237,7 @@ def _work_out(
         case Runs():
             pod = seen.pods.get(fact.pod)
             group = None if pod is None else seen.groups.get(_group_of(pod))
-            return runs(pod, group, node, fact, takes_in=takes_in)
+            return runs(pod, group, node, fact, accepts_unknown=accepts_unknown)
 
 
 def _group_of(pod: Pod) -> str:
@@ -242,7 +245,7 @@ def _group_of(pod: Pod) -> str:
 
 
 def _needs_more(fact: NodeReport, transaction: Transaction) -> bool:
-    """Whether this was a step only: the lifecycle takes a pod through Bound and Running."""
+    """Return whether another step follows: the lifecycle takes a pod through Bound and Running."""
     reached = transaction.writes[0].value
     if not isinstance(reached, Pod):
         return False
@@ -261,9 +264,11 @@ def _needs_more(fact: NodeReport, transaction: Transaction) -> bool:
 def claim(
     pod: Pod | None, node: str, fact: StartClaim, *, now_ms: int, generation: int = 0
 ) -> Transaction | Superseded | None:
-    """Bound -> Running. A pod that is told to stop before it started is Evicted; so is one that
-    was bound before the server was started anew: the attempt may have run, and ended, in what the
-    server has forgotten, and no two processes may go by the same one.
+    """Return the transition Bound -> Running.
+
+    A pod that was asked to stop before it started becomes Evicted. So does one that was bound
+    before the server was restarted: the attempt may have run and ended in what the server has
+    forgotten, and two processes must never run as the same attempt.
     """
     if pod is None or pod.status.attempt != fact.attempt or pod.status.node != node:
         return Superseded()
@@ -283,15 +288,15 @@ def claim(
 
 
 def end(pod: Pod | None, node: str, fact: Ended, *, now_ms: int) -> Transaction | Superseded | None:
-    """The end of an attempt, which frees what it held on its node.
+    """Return the end of an attempt, which frees what it held on its node.
 
-    A Bound pod with the outcome of a command (a server that lost its last second) is taken
-    through Running first.
+    A Bound pod with the outcome of a command (the server lost its last second) is taken through
+    Running first.
     """
     if pod is None or pod.status.attempt != fact.attempt:
         return Superseded()
     if pod.status.phase not in ON_NODE:
-        return None if _has_been_told(pod, node, fact) else Superseded()
+        return None if _is_recorded(pod, node, fact) else Superseded()
     if pod.status.node != node:
         return Superseded()
     after = ended(pod, fact.outcome, now_ms=now_ms)
@@ -300,8 +305,8 @@ def end(pod: Pod | None, node: str, fact: Ended, *, now_ms: int) -> Transaction 
     return _ended(pod, after, now_ms)
 
 
-def _has_been_told(pod: Pod, node: str, fact: Ended) -> bool:
-    """Whether the pod has ended just so: facts may be folded twice, and are not counted then."""
+def _is_recorded(pod: Pod, node: str, fact: Ended) -> bool:
+    """Return whether this end is recorded already: a report applied twice is counted once."""
     status, outcome = pod.status, fact.outcome
     return node in (status.node, status.last_node) and (status.exit_code, status.signal) == (
         outcome.exit_code,
@@ -310,12 +315,12 @@ def _has_been_told(pod: Pod, node: str, fact: Ended) -> bool:
 
 
 def runs(
-    pod: Pod | None, group: PodGroup | None, node: str, fact: Runs, *, takes_in: bool = True
+    pod: Pod | None, group: PodGroup | None, node: str, fact: Runs, *, accepts_unknown: bool = True
 ) -> Transaction | Superseded | None:
-    """An attempt that the server has forgotten goes on, if the pod would have to be run anyway.
+    """Adopt a running attempt that the server has forgotten, if the pod would have to run anyway.
 
-    Else it is superseded, and its work-horse finds that at its next renewal. Room on the node is
-    taken without asking: it is taken already.
+    Otherwise it is superseded, and its work-horse learns that at its next lease renewal. The charge
+    on the node is unchecked, because the attempt uses those resources already.
     """
     if pod is None or group is None or group.status.phase in TERMINAL:
         return Superseded()
@@ -328,7 +333,7 @@ def runs(
         if status.phase == PodPhase.RUNNING:
             return None
         return _running(pod, author=fact.author, now_ms=fact.started_at)
-    if not takes_in or status.phase != PodPhase.PENDING or status.attempt >= fact.attempt:
+    if not accepts_unknown or status.phase != PodPhase.PENDING or status.attempt >= fact.attempt:
         return Superseded()
     bound = _set(
         status, phase=PodPhase.BOUND, attempt=fact.attempt, node=node, bound_at=fact.started_at
@@ -391,10 +396,10 @@ def _write(before: Pod, after: Pod) -> Write:
 def serves(
     before: Node | None, name: str, fact: Serves, *, now_ms: int
 ) -> Transaction | Superseded | None:
-    """Make the node, or take over what a former agent left, and set it ready; cordons stay.
+    """Create the node, or take it over from a former agent, and set it ready; a cordon stays.
 
-    A node's capacity counts in the cluster only while it is ready, so readiness and the charge in
-    scope `capacity` are always written together.
+    A node's capacity counts in the cluster only while the node is ready, so readiness and the
+    charge in scope `capacity` are always written together.
     """
     meta = before.metadata if before else Metadata(name=name)
     spec = before.spec if before else NodeSpec()
@@ -411,8 +416,8 @@ def serves(
     )
     if before is not None and _set(before, status=node.status) == node and before.status.ready:
         return None
-    if not _can_be(node):
-        # No agent of ours offers that; the store would take it for a mistake of the scheduler's.
+    if not _is_valid(node):
+        # No agent of ours offers that; the store would raise it as a bug of the scheduler.
         return Superseded()
     amounts = capacity_of(node)
     return Transaction(
@@ -424,8 +429,8 @@ def serves(
     )
 
 
-def _can_be(node: Node) -> bool:
-    """Whether there may be such a node, whoever says so."""
+def _is_valid(node: Node) -> bool:
+    """Return whether the node is valid, whatever its agent claims."""
     try:
         check(node)
     except InvalidInput:
@@ -437,13 +442,13 @@ def _can_be(node: Node) -> bool:
 
 
 def leaves(before: Node | None, fact: Leaves) -> Transaction | None:
-    """Nothing new is bound to the node, unless another agent has taken it over."""
+    """Set the node not ready, so that nothing is bound to it, unless another agent took it over."""
     if before is None or not before.status.ready:
         return None
     if before.metadata.annotations.get(AGENT_ANNOTATION) != fact.agent:
         return None
     name = before.metadata.name
-    reason = fact.reason[:_MOST_REASON]
+    reason = fact.reason[:_LONGEST_LEAVE_REASON]
     after = _set(before, status=_set(before.status, ready=False, reason=reason))
     message = reason or "its agent leaves"
     return Transaction(
@@ -455,7 +460,7 @@ def leaves(before: Node | None, fact: Leaves) -> Transaction | None:
 
 
 def out_of_service(before: Node, reason: str) -> Transaction | None:
-    """Nothing new is bound to the node, whoever serves it; None if that is so already."""
+    """Set the node not ready, whichever agent serves it; return None if it already is not."""
     agent = before.metadata.annotations.get(AGENT_ANNOTATION, "")
     return leaves(before, Leaves(agent=agent, reason=reason)) if agent else None
 
@@ -469,15 +474,15 @@ def _write_node(before: Node | None, after: Node) -> Write:
     )
 
 
-#: A node may say anything; so much of it is kept.
-_LONGEST_REASON = 64
+#: Longest reason for a stopped pod that is kept, in characters; a node may send anything.
+_LONGEST_STOP_REASON = 64
 
 
 def ended(pod: Pod, outcome: PodOutcome, *, now_ms: int) -> Pod:
-    """The pod as it is after `outcome`.
+    """Return the pod as it is after `outcome`.
 
-    A pod that ended with 0 before it was told to stop has succeeded, whatever was asked of it
-    meanwhile. One that was stopped is Evicted, which is no failure, unless its time was up.
+    A pod that ended with exit code 0 before it was asked to stop has succeeded, even if it was
+    asked meanwhile. A stopped pod is Evicted, which is no failure, unless its walltime was over.
     """
     phase, reason = _verdict(pod, outcome)
     status = msgspec.structs.replace(
@@ -502,12 +507,12 @@ def _verdict(pod: Pod, outcome: PodOutcome) -> tuple[PodPhase, str]:
     if Finish.WALLTIME_EXCEEDED in (outcome.stopped, asked):
         return PodPhase.FAILED, Finish.WALLTIME_EXCEEDED
     if asked or outcome.stopped:
-        return PodPhase.EVICTED, asked or outcome.stopped[:_LONGEST_REASON]
+        return PodPhase.EVICTED, asked or outcome.stopped[:_LONGEST_STOP_REASON]
     return PodPhase.FAILED, ""
 
 
 def _message(phase: PodPhase, outcome: PodOutcome) -> str:
-    # A message explains an exit code; a signal is worth telling beside it.
+    # A message explains an exit code; a signal is shown as well.
     explained = outcome.signal is None and outcome.message
     tells_how = outcome.signal is not None or phase == PodPhase.FAILED
     parts = [outcome.how] if tells_how and not explained else []

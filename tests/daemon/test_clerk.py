@@ -10,7 +10,7 @@ import redis
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Serves, StartClaim
 from batchq.api.objects import Node, Pod
-from batchq.daemon.node_reports import LeaderDesk, clerk_service
+from batchq.daemon.node_reports import NodeReportReader, node_report_service
 from batchq.daemon.services import ThreadService
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
@@ -38,7 +38,7 @@ def election() -> Election:
 
 @pytest.fixture
 def service(redis_store: RedisStore, election: Election) -> Iterator[ThreadService]:
-    made = clerk_service(redis_store, epoch=election, ids=RandomIds())
+    made = node_report_service(redis_store, epoch=election, ids=RandomIds())
     made.start()
     yield made
     made.stop()
@@ -72,7 +72,7 @@ def test_a_leader_that_was_succeeded_without_knowing_folds_nothing(
     redis_store.inboxes.post("n1", SERVES)
     election.epoch = former
     # It has heard the bell, and tried, by the time that it hears the next one.
-    bell = LeaderDesk(redis_store, RandomIds())
+    bell = NodeReportReader(redis_store, RandomIds())
     bell.turn(former)
     assert redis_store.get("Node", "n1") is None
     assert redis_store.inboxes.own("n1") == [SERVES]
@@ -93,7 +93,7 @@ def test_a_clerk_outlives_its_server(tmp_path: object) -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         store = RedisStore(server.url)
         epoch = store.lead("one", 600_000)
-        service = clerk_service(store, epoch=lambda: epoch, ids=RandomIds())
+        service = node_report_service(store, epoch=lambda: epoch, ids=RandomIds())
         service.start()
         store.inboxes.post("n1", SERVES)
         until(lambda: is_ready(store, "n1"))
@@ -108,7 +108,7 @@ def test_a_clerk_outlives_its_server(tmp_path: object) -> None:
 
 
 def test_superseded_facts_are_told_counted_and_taken_out(redis_store: RedisStore) -> None:
-    desk = LeaderDesk(redis_store, RandomIds())
+    desk = NodeReportReader(redis_store, RandomIds())
     redis_store.commit([writing(put(pod(0)))], request_id="1")
     inboxes = redis_store.inboxes
     inboxes.post("n1", StartClaim(pod="u1-1-0", attempt=1, author="horse"))
@@ -123,14 +123,14 @@ def test_superseded_facts_are_told_counted_and_taken_out(redis_store: RedisStore
         ("Pod", "u1-1-7", "Superseded"),
     ]
     message = redis_store.events(kind="Pod", key="u1-1-7")[0].message
-    assert message == "attempt 3 is not, or no longer, n1's to end"
+    assert message == "n1 reported the end of attempt 3, which is not, or no longer, its own"
     assert redis_store.inboxes.look(["n1", "n2"]) == []
 
 
 def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
     redis_store: RedisStore,
 ) -> None:
-    desk = LeaderDesk(redis_store, RandomIds())
+    desk = NodeReportReader(redis_store, RandomIds())
     for number in range(1_200):
         redis_store.inboxes.post("n1", StartClaim(pod=f"p-{number}", attempt=1, author="x"))
     while redis_store.inboxes.own("n1"):
@@ -142,7 +142,7 @@ def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
 def test_unreadable_facts_do_not_stop_the_clerk(redis_store: RedisStore, raw: redis.Redis) -> None:
     raw.hset("{bq}:inbox:n1", mapping={"a": "nonsense", "b": '{"fact":"of the future"}'})
     redis_store.inboxes.post("n1", SERVES)
-    LeaderDesk(redis_store, RandomIds()).turn(None)
+    NodeReportReader(redis_store, RandomIds()).turn(None)
     assert is_ready(redis_store, "n1")
     assert redis_store.counts() == {"unreadable": 2}
 
@@ -152,7 +152,7 @@ def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: Redi
     redis_store.commit([writing(put(one)) for one in bound], request_id="1")
     for one in bound:
         redis_store.inboxes.post("n1", StartClaim(pod=one.metadata.uid, attempt=1, author="horse"))
-    LeaderDesk(redis_store, RandomIds()).turn(None)
+    NodeReportReader(redis_store, RandomIds()).turn(None)
     phases = [one.status.phase for one in redis_store.list("Pod") if isinstance(one, Pod)]
     assert phases == ["Running"] * 1_000
     assert redis_store.inboxes.own("n1") == []
@@ -162,7 +162,7 @@ def test_the_loop_is_told_of_room_freed_by_an_end_or_a_node_but_not_by_a_claim(
     redis_store: RedisStore,
 ) -> None:
     calls: list[None] = []
-    desk = LeaderDesk(redis_store, RandomIds(), freed=lambda: calls.append(None))
+    desk = NodeReportReader(redis_store, RandomIds(), freed=lambda: calls.append(None))
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
     facts: tuple[NodeReport, ...] = (
@@ -182,7 +182,7 @@ def test_the_loop_is_told_of_room_freed_by_an_end_or_a_node_but_not_by_a_claim(
 def test_a_node_is_rung_when_its_claim_is_folded_and_not_for_an_end(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    desk = LeaderDesk(redis_store, RandomIds())
+    desk = NodeReportReader(redis_store, RandomIds())
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
     rung = []

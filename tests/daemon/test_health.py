@@ -55,7 +55,7 @@ def looping(
 def test_while_it_waits_for_its_server_it_is_alive_and_not_ready() -> None:
     waiting = Health(ending=lambda: False)
     assert waiting.why_not_live() == ""
-    assert waiting.why_not_ready() == "waits for the server"
+    assert waiting.why_not_ready() == "waiting for the server"
 
 
 def test_a_scheduler_is_ready_once_a_turn_has_ended_well() -> None:
@@ -83,9 +83,9 @@ def test_a_turn_that_hangs_is_neither_alive_nor_ready() -> None:
         return TurnReport()
 
     with looping(turn) as (watched, _):
-        until(lambda: "has moved" in watched.why_not_live())
-        assert watched.why_not_live() == "nothing has moved in the session thread for 0 s"
-        assert watched.why_not_ready() == "no session has ended well for 0 s"
+        until(lambda: "no progress" in watched.why_not_live())
+        assert watched.why_not_live() == "the session thread has made no progress for 0 s"
+        assert watched.why_not_ready() == "no session has succeeded for 0 s"
         let_go.set()
         until(lambda: watched.why_not_live() == watched.why_not_ready() == "")
 
@@ -142,6 +142,6 @@ def test_the_answers_are_served_as_200_and_503_with_the_reason() -> None:
     url = lookout.listener.url
     try:
         assert get(f"{url}/livez") == (200, "ok\n")
-        assert get(f"{url}/readyz") == (503, "waits for the server\n")
+        assert get(f"{url}/readyz") == (503, "waiting for the server\n")
     finally:
         lookout.stop()

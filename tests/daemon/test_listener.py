@@ -92,7 +92,7 @@ def test_a_page_is_answered_and_a_query_is_no_part_of_its_path(listener: Listene
 
 
 def test_other_paths_and_other_methods_are_refused(listener: Listener) -> None:
-    assert get(f"{listener.url}/") == (404, "there are /hello\n")
+    assert get(f"{listener.url}/") == (404, "expected one of: /hello\n")
     assert get(f"{listener.url}/hello/../etc/passwd")[0] == 404
     for method in ("POST", "PUT", "DELETE", "HEAD", "NONSENSE"):
         assert get(f"{listener.url}/hello", method=method)[0] == 405

@@ -21,7 +21,7 @@ from batchq.scheduler.scheduler import Scheduler
 from batchq.store.redis import RedisStore
 from tests.daemon.waiting import until
 
-STAYS = "; what was in effect stays"
+STAYS = "; the former configuration stays in effect"
 
 
 @pytest.fixture
@@ -216,7 +216,10 @@ def test_a_plugin_of_others_that_fails_while_it_is_made_changes_nothing(
     assert told(reload, redis_store) == [
         (
             "ReloadFailed",
-            f"{path}: what it names cannot be made: ZeroDivisionError: their mistake{STAYS}",
+            (
+                f"{path}: its actions and plugins cannot be created: "
+                f"ZeroDivisionError: their mistake{STAYS}"
+            ),
         )
     ]
 

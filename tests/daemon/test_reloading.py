@@ -222,8 +222,8 @@ def test_under_load_no_session_is_lost_and_none_goes_by_half_of_a_configuration(
         assert digest == in_effect, event
     assert wrong.message == (
         f"{path}, line 2: actions[1]: there is no action 'enqeue'; known: allocate,"
-        " backfill, enqueue, note-one, note-two, preempt, reclaim; did you mean 'enqueue'?; what"
-        " was in effect stays"
+        " backfill, enqueue, note-one, note-two, preempt, reclaim; did you mean 'enqueue'?; the"
+        " former configuration stays in effect"
     )
     assert detached.is_running(record)
     assert said(home, "Traceback") == 0

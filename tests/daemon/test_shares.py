@@ -45,7 +45,7 @@ def test_when_nothing_is_left_it_says_so() -> None:
     with pytest.raises(Conflict) as caught:
         divide(MACHINE, {"a": {"cpu": 2000}, "b": {"cpu": 1000, "memory": GIB}}, ["c"])
     assert caught.value.message == (
-        "nothing of this machine is left for c: a, b take all of its cpu or memory"
+        "no cpu or memory of this machine is left for c: a, b take all of it"
     )
     assert "`batchq down`, then `batchq up --agents 3`" in caught.value.hint
 

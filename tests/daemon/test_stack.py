@@ -62,7 +62,7 @@ def test_a_port_and_so_a_password_are_refused_while_processes_run_that_know_none
 ) -> None:
     stack.up(home, SMALL)
     stop_server(home)
-    with pytest.raises(Conflict, match="what runs here knows no password, and a server that"):
+    with pytest.raises(Conflict, match="the running processes have no password, and a server that"):
         stack.up(home, UpOptions(agents=2, port=17_812))
     assert not home.password.exists()
 
@@ -123,7 +123,7 @@ def test_more_agents_may_join(home: Home) -> None:
 def test_agents_divide_the_machine_where_nothing_is_said(home: Home) -> None:
     report = stack.up(home, UpOptions(agents=1))
     assert report.parts[2].detail.startswith("cpu=")
-    with pytest.raises(Conflict, match="nothing of this machine is left for") as caught:
+    with pytest.raises(Conflict, match="no cpu or memory of this machine is left for") as caught:
         stack.up(home, UpOptions(agents=2))
     assert "`batchq down`, then `batchq up --agents 2`" in caught.value.hint
     assert states(stack.status(home)) == ["running"] * 3
@@ -142,7 +142,7 @@ def test_an_agent_that_was_killed_offers_again_what_it_did(home: Home) -> None:
 def test_where_nothing_is_left_nothing_is_started(home: Home) -> None:
     first = stack.up(home, UpOptions(agents=1))
     kill(first, "server")
-    with pytest.raises(Conflict, match="nothing of this machine is left for"):
+    with pytest.raises(Conflict, match="no cpu or memory of this machine is left for"):
         stack.up(home, UpOptions(agents=2))
     assert states(stack.status(home)) == ["dead", "running", "running"]
 
@@ -158,7 +158,7 @@ def test_a_failing_up_leaves_a_server_that_holds_data_and_what_the_dead_had(
     with pytest.raises(BatchqError, match="at its start"):
         stack.up(home, UpOptions(agents=1), say=said.append)
     assert states(stack.status(home)) == ["running", "dead", "dead"]
-    assert said[-1] == "The embedded server holds data and goes on; `batchq down` ends it"
+    assert said[-1] == "The embedded server holds data and keeps running; `batchq down` ends it"
     monkeypatch.delenv("BATCHQ_LOG")
     again = stack.up(home, UpOptions(agents=1))
     assert states(again) == ["running", "started", "started"]

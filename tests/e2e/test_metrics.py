@@ -144,7 +144,7 @@ def test_a_scheduler_answers_before_it_has_a_server(machine: Machine) -> None:
     assert get(f"{url}/livez") == (200, "ok\n")
     status, why = get(f"{url}/readyz")
     assert status == 503
-    assert why.startswith("waits for the server")
+    assert why.startswith("waiting for the server")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
 

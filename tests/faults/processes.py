@@ -138,7 +138,7 @@ class SchedulerProcess:
                 return
             self._folds += 1
             self._leaves_facts = True
-            folded = self._clerk.fold(facts, now_ms=now_ms, epoch=epoch)
+            folded = self._clerk.apply(facts, now_ms=now_ms, epoch=epoch)
             if folded.done:
                 self._store.take_out(folded.done)
         except StoreUnavailable:

@@ -16,7 +16,7 @@ from batchq.api.transaction import Delivery
 from batchq.client import Client
 from batchq.client.doctor import Level, examine
 from batchq.daemon import app, node_reports
-from batchq.daemon.node_reports import LeaderDesk
+from batchq.daemon.node_reports import NodeReportReader
 from batchq.daemon.reload import Reload
 from batchq.errors import StoreUnavailable
 from batchq.scheduler.cycle import Cycle
@@ -55,7 +55,7 @@ class Small:
     def __init__(self, store: RedisStore) -> None:
         self.store = store
         store.link.waits_for_mending = False
-        self._desk = LeaderDesk(store, RandomIds())
+        self._desk = NodeReportReader(store, RandomIds())
         self._begin()
         for node in NODES:
             store.inboxes.post(node, Serves(agent="a", resources={"cpu": 8000}))
@@ -90,7 +90,7 @@ class Small:
         self._turn.mender.hurry()
         self._turn()
         nodes = self.store.inboxes.rung(0) | self.store.inboxes.nodes() | {"n1"}
-        self._desk.fold(sorted(nodes), self.epoch)
+        self._desk.apply(sorted(nodes), self.epoch)
         # Its own key may be in the way of the node, until a leader has seen that.
         for node in NODES:
             with suppress(StoreUnavailable):

@@ -12,9 +12,9 @@ from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Runs, 
 from batchq.api.objects import Node, Pod, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
 from batchq.scheduler.node_reports import (
-    Folded,
     NodeReportProcessor,
     PostedReport,
+    ReportResult,
     Superseded,
     claim,
     runs,
@@ -60,9 +60,9 @@ class Office:
             Write(kind="Pod", key="g-1-0", expect=revision, value=after, fence=fence_of(pod))
         )
 
-    def hear(self, *facts: NodeReport, node: str = "n1", **how: Any) -> Folded:
+    def hear(self, *facts: NodeReport, node: str = "n1", **how: Any) -> ReportResult:
         posted = [PostedReport(node=node, fact=fact) for fact in facts]
-        return self.clerk.fold(posted, **{"now_ms": 7, **how})
+        return self.clerk.apply(posted, **{"now_ms": 7, **how})
 
     def pod(self) -> Pod:
         pod = self.store.get("Pod", "g-1-0")
@@ -301,7 +301,7 @@ def test_facts_of_many_are_folded_in_one_commit(office: Office) -> None:
     assert office.phase() == ("Running", "")
 
 
-def words(folded: Folded) -> list[str]:
+def words(folded: ReportResult) -> list[str]:
     """What became of each fact: first those without effect, then the others, each as given."""
     refused = {id(one) for one in folded.superseded}
     done = ["superseded" if id(one) in refused else "done" for one in folded.done]
@@ -313,4 +313,4 @@ def test_long_after_a_restart_nobody_is_believed_to_run_what_the_server_does_not
     waiting = a_pod(group, phase=PodPhase.PENDING)
     claimed = Runs(pod=waiting.metadata.uid, attempt=7, author="horse", started_at=0)
     assert isinstance(runs(waiting, group, "n1", claimed), Transaction)
-    assert runs(waiting, group, "n1", claimed, takes_in=False) == Superseded()
+    assert runs(waiting, group, "n1", claimed, accepts_unknown=False) == Superseded()

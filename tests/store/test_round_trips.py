@@ -14,7 +14,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, PodOutcome, StartClaim, encode
 from batchq.api.objects import Pod
 from batchq.api.transaction import Delivery, Event, Transaction
-from batchq.daemon.node_reports import LeaderDesk
+from batchq.daemon.node_reports import NodeReportReader
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, link, scripts
 from batchq.store import redis as commits
@@ -110,7 +110,7 @@ def test_facts_on_any_number_of_pods_are_folded_in_a_few_round_trips(
         for number in range(pods)
     ]
     warm.commit([writing(put(one)) for one in bound], request_id="1")
-    desk = LeaderDesk(warm, RandomIds())
+    desk = NodeReportReader(warm, RandomIds())
     desk.turn(None)
     for fact in (
         lambda uid: StartClaim(pod=uid, attempt=1, author="horse"),

@@ -21,7 +21,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
 from batchq.api.resources import ONE_POD
 from batchq.api.transaction import Charge, Delivery, Transaction, Write, fence_of, node_scope
-from batchq.daemon.node_reports import LeaderDesk
+from batchq.daemon.node_reports import NodeReportReader
 from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
@@ -256,7 +256,7 @@ class Stage:
 
 def a_clerk(store: RedisStore) -> ThreadService:
     """A service that folds what agents say, for a store that nobody leads."""
-    desk = LeaderDesk(store, RandomIds())
+    desk = NodeReportReader(store, RandomIds())
 
     def work(stopping: threading.Event) -> None:
         while not stopping.is_set():

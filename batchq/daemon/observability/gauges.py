@@ -1,8 +1,8 @@
-"""How things stand after a session, in numbers for gauges: groups, queues, nodes and checks.
+"""Gauge values after a session: groups, queues, nodes and checks.
 
-Read off the session that has just decided, by the thread that decided it; what comes of it is a
-value that any other thread may look at. Costs one look at each queue, at each crowd of groups that
-wait alike (batchq.core.pending.equivalence), and at each other group that has not ended.
+The session thread reads them off the session that has just ended; the result is immutable, so any
+other thread may read it. The cost is one look at each queue, at each equivalence class of waiting
+groups (batchq.core.pending.equivalence), and at each other group that has not ended.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.state import EquivalenceClass, GroupState
 
-#: Stands for every queue that does not exist: such a name is whatever somebody has typed.
+#: The label of all queues that do not exist; their names are arbitrary user input.
 NO_QUEUE = ""
 
 KINDS = ("deserved", "guarantee", "capability", "allocated", "reserved", "pending")
 
-#: The first reason of a group that stands in line. Others stand aside: nobody keeps them waiting.
-_IN_LINE = frozenset(
+#: First reasons of groups that compete for capacity. Groups with other reasons are ineligible.
+_COMPETING = frozenset(
     {
         Waiting.WAITING_FOR_QUOTA,
         Waiting.WAITING_FOR_RESOURCES,
@@ -42,7 +42,7 @@ _IN_LINE = frozenset(
 
 
 class QueueLevels(Struct, frozen=True, kw_only=True):
-    """What one queue has: `amounts` is kind -> resource -> whole units."""
+    """The values of one queue: `amounts` is kind -> resource -> whole units."""
 
     amounts: dict[str, dict[str, float]]
     share: float
@@ -50,34 +50,34 @@ class QueueLevels(Struct, frozen=True, kw_only=True):
 
 
 class Levels(Struct, frozen=True, kw_only=True):
-    """Everything that a gauge shows of one session.
+    """All gauge values of one session.
 
-    What the clock moves is kept as instants in milliseconds: while nothing changes no session is
-    run, and the oldest group grows older all the same.
+    Ages are stored as instants in milliseconds: no session runs while nothing changes, but the
+    oldest group still grows older.
     """
 
-    #: When the session was.
+    #: The time of the session.
     at_ms: int
     #: (queue, phase) -> groups that have not ended.
     groups: dict[tuple[str, str], int]
     #: (queue, phase, reason) -> groups.
     waiting: dict[tuple[str, str, str], int]
-    #: Queue -> groups; and since when the oldest of them waits, if there is one.
+    #: Queue -> gated groups; and when the oldest of them was created, if there is one.
     gated: dict[str, int]
     gated_since: dict[str, int | None]
     waiting_since: dict[str, int | None]
     queues: dict[str, QueueLevels]
     #: `ready`, `cordoned`, `silent` -> nodes.
     nodes: dict[str, int]
-    #: Check -> until when its controller counts as there, if nobody renews that.
+    #: Check -> when its controller's lease expires, in ms.
     checks: dict[str, float]
 
 
 def levels_of(session: Session) -> Levels:
-    """Look at a session that is over."""
-    counts = {name: _OfQueue() for name in session.queues}
-    nowhere = _OfQueue()
-    for group in _one_by_one(session):
+    """Return the levels of a session that has ended."""
+    counts = {name: _QueueSums() for name in session.queues}
+    nowhere = _QueueSums()
+    for group in _single_groups(session):
         if group.status.phase not in TERMINAL and group.uid not in session.expired:
             counts.get(group.record.spec.queue, nowhere).add(group)
     moved: dict[EquivalenceClass, set[str]] = {}
@@ -112,8 +112,8 @@ def levels_of(session: Session) -> Levels:
     )
 
 
-def _one_by_one(session: Session) -> Iterable[GroupState]:
-    """The groups that are in no crowd, or that this session has moved; what is over is left out."""
+def _single_groups(session: Session) -> Iterable[GroupState]:
+    """Return groups in no class and groups that this session changed, if they still exist."""
     found = {group.uid: group for group in session.busy()}
     for line in session.lines():
         found |= line.singles
@@ -122,17 +122,17 @@ def _one_by_one(session: Session) -> Iterable[GroupState]:
 
 
 def resources_of(session: Session) -> list[str]:
-    """The resources that metrics name: not those that only some group asks for."""
+    """Return the resources that metrics name, without those that only groups ask for."""
     return sorted({*resources_named(session), PODS})
 
 
 def in_wholes(resource: str, units: int) -> float:
-    """Cores, bytes, or whole ones of anything else."""
+    """Convert to cores, bytes, or pieces."""
     return units / units_per_whole(resource)
 
 
-class _OfQueue:
-    """What is in one queue, and not below it."""
+class _QueueSums:
+    """The sums of one queue, without the queues below it."""
 
     __slots__ = ("asked", "gated", "gated_since", "groups", "live", "waiting", "waiting_since")
 
@@ -143,12 +143,12 @@ class _OfQueue:
         self.gated = 0
         self.gated_since: int | None = None
         self.waiting_since: int | None = None
-        #: What pods have on nodes; what Pending groups without a reservation ask for.
+        #: What pods use on nodes; what Pending groups without a reservation ask for.
         self.live: dict[str, int] = {}
         self.asked: dict[str, int] = {}
 
     def add(self, group: GroupState) -> None:
-        """Count a group. Thousands may wait: this is all that each of them costs."""
+        """Count a group. Thousands may wait, so this does little for each."""
         status = group.status
         phase: PodGroupPhase = status.phase
         reasons = status.reasons
@@ -158,14 +158,14 @@ class _OfQueue:
             first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION
             self.waiting[phase, first] = self.waiting.get((phase, first), 0) + 1
         if not is_pending or group.pods or group.is_external:
-            # Pods that a Pending group has are stopping.
+            # The pods of a Pending group are stopping.
             _add_up(self.live, group.held)
         if is_pending:
             self._add_pending(group, first)
 
     def add_crowd(self, crowd: EquivalenceClass, moved: set[str]) -> None:
-        """Count those of a crowd that have not been moved, without a look at each."""
-        # They are alike but for their turn, so the first of them has waited for longest.
+        """Count the unchanged groups of an equivalence class without a look at each."""
+        # Members differ only in their turn, so the first has waited longest.
         oldest = next((group for group in crowd.members if group.uid not in moved), None)
         for members in crowd.said.values() if oldest is not None else ():
             some = next((group for uid, group in members.items() if uid not in moved), None)
@@ -177,13 +177,13 @@ class _OfQueue:
             first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION
             self.groups[phase] = self.groups.get(phase, 0) + count
             self.waiting[phase, first] = self.waiting.get((phase, first), 0) + count
-            if first in _IN_LINE:
+            if first in _COMPETING:
                 self.waiting_since = _earlier(self.waiting_since, oldest.queue_time)
             _add_up(self.asked, times(some.shape.reservation, count))
 
     def _add_pending(self, group: GroupState, first: Waiting) -> None:
         status = group.status
-        if first in _IN_LINE:
+        if first in _COMPETING:
             self.waiting_since = _earlier(self.waiting_since, group.queue_time)
         elif _is_gated(status.reasons):
             self.gated += 1
@@ -199,7 +199,7 @@ def _add_up(sums: dict[str, int], amounts: Amounts) -> None:
 
 
 def _is_gated(reasons: tuple[Verdict, ...]) -> bool:
-    """What is more fundamental may stand before it."""
+    """Return whether a gate is among the reasons; a more fundamental reason may come first."""
     return any(verdict.reason == Waiting.SCHEDULING_GATED for verdict in reasons)
 
 
@@ -214,8 +214,8 @@ def _active_until(check: AdmissionCheck, now_ms: int) -> float:
     return math.inf if expires_at is None else expires_at
 
 
-def _queues(session: Session, counts: dict[str, _OfQueue]) -> dict[str, QueueLevels]:
-    """Every queue, and the root, with what is in it and below it."""
+def _queues(session: Session, counts: dict[str, _QueueSums]) -> dict[str, QueueLevels]:
+    """Return the levels of every queue and the root, each with the queues below it."""
     live: dict[str, Amounts] = {}
     pending: dict[str, Amounts] = {}
     for name, count in counts.items():
@@ -237,7 +237,7 @@ def _queues(session: Session, counts: dict[str, _OfQueue]) -> dict[str, QueueLev
 
 
 def _stated(session: Session, name: str) -> dict[str, Amounts]:
-    """What it may have. What is not stated is no number: not 0, and not without end."""
+    """Return what a queue may have. An unstated amount is absent: it is neither 0 nor unlimited."""
     queue = session.queues.get(name)
     deserved = deserved_of_queues(session).get(name, {})
     return {

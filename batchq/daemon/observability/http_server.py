@@ -1,8 +1,8 @@
-"""A small HTTP service: `/metrics`, `/livez` and `/readyz`, GET only, and nothing else.
+"""A small HTTP server: `/metrics`, `/livez` and `/readyz`, GET only.
 
-On loopback unless an address says otherwise, without passwords: who may connect may read. A few
-connections at a time, none for longer than some seconds, so that nobody can use it up for long
-by asking and not listening.
+It listens on loopback unless an address is given, and has no passwords: every client that can
+connect can read. It serves a few connections at a time, none for longer than some seconds, so that
+a client that sends or reads slowly cannot block it for long.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ from batchq.store.outage import Outage
 _log = structlog.get_logger()
 
 LOOPBACK = "127.0.0.1"
-#: Connections answered at the same time; more wait, or are refused by the kernel.
+#: Connections served at the same time; more wait in the backlog or are refused by the kernel.
 MOST_AT_ONCE = 8
 _BACKLOG = 16
-#: A whole request, from connecting to the last byte read.
+#: The longest request, from connecting to the last byte read.
 LONGEST_REQUEST_S = 10.0
-#: How often the service looks up from waiting, and so how long a stop may have to wait.
+#: The longest single wait for a connection, and so the longest delay of a stop.
 _LOOK_EVERY_S = 0.25
 PLAIN = "text/plain; charset=utf-8"
 
 
 class HttpAnswer(Struct, frozen=True, kw_only=True):
-    """What is sent for a path."""
+    """The response for a path."""
 
     status: HTTPStatus
     body: bytes
     content_type: str = PLAIN
 
 
-#: Path -> what answers it, from the value of the request's Accept header.
+#: Path -> the function that answers it, given the value of the Accept header.
 Pages = Mapping[str, Callable[[str], HttpAnswer]]
 
 
 class Address(NamedTuple):
-    """Where to listen; port 0 leaves the choice to the kernel."""
+    """Where to listen; port 0 lets the kernel choose."""
 
     host: str
     port: int
 
 
 def parse_address(text: str) -> Address:
-    """`[HOST:]PORT`; an IPv6 address stands in brackets. Raises InvalidInput."""
+    """Parse `[HOST:]PORT`; an IPv6 address is in brackets. Raises InvalidInput."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535
@@ -77,14 +77,14 @@ def parse_address(text: str) -> Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket that listens there. Raises InvalidInput where that is not possible."""
+    """Return a socket that listens there. Raises InvalidInput where that is not possible."""
     try:
         [(family, *_, place), *_] = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         listening = socket.create_server(place, family=family, backlog=_BACKLOG)
     except OSError as error:
-        # `create_server` repeats the address in its words.
+        # `create_server` appends the address to its message.
         why = (error.strerror or str(error)).partition(" (while")[0]
         raise InvalidInput(
             f"cannot serve metrics on {_shown(address)}: {why}",
@@ -95,7 +95,7 @@ def listen(address: Address) -> socket.socket:
 
 
 def check_address(text: str) -> None:
-    """Raises InvalidInput if nobody can listen there now: before others are started who are to."""
+    """Raise InvalidInput if the address cannot be listened on; call it before starting a server."""
     listen(parse_address(text)).close()
 
 
@@ -104,7 +104,7 @@ def _shown(address: Address) -> str:
 
 
 class Listener:
-    """A service that answers the pages' paths on a socket that listens already, and owns it."""
+    """A service that answers the paths of `pages` on a listening socket, which it owns."""
 
     name = "listener"
 
@@ -120,9 +120,9 @@ class Listener:
         self._pages = pages
         self._longest_s = longest_s
         self._patience_s = patience_s
-        # Guards what is open; never held while anything is sent or read.
+        # Guards `_open` and `_threads`; never held during I/O on a connection.
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._open: dict[socket.socket, float] = {}
         self._threads: set[threading.Thread] = set()
         self._service = ThreadService(self.name, self._serve, patience_s=patience_s)
@@ -131,50 +131,52 @@ class Listener:
 
     @property
     def alive(self) -> bool:
-        """Whether anything of it runs."""
+        """Whether any of its threads runs."""
         return self._service.alive or bool(self._threads)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start answering."""
         self._service.start()
         _log.info("metrics.served", url=f"{self.url}/metrics")
 
     def stop(self) -> None:
-        """Stop answering; whoever is being answered is cut off."""
+        """Stop answering; open connections are cut off."""
         self._service.stop()
         self._listening.close()
-        with self._room:
+        with self._changed:
             self._cut(-1.0)
-            self._room.wait_for(lambda: not self._threads, self._patience_s)
+            self._changed.wait_for(lambda: not self._threads, self._patience_s)
 
     def _serve(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
-            with self._room:
+            with self._changed:
                 self._cut(self._longest_s)
-                if not self._room.wait_for(lambda: len(self._open) < MOST_AT_ONCE, _LOOK_EVERY_S):
+                if not self._changed.wait_for(
+                    lambda: len(self._open) < MOST_AT_ONCE, _LOOK_EVERY_S
+                ):
                     continue
             try:
                 connection, _ = self._listening.accept()
             except TimeoutError:
                 continue
             except OSError as error:
-                # Gone again before it was taken; or no file is left to be opened for a moment.
+                # The client left before it was accepted, or no file descriptor is free right now.
                 _log.warning("metrics.not_accepted", error=str(error))
                 stopping.wait(_LOOK_EVERY_S)
                 continue
-            self._answer_apart(connection)
+            self._answer_in_thread(connection)
 
     def _cut(self, longest_s: float) -> None:
-        """End the connections that are older; with the lock held."""
+        """Shut down connections older than `longest_s`; call with the lock held."""
         now = time.monotonic()
         for connection, since in self._open.items():
             if now - since > longest_s:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def _answer_apart(self, connection: socket.socket) -> None:
+    def _answer_in_thread(self, connection: socket.socket) -> None:
         thread = threading.Thread(target=self._answer, args=(connection,), name="answer")
-        with self._room:
+        with self._changed:
             self._open[connection] = time.monotonic()
             self._threads.add(thread)
         thread.start()
@@ -184,18 +186,18 @@ class Listener:
             connection.settimeout(self._longest_s)
             _Request(connection, self._pages)
         except OSError:
-            # Whoever asked has gone, or took too long.
+            # The client has gone, or took too long.
             pass
         finally:
-            with self._room:
+            with self._changed:
                 del self._open[connection]
                 connection.close()
                 self._threads.discard(threading.current_thread())
-                self._room.notify_all()
+                self._changed.notify_all()
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request; made, it has been answered."""
+    """One request, answered by its constructor."""
 
     server_version = "batchq"
     sys_version = ""
@@ -204,7 +206,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def __init__(self, connection: socket.socket, pages: Pages) -> None:
         self._pages = pages
-        # The server that the base class is given is of no use to what is used of it here.
+        # The methods of the base class that are used here need no server.
         super().__init__(connection, ("", 0), None)  # type: ignore[arg-type]  # no server
 
     def parse_request(self) -> bool:
@@ -217,7 +219,7 @@ class _Request(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        """Answer a page, or that there is none."""
+        """Answer with a page, or with 404."""
         page = self._pages.get(self.path.partition("?")[0])
         if page is None:
             self.send_error(HTTPStatus.NOT_FOUND, f"there are {', '.join(sorted(self._pages))}")
@@ -231,35 +233,35 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """What strangers ask for is nothing for the log."""
+        """Log nothing: strangers' requests must not fill the log."""
 
 
-#: So long nothing of the loop may move. A leader that hangs for as long lets its lease run out.
+#: Without progress for this long, the loop is unfit, and a leader lets its lease expire.
 UNFIT_AFTER_PERIODS = 6 * HANGS_AFTER_PERIODS
-#: A loop backs off from a server that is away, and turns again before these are over.
+#: At least this long without progress, because a loop backs off from a server that is away.
 _LEAST_STILL_S = 15.0
-#: A turn that ended well is recent for so long.
+#: How long the last successful turn counts as recent.
 _RECENT_PERIODS = HANGS_AFTER_PERIODS
 _LEAST_RECENT_S = 10.0
-#: Who has waited for an answer for so long may wait for more.
+#: A store call that takes longer counts as an outage.
 _SLOW_STORE_S = 3.0
 
 
 class Health:
-    """Answers are "" for yes, or why not, in a sentence. Any thread may ask.
+    """The health of this process; any thread may ask. Answers are "" for yes, or why not.
 
-    `ending` says whether this process is to end.
+    `ending` returns whether this process is about to end.
     """
 
     def __init__(self, *, ending: Callable[[], bool]) -> None:
         self._ending = ending
-        # Set once each, what depends on another after it: a question sees all or nothing.
+        # Each is set once, the dependent one last, so that readers see all or none.
         self._outage: Outage | None = None
         self._loop: Loop | None = None
         self._turned_at: float | None = None
 
     def watching(self, turn: Turn) -> Turn:
-        """The same turn, whose good ends are noted."""
+        """Return the same turn, which also notes the time of each success."""
 
         def watched() -> TurnReport:
             report = turn()
@@ -269,26 +271,26 @@ class Health:
         return watched
 
     def follow(self, loop: Loop, outage: Outage) -> None:
-        """From now on, judge by these."""
+        """Judge by this loop and outage from now on."""
         self._outage, self._loop = outage, loop
 
     def why_not_live(self) -> str:
-        """Why this process should be started anew."""
+        """Return why this process should be restarted."""
         loop = self._loop
         if loop is None or self._ending():
             return ""
         still_s = loop.standing_still_s()
         if still_s > max(UNFIT_AFTER_PERIODS * loop.period_s, _LEAST_STILL_S):
-            return f"nothing has moved in the session thread for {still_s:.0f} s"
+            return f"the session thread has made no progress for {still_s:.0f} s"
         return ""
 
     def why_not_ready(self) -> str:
-        """Why nothing is decided here, nor would be if the leader died."""
+        """Return why this process neither decides nor would take over from a dead leader."""
         if self._ending():
             return "the scheduler is ending"
         loop, outage = self._loop, self._outage
         if loop is None or outage is None:
-            return "waits for the server"
+            return "waiting for the server"
         if outage.unavailable:
             return f"the server has not answered for {outage.lasts_s():.0f} s"
         if (waiting_s := loop.waiting_for_store_s()) > _SLOW_STORE_S:
@@ -297,23 +299,23 @@ class Health:
             return "no session has ended yet"
         since_s = time.monotonic() - self._turned_at
         if since_s > max(_RECENT_PERIODS * loop.period_s, _LEAST_RECENT_S):
-            return f"no session has ended well for {since_s:.0f} s"
+            return f"no session has succeeded for {since_s:.0f} s"
         return ""
 
 
-#: So many groups have their reasons written in one session. Each takes about a tenth of a
-#: millisecond, and what comes in meanwhile and could start waits for the session to end.
+#: How many groups have their reasons written in one session. Each takes about 0.1 ms, and groups
+#: that could start meanwhile wait until the session ends.
 WRITTEN_A_SESSION = 1_000
 
 
 class MetricsServer:
-    """Metrics, health, and the service that tells of both; a service itself.
+    """Metrics, health, and the HTTP server for both; a service itself.
 
-    `address` is `[HOST:]PORT`, or None. Raises InvalidInput if nothing can listen there: the
-    socket is open, and answers once it is started.
+    `address` is `[HOST:]PORT`, or None. Raises InvalidInput if the address cannot be listened on:
+    the socket is opened here, and answers once the service is started.
     """
 
-    name = "lookout"
+    name = "metrics-server"
 
     def __init__(
         self,
@@ -338,11 +340,11 @@ class MetricsServer:
 
     @property
     def alive(self) -> bool:
-        """Whether anything of it runs."""
+        """Whether the listener runs."""
         return self.listener is not None and self.listener.alive
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start answering."""
         if self.listener is not None:
             self.listener.start()
 
@@ -351,27 +353,27 @@ class MetricsServer:
         if self.listener is not None:
             self.listener.stop()
 
-    # --- what the daemon is put together with --------------------------------------------------
+    # --- hooks of the daemon -------------------------------------------------------------------
 
     def assemble(self, config: SchedulerConfig) -> Scheduler:
-        """The scheduler that `config` describes, with a stopwatch if anybody looks at one."""
+        """Return the scheduler for `config`, with a stopwatch if metrics are served."""
         scheduler = dataclasses.replace(assemble(config), most_written=WRITTEN_A_SESSION)
         if self.metrics is None:
             return scheduler
         return dataclasses.replace(scheduler, instrument=self.metrics.stopwatch)
 
     def reloaded(self, ok: bool) -> None:
-        """A configuration was read anew; `ok`: it is right."""
+        """Count a reload of the configuration; `ok`: it was valid."""
         if self.metrics is not None:
             self.metrics.reloaded(ok)
 
     def observed(self, report: CycleReport) -> None:
-        """A session is over, and committed; from the deciding thread."""
+        """Observe a committed session; call from the session thread."""
         if self.metrics is not None:
             self.metrics.observed(report)
 
     def watching(self, turn: Turn) -> Turn:
-        """The same turn, with its ends noted."""
+        """Return the same turn, with its outcomes observed."""
         if self.metrics is None:
             return turn
         return self.health.watching(self.metrics.watching(turn))
@@ -387,7 +389,7 @@ class MetricsServer:
         unreadable: Callable[[], Mapping[str, int]],
         mended: Callable[[], int],
     ) -> None:
-        """From now on, tell of these."""
+        """Export these from now on."""
         self.health.follow(loop, outage)
         if self.metrics is not None:
             self.metrics.follow(

@@ -1,8 +1,8 @@
-"""How batchq's processes log: structured lines on stderr, in UTC, that never stop the process.
+"""Logging of batchq's processes: structured lines on stderr, in UTC, that never stop the process.
 
-On a terminal lines are for people, elsewhere `key=value`; BATCHQ_LOG=json makes them JSON and
-BATCHQ_LOG_LEVEL says from which level on. A line that cannot be written (a full disk) is counted,
-and the count is told as soon as writing works again.
+Lines are for people on a terminal and `key=value` elsewhere; BATCHQ_LOG=json makes them JSON, and
+BATCHQ_LOG_LEVEL sets the lowest level. A line that cannot be written (a full disk) is counted, and
+the count is logged as soon as writing works again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ LEVEL_VARIABLE = "BATCHQ_LOG_LEVEL"
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("console", "logfmt", "json")
 
-#: Libraries that tell at length what batchq says once itself.
+#: Libraries whose lines repeat at length what batchq logs once.
 _QUIET = ("apscheduler", "rq.worker", "redis")
 
 
 class LossyStream:
-    """Writes lines to a stream; those it cannot write are counted instead of raised.
+    """Writes lines to a stream, and counts those it cannot write instead of raising.
 
-    Safe to use from several threads.
+    Thread-safe.
     """
 
     def __init__(self, stream: TextIO, *, environ: Mapping[str, str] = os.environ) -> None:
         self._stream = stream
-        # Past Python's buffer: what a full disk leaves in it would make the interpreter's own end
-        # fail, with an exit code of its own.
+        # Write past Python's buffer: after a full disk, the rest of the buffer would make the
+        # interpreter's exit fail with an exit code of its own.
         self._descriptor = _descriptor_of(stream)
         self._file = own_file(self._descriptor, environ)
         self._lock = threading.Lock()
@@ -71,12 +71,12 @@ class LossyStream:
         while data:
             data = data[os.write(self._descriptor, data) :]
 
-    # The names by which structlog calls a logger.
+    # The method names that structlog calls.
     msg = debug = info = warning = warn = error = err = critical = fatal = exception = log = write
 
 
 class _Bridge(logging.Handler):
-    """Carries the lines of libraries that use the standard library's logging."""
+    """Passes on the lines of libraries that use the standard library's logging."""
 
     def __init__(self, stream: LossyStream) -> None:
         super().__init__()
@@ -89,11 +89,11 @@ class _Bridge(logging.Handler):
 def configure(
     *, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ
 ) -> LossyStream:
-    """Set up logging for this process; to be called once, before the first line.
+    """Set up logging for this process; call it once, before the first line.
 
-    Raises InvalidInput where the environment asks for an unknown format or level.
+    Raises InvalidInput if the environment asks for an unknown format or level.
     """
-    # A process that was started with stderr closed has none; its lines go nowhere.
+    # A process started with stderr closed has none; its lines are dropped.
     target = stream or sys.stderr or io.StringIO()
     on_terminal = target.isatty()
     form = _choice(environ, FORMAT_VARIABLE, _FORMATS, "console" if on_terminal else "logfmt")
@@ -112,7 +112,7 @@ def configure(
         processors=[*shared, *story, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: output,
-        # A logger that was used once would not hear of a later configuration.
+        # A cached logger would not see a later configuration.
         cache_logger_on_first_use=False,
     )
     bridge = _Bridge(output)
@@ -142,7 +142,7 @@ def _descriptor_of(stream: TextIO) -> int | None:
 
 
 def _escaped(_: object, __: str, event: EventDict) -> EventDict:
-    """What others have put into names and messages commands no terminal."""
+    """Escape control characters in names and messages, which others may have chosen."""
     return {
         key: printable(value) if isinstance(value, str) else value for key, value in event.items()
     }
@@ -167,12 +167,12 @@ def _renderer(form: str, *, colors: bool) -> Processor:
 
 
 LARGEST_LOG_BYTES = 16 * 1024 * 1024
-#: Names the file to a process that was started with one; other files are not ours to cut.
+#: Names the log file that a process was started with; other files are not ours to truncate.
 FILE_VARIABLE = "BATCHQ_LOG_FILE"
 
 
 class OwnFile:
-    """A log file and the descriptor by which this process writes to it."""
+    """A log file, and the descriptor by which this process writes to it."""
 
     def __init__(
         self, path: Path, descriptor: int, *, largest_bytes: int = LARGEST_LOG_BYTES
@@ -182,7 +182,7 @@ class OwnFile:
         self._largest_bytes = largest_bytes
 
     def bound(self) -> None:
-        """Set aside what is in it if that is too much. Raises OSError."""
+        """Move the content to `<path>.1` if it is too large. Raises OSError."""
         if not self._is_too_large():
             return
         aside = os.open(f"{self._path}.1", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -191,7 +191,7 @@ class OwnFile:
                 fcntl.lockf(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            # Whoever had the lock before may have done it.
+            # A former holder of the lock may have moved it already.
             if self._is_too_large():
                 copy.truncate(0)
                 with self._path.open("rb") as content:
@@ -203,7 +203,7 @@ class OwnFile:
 
 
 def own_file(descriptor: int | None, environ: Mapping[str, str]) -> OwnFile | None:
-    """The file that `environ` names, if the descriptor leads there."""
+    """Return the file that `environ` names, if the descriptor refers to it."""
     named = environ.get(FILE_VARIABLE, "")
     if descriptor is None or not named:
         return None

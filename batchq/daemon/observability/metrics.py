@@ -1,8 +1,8 @@
-"""Measures what each action and each plugin takes of a session.
+"""The metrics of the daemon: a stopwatch for actions and plugins, counters, and their export.
 
-What a plugin takes is without what it makes other plugins do: the order of queues asks who may be
-admitted, and that is `capacity`'s time and not `proportion`'s. All times of a session together
-are then no more than the session.
+The time of a plugin excludes the time of plugins that it calls: the order of queues asks which
+groups may be admitted, and that counts for `capacity`, not for `proportion`. So the times of a
+session add up to no more than the session.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from batchq.store.outage import Outage
 
 
 class Stopwatch:
-    """An Instrument that adds up seconds until it is read. Owned by the deciding thread."""
+    """An Instrument that sums up seconds until it is read. Owned by the session thread."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        #: Seconds that went to calls made from within the call under way.
+        #: Seconds spent in calls from within the current call.
         self._inner = 0.0
         self._plugins: dict[tuple[str, str], list[float]] = {}
         self._actions: dict[str, list[float]] = {}
 
     def plugin(self, plugin: str, point: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed."""
+        """Return the function, timed."""
         sum_s = self._plugins.setdefault((plugin, point), [0.0])
         clock = self._clock
 
@@ -64,7 +64,7 @@ class Stopwatch:
         return timed
 
     def action(self, name: str, execute: Callable[..., None]) -> Callable[..., None]:
-        """The action, timed, with all that it asks of plugins."""
+        """Return the action, timed, including all plugins that it calls."""
         sum_s = self._actions.setdefault(name, [0.0])
 
         def timed(*arguments: Any) -> None:
@@ -77,13 +77,10 @@ class Stopwatch:
         return timed
 
     def read(self) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-        """Seconds by (plugin, point) and by action, of those that were called at all.
-
-        Since the last reading, which it ends.
-        """
+        """Return seconds by (plugin, point) and by action, of those that took any; then reset."""
         plugins = {key: sum_s[0] for key, sum_s in self._plugins.items() if sum_s[0] > 0}
         actions = {name: sum_s[0] for name, sum_s in self._actions.items() if sum_s[0] > 0}
-        # In place: what was handed out goes on counting there.
+        # In place, because timed functions hold references to these lists.
         for sum_s in (*self._plugins.values(), *self._actions.values()):
             sum_s[0] = 0.0
         self._inner = 0.0
@@ -92,7 +89,7 @@ class Stopwatch:
 
 Labels = tuple[str, ...]
 
-#: What stands for a word that is on no closed list.
+#: The label for words that are on no closed list.
 OTHER = "Other"
 
 _LEAVING = frozenset(Leaving)
@@ -108,18 +105,18 @@ class SessionTally:
         self.waits: list[tuple[Measure, Labels, float]] = []
 
     def add(self, measure: Measure, labels: Labels, amount: float = 1) -> None:
-        """Count."""
+        """Add to a count."""
         sums = self.counts.setdefault(measure, {})
         sums[labels] = sums.get(labels, 0) + amount
 
     def wait(self, measure: Measure, label: str, since: int | None, until: int) -> None:
-        """Note a wait between two instants, if it has a beginning."""
+        """Note a wait between two instants in ms, if its beginning is known."""
         if since is not None:
             self.waits.append((measure, (label,), max(0, until - since) / 1000))
 
 
 def tally_of(report: CycleReport) -> SessionTally:
-    """Count what a cycle has decided."""
+    """Count what a cycle decided."""
     tally, session = SessionTally(), report.session
     tally.add(definitions.TRANSACTIONS, (Word.OK.value,), len(report.commit.applied))
     for refusal in report.commit.refused:
@@ -132,7 +129,7 @@ def tally_of(report: CycleReport) -> SessionTally:
         result = "refused" if intent.group in refused else "applied"
         tally.add(definitions.INTENTS, (_kind(intent), result))
         if result == "applied" and (group := session.by_key.get(intent.group)) is not None:
-            _tell(tally, session, group, intent)
+            _count_intent(tally, session, group, intent)
     _count_losses(tally, session, refused)
     return tally
 
@@ -150,11 +147,11 @@ def _kind(intent: Intent) -> str:
     return type(intent).__name__
 
 
-def _tell(tally: SessionTally, session: Session, group: GroupState, intent: Intent) -> None:
+def _count_intent(tally: SessionTally, session: Session, group: GroupState, intent: Intent) -> None:
     queue = _queue_of(session, group)
     match intent:
         case intents.AdmitGroup():
-            _tell_admission(tally, session, group, queue)
+            _count_admission(tally, session, group, queue)
         case intents.MoveGroup(phase=PodGroupPhase.RUNNING):
             if group.record.status.started_at is None:
                 began = group.record.status.in_queue_at
@@ -166,7 +163,7 @@ def _tell(tally: SessionTally, session: Session, group: GroupState, intent: Inte
         case intents.Pledge(action=action):
             tally.add(definitions.PLEDGES, (queue, _word(action, _ACTIONS)))
         case intents.Evict(reason=reason, action=action) if reason in _LEAVING:
-            # One that is stopped because its group has ended is no eviction.
+            # A pod that is stopped because its group has ended is not evicted.
             tally.add(definitions.EVICTED_PODS, (queue, action, reason))
         case intents.LosePod(uid=uid) if not _was_stopping(session, group, uid):
             tally.add(definitions.EVICTED_PODS, (queue, "", Leaving.NODE_LOST.value))
@@ -174,8 +171,8 @@ def _tell(tally: SessionTally, session: Session, group: GroupState, intent: Inte
             pass
 
 
-def _tell_admission(tally: SessionTally, session: Session, group: GroupState, queue: str) -> None:
-    """How long it stood in line, and of that, how long its checks took."""
+def _count_admission(tally: SessionTally, session: Session, group: GroupState, queue: str) -> None:
+    """Note the group's wait for admission, and the part that its checks took."""
     before, now_ms = group.record.status, session.now_ms
     tally.wait(definitions.ADMISSION_WAIT, queue, _in_line_since(group), now_ms)
     if before.reserved_at is None or not before.checks:
@@ -188,7 +185,7 @@ def _tell_admission(tally: SessionTally, session: Session, group: GroupState, qu
 
 
 def _in_line_since(group: GroupState) -> int:
-    """A group that was evicted keeps its queue time; it waits again since it left."""
+    """Return since when it waits: an evicted group keeps its queue time, but waits since then."""
     left = [
         condition.last_transition_time
         for condition in group.record.status.conditions
@@ -198,7 +195,7 @@ def _in_line_since(group: GroupState) -> int:
 
 
 def _was_stopping(session: Session, group: GroupState, uid: str) -> bool:
-    """Whether its eviction was counted when it was told to stop."""
+    """Return whether the pod was stopping already, so that its eviction has been counted."""
     return any(
         pod.status.terminating
         for pod in session.snapshot.pods.get(group.uid, ())
@@ -228,19 +225,19 @@ def _word(word: str, known: Iterable[str]) -> str:
     return str(word) if word in known else OTHER
 
 
-#: Levels are worked out anew at most so often: sessions may be many a second, scrapes are not.
+#: Least interval between computations of the gauges: sessions may run many times a second.
 LEVELS_EVERY_S = 1.0
-#: And so many times as long after a look as that took: among very many groups, a small part of the
-#: deciding thread's time.
-_LOOKS_APART = 30
+#: The next computation waits this many times as long as the last took, so that it stays a small
+#: part of the session thread's time with very many groups.
+_UPDATE_PAUSE = 30
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Metrics:
-    """Everything that `/metrics` tells. `registry` is its own: no other is touched.
+    """Everything that `/metrics` exports. `registry` is its own; the global one is not touched.
 
-    `observed` and `unavailable` are the deciding thread's; anybody may call the rest.
+    The session thread calls `observed` and `unavailable`; any thread may call the rest.
     """
 
     def __init__(
@@ -249,18 +246,18 @@ class Metrics:
         levels_every_s: float = LEVELS_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # When a series began is known to whoever scrapes it.
+        # The scraper knows when a series began.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has none
         self.registry = CollectorRegistry(auto_describe=False)
         self.stopwatch = Stopwatch()
         self._levels_every_s = levels_every_s
         self._clock = clock
-        #: No look before; the first at once.
-        self._look_at = -math.inf
-        #: When the last session ran that was not the one before once more, and whether it has been
-        #: looked at.
+        #: The next computation is not before; the first is at once.
+        self._update_at = -math.inf
+        #: When the last session ran that was not a repetition (`rested`), and whether the gauges
+        #: show it.
         self._decided_at = 0.0
-        self._looked = True
+        self._levels_current = True
         self._counters = {
             measure.name: Counter(measure.name, measure.help, measure.labels, registry=None)
             for measure in MEASURES
@@ -273,10 +270,10 @@ class Metrics:
             for measure in MEASURES
             if measure.kind == "histogram"
         }
-        #: Label -> its values that series have been made for.
+        #: Label -> its values with series.
         self._known: dict[str, set[str]] = {"queue": set(), "check": set()}
         self._reload_ok = True
-        # Read by scrapes, each in one step.
+        # Replaced as a whole, because scrapes read them from other threads.
         self._levels: tuple[Levels, float] | None = None
         self._session_at = 0.0
         self._epoch: Callable[[], int | None] = lambda: None
@@ -285,7 +282,7 @@ class Metrics:
         self._unreadable: Callable[[], Mapping[str, int]] = dict
         self._mended: Callable[[], int] = int
         self._outage: Outage | None = None
-        self._begin_with_zeros()
+        self._add_zeros()
         self.registry.register(self)
 
     def follow(
@@ -298,13 +295,13 @@ class Metrics:
         mended: Callable[[], int],
         outage: Outage,
     ) -> None:
-        """From now on, tell of this process's leadership, mirror, configuration and server."""
+        """Export this process's leadership, mirror, configuration and server from now on."""
         self._outage, self._config_hash = outage, config_hash
         self._unreadable, self._mended = unreadable, mended
         self._revision, self._epoch = revision, epoch
 
     def watching(self, turn: Turn) -> Turn:
-        """The same turn, with its failures counted."""
+        """Return the same turn, with its failures counted."""
 
         def watched() -> TurnReport:
             try:
@@ -315,55 +312,55 @@ class Metrics:
 
         return watched
 
-    # --- what the deciding thread says ---------------------------------------------------------
+    # --- observations of the session thread ----------------------------------------------------
 
     def reloaded(self, ok: bool) -> None:
-        """A configuration was read anew; `ok`: it counts from now on."""
+        """Count a reload; `ok`: the configuration is in effect."""
         self._reload_ok = ok
         self._add(definitions.RELOADS, {("ok" if ok else "refused",): 1})
 
     def unavailable(self) -> None:
-        """A turn ended because the store does not answer."""
+        """Count a turn that ended because the store does not answer."""
         self.stopwatch.read()
         self._add(definitions.SESSIONS, {("unavailable",): 1})
 
     def observed(self, report: CycleReport) -> None:
-        """A session is over, and committed."""
+        """Count a committed session."""
         plugins, actions = self.stopwatch.read()
         for name, seconds in actions.items():
-            self._see(definitions.ACTION, (name,), seconds)
+            self._observe(definitions.ACTION, (name,), seconds)
         for key, seconds in plugins.items():
-            self._see(definitions.PLUGIN, key, seconds)
-        self._see(definitions.CYCLE, (), max(0, report.duration_ms) / 1000)
+            self._observe(definitions.PLUGIN, key, seconds)
+        self._observe(definitions.CYCLE, (), max(0, report.duration_ms) / 1000)
         self._add(definitions.SESSIONS, {("changed" if report.intents else "idle",): 1})
         if report.intents or report.commit.refused:
             self._count(tally_of(report))
         self._session_at = time.time()
-        self._look(report)
+        self._update_levels(report)
 
     def _count(self, tally: SessionTally) -> None:
         for measure, counts in tally.counts.items():
             self._add(measure, counts)
         for measure, labels, seconds in tally.waits:
-            self._see(measure, labels, seconds)
+            self._observe(measure, labels, seconds)
 
-    def _look(self, report: CycleReport) -> None:
+    def _update_levels(self, report: CycleReport) -> None:
         now = self._clock()
         if not report.rested:
-            self._decided_at, self._looked = now, False
-        if self._looked or now < self._look_at:
+            self._decided_at, self._levels_current = now, False
+        if self._levels_current or now < self._update_at:
             return
-        session, self._looked = report.session, True
+        session, self._levels_current = report.session, True
         self._levels = (levels_of(session), self._decided_at)
         took_s = self._clock() - now
-        self._look_at = now + max(self._levels_every_s, _LOOKS_APART * took_s)
+        self._update_at = now + max(self._levels_every_s, _UPDATE_PAUSE * took_s)
         self._forget("queue", set(session.queues))
         self._forget("check", set(session.admission_checks))
 
     # --- series --------------------------------------------------------------------------------
 
-    def _begin_with_zeros(self) -> None:
-        """What has words of a closed list for labels is there from the start: rates need a 0."""
+    def _add_zeros(self) -> None:
+        """Create series whose labels are from closed lists at the start: rates need a 0."""
         zeros: dict[Measure, Iterable[str]] = {
             definitions.SESSIONS: ("changed", "idle", "unavailable"),
             definitions.RELOADS: ("ok", "refused"),
@@ -378,7 +375,7 @@ class Metrics:
             self._note(measure, labels)
             counter.labels(*labels).inc(amount)
 
-    def _see(self, measure: Measure, labels: tuple[str, ...], seconds: float) -> None:
+    def _observe(self, measure: Measure, labels: tuple[str, ...], seconds: float) -> None:
         histogram = self._histograms[measure.name]
         self._note(measure, labels)
         (histogram.labels(*labels) if labels else histogram).observe(seconds)
@@ -389,7 +386,7 @@ class Metrics:
                 known.add(value)
 
     def _forget(self, label: str, there: set[str]) -> None:
-        """End the series of queues or checks that are gone."""
+        """Remove the series of queues or checks that no longer exist."""
         gone = sorted(self._known[label] - there)
         self._known[label] &= there
         kept = {**self._counters, **self._histograms}
@@ -398,10 +395,10 @@ class Metrics:
                 for value in gone:
                     kept[measure.name].remove_by_labels({label: value})
 
-    # --- what a scrape reads -------------------------------------------------------------------
+    # --- export --------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric with its present values, for the registry."""
+        """Yield every metric with its present values, for the registry."""
         gauges = self._of_process() | self._of_levels()
         for measure in MEASURES:
             if measure.name in self._counters:
@@ -431,7 +428,7 @@ class Metrics:
         }
 
     def _unreadable_by_kind(self) -> dict[str, int]:
-        """With a 0 for each kind of object: alerts need one."""
+        """Return the counts with a 0 for each kind of object, which alerts need."""
         return dict.fromkeys(KINDS, 0) | dict(self._unreadable())
 
     def _of_levels(self) -> dict[str, Rows]:
@@ -478,7 +475,7 @@ _OF_LEVELS = (
     definitions.NODES,
     definitions.CHECK_ACTIVE,
 )
-#: Counted by whoever talks to the store, or mends it.
+#: Counted where the store is accessed or repaired.
 _OF_THE_STORE = (definitions.OUTAGES, definitions.OUTAGE_SECONDS, definitions.MENDED)
 
 

@@ -222,7 +222,9 @@ class _Request(BaseHTTPRequestHandler):
         """Answer with a page, or with 404."""
         page = self._pages.get(self.path.partition("?")[0])
         if page is None:
-            self.send_error(HTTPStatus.NOT_FOUND, f"there are {', '.join(sorted(self._pages))}")
+            self.send_error(
+                HTTPStatus.NOT_FOUND, f"expected one of: {', '.join(sorted(self._pages))}"
+            )
             return
         answer = page(self.headers.get("Accept", ""))
         self.send_response(answer.status)

@@ -54,8 +54,8 @@ def divide(
         raise Conflict(
             f"no cpu or memory of this machine is left for {', '.join(names)}: "
             + (f"{', '.join(taken)} take all of it" if taken else "the machine is too small"),
-            hint=f"`batchq down`, then `batchq up --agents {count}` splits the machine again; or let"
-            f" them share it: `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
+            hint=f"`batchq down`, then `batchq up --agents {count}` divides it again; or let them "
+            f"share it: `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
         )
     shares = {name: {CPU: cpu, MEMORY: memory // _MIB * _MIB} for name in names}
     if free.get(GPU, 0) > 0 and free[GPU] == machine.get(GPU):
